@@ -29,7 +29,7 @@ DUE = datetime(2030, 1, 1, tzinfo=UTC)
 NOW = datetime(2029, 1, 1, tzinfo=UTC)
 
 
-class Cluster:
+class Cluster(Client):
     """Answers as a cluster does that knows keys. refuse: key → errors to answer first."""
 
     def __init__(self, refuse: dict[str, list[Exception]] | None = None) -> None:

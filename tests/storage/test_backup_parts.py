@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 from support import NOW
 from test_backup import Broken, Source, hours
@@ -31,19 +27,15 @@ class Bucket:
     def path(self, name: str) -> str:
         return f"s3://b/{name}"
 
-    def open(self, name: str) -> io.BytesIO:
+    def load(self, name: str) -> bytes:
         if name not in self.objects:
             raise FileNotFoundError(name)
-        return io.BytesIO(self.objects[name][0])
+        return self.objects[name][0]
 
     def put(self, name: str, data: bytes) -> None:
         self.objects[name] = data, self.now
 
-    @contextmanager
-    def create(self, name: str) -> Iterator[io.BytesIO]:
-        file = io.BytesIO()
-        yield file
-        self.put(name, file.getvalue())
+    write = put
 
     def remove(self, name: str) -> None:
         del self.objects[name]

@@ -1,13 +1,13 @@
-"""Closed hours to Parquet, with a manifest per hour that is written last, and a catalogue of all hours: what they name
-is whole, and was read back (docs/spec/archive.md).
+"""Archive closed hours as Parquet, with a manifest per hour, written last, and a catalogue of all hours (format:
+docs/spec/archive.md). Every file in a manifest was read back.
 
-An hour is closed when it is over and everything in it is settled: nothing is appended to it then. Names follow from the
-hour alone, files appear by rename, so that a task that runs twice, or a job that is run again, changes nothing.
+An hour is closed when it is over and all its entries are settled: nothing is appended to it any more. File names depend
+on the hour alone, and files appear by rename, so a repeated task or run changes nothing.
 """
 
 from __future__ import annotations
 
-import re
+import io
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -30,53 +30,48 @@ from hadelay.pipeline.hourfiles import WAY_OUT, HourFiles, Listing, Store
 from hadelay.pipeline.jobs import ArchiveOptions, JobSummary
 from hadelay.pipeline.lease import Busy, Lease, lease
 from hadelay.pipeline.schema import KINDS, Options, hour_number
-from hadelay.pipeline.session import plain
+from hadelay.pipeline.session import error_of, plain
 from hadelay.pipeline.stores import listing, open_store
 from hadelay.pipeline.tasks import Progress, each, silent
 from hadelay.storage import manifests
 from hadelay.storage.locations import Location, absolute
-from hadelay.storage.manifests import Listed, Manifest, Part, Source
+from hadelay.storage.manifests import Listed, Part, Source
 
 #: Limit of large hours that are archived at the same time.
 _HOURS_AT_ONCE = 8
 _AGAIN = "run it again when that is mended, it does what is left"
-#: A DamagedFile in words: path, offset, what.
-_DAMAGE = re.compile(r"(.*?), offset (\d+): (.*)", re.S)
-#: A row group is written when it has so many rows or bytes.
+#: Limits of a row group.
 _GROUP_ROWS, _GROUP_BYTES = 1 << 18, 128 << 20
-#: Columns of these are written as dictionaries, columns of _NUMBERS as differences, all others as they are: less work
-#: than a dictionary of everything, and a smaller file.
+#: Columns written as dictionaries; those of _NUMBERS are written as differences, all others plainly. This is less work
+#: than dictionaries for all, and makes smaller files.
 _FEW_VALUES = [*sorted(batches.CODED), "tags.list.element", "meta.key_value.key", "meta.key_value.value"]
 _NUMBERS = ("INT", "BIGINT", "TIMESTAMP")
 
 
 def run(spark: Any, options: ArchiveOptions, progress: Progress = silent) -> JobSummary:
-    """DamagedFile, at the end, when hours cannot be archived: all other hours are then."""
+    """Run the job. DamagedFile if hours cannot be archived, after all others are."""
     options = replace(options, out=absolute(options.out))
     store = open_store(options.source)
     found = listing(store, options.source)
     asked = [files for files in found.hours if files.hour < DEAD_HOURS and options.source.takes(files.hour)]
     over = [files for files in asked if (files.hour + 1) * HOUR_MS <= found.as_of_ms]
     out = Location(options.out)
-    out.make("_manifest")  # without any in it, it is still an archive
+    out.make("_manifest")  # an archive may have no hours
     out.make("_catalogue")
     _catalogue(out, set(), options.new_catalogue)
-    # A task is an hour; of a large one it is a part, or it would be alone with its core.
-    large = [spark is not None and max(f.entries, f.events) > options.source.split_rows for f in over]
-    small = [files for files, is_large in zip(over, large, strict=True) if not is_large]
+    # A task is an hour, or a part of a large hour, which would keep one core busy for long.
+    large = [f for f in over if spark is not None and max(f.entries, f.events) > options.source.split_rows]
     work = partial(archive_hour, store, options, uuid.uuid4().hex[:8])
-    hours = each(spark, work, small, progress)
-    # The parts of several at once: while one waits for its last part, or its manifest, another has the executors.
+    hours = each(spark, work, [files for files in over if files not in large], progress)
+    # Several large hours at a time: while one waits for its last part or its manifest, others use the executors.
     with ThreadPoolExecutor(_HOURS_AT_ONCE) as pool:
-        wide = [files for files, is_large in zip(over, large, strict=True) if is_large]
-        hours += pool.map(partial(work, spark=spark), wide)
+        hours += pool.map(partial(work, spark=spark), large)
     hours.sort(key=lambda hour: hour["hour"])
     done = {hour_number(hour["hour"]) for hour in hours if hour["status"] in ("archived", "unchanged")}
     _catalogue(out, done, anew=False)
     if damaged := [hour["detail"] for hour in hours if hour["status"] == "damaged"]:
-        path, offset, what = _DAMAGE.fullmatch(damaged[0]).groups()  # type: ignore[union-attr]
         others = f"; {len(damaged) - 1} more hours are damaged" if len(damaged) > 1 else ""
-        raise DamagedFile(path, int(offset), f"{what}; this hour is not archived{others}")
+        raise error_of(DamagedFile, f"{damaged[0]}; this hour is not archived{others}")
     said = [f"{len(done):,} of {len(hours):,} hours that are over are archived"]
     if busy := sum(hour["status"] == "busy" for hour in hours):
         said.append(f"another run writes {busy:,} of them: run it again when that one has ended")
@@ -85,8 +80,8 @@ def run(spark: Any, options: ArchiveOptions, progress: Progress = silent) -> Job
 
 
 def _catalogue(out: Location, done: set[int], anew: bool) -> None:
-    """Write a catalogue with the hours that were done, and those whose manifest is in none: of a run that was
-    interrupted, or of a version without catalogues. anew: also where the catalogue is missing."""
+    """Write a catalogue with the hours of `done` and those that no catalogue lists: of an interrupted run, or of a
+    version without catalogues. anew: also if the catalogue is missing."""
     there, known = manifests.manifest_hours(out), manifests.load_catalogue(out)
     added: dict[int, Listed] = {}
     for hour in sorted(done | (there - known.hours.keys())):
@@ -97,7 +92,7 @@ def _catalogue(out: Location, done: set[int], anew: bool) -> None:
             added[hour] = known.row(data)
             proven = manifests.decode_manifest(data)["version"] > 1
         except ValueError:
-            continue  # it proves nothing: the audit names it
+            continue  # proves nothing; the audit reports it
         if proven and not known.names and not anew:
             raise NotFound(f"{out.path('_catalogue')}: {LOST}")
     if not added and len(known.names) == 1:
@@ -106,7 +101,7 @@ def _catalogue(out: Location, done: set[int], anew: bool) -> None:
     try:
         out.write(name, data)
         for merged in known.names:
-            with suppress(FileNotFoundError):  # another run has merged it, too
+            with suppress(FileNotFoundError):  # merged by another run
                 out.remove(merged)
     except OSError as error:
         said = f"the archive's catalogue was not written, and nothing was deleted: {error}; {_AGAIN}"
@@ -116,9 +111,9 @@ def _catalogue(out: Location, done: set[int], anew: bool) -> None:
 def archive_hour(
     store: Store, options: ArchiveOptions, run: str, files: HourFiles, spark: Any = None
 ) -> dict[str, Any]:  # fmt: skip
-    """One hour, its parts as Spark tasks or here; what was done. run: names the run in its leases. Bytes that are not
-    those that were written once make it `damaged`. OSError from the disk or store: no manifest then, or the one that
-    was there."""
+    """Archive an hour, here or with its parts as Spark tasks. Returns the summary's row; status `damaged` if its files
+    are not as they were written. OSError from the disk or store; a manifest is not written then. run: name of the run
+    in its leases."""
     hour = {"hour": int(hour_name(files.hour)), "messages": files.entries, "events": files.events, "bytes": 0}
     try:
         return hour | _archive_hour(store, options, run, files, spark)
@@ -136,74 +131,61 @@ def archive_hour(
 
 
 def _archive_hour(store: Store, options: ArchiveOptions, run: str, files: HourFiles, spark: Any) -> dict[str, Any]:
-    out, known = Location(options.out), _known(Location(options.out), files.hour)
-    if files.crcs is not None and _is_archived(out, known, Source(*files[1:5])):
-        return _unchanged(known)
+    out = Location(options.out)
+    if files.crcs is not None and (done := _unchanged(out, files.hour, Source(*files[1:5]))):
+        return done
     source = _checked(store, options.source, files, spark)
     if isinstance(source, int):
         return {"status": "open", "detail": f"{source} entries are not settled"}
-    files = files._replace(log_bytes=source.log_bytes)
     with lease(out, files.hour, run) as held:
-        known = _known(out, files.hour)  # another run may have written it meanwhile
-        if _is_archived(out, known, source):
-            return _unchanged(known)
-        return _write_hour(store, options, files, source, spark, held)
+        # Another run may have archived the hour meanwhile.
+        files = files._replace(log_bytes=source.log_bytes)
+        return _unchanged(out, files.hour, source) or _write_hour(store, options, files, source, spark, held)
 
 
 def _write_hour(
     store: Store, options: ArchiveOptions, files: HourFiles, source: Source, spark: Any, held: Lease
 ) -> dict[str, Any]:  # fmt: skip
-    out, kinds = Location(options.out), ("messages", "events")
-    splits = [(kind, split) for kind in kinds for split in _splits(kind, files, options.source)]
-    for kind in kinds:
-        out.make(f"{kind}/hour={hour_name(files.hour)}")
+    out, splits = Location(options.out), list[tuple[str, Split]]()
+    directories = {kind: f"{kind}/hour={hour_name(files.hour)}" for kind in ("messages", "events")}
+    for kind, directory in directories.items():
+        out.make(directory)
+        given = replace(options.source, kind=kind, columns="", body=False)
+        splits += [(kind, split) for split in batches.splits(Listing([files], 0), given)]
     parts = each(spark, partial(_write, store, options), splits)
     held.check()
     out.write(manifests.manifest_name(files.hour), manifests.encode_manifest(files.hour, source, parts))
     ours = {part["path"] for part in parts}
-    for directory in (f"{kind}/hour={hour_name(files.hour)}" for kind in kinds):
-        for left in out.list(directory) or ():  # of another splitRows, or of a run that was ended
+    for directory in directories.values():
+        for left in out.list(directory) or ():  # of a run with another splitRows, or of an ended one
             if f"{directory}/{left}" not in ours and ".parquet" in left:
                 out.remove(f"{directory}/{left}")
     return {"status": "archived", "bytes": sum(part["bytes"] for part in parts)}
 
 
-def _known(out: Location, hour: int) -> Manifest | None:
-    """The hour's manifest, if there is one that proves what it says."""
+def _unchanged(out: Location, hour: int, source: Source) -> dict[str, Any] | None:
+    """The result for an hour that is archived from this source, with all files whole; else None."""
     try:
-        found = manifests.decode_manifest(out.load(manifests.manifest_name(hour)))
+        known = manifests.decode_manifest(out.load(manifests.manifest_name(hour)))
     except (FileNotFoundError, ValueError):
         return None
-    return found if found["version"] == manifests.VERSION else None
-
-
-def _is_archived(out: Location, known: Manifest | None, source: Source) -> bool:
-    return known is not None and manifests.source_of(known) == source and all(is_whole(out, p) for p in known["files"])
-
-
-def _unchanged(known: Manifest | None) -> dict[str, Any]:
-    assert known is not None
+    if known["version"] != manifests.VERSION or manifests.source_of(known) != source:
+        return None
+    if not all(is_whole(out, part) for part in known["files"]):
+        return None
     return {"status": "unchanged", "bytes": sum(part["bytes"] for part in known["files"])}
 
 
-def _not_settled(store: Store, options: Options, files: HourFiles) -> int:
-    """How many entries."""
-    whole = replace(options, kind="messages", columns="state", body=False, topics="")
-    states = batches.read(store, whole, ["state"], Split(files, 0, files.entries, 0))
-    waiting = pa.array(("scheduled", "ready", "leased"))
-    return sum(pc.sum(pc.is_in(part.column("state"), waiting)).as_py() for part in states)
-
-
 def _checked(store: Store, options: Options, files: HourFiles, spark: Any) -> Source | int:
-    """The source, when its files are as they were written and say all that an archive needs; or how many entries are
-    not settled. DamagedFile."""
+    """The hour's source, or the number of entries that are not settled. DamagedFile if files are not as they were
+    written, or refer to something missing."""
     strict = replace(options, on_torn="fail")
-    # Rows first: what state an entry is in can be said of rows that are right.
+    # Rows first: the state of an entry follows from sound rows only.
     check(spark, store, [files], strict, ("idx", "dsp"))
     each(spark, partial(check_references, store, files, store.names()), ("idx", "dsp"))
     (not_settled,) = each(spark, partial(_not_settled, store, options), [files])
     if not_settled:
-        return int(not_settled)
+        return not_settled
     check(spark, store, [files], strict, ("log",))
     if files.crcs is not None:
         return Source(*files[1:5])
@@ -212,18 +194,23 @@ def _checked(store: Store, options: Options, files: HourFiles, spark: Any) -> So
     return Source(files.entries, files.events, files.log_bytes, (log, idx, dsp))
 
 
-def _splits(kind: str, files: HourFiles, options: Options) -> list[Split]:
-    return batches.splits(Listing([files], 0), replace(options, kind=kind, columns="", body=False))
+def _not_settled(store: Store, options: Options, files: HourFiles) -> int:
+    """Number of entries that are not settled."""
+    whole = replace(options, kind="messages", columns="state", body=False, topics="")
+    states = batches.read(store, whole, ["state"], Split(files, 0, files.entries, 0))
+    waiting = pa.array(("scheduled", "ready", "leased"))
+    return sum(int(pc.sum(pc.is_in(part.column("state"), waiting)).as_py()) for part in states)
 
 
 def _write(store: Store, options: ArchiveOptions, what: tuple[str, Split]) -> Part:
+    """Write the Parquet file of a (kind, split)."""
     kind, split = what
     columns = [name for name in KINDS[kind] if name not in ("hour", "dead")]
     source = replace(options.source, kind=kind, columns="", topics="", verify=False, on_torn="fail")
     out, schema = Location(options.out), batches.schema(kind, columns, as_codes=True)
     encodings = {name: "DELTA_BINARY_PACKED" for name in columns if KINDS[kind][name].type in _NUMBERS}
     path = f"{kind}/hour={hour_name(split.files.hour)}/part-{split.start:010}-{split.stop:010}.parquet"
-    waiting: list[pa.RecordBatch] = []
+    group: list[pa.RecordBatch] = []
     with out.create(path) as file:
         sink = _Sink(file)
         with pq.ParquetWriter(
@@ -232,47 +219,40 @@ def _write(store: Store, options: ArchiveOptions, what: tuple[str, Split]) -> Pa
             write_statistics=[name for name in columns if name != "body"],
         ) as writer:  # fmt: skip
             for batch in batches.read(store, source, columns, split, as_codes=True):
-                _has_names(store, split, batch)
-                waiting.append(batch)
-                if sum(b.num_rows for b in waiting) >= _GROUP_ROWS or sum(b.nbytes for b in waiting) >= _GROUP_BYTES:
-                    writer.write_table(pa.Table.from_batches(waiting, schema).unify_dictionaries())
-                    waiting.clear()
-            if waiting:
-                writer.write_table(pa.Table.from_batches(waiting, schema).unify_dictionaries())
+                _check_names(store, split, batch)
+                group.append(batch)
+                if sum(b.num_rows for b in group) >= _GROUP_ROWS or sum(b.nbytes for b in group) >= _GROUP_BYTES:
+                    writer.write_table(pa.Table.from_batches(group, schema).unify_dictionaries())
+                    group.clear()
+            if group:
+                writer.write_table(pa.Table.from_batches(group, schema).unify_dictionaries())
     part: Part = {"path": path, "rows": split.stop - split.start, "bytes": sink.size, "crc32c": f"{sink.crc:08x}"}
     if not is_whole(out, part):
         raise OSError(f"{out.path(path)}: it does not read back as it was written")
     return part
 
 
-def _has_names(store: Store, split: Split, batch: pa.RecordBatch) -> None:
+def _check_names(store: Store, split: Split, batch: pa.RecordBatch) -> None:
     for name in ("topic", "event", "id"):
         if name in batch.schema.names and (missing := batch.column(name).null_count):
-            raise DamagedFile(
-                store.where(split.files, "idx"), 0,
-                f"hour {hour_name(split.files.hour)}: {missing} rows lost their {name} after the check",
-            )  # fmt: skip
+            what = f"hour {hour_name(split.files.hour)}: {missing} rows lost their {name} after the check"
+            raise DamagedFile(store.where(split.files, "idx"), 0, what)
 
 
-class _Sink:
-    """A file, and the CRC of what was written to it."""
-
-    closed = False
+class _Sink(io.RawIOBase):
+    """Writes to a file, and computes the size and CRC-32C of what was written."""
 
     def __init__(self, file: Any) -> None:
         self.file, self.size, self.crc = file, 0, 0
+
+    def writable(self) -> bool:
+        return True
 
     def write(self, data: Any) -> int:
         self.crc = crc32c(data, self.crc)
         self.size += len(data)
         self.file.write(data)
         return len(data)
-
-    def flush(self) -> None:
-        self.file.flush()
-
-    def close(self) -> None:
-        self.closed = True
 
     def tell(self) -> int:
         return self.size

@@ -1,8 +1,8 @@
-"""One run at a time writes an hour of an archive.
+"""Leases on the hours of an archive: one run at a time writes an hour.
 
-A run writes a lease, lists the hour's leases, and goes on when there is no other: of two runs at least one sees the
-other's. That needs no conditional write, which pyarrow does not have, but listings that show every earlier write: those
-of S3, GCS, Azure, HDFS and of file systems do. A lease that is not renewed ends, by the clock of the store.
+A run writes a lease, lists the hour's leases, and goes on if it finds no other: of two runs at least one sees the
+other's. This needs no conditional write, which pyarrow lacks, but listings that include every earlier write: S3, GCS,
+Azure, HDFS and file systems have them. A lease that is not renewed ends, by the clock of the store.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from contextlib import contextmanager, suppress
 from hadelay.model import hour_name
 from hadelay.storage.locations import Location
 
-#: Seconds between two renewals; and after which a lease that was not renewed counts no more.
+#: Seconds between renewals, and seconds after which a lease ends that was not renewed.
 _RENEW_S, _ENDS_S = 20.0, 120.0
-#: Leases that are no further apart may have been written at the same time: their runs try again.
+#: Leases written this close together may have met each other: their runs try again.
 _TOGETHER_MS = 2_000
 _ATTEMPTS = 5
 
@@ -34,26 +34,26 @@ class Busy(Exception):
 class Lease:
     def __init__(self, location: Location, name: str) -> None:
         self._location, self._name = location, name
-        self._since = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())} UTC"
+        since = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())} UTC"
+        self._data = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": since}).encode()
         self._ended = threading.Event()
-        self.renew()
+        self._renew()
 
-    def renew(self) -> None:
+    def _renew(self) -> None:
         began = time.monotonic()
-        said = {"host": socket.gethostname(), "pid": os.getpid(), "since": self._since}
-        self._location.write(self._name, json.dumps(said).encode())
+        self._location.write(self._name, self._data)
         self._renewed = began
 
     def check(self) -> None:
-        """Busy when it may have run out: this process stood still, or the store did not answer."""
+        """Busy if the lease may have ended: this process stood still, or the store did not answer."""
         if time.monotonic() - self._renewed > _ENDS_S - _RENEW_S:
             raise Busy("this run could not renew its lease in time, and another may have taken it: run it again")
 
     def keep(self) -> None:
-        """Renew it until it is given back, in a thread."""
+        """Renew the lease until it is given back."""
         while not self._ended.wait(_RENEW_S):
             with suppress(OSError):
-                self.renew()
+                self._renew()
 
     def give_back(self) -> None:
         self._ended.set()
@@ -63,7 +63,8 @@ class Lease:
 
 @contextmanager
 def lease(location: Location, hour: int, run: str) -> Iterator[Lease]:
-    """Tasks of the same run share the hour: they write the same. Busy when another run has it; OSError."""
+    """A lease on an hour. Busy if another run has one; OSError. Tasks of the same run share the hour: they write the
+    same."""
     location.make("_lease")
     for attempt in range(_ATTEMPTS):
         name = f"_lease/{hour_name(hour)}.{run}.{uuid.uuid4().hex[:8]}"
@@ -89,25 +90,25 @@ def lease(location: Location, hour: int, run: str) -> Iterator[Lease]:
 
 
 def _other(location: Location, hour: int, run: str, name: str) -> tuple[str, bool]:
-    """(whose lease stands in the way, in words, "" for nobody's; whether it may have come at the same time)."""
+    """(description of another run's lease, "" for none; whether it may have been written at the same time)."""
     now_ms = location.modified_ms(name)
     for there in location.list("_lease") or ():
         if not there.startswith(f"{hour_name(hour)}.") or there.startswith(f"{hour_name(hour)}.{run}."):
             continue
+        other = f"_lease/{there}"
         try:
-            age_ms = now_ms - location.modified_ms(f"_lease/{there}")
+            age_ms = now_ms - location.modified_ms(other)
             if age_ms > _ENDS_S * 1000:
-                location.remove(f"_lease/{there}")
+                location.remove(other)
                 continue
         except FileNotFoundError:
             continue
         try:
-            said = json.loads(location.load(f"_lease/{there}"))
+            said = json.loads(location.load(other))
             who = f"process {said['pid']} of {said['host']}, since {said['since']}"
         except (OSError, ValueError, KeyError, TypeError):
-            who = there  # it is only words
+            who = there  # only for the message
         ends = max(0.0, _ENDS_S - age_ms / 1000)
-        return f"another run writes it: {who}; when that has died, its lease ends in {ends:.0f} s", (
-            abs(age_ms) <= _TOGETHER_MS
-        )
+        what = f"another run writes it: {who}; when that has died, its lease ends in {ends:.0f} s"
+        return what, abs(age_ms) <= _TOGETHER_MS
     return "", False

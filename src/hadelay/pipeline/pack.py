@@ -1,7 +1,6 @@
-"""What executors import, as one archive: hadelay and what it needs, taken from this environment.
+"""Pack hadelay and the packages it needs, from this environment, as an archive for executors.
 
-So driver and executors run the same versions, and the workers need Spark, a Python of the same minor version, and no
-more.
+Driver and executors then run the same versions, and workers need only Spark and a Python of the same minor version.
 """
 
 from __future__ import annotations
@@ -19,24 +18,24 @@ import hadelay
 from hadelay.errors import BadRequest, ConfigError
 from hadelay.version import VERSION
 
-#: With what they need themselves. Spark has its own packages everywhere.
+#: Packed with what they require. Spark is installed everywhere.
 _ROOTS = ("hadelay", "pyarrow")
 
 
 @dataclass
 class Packed:
     out: str
-    #: Of Python, and of the machine: executors need the same.
+    #: Versions of Python and of the machine; executors need the same.
     python: str
     platform: str
     bytes: int
-    #: name → version
+    #: Version by name.
     packages: dict[str, str]
 
 
 def pack(out: str) -> Packed:
-    """Write the archive; it is there when it is whole. BadRequest unless it is to be a .zip, ConfigError when what is
-    needed is not there, or its files are not known."""
+    """Write the archive atomically. BadRequest unless `out` ends with .zip; ConfigError if a needed package is missing,
+    or its files are unknown."""
     if not out.endswith(".zip"):
         raise BadRequest(f"{out}: it is a .zip")
     found = _needed()
@@ -53,7 +52,7 @@ def pack(out: str) -> Packed:
 
 
 def _needed() -> dict[str, Distribution]:
-    """By name."""
+    """Distribution by name."""
     found: dict[str, Distribution] = {}
     wanted = list(_ROOTS)
     while wanted:
@@ -69,17 +68,16 @@ def _needed() -> dict[str, Distribution]:
         if dist.files is None:
             raise ConfigError(f"what belongs to {name} is not known: install hadelay[spark] into a venv, with pip")
         found[name] = dist
-        others = (line for line in dist.requires or () if "extra ==" not in line)
-        wanted += [match[0] for line in others if (match := re.match(r"[\w.-]+", line))]
+        wanted += [re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in dist.requires or () if "extra ==" not in line]
     return found
 
 
 def _files(found: dict[str, Distribution]) -> Iterator[tuple[str, Path]]:
-    """(name in the archive, file). hadelay's are those that run, also where it is installed editable."""
+    """(name in the archive, file). Those of hadelay are the running ones, also of an editable installation."""
     here = Path(hadelay.__file__).parent
     for path in sorted(here.rglob("*.py")):
         yield str(path.relative_to(here.parent)), path
-    for dist in (dist for name, dist in found.items() if name != "hadelay"):
-        for file in dist.files or ():
+    for name, dist in found.items():
+        for file in dist.files or () if name != "hadelay" else ():
             if ".." not in file.parts and "__pycache__" not in file.parts:
                 yield str(file), Path(str(dist.locate_file(file)))

@@ -4,17 +4,17 @@ Each task collects facts per entry, in numpy: status, number of hand-outs, early
 judged at once; the entries of the few others are grouped and judged afterwards. tests/pipeline/exact_oracle.py computes
 the same verdicts in SQL.
 
-A grant may be committed up to 100 ms before its messages are due, but is deferred until then (ADR 0092): the time of a
-hand-out is the later one of its event and deliver_at.
+A grant may be committed up to 100 ms before its messages are due, but their hand-out is deferred until then (ADR 0092):
+the time of a hand-out is the later one of its event and deliver_at.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +28,6 @@ from hadelay.pipeline.hourfiles import HourFiles, Listing, Names, Rows, Store, u
 from hadelay.pipeline.jobs import VERDICTS, JobSummary, ReconcileOptions
 from hadelay.pipeline.schema import hour_int
 from hadelay.pipeline.stores import listing as list_hours
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 #: Statuses, worst last: a message with several entries has the worst status.
 MOVED, GONE, ACKED, CANCELLED, EXPIRED, DEAD, PENDING, UNACKED, LOST = range(9)
@@ -47,6 +44,7 @@ AHEAD_MS = 100
 #: Minimum age of a live hour when deleted; dead hours may be deleted at their end.
 RETIRED_MS = 2 * HOUR_MS
 _EVENTS_AT_ONCE = 1 << 20
+_NEVER = np.iinfo(np.int64).min
 #: Number of entries of moved messages per task.
 _MOVED_AT_ONCE = 1 << 20
 #: Number of rows per piece of a result; Spark moves ten pieces at a time.
@@ -54,8 +52,10 @@ _ROWS_AT_ONCE = 1 << 16
 #: Number of offending rows that a task sends to the driver.
 _SENT_AT_ONCE = 1 << 20
 _OFFENDS = np.isin(np.arange(len(VERDICTS)), OFFENDING)
-#: Columns by name, as in FACTS.
+#: Columns of FACTS, by name.
 Columns = dict[str, npt.NDArray[Any]]
+#: Number of messages per (first hour, topic, verdict).
+Counts = Counter[tuple[int, int, int]]
 _STATUS_OF_EVENT = np.array(
     [PENDING, UNACKED, ACKED, PENDING, PENDING, EXPIRED, CANCELLED, MOVED, MOVED, MOVED], np.uint8
 )
@@ -84,11 +84,19 @@ class Rule(NamedTuple):
 
 
 class Judged(NamedTuple):
-    #: FACTS of offending messages; number of messages per (first hour, topic, verdict).
+    #: FACTS of offending messages.
     offending: Rows
-    counts: Counter[tuple[int, int, int]]
+    counts: Counts
     #: FACTS of entries of moved messages.
     moving: Rows
+
+
+class Part(NamedTuple):
+    """Entries [start, stop) of an hour."""
+
+    files: HourFiles
+    start: int
+    stop: int
 
 
 def run(spark: Any, options: ReconcileOptions, progress: tasks.Progress = tasks.silent) -> JobSummary:
@@ -96,19 +104,23 @@ def run(spark: Any, options: ReconcileOptions, progress: tasks.Progress = tasks.
     store = open_hours(options.source, options.archive)
     listing = list_hours(store, options.source)
     rule = rule_of(listing, options)
-    counts: Counter[tuple[int, int, int]] = Counter()
-    kept, moved = [], 0
-    for results, told in _follow(spark, store, listing, rule, options, progress):
-        kept.append(results)
-        for some in told:
-            counts += some.counts
-            moved += some.moving
-    groups = 1 if spark is None else max(tasks.cores(spark), -(-moved // _MOVED_AT_ONCE))
-    together = partial(_together, frozenset(files.hour for files in listing.hours), rule)
-    kept.append(tasks.regroup(spark, kept, partial(by_message, groups), together, groups))
-    for some in kept[-1].told(_told):
-        counts += some.counts
+    listed = {files.hour: files for files in listing.hours}
+    counts, kept, moved = Counts(), list[tasks.Kept[Judged]](), 0
     try:
+        todo, done = set(listed) if rule.homes is None else set(rule.homes), set[int]()
+        while todo:
+            kept.append(_judge_hours(spark, store, [listed[hour] for hour in sorted(todo)], rule, options, progress))
+            done |= todo
+            todo = set()
+            for some, moving in kept[-1].describe(_brief):
+                counts += some
+                moved += moving.total()
+                todo |= moving.keys() & listed.keys() - done
+        groups = 1 if spark is None else max(tasks.cores(spark), -(-moved // _MOVED_AT_ONCE))
+        conclude_of = partial(conclude, listed=frozenset(listed), rule=rule)
+        kept.append(tasks.regroup(spark, kept, partial(by_message, groups), conclude_of, groups))
+        for some, _ in kept[-1].describe(_brief):
+            counts += some
         offending = sum(count for (_, _, verdict), count in counts.items() if verdict in OFFENDING)
         parts = -(-offending // _SENT_AT_ONCE)
         found = (rows for results in kept for rows in results.stream(_offending, parts))
@@ -125,16 +137,24 @@ def rule_of(listing: Listing, options: ReconcileOptions) -> Rule:
     return Rule(listing.as_of_ms, options.late_ms, options.grace_ms, homes, source.on_torn == "skip", source.verify)
 
 
-class Told(NamedTuple):
-    """Summary of a Judged. moving: number of entries of moved messages; to_hours: their new hours."""
+def _judge_hours(
+    spark: Any, store: Store, hours: Sequence[HourFiles], rule: Rule, options: ReconcileOptions,
+    progress: tasks.Progress,
+) -> tasks.Kept[Judged]:  # fmt: skip
+    # Split large hours to use all cores; at most one part per core, because each part reads all events.
+    most = -(-tasks.cores(spark) // max(len(hours), 1))
+    parts = [part for f in hours for part in split(f, min(most, -(-f.entries // options.source.split_rows)))]
+    files = len(hours) * len(SUFFIXES) if options.check else 0
+    total = files + len(parts)
+    if options.check:
+        check(spark, store, hours, options.source, progress=lambda done, _: progress(done, total))
+    work = partial(in_pieces, store, rule=rule)
+    return tasks.keep(spark, work, parts, lambda done, _: progress(files + done, total))
 
-    counts: Counter[tuple[int, int, int]]
-    moving: int
-    to_hours: set[int]
 
-
-def _told(judged: Judged) -> Told:
-    return Told(judged.counts, len(judged.moving), set(np.unique(judged.moving["to_hour"]).tolist()))
+def _brief(judged: Judged) -> tuple[Counts, Counter[int]]:
+    """(counts, number of entries of moved messages per new hour)."""
+    return judged.counts, Counter(judged.moving["to_hour"].tolist())
 
 
 def _offending(judged: Judged) -> Iterator[Rows]:
@@ -142,45 +162,18 @@ def _offending(judged: Judged) -> Iterator[Rows]:
         yield judged.offending[at : at + _ROWS_AT_ONCE]
 
 
-def _follow(
-    spark: Any, store: Store, listing: Listing, rule: Rule, options: ReconcileOptions, progress: tasks.Progress
-) -> Iterator[tuple[tasks.Kept[Judged], list[Told]]]:
-    """Results of all hours with entries of the messages: the selected hours, then those that messages moved to."""
-    split_rows = options.source.split_rows
-    listed = {files.hour: files for files in listing.hours}
-    todo, done = set(listed) if rule.homes is None else set(rule.homes), set[int]()
-    while todo:
-        done |= todo
-        found = [listed[hour] for hour in sorted(todo)]
-        # Split large hours to use all cores; at most one part per core, because each part reads all events.
-        most = -(-tasks.cores(spark) // len(found)) if found else 1
-        parts = [part for files in found for part in split(files, min(most, -(-files.entries // split_rows)))]
-        files = len(found) * len(SUFFIXES) if options.check else 0
-        told_of = partial(_ahead, progress, files + len(parts))
-        if options.check:
-            check(spark, store, found, options.source, progress=partial(told_of, 0))
-        kept = tasks.keep(spark, partial(in_pieces, store, rule=rule), parts, partial(told_of, files))
-        told = kept.told(_told)
-        yield kept, told
-        todo = {hour for part in told for hour in part.to_hours} & listed.keys() - done
-
-
-def _ahead(progress: tasks.Progress, total: int, before: int, done: int, _: int) -> None:
-    progress(before + done, total)
-
-
-class Part(NamedTuple):
-    """Entries [start, stop) of an hour."""
-
-    files: HourFiles
-    start: int
-    stop: int
-
-
 def split(files: HourFiles, parts: int) -> list[Part]:
     """Split an hour into at least one part, of equal sizes."""
     bounds = [files.entries * n // max(parts, 1) for n in range(max(parts, 1) + 1)]
     return [Part(files, start, stop) for start, stop in pairwise(bounds)]
+
+
+def in_pieces(store: Store, part: Part, *, rule: Rule) -> Iterator[Judged]:
+    """Result of `judge` in pieces."""
+    whole = judge(store, part, rule=rule)
+    for at in range(0, max(len(whole.offending), len(whole.moving), 1), _ROWS_AT_ONCE):
+        some = slice(at, at + _ROWS_AT_ONCE)
+        yield Judged(whole.offending[some], whole.counts if at == 0 else Counter(), whole.moving[some])
 
 
 def judge(store: Store, part: Part, *, rule: Rule) -> Judged:
@@ -204,14 +197,6 @@ def judge(store: Store, part: Part, *, rule: Rule) -> Judged:
     return Judged(np.concatenate([_table(facts, stays & _OFFENDS[found]), lost]), counts, _table(facts, moving))
 
 
-def in_pieces(store: Store, part: Part, *, rule: Rule) -> Iterator[Judged]:
-    """Result of `judge` in pieces."""
-    whole = judge(store, part, rule=rule)
-    for at in range(0, max(len(whole.offending), len(whole.moving), 1), _ROWS_AT_ONCE):
-        some = slice(at, at + _ROWS_AT_ONCE)
-        yield Judged(whole.offending[some], whole.counts if at == 0 else Counter(), whole.moving[some])
-
-
 def entry_facts(store: Store, part: Part, rule: Rule) -> tuple[Columns, npt.NDArray[np.uint32]]:
     """(columns of FACTS per entry, missing entries that events name); the latter only for an hour's first part."""
     files, n = part.files, part.stop - part.start
@@ -221,48 +206,50 @@ def entry_facts(store: Store, part: Part, rule: Rule) -> tuple[Columns, npt.NDAr
     facts["hour"] = np.broadcast_to(np.uint32(files.hour), n)
     facts["entry"] = np.arange(part.start, part.stop, dtype=np.uint64)
     facts |= {name: np.zeros(n, np.uint32) for name in ("leases", "excused", "to_hour", "to_entry")}
-    due, early = facts["deliver_at_ms"], np.zeros(n, np.bool_)
-    never = np.iinfo(np.int64).min
-    granted, delay = np.full(n, never), np.zeros(n, np.int64)  # granted: the latest, in ms since it was due
-    codes, one = np.zeros(n, np.uint8), np.uint32(1)
+    # codes: last event. granted: time of the last grant since the due time. delay: from it to the hand-out.
+    facts |= {"codes": np.zeros(n, np.uint8), "early": np.zeros(n, np.bool_)}
+    facts |= {"granted": np.full(n, _NEVER), "delay": np.zeros(n, np.int64)}
     orphans = [np.zeros(0, np.uint32)]
     for start in range(0, files.events, _EVENTS_AT_ONCE):
-        stop = min(start + _EVENTS_AT_ONCE, files.events)
-        events, sound = take("dsp", start, stop)
+        events, sound = take("dsp", start, min(start + _EVENTS_AT_ONCE, files.events))
         events = events if sound is None else events[sound]
-        if not len(events):
-            continue
         entries = np.ascontiguousarray(events["index"])
-        if part.start == 0 and entries.max() >= files.entries:
+        if part.start == 0 and entries.max(initial=0) >= files.entries:
             orphans.append(entries[entries >= files.entries])
-        at = entries - np.uint32(part.start)  # numbers before the part wrap around and become large
-        which: slice | npt.NDArray[np.intp] = slice(None) if at.max() < n else np.flatnonzero(at < n)
-        at, kind = at[which].astype(np.intp), np.minimum(events["event"][which], len(_STATUS_OF_EVENT) - 1)
-        np.maximum.at(codes, at, kind)
-        leased = np.flatnonzero(kind == Event.LEASED)
-        who = at[leased]
-        np.add.at(facts["leases"], who, one)
-        late_ms = events["at_ms"][which][leased] - due[who]
-        np.maximum.at(granted, who, late_ms)
-        np.maximum.at(delay, at, handout_delay_ms(events[which]))
-        early[who[late_ms < -AHEAD_MS]] = True
-        excuse = (kind == Event.NACKED) | (kind == Event.REDRIVEN)
-        np.add.at(facts["excused"], at[excuse], one)
-        moved = kind >= Event.MOVED
-        facts["to_hour"][at[moved]] = events["other_hour"][which][moved]
-        facts["to_entry"][at[moved]] = events["consumer"][which][moved]
-    late = np.where(granted == never, -1, np.maximum(granted + delay, 0))
+        at = entries - np.uint32(part.start)  # entries before the part wrap around and become large
+        if at.max(initial=0) >= n:
+            events, at = events[at < n], at[at < n]
+        _add_events(facts, at.astype(np.intp), events)
+    codes, granted = facts.pop("codes"), facts.pop("granted")
+    late = np.where(granted == _NEVER, -1, np.maximum(granted + facts.pop("delay"), 0))
     status = _STATUS_OF_EVENT[codes]
     waits = status == PENDING
     if files.hour >= DEAD_HOURS:
         status[waits] = DEAD
     else:
-        status[waits & (due + rule.grace_ms <= rule.as_of_ms)] = LOST
-    facts |= {"status": status, "late_ms": late, "early": early, "live": status != MOVED}
+        status[waits & (facts["deliver_at_ms"] + rule.grace_ms <= rule.as_of_ms)] = LOST
+    facts |= {"status": status, "late_ms": late, "live": status != MOVED}
     if there is not None:
         orphans.append((part.start + np.flatnonzero(~there & (codes > 0))).astype(np.uint32))
         facts = {name: values[there] for name, values in facts.items()}
     return facts, np.unique(np.concatenate(orphans))
+
+
+def _add_events(facts: Columns, at: npt.NDArray[np.intp], events: Rows) -> None:
+    """Add events to the facts of their entries. at: position of each event's entry."""
+    kind, one = np.minimum(events["event"], len(_STATUS_OF_EVENT) - 1), np.uint32(1)
+    np.maximum.at(facts["codes"], at, kind)
+    leased = np.flatnonzero(kind == Event.LEASED)
+    who = at[leased]
+    np.add.at(facts["leases"], who, one)
+    late_ms = events["at_ms"][leased] - facts["deliver_at_ms"][who]
+    np.maximum.at(facts["granted"], who, late_ms)
+    np.maximum.at(facts["delay"], at, handout_delay_ms(events))
+    facts["early"][who[late_ms < -AHEAD_MS]] = True
+    np.add.at(facts["excused"], at[(kind == Event.NACKED) | (kind == Event.REDRIVEN)], one)
+    moved = kind >= Event.MOVED
+    facts["to_hour"][at[moved]] = events["other_hour"][moved]
+    facts["to_entry"][at[moved]] = events["consumer"][moved]
 
 
 def _table(facts: Columns, which: npt.NDArray[np.bool_]) -> Rows:
@@ -289,12 +276,9 @@ def by_message(groups: int, judged: Judged) -> Iterator[tuple[int, Rows]]:
         yield n, judged.moving[group == n]
 
 
-def _together(listed: frozenset[int], rule: Rule, moving: list[Rows]) -> Judged:
-    return conclude(np.concatenate([np.zeros(0, FACTS), *moving]), listed, rule)
-
-
-def conclude(moving: Rows, listed: frozenset[int], rule: Rule) -> Judged:
-    """Judge moved messages by all their entries."""
+def conclude(pieces: list[Rows], *, listed: frozenset[int], rule: Rule) -> Judged:
+    """Judge moved messages by all their entries. listed: hours of the listing."""
+    moving = np.concatenate([np.zeros(0, FACTS), *pieces])
     if not len(moving):
         return Judged(moving, Counter(), moving)
     own = moving["hour"].astype(np.uint64) << np.uint64(32) | moving["entry"]
@@ -326,7 +310,7 @@ def retired_by(hour: int) -> int:
 
 def _count(
     hours: list[int], hour_at: npt.NDArray[np.intp] | int, topics: npt.NDArray[np.uint32], found: npt.NDArray[np.uint8]
-) -> Counter[tuple[int, int, int]]:
+) -> Counts:
     """Number of messages per (hour, topic, verdict), counted by one bincount. hour_at: positions in `hours`."""
     width, height = len(VERDICTS), int(topics.max(initial=0)) + 1
     totals = np.bincount((hour_at * height + topics.astype(np.int64)) * width + found)
@@ -342,11 +326,11 @@ def _count(
 
 
 def summarise(
-    counts: Counter[tuple[int, int, int]], offending: Iterable[Rows], names: Names, listing: Listing, rule: Rule,
+    counts: Counts, offending: Iterable[Rows], names: Names, listing: Listing, rule: Rule,
     options: ReconcileOptions,
 ) -> JobSummary:  # fmt: skip
-    """Summary of the job. counts: per (first hour, topic number, verdict); topic -1: unknown. offending: FACTS in
-    pieces, read only if they are written."""
+    """Summary of the job. counts: the topic number -1 stands for unknown. offending: FACTS in pieces, read only if they
+    are written."""
     topics = dict(enumerate(names.topics))
     table: list[dict[str, Any]] = [
         {"hour": hour_int(hour), "topic": topics.get(topic), "verdict": VERDICTS[verdict], "count": count}

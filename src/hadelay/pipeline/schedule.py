@@ -1,7 +1,7 @@
-"""A table to messages: CSV or Parquet, a file or a directory, with Spark or without.
+"""Publish a table: CSV or Parquet, a file or a directory, with Spark or without.
 
-Columns named as a message's fields are taken, others are left alone; `columns` says which column is which field where
-the names differ. In CSV everything is text: what a field cannot be read from is rejected, row by row.
+Columns with the name of a message's field are used, others are ignored; `columns` maps fields to columns with other
+names. All values of CSV are text; a row with an unreadable value is rejected.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from hadelay.storage.locations import filesystem
 
 @dataclass(frozen=True)
 class ScheduleOptions:
-    #: Its key_column is a column of the table.
+    #: key_column names a column of the table.
     write: WriteOptions
     #: A file, or a directory of files of one format.
     table: str
-    #: csv or parquet; as the file's name ends.
+    #: csv or parquet; default: the file's extension.
     format: str = ""
     #: field=column, separated by commas.
     columns: str = ""
@@ -54,25 +54,22 @@ class ScheduleOptions:
 
     @property
     def renamed(self) -> dict[str, str]:
-        """field → column"""
+        """Column by field."""
         pairs = (part.partition("=") for part in self.columns.split(",") if part.strip())
         return {field.strip(): column.strip() for field, _, column in pairs}
 
     def taken(self, there: list[str]) -> list[tuple[str, str]]:
-        """(column, what it is called by the writer). BadRequest for one that is not there."""
-        renamed = self.renamed
-        wanted = [(column, field) for field, column in renamed.items()]
-        wanted += [(name, name) for name in there if name in PUBLISHED and name not in renamed]
-        key = self.write.key_column
-        if key not in (field for _, field in wanted):
-            wanted.append((key, key))
-        if missing := [column for column, _ in wanted if column not in there]:
+        """(column, name for the writer) of the used columns. BadRequest for a missing column."""
+        fields = self.renamed
+        fields |= {name: name for name in there if name in PUBLISHED and name not in fields}
+        fields.setdefault(self.write.key_column, self.write.key_column)
+        if missing := [column for column in fields.values() if column not in there]:
             raise BadRequest(f"{self.table} has no column {missing[0]}; there are {', '.join(there)}")
-        return wanted
+        return [(column, field) for field, column in fields.items()]
 
 
 def run(spark: Any, options: ScheduleOptions, progress: Callable[[Published], None] = lambda _: None) -> Published:
-    """spark: a session, or None to do it in this process. progress: called now and then, without Spark only."""
+    """Publish the table. spark: a session, or None to run in this process; progress is called only there."""
     if spark is None:
         return publish(batches(options), options.write, os.urandom(6).hex(), progress=progress)
     wanted = cores(spark)
@@ -90,41 +87,36 @@ def run(spark: Any, options: ScheduleOptions, progress: Callable[[Published], No
 
 
 def count(options: ScheduleOptions) -> int | None:
-    """Rows, where that is known without reading them."""
+    """Number of rows; None for CSV, which would have to be read."""
     if options.kind == "csv":
         return None
-    with _in_words(options):
+    with _arrow_errors(options):
         return int(_dataset(options, "parquet").count_rows())
 
 
 def batches(options: ScheduleOptions) -> Iterator[pa.RecordBatch]:
-    with _in_words(options):
-        dataset = _dataset(options, _format(options))
+    with _arrow_errors(options):
+        dataset = _dataset(options, options.kind)
+        if options.kind == "csv":
+            text = pyarrow.csv.ConvertOptions(
+                column_types=dict.fromkeys(dataset.schema.names, pa.string()), strings_can_be_null=True,
+                null_values=[""],
+            )  # fmt: skip
+            dataset = _dataset(options, pyarrow.dataset.CsvFileFormat(convert_options=text))
         taken = options.taken(dataset.schema.names)
         for batch in dataset.to_batches(columns=[column for column, _ in taken]):
             yield pa.RecordBatch.from_arrays(batch.columns, names=[name for _, name in taken])
 
 
 def _dataset(options: ScheduleOptions, format: Any) -> Any:
-    if not uris.is_uri(options.table):
-        return pyarrow.dataset.dataset(options.table, format=format)
-    there, path = filesystem(options.table)
+    there, path = filesystem(options.table) if uris.is_uri(options.table) else (None, options.table)
     return pyarrow.dataset.dataset(path, filesystem=there, format=format)
 
 
 @contextmanager
-def _in_words(options: ScheduleOptions) -> Iterator[None]:
+def _arrow_errors(options: ScheduleOptions) -> Iterator[None]:
+    """Raise errors of pyarrow as BadRequest."""
     try:
         yield
     except pa.ArrowInvalid as error:
         raise BadRequest(f"{options.table} is no {options.kind}: {error}") from None
-
-
-def _format(options: ScheduleOptions) -> Any:
-    if options.kind == "parquet":
-        return "parquet"
-    names = _dataset(options, "csv").schema.names
-    text = pyarrow.csv.ConvertOptions(
-        column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True, null_values=[""]
-    )
-    return pyarrow.dataset.CsvFileFormat(convert_options=text)

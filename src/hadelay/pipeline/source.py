@@ -1,10 +1,10 @@
-"""`spark.read.format("hadelay")`, `df.write.format("hadelay")`, and both of streams: Spark's Python Data Source API
-(PySpark 4.2 or newer).
+"""Spark data source: `spark.read.format("hadelay")`, `df.write.format("hadelay")`, and streams of both (PySpark 4.2 or
+newer).
 
-Schema, reader and partitions run in a process of the driver, `read` in tasks: what goes between them is options,
-columns and splits. Known of Spark 4.3: it asks for every column of the schema, so that is the projection; no partitions
-at all come back as `InputPartition(None)`; and filters that one query of a DataFrame pushed stay for its next one, if
-that has none, so that the reader takes no filters (ADR 0204).
+The schema, readers and partitions are made in a process of the driver, `read` and `write` run in tasks: only options,
+columns and splits go between them. Spark 4.3 requests all columns of the schema, so the schema is the projection; it
+returns an empty list of partitions as `InputPartition(None)`; and filters that a query of a DataFrame pushed apply to
+its next query, if that has none, so the reader takes no filters (ADR 0204).
 """
 
 from __future__ import annotations
@@ -29,23 +29,10 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    DataType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import StructType
 
 from hadelay.errors import BadRequest
 from hadelay.pipeline import batches, stream
-from hadelay.pipeline.arrow import Split
 from hadelay.pipeline.hourfiles import Listing
 from hadelay.pipeline.schema import (
     KINDS,
@@ -59,15 +46,10 @@ from hadelay.pipeline.stores import listing, open_store
 from hadelay.storage.locations import absolute
 
 if TYPE_CHECKING:
-    # Not for readers: the client was a third of what each worker imports.
+    # Not in readers: the client was a third of what each worker imports.
     from hadelay.pipeline.publish import Published
 
-_SPARK: dict[str, DataType] = {
-    "STRING": StringType(), "INT": IntegerType(), "BIGINT": LongType(), "BOOLEAN": BooleanType(),
-    "TIMESTAMP": TimestampType(), "BINARY": BinaryType(), "ARRAY<STRING>": ArrayType(StringType()),
-    "MAP<STRING,STRING>": MapType(StringType(), StringType()),
-}  # fmt: skip
-#: Options of a stream that are Spark's, and come along.
+#: Spark's own options of a stream, which it passes on.
 _SPARKS = {"checkpointlocation", "queryname"}
 
 
@@ -78,12 +60,10 @@ class HadelaySource(DataSource):
     def name(cls) -> str:
         return "hadelay"
 
-    def schema(self) -> StructType:
+    def schema(self) -> str:
         options = parse_options(self.options)
-        known = KINDS[options.kind]
-        return StructType(
-            [StructField(name, _SPARK[known[name].type], known[name].null) for name in options.projection()]
-        )
+        columns = {name: KINDS[options.kind][name] for name in options.projection()}
+        return ", ".join(f"{name} {c.type}{'' if c.null else ' NOT NULL'}" for name, c in columns.items())
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return _Reader(self._reads(schema), schema)
@@ -97,10 +77,10 @@ class HadelaySource(DataSource):
         for column in schema:
             if column.name not in known:
                 raise BadRequest(f"kind {options.kind} has no column {column.name}; there are {', '.join(known)}")
-            if column.dataType != _SPARK[known[column.name].type]:
-                wanted = known[column.name].type
-                raise BadRequest(f"column {column.name} is {wanted}, not {column.dataType.simpleString()}")
-            if known[column.name].null and not column.nullable:
+            kind, wanted = column.dataType.simpleString(), known[column.name]
+            if kind.upper() != wanted.type:
+                raise BadRequest(f"column {column.name} is {wanted.type}, not {kind}")
+            if wanted.null and not column.nullable:
                 raise BadRequest(f"column {column.name} may be null")
         return options
 
@@ -124,95 +104,31 @@ class HadelaySource(DataSource):
         return replace(options, rejected=absolute(options.rejected))
 
 
-@dataclass
-class _Written(WriterCommitMessage):
-    done: Published
+# ---- readers
 
 
-class _Writer(DataSourceArrowWriter):
-    """Made once per write, and sent to every attempt of every task."""
-
-    def __init__(self, options: WriteOptions) -> None:
-        self.options, self.job = options, os.urandom(6).hex()
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        from hadelay.pipeline.publish import publish
-
-        context = TaskContext.get()
-        # All attempts of a task write the same file.
-        name = f"{self.job}-{context.partitionId() if context else 0:05}"
-        return _Written(publish(iterator, self.options, name))
-
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        done = _finish(messages, self.options)
-        if done.rejected and not self.options.rejected:
-            raise BadRequest(done.refusal())
-
-
-class _StreamWriter(DataSourceStreamArrowWriter):
-    """Made anew for each micro-batch, and again for its commit."""
-
-    def __init__(self, options: WriteOptions) -> None:
-        self.options = options
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        from hadelay.pipeline.publish import publish
-
-        context = TaskContext.get()
-        assert context is not None
-        # All attempts write the same file, also those of a query that was started again.
-        query, batch = map(context.getLocalProperty, ("sql.streaming.queryId", "streaming.sql.batchId"))
-        return _Written(publish(iterator, self.options, f"{query}-{batch:0>6}-{context.partitionId():05}"))
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        _finish(messages, self.options)
-
-
-def _finish(messages: list[WriterCommitMessage | None], options: WriteOptions) -> Published:
-    from hadelay.pipeline.publish import Published
-
-    done = Published()
-    for message in messages:
-        if isinstance(message, _Written):
-            done.add(message.done)
-    if options.summary:
-        with open(options.summary, "w", encoding="utf-8") as file:
-            json.dump(asdict(done), file)
-    return done
-
-
-class _Part(InputPartition):
-    def __init__(self, split: Split) -> None:
-        self.split = split
-
-
-class _Reader(DataSourceReader):
+class _Reads:
     def __init__(self, options: Options, schema: StructType) -> None:
-        self.options, self.columns, self.required = options, schema.fieldNames(), _required(schema)
+        self.options, self.columns = options, schema.fieldNames()
+        self.required = {column.name for column in schema if not column.nullable}
         self.store = open_store(options)
-
-    def partitions(self) -> list[InputPartition]:
-        found = listing(self.store, self.options)
-        return [_Part(split) for split in batches.splits(found, self.options, even=True)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, _Part):
-            return
-        yield from batches.read(self.store, self.options, self.columns, partition.split, required=self.required)
+        if (split := partition.value) is not None:
+            yield from batches.read(self.store, self.options, self.columns, split, required=self.required)
 
 
-def _required(schema: StructType) -> set[str]:
-    return {column.name for column in schema if not column.nullable}
+class _Reader(_Reads, DataSourceReader):
+    def partitions(self) -> list[InputPartition]:
+        found = listing(self.store, self.options)
+        return [InputPartition(split) for split in batches.splits(found, self.options, even=True)]
 
 
-class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One per query, in a process of the driver."""
+class _StreamReader(_Reads, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Made once per query, in a process of the driver."""
 
-    def __init__(self, options: Options, schema: StructType) -> None:
-        self.options, self.columns, self.required = options, schema.fieldNames(), _required(schema)
-        self.store = open_store(options)
-        #: With availableNow, what was there when the query started.
-        self.listed: Listing | None = None
+    #: With availableNow: the listing at the start of the query.
+    listed: Listing | None = None
 
     def initialOffset(self) -> stream.Offset:
         return {}
@@ -229,8 +145,66 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return stream.advance(start, found, self.options, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
 
     def partitions(self, start: stream.Offset, end: stream.Offset) -> list[InputPartition]:
-        return [_Part(split) for split in stream.between(start, end, self.options)]
+        return [InputPartition(split) for split in stream.between(start, end, self.options)]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if isinstance(partition, _Part):
-            yield from batches.read(self.store, self.options, self.columns, partition.split, required=self.required)
+
+# ---- writers
+
+
+@dataclass
+class _Written(WriterCommitMessage):
+    done: Published
+
+
+class _Writer(DataSourceArrowWriter):
+    """Made once per write, and sent to every attempt of every task."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self.options, self.job = options, os.urandom(6).hex()
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        context = TaskContext.get()
+        # All attempts of a task write the same file.
+        return _publish(iterator, self.options, f"{self.job}-{context.partitionId() if context else 0:05}")
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        done = _finish(messages, self.options)
+        if done.rejected and not self.options.rejected:
+            raise BadRequest(done.refusal())
+
+
+class _StreamWriter(DataSourceStreamArrowWriter):
+    """Made for each micro-batch, and again for its commit."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self.options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        context = TaskContext.get()
+        assert context is not None
+        # All attempts write the same file, also those of a restarted query.
+        query, batch = map(context.getLocalProperty, ("sql.streaming.queryId", "streaming.sql.batchId"))
+        return _publish(iterator, self.options, f"{query}-{batch:0>6}-{context.partitionId():05}")
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        _finish(messages, self.options)
+
+
+def _publish(rows: Iterator[pa.RecordBatch], options: WriteOptions, name: str) -> _Written:
+    from hadelay.pipeline.publish import publish
+
+    return _Written(publish(rows, options, name))
+
+
+def _finish(messages: list[WriterCommitMessage | None], options: WriteOptions) -> Published:
+    """Sum of the tasks' results; also written to options.summary."""
+    from hadelay.pipeline.publish import Published
+
+    done = Published()
+    for message in messages:
+        if isinstance(message, _Written):
+            done.add(message.done)
+    if options.summary:
+        with open(options.summary, "w", encoding="utf-8") as file:
+            json.dump(asdict(done), file)
+    return done

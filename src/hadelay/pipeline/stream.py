@@ -1,10 +1,10 @@
-"""Offsets of a stream over hour files: how many rows of each hour were read. Without Spark.
+"""Offsets of a stream over hour files: how many rows of each hour were read. Needs no Spark.
 
     {"asOf": ms, "hours": {"2026112018": [rows, entries, events, log_bytes], …}, "gone": {"2026112010": ms}}
 
-`rows` is where the stream is; the other three are what was committed of the hour then, so that the rows between two
-offsets are the same ones however late and from whichever replica they are read. A replica that is behind lists less, or
-not yet: nothing is taken back. An hour that was deleted is remembered for a day, as a replica may list it still.
+`rows` is the position; the other three say what was committed of the hour then, so that the rows between two offsets
+are always the same, on any replica. A replica may be behind and list less: an offset never moves back. An offset keeps
+a deleted hour for a day, because some replicas may still list it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _REMEMBERED_MS = 86_400_000
 
 
 def advance(start: Offset, listing: Listing, options: Options, most: int | None = None) -> Offset:
-    """The offset after what is listed, or after the next `most` rows, oldest hours first; `start` itself if there is
-    nothing new."""
+    """The offset after all listed rows, or after the next `most` rows, oldest hours first; `start` itself if there are
+    no new rows."""
     known: dict[str, list[int]] = start.get("hours", {})
     hours, left = dict(known), most
     for files in sorted(listing.hours):
@@ -36,15 +36,15 @@ def advance(start: Offset, listing: Listing, options: Options, most: int | None 
     if hours == known:
         return start
     as_of_ms = max(start.get("asOf", 0), listing.as_of_ms)
-    gone = {
-        name: start["gone"].get(name, as_of_ms) for name in known.keys() - {hour_name(f.hour) for f in listing.hours}
-    }
+    missing = known.keys() - {hour_name(files.hour) for files in listing.hours}
+    gone = {name: start["gone"].get(name, as_of_ms) for name in sorted(missing)}
     for name in [name for name, since_ms in gone.items() if as_of_ms - since_ms > _REMEMBERED_MS]:
         del hours[name], gone[name]
-    return {"asOf": as_of_ms, "hours": hours, "gone": dict(sorted(gone.items()))}
+    return {"asOf": as_of_ms, "hours": hours, "gone": gone}
 
 
 def between(start: Offset, end: Offset, options: Options) -> list[Split]:
+    """Splits of the rows between two offsets."""
     known: dict[str, list[int]] = start.get("hours", {})
     found = []
     for name, (stop, entries, events, log_bytes) in end.get("hours", {}).items():

@@ -1,7 +1,7 @@
-"""What is filed, as it is: a stream of messages or events into Parquet, partitioned by hour.
+"""Stream new messages or events into Parquet, partitioned by hour.
 
-Spark keeps in the checkpoint how far it is, and in OUT/_spark_metadata which files count: a run that is ended goes on
-where it was, and reading OUT with Spark sees every row once.
+Spark keeps the position in the checkpoint, and the list of valid files in OUT/_spark_metadata: a restarted run
+continues, and readers with Spark see each row of OUT once.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _LOOK_S = 0.5
 
 
 def run(spark: Any, options: TailOptions, progress: Callable[[JobSummary], bool | None] = lambda _: None) -> JobSummary:
-    """progress: called after each micro-batch; True ends it."""
+    """Run the stream. progress: called after each micro-batch; returning True ends the stream."""
     if spark is None:
         raise ConfigError("tail is a stream of Spark: it needs a master, such as local[*]")
     no_connect(spark)
     for option, where in (("--out", options.out), ("--checkpoint", options.checkpoint)):
         check_spark(spark, option, where)
-    open_store(options.source).list()  # what is wrong with it is said here in fewer words
+    open_store(options.source).list()  # raises errors with shorter texts than Spark's
     frame = spark.readStream.format("hadelay").options(**given(options.source)).load()
     trigger = {"processingTime": f"{options.every} seconds"} if options.every else {"availableNow": True}
     query = (

@@ -1,7 +1,7 @@
-"""Work on many items: as tasks on Spark's executors, or in this process, one item after the other.
+"""Work on many items: as tasks on Spark's executors, or one item after the other in this process.
 
-What a job collects has to be small: counts, names, what was done. Rows stay with the executors (`keep`), are brought
-together there (`regroup`), and come to the driver one item at a time (`Kept.stream`).
+The driver collects small results only: counts, names, statuses. Rows stay with the executors (`keep`, `regroup`), and
+come to the driver in pieces (`Kept.stream`).
 """
 
 from __future__ import annotations
@@ -9,21 +9,22 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from hadelay.errors import BadRequest
 
 T = TypeVar("T")
 R = TypeVar("R")
 V = TypeVar("V")
-M = TypeVar("M", covariant=True)
 
-#: (done, total): items, in this process only: Spark has a bar of its own.
+#: (done, total): number of items; only in this process, because Spark has its own progress bar.
 Progress = Callable[[int, int], None]
+#: Limit of tasks per core. More items share tasks: starting a task takes longer than reading a small hour.
+_TASKS_PER_CORE = 32
 
 
 def silent(done: int, total: int) -> None:
-    """Progress that nobody watches."""
+    """No progress."""
 
 
 def no_connect(spark: Any) -> None:
@@ -35,22 +36,25 @@ def no_connect(spark: Any) -> None:
         )
 
 
-def _context(spark: Any) -> Any:
-    no_connect(spark)
-    return spark.sparkContext
-
-
 def cores(spark: Any) -> int:
-    return 1 if spark is None else int(_context(spark).defaultParallelism)
+    if spark is None:
+        return 1
+    no_connect(spark)
+    return int(spark.sparkContext.defaultParallelism)
+
+
+def _spread(spark: Any, items: Sequence[Any]) -> Any:
+    """RDD of the items."""
+    count = min(len(items), _TASKS_PER_CORE * cores(spark))
+    return spark.sparkContext.parallelize(items, count)
 
 
 def each(
     spark: Any, work: Callable[[T], R], items: Sequence[T], progress: Progress = silent
 ) -> list[R]:  # fmt: skip
-    """work(item) of each, a task per item. The results are collected."""
+    """work(item) of each item, collected."""
     if spark is not None and items:
-        found: list[R] = _context(spark).parallelize(items, len(items)).map(work).collect()
-        return found
+        return [*_spread(spark, items).map(work).collect()]
     results = []
     for n, item in enumerate(items, 1):
         results.append(work(item))
@@ -58,79 +62,54 @@ def each(
     return results
 
 
-class Kept(Protocol[M]):
-    """Results where they were made."""
-
-    def told(self, what: Callable[[M], V]) -> list[V]:
-        """what(result) of each, which is small."""
-        ...
-
-    def stream(self, what: Callable[[M], Iterable[V]], parts: int = 0) -> Iterator[V]:
-        """All of what(result) of each, one at a time. They come to the driver in so many parts, each of which is in the
-        memory of an executor and of the driver's Java; 0: as they were made."""
-        ...
-
-    def free(self) -> None: ...
-
-
-class _Here(Generic[R]):
-    def __init__(self, results: list[R]) -> None:
-        self.results = results
-
-    def told(self, what: Callable[[R], V]) -> list[V]:
-        return [what(result) for result in self.results]
-
-    def stream(self, what: Callable[[R], Iterable[V]], parts: int = 0) -> Iterator[V]:
-        return chain.from_iterable(map(what, self.results))
-
-    def free(self) -> None:
-        self.results = []
-
-
-class _There(Generic[R]):
-    """On the disks of the executors: computed once, when first asked for."""
+class Kept(Generic[R]):
+    """Results where they were made: on the executors' disks, computed on first use, or here (a list)."""
 
     def __init__(self, results: Any) -> None:
-        from pyspark import StorageLevel
+        self.here = type(results) is list
+        if not self.here:
+            from pyspark import StorageLevel
 
-        self.results = results.persist(StorageLevel.DISK_ONLY)
+            results = results.persist(StorageLevel.DISK_ONLY)
+        self.results = results
 
-    def told(self, what: Callable[[R], V]) -> list[V]:
-        found: list[V] = self.results.map(what).collect()
-        return found
+    def describe(self, what: Callable[[R], V]) -> list[V]:
+        """what(result) of each result, which is small."""
+        return [what(result) for result in self.results] if self.here else [*self.results.map(what).collect()]
 
     def stream(self, what: Callable[[R], Iterable[V]], parts: int = 0) -> Iterator[V]:
+        """All items of what(result) of each result. They come to the driver in this many parts, each of which fits an
+        executor's memory and the driver's Java; 0: as they were made."""
+        if self.here:
+            return chain.from_iterable(map(what, self.results))
         pieces = self.results.flatMap(what)
         found: Iterator[V] = (pieces.repartition(parts) if parts else pieces).toLocalIterator()
         return found
 
     def free(self) -> None:
-        self.results.unpersist()
+        if not self.here:
+            self.results.unpersist()
 
 
 def keep(
     spark: Any, work: Callable[[T], Iterable[R]], items: Sequence[T], progress: Progress = silent
 ) -> Kept[R]:  # fmt: skip
-    """All of work(item) of each, a task per item; the results stay where they were made, and are small each: Java holds
-    one of them at a time."""
+    """All results of work(item) of each item. Results are small: Java holds one at a time."""
     if spark is None or not items:
-        return _Here(
-            [result for results in each(None, lambda item: [*work(item)], items, progress) for result in results]
-        )
-    return _There(_context(spark).parallelize(items, len(items)).flatMap(work))
+        return Kept([*chain.from_iterable(each(None, lambda item: [*work(item)], items, progress))])
+    return Kept(_spread(spark, items).flatMap(work))
 
 
 def regroup(
     spark: Any, kept: Sequence[Kept[R]], pick: Callable[[R], Iterable[tuple[int, V]]],
     work: Callable[[list[V]], T], groups: int,
 ) -> Kept[T]:  # fmt: skip
-    """work(values) of each of so many groups. pick: (group, value) pairs of a result."""
-    there = [results.results for results in kept if isinstance(results, _There)]
-    if spark is None or not there:
+    """work(values) of each group. pick: (number of the group, value) pairs of a result."""
+    there = [results.results for results in kept if not results.here]
+    if not there:
         found: defaultdict[int, list[V]] = defaultdict(list)
-        for results in kept:
-            for group, value in results.stream(pick):
-                found[group].append(value)
-        return _Here([work(found[group]) for group in range(groups)])
-    pairs = _context(spark).union(there).flatMap(pick).partitionBy(groups)
-    return _There(pairs.mapPartitions(lambda some: [work([value for _, value in some])]))
+        for group, value in chain.from_iterable(results.stream(pick) for results in kept):
+            found[group].append(value)
+        return Kept([work(found[group]) for group in range(groups)])
+    pairs = spark.sparkContext.union(there).flatMap(pick).partitionBy(groups)
+    return Kept(pairs.mapPartitions(lambda some: [work([value for _, value in some])]))
