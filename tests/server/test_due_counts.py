@@ -95,19 +95,14 @@ def naive(
         max_size=12,
     ),
     few=st.sampled_from([1, 8_192]),
-    fold=st.sampled_from([0, 5, 4_096]),
-    forget=st.sampled_from([5, 65_536]),
     start=st.sampled_from([0, -1, 500, 59_999, 90_500, HOUR_MS, 2 * HOUR_MS + 1]),
     hours=st.sampled_from([2, 200]),
 )
-def test_counts_are_those_of_the_open_messages(
-    steps: list[Any], few: int, fold: int, forget: int, start: int, hours: int
-) -> None:
+def test_counts_are_those_of_the_open_messages(steps: list[Any], few: int, start: int, hours: int) -> None:
     world = World()
     counts = DueCounts(SimpleNamespace(ledger=world.ledger, storage=SimpleNamespace(hours=Hours(world))))  # type: ignore[arg-type]
     ids = world.ids(draft(), draft("u", 90_000))
-    before = counting._SLICE, counting._FOLD, counting._FORGET
-    counting._SLICE, counting._FOLD, counting._FORGET = few, fold, forget
+    before, counting._SLICE = counting._SLICE, few
     try:
         for what, numbers, delay in steps:
             some = [ids[-1 - n % len(ids)] for n in numbers]
@@ -125,7 +120,7 @@ def test_counts_are_those_of_the_open_messages(
                 within = hours, START_MS + start
                 assert due(world, counts, topic, step_ms, *within) == naive(world, ids, topic, step_ms, *within)
     finally:
-        counting._SLICE, counting._FOLD, counting._FORGET = before
+        counting._SLICE = before
 
 
 def test_what_is_settled_is_looked_up_once() -> None:
@@ -147,23 +142,22 @@ def test_what_is_settled_is_looked_up_once() -> None:
     assert due(world, counts, "t", HOUR_MS) == [(START_MS + HOUR_MS, 6)]
     assert read == [4]
     world.ledger.store, noting = world.store, world.ledger.store
-    world.cancel(ids[5])  # apply tells
+    world.cancel(ids[5])
     world.ledger.store = noting
     assert due(world, counts, "t", HOUR_MS) == [(START_MS + HOUR_MS, 5)]
-    assert read == [4]
+    assert read == [4, 1]
 
 
-def test_what_is_forgotten_while_another_hour_is_looked_up_is_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_settled_while_another_hour_is_looked_up_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     counts = DueCounts(SimpleNamespace(ledger=world.ledger, storage=SimpleNamespace(hours=Hours(world))))  # type: ignore[arg-type]
     ids = world.ids(*(draft(in_ms=hour * HOUR_MS + n) for hour in (1, 2) for n in range(10)))
     world.cancel(ids[0], ids[10])
     monkeypatch.setattr(counting, "_SMALL", 1)
-    monkeypatch.setattr(counting, "_FORGET", 2)
     slices = counts.count(None, START_MS, START_MS + 6 * HOUR_MS, 1_000)
     next(slices)
-    next(slices)  # both hours are looked up, and told of from here on
-    world.cancel(*ids[1:4])  # more than is remembered
+    next(slices)  # both hours are looked up
+    world.cancel(*ids[1:4])
     assert sum(count for _, count in rest(slices)) == 15
 
 

@@ -12,11 +12,9 @@ Law 5: nothing is kept in memory per waiting message. Entries live in the hours'
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from pyroaring import BitMap
 
-from hadelay.codec.formats import CONSUMER, NODE, REASON, TOPIC, Rows
+from hadelay.codec.formats import CONSUMER, NODE, REASON, TOPIC
 from hadelay.ledger.grants import HeldGrant
 from hadelay.ledger.hourstate import HourState
 from hadelay.ledger.ports import HourStore, Listener, Names, Tables
@@ -40,8 +38,6 @@ class Ledger:
         self.group, self.store, self.tables, self.names = group, store, tables, names
         self.settings = settings or Settings()
         self.listener = Listener()
-        #: Called on every node with the hour and the INDEX or HELD rows that were settled; must not keep the rows.
-        self.on_settled: Callable[[int, Rows], None] | None = None
         #: Cluster time of the last entry.
         self.now_ms = 0
         self.applied = 0

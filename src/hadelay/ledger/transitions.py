@@ -138,8 +138,6 @@ def settle(
             topic.leased -= count
     if hour < DEAD_HOURS:
         ledger.listener.on_settled(hour, rows["index"], event)
-        if ledger.on_settled is not None:
-            ledger.on_settled(hour, rows)
 
 
 def filed(ledger: Ledger, hours: int | I64, rows: Rows) -> None:

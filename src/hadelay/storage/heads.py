@@ -21,7 +21,7 @@ from hadelay.platform.disk import Disk, read_file
 
 #: Number of entries that a `.heads` file may lag before it is written again; reading as many takes a millisecond.
 WORTH_WRITING = 16_384
-#: Limit of {topic, minute} keys counted in an array, twenty times faster than by sorting.
+#: Limit of {topic, minute} keys counted in an array; twenty times faster than by sorting, unless rows are few.
 _DENSE_KEYS = 1 << 18
 #: Number of entries read per slice while catching up; reading and verifying a slice takes two milliseconds.
 _SCAN = 16_384
@@ -82,7 +82,7 @@ def no_counters() -> npt.NDArray[np.void]:
 def count_topics(counters: npt.NDArray[np.void], rows: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
     """`counters` (COUNTER rows) plus the counts of the INDEX `rows`."""
     keys = rows["topic"].astype(np.int64) << 6 | rows["second"] // 60
-    if len(keys) and keys.max() < _DENSE_KEYS:
+    if len(keys) and keys.max() < min(_DENSE_KEYS, 64 * len(keys)):
         counts = np.bincount(keys)
         keys = np.flatnonzero(counts)
         counts = counts[keys]
