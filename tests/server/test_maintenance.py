@@ -36,7 +36,8 @@ class Leader:
         self.sums: tuple[Any, ...] | None = SOURCE
         ledger: Any = SimpleNamespace(
             store=SimpleNamespace(hours=lambda: [FIRST, SECOND], sums=lambda _: self.sums),
-            open_entries=lambda _: 0, hours={}, topics=SimpleNamespace(with_work=(), to_sweep=lambda: False),
+            open_entries=lambda _: 0, hours={},
+            topics=SimpleNamespace(with_work=(), unfinished=list, to_sweep=lambda: False),
         )  # fmt: skip
         runtime: Any = SimpleNamespace(
             monotonic=lambda: self.now_s, in_thread=lambda _, fn, done: self.jobs.append((fn, done)),

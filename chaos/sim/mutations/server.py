@@ -18,9 +18,10 @@ from hadelay.codec.commands import decode
 from hadelay.codec.commandtypes import Command
 from hadelay.codec.entries import decode_entry, encode_entry
 from hadelay.codec.results import GrantResult, LeaseOutcome, LeaseResult
+from hadelay.handout import owed
 from hadelay.handout.dispatcher import Dispatcher
 from hadelay.handout.filters import Filter
-from hadelay.ledger import changes, grant, idempotency, keys, leases, publish, ttl, views
+from hadelay.ledger import changes, grant, idempotency, keys, leases, publish, ttl
 from hadelay.ledger.apply import _APPLY
 from hadelay.ledger.hourstate import groups
 from hadelay.ledger.keys import Decision
@@ -169,7 +170,7 @@ def no_ttl() -> Bug:
     return [
         patch.object(grant, "expired", never),
         patch.object(leases, "expired", never),
-        patch.object(views, "expired", never),
+        patch.object(owed, "expired", never),
         patch.object(ttl, "_expire", lambda *_: 0),
     ]
 

@@ -36,8 +36,8 @@ from hadelay.model import DEAD_HOURS, NONE32, Event
 
 if TYPE_CHECKING:
     from hadelay.ledger.grants import HeldGrant
+    from hadelay.ledger.state import Ledger
     from hadelay.ledger.topics import Topic
-    from hadelay.ledger.views import HandoutView
 
 #: Limit of messages offered and not yet granted.
 OFFERED = 1 << 16
@@ -48,7 +48,7 @@ class Dispatcher(Listener):
 
     def __init__(
         self,
-        view: HandoutView,
+        ledger: Ledger,
         *,
         preload_ms: int,
         window: int,
@@ -62,9 +62,9 @@ class Dispatcher(Listener):
         """wake: something changed, so call `advance` soon. on_lease: a grant was applied or extended, whether or not
         its proposer still waits for it. watch: a topic was made, changed or deleted, or messages of it died. on_ttl:
         ledger.ports.Listener."""
-        self.view, self.store = view, view.store
-        self.turns = Turns(view.topic)
-        self._owed = Owed(view, self._spoiled)
+        self.ledger, self.store = ledger, ledger.store
+        self.turns = Turns(ledger.topics)
+        self._owed = Owed(ledger, self._spoiled)
         self.windows = Windows(self._owed, self.turns, window)
         self.waiting = Waiting(self.windows)
         self.matcher = Matcher(self.windows, self.waiting)
@@ -87,12 +87,12 @@ class Dispatcher(Listener):
         """Take over at cluster time now_ms, on committed state only. Clock alignment (S2): if the previous leader's
         tick is ahead of the clock, wait until they meet; if it is behind, look for what fell due meanwhile from the
         oldest owed second on, in order, while the preload starts at the present."""
-        hour, second, local = self.view.cursor
+        hour, second, local = self.ledger.cursor
         self._preload.reached = (hour * SECONDS_PER_HOUR + second, local)
         self.resume_ms = self._preload.reached[0] * 1000
         self.turns.tick(now_ms)
         self._preload.start()
-        for held in self.view.held_grants():
+        for held in self.ledger.grants.values():
             self._note_leased(held)
         self.scans.start(now_ms // 1000)
 
@@ -170,7 +170,7 @@ class Dispatcher(Listener):
         # They were waiting: cancelled, expired, or rolled forward. In a window they stay until it is looked at.
         rows = self.store.entries(hour, indexes, verify=False)
         due = rows["deliver_at_ms"] <= self.tick_ms
-        self.windows.ready_counts.subtract(rows["topic"][due & self.view.alive(rows)].tolist())
+        self.windows.ready_counts.subtract(rows["topic"][due & self.ledger.topics.alive(rows)].tolist())
         if not due.all():
             self._preload.drop(hour, indexes)
 

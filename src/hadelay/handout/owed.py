@@ -4,25 +4,28 @@ bitmaps, topics and tags together.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hadelay.codec.formats import INDEX, RECORD_SIZE
+from hadelay.codec.formats import INDEX, RECORD_SIZE, SECONDS_PER_HOUR, U32, Mask, Rows
 from hadelay.codec.linking import INDEX_CRC
 from hadelay.codec.meta import unpack
 from hadelay.errors import DamagedFile
 from hadelay.handout.filters import Filter
-from hadelay.ledger.views import HandoutView
+from hadelay.ledger.hourstate import is_in
+from hadelay.ledger.lookup import expired
+from hadelay.ledger.state import Ledger
+from hadelay.model import DEAD_HOURS, HOUR_MS
 
 
 class Owed:
-    def __init__(self, view: HandoutView, on_spoiled: Callable[[int, NDArray[np.uint32]], None]) -> None:
+    def __init__(self, ledger: Ledger, on_spoiled: Callable[[int, U32], None]) -> None:
         """on_spoiled(hour, indexes): these entries do not verify any more, or their records."""
-        self.view, self.store, self._on_spoiled = view, view.store, on_spoiled
+        self.ledger, self.store, self._on_spoiled = ledger, ledger.store, on_spoiled
 
-    def look(self, hour: int, indexes: NDArray[np.uint32]) -> tuple[NDArray[np.void], NDArray[np.bool_]]:
+    def look(self, hour: int, indexes: U32) -> tuple[Rows, Mask]:
         """INDEX rows of these entries, and which of them are still owed."""
         if not self.store.count(hour):
             # Retired: every entry was settled, or rolled forward, while it stood in a window.
@@ -34,9 +37,42 @@ class Owed:
             self._on_spoiled(hour, indexes[bad])
             rows = rows.copy()
             rows["topic"][bad] = 0
-        owed = self.view.owed(hour, rows)
+        owed = self.among(hour, rows)
         owed[bad] = False
         return rows, owed
+
+    def among(self, hour: int, rows: Rows) -> Mask:
+        """Which of these INDEX rows are neither settled, leased, cancelled with their topic, nor past their TTL."""
+        owed = self.ledger.topics.owed(rows) & ~expired(self.ledger, rows, self.ledger.now_ms)
+        hour_state = self.ledger.hours.get(hour)
+        if hour_state is None:
+            return owed if self.store.count(hour) else np.zeros(len(rows), np.bool_)
+        return owed & ~is_in(rows["index"], hour_state.settled, hour_state.leased)
+
+    def next_second(self, second: int, now_ms: int) -> int | None:
+        """The first second from this one on that has an open entry, of hours that have begun."""
+        hour, slot = divmod(second, SECONDS_PER_HOUR)
+        found = self._open_second(hour, slot)
+        if found is not None:
+            return found
+        later = [h for h, s in self.ledger.hours.items() if h > hour and s.open_seconds is not None]
+        if now_ms // HOUR_MS > self.ledger.now_hour:
+            # Hours that began while nothing was committed: apply has not counted them yet.
+            hours = self.store.hours()
+            first = max(hour, self.ledger.now_hour) + 1
+            later += hours[bisect_left(hours, first) : bisect_right(hours, min(now_ms // HOUR_MS, DEAD_HOURS - 1))]
+        return next((at for h in sorted(set(later)) if (at := self._open_second(h, 0)) is not None), None)
+
+    def _open_second(self, hour: int, slot: int) -> int | None:
+        hour_state = self.ledger.hours.get(hour)
+        counts = hour_state.open_seconds if hour_state is not None else None
+        if counts is None:
+            if hour <= self.ledger.now_hour or not self.store.count(hour):
+                return None
+            counts = self.store.heads(hour).count
+        used = counts[slot:] > 0
+        at = int(used.argmax())
+        return hour * SECONDS_PER_HOUR + slot + at if used[at] else None
 
     def passes(self, wanted: Filter | None, hour: int, row: np.void) -> bool:
         """By the tags in the record. A damaged record is reported, and passes nowhere until it is repaired."""

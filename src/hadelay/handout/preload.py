@@ -42,7 +42,7 @@ class Preload:
         self, windows: Windows, preload_ms: int, on_damage: Callable[[Damage], None], read_ahead: ReadAhead | None
     ) -> None:
         self._windows, self._turns = windows, windows.turns
-        self._view, self._store = windows.owed.view, windows.owed.store
+        self._owed, self._store = windows.owed, windows.owed.store
         self._preload_ms, self._on_damage, self._read_ahead = preload_ms, on_damage, read_ahead
         #: (second, count of its messages that were made ready): the cursor.
         self.reached = (0, 0)
@@ -147,7 +147,7 @@ class Preload:
         second, walk = self.loading[0]
         rows = walk.step(SLICE)
         if len(rows):
-            owed = rows[self._view.owed(walk.hour, rows)]
+            owed = rows[self._owed.among(walk.hour, rows)]
             second.add(owed)
             if self._read_ahead is not None:
                 self._read_ahead.records(walk.hour, owed, (second.start_ms - self._turns.now_ms) / 1000)

@@ -107,12 +107,12 @@ class Scans:
             self._cost = max(len(rows), _SECOND_COST)
             if len(rows):
                 rows = rows[rows["deliver_at_ms"] <= self._turns.now_ms]
-            yield rows[self._owed.view.owed(hour, rows)] if len(rows) else rows
+            yield rows[self._owed.among(hour, rows)] if len(rows) else rows
         if walk.damage is not None:
             self._on_damage(walk.damage)
 
     def _catching_up(self) -> Iterator[int]:
-        while (second := self._owed.view.next_second(self._catch_up, self._turns.now_ms)) is not None:
+        while (second := self._owed.next_second(self._catch_up, self._turns.now_ms)) is not None:
             if second >= self._catch_up_end:
                 break
             self._catch_up = second
@@ -159,9 +159,9 @@ class Scans:
     def _next_scannable(self, second: int) -> int | None:
         """The next second at or after this one that has something owed and is not the catching up's business, which
         adds what it finds by itself."""
-        found = self._owed.view.next_second(second, self._turns.now_ms)
+        found = self._owed.next_second(second, self._turns.now_ms)
         if found is not None and self._catch_up <= found < self._catch_up_end:
-            found = self._owed.view.next_second(self._catch_up_end, self._turns.now_ms)
+            found = self._owed.next_second(self._catch_up_end, self._turns.now_ms)
         return found if found is not None and found * 1000 <= self._turns.now_ms else None
 
     def _recovering(self, second: int) -> Iterator[int]:
@@ -194,7 +194,7 @@ class Scans:
                 if spent >= SLICE:
                     yield spent
                     # The others had their turn: some may have been taken.
-                    spent, owed = _SECOND_COST, self._owed.view.owed(hour, rows)
+                    spent, owed = _SECOND_COST, self._owed.among(hour, rows)
                 spent += _WINDOW_COST + len(window.entries) // _ENTRIES_PER_ROW
                 if window.closed or (window.rescan_from is not None and window.rescan_from <= second):
                     continue

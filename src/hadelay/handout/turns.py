@@ -12,7 +12,7 @@ from collections.abc import Callable
 from hadelay.deadlines import Deadlines
 from hadelay.handout.queues import TopicTurn, WaitQueue, Window
 from hadelay.ledger.flow import UNLIMITED, Room
-from hadelay.ledger.topics import Topic
+from hadelay.ledger.topics import Topics
 from hadelay.model import NEVER_MS
 
 #: What one turn of a topic may hand out before the next topic has its turn, in bytes; a message also costs a fixed sum.
@@ -21,13 +21,12 @@ _MESSAGE_COST = 256
 
 
 class Turns:
-    def __init__(self, topic_at: Callable[[int], Topic]) -> None:
-        """topic_at: the topic of a number."""
+    def __init__(self, topics: Topics) -> None:
         #: Cluster time of the last `tick`.
         self.now_ms = 0
         #: How often a topic that had a message for a poll was stopped by a limit, by the limit's name.
         self.throttled: Counter[str] = Counter()
-        self._topic_at = topic_at
+        self._topics = topics
         self._ring: deque[TopicTurn] = deque()
         #: Count of takes for any poll.
         self._served = 0
@@ -128,7 +127,7 @@ class Turns:
         topic = window.queue.topic
         if topic.flow is None or topic.number is None:
             return UNLIMITED
-        return topic.flow.room(self._topic_at(topic.number).leased + topic.in_flight, window.overdue, self.now_ms)
+        return topic.flow.room(self._topics[topic.number].leased + topic.in_flight, window.overdue, self.now_ms)
 
     def charge(self, window: Window, count: int, size: int) -> None:
         """So many messages of the window, of `size` bytes together, are offered."""

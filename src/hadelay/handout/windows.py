@@ -50,21 +50,21 @@ class Windows:
     # topics
 
     def topic(self, number: int) -> TopicTurn:
-        return self.by_number.get(number) or self.named(self.owed.view.topic(number).name)
+        return self.by_number.get(number) or self.named(self.owed.ledger.topics[number].name)
 
     def named(self, name: str) -> TopicTurn:
         topic = self.by_name.get(name)
         if topic is None:
             topic = self.by_name[name] = TopicTurn(name)
-        if topic.number is None and (number := self.owed.view.topic_number(name)) is not None:
-            topic.number = number
-            self.by_number[number] = topic
-            self.configure(number)
+        if topic.number is None and (known := self.owed.ledger.known_topic(name)) is not None:
+            topic.number = known.number
+            self.by_number[known.number] = topic
+            self.configure(known.number)
         return topic
 
     def configure(self, number: int) -> None:
         """The topic was made, or its settings changed."""
-        topic, settings = self.topic(number), self.owed.view.topic(number).settings
+        topic, settings = self.topic(number), self.owed.ledger.topics[number].settings
         topic.flow = flow_of(settings, self.turns.now_ms, topic.flow)
         if (settings.catch_up_rate is not None) != bool(topic.overdue_before_ms):
             self._separate(topic, settings.catch_up_rate is not None)

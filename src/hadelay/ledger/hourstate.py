@@ -26,11 +26,16 @@ def indexes_of(bits: BitMap) -> U32:
     return np.frombuffer(bits.to_array(), np.uint32)
 
 
-def is_in(indexes: U32, bits: BitMap) -> Mask:
-    """Which of these indexes the bitmap has."""
+_NONE = BitMap()
+
+
+def is_in(indexes: U32, bits: BitMap, others: BitMap = _NONE) -> Mask:
+    """Which of these indexes one of the bitmaps has."""
     if len(indexes) < _FEW:
-        return np.array([index in bits for index in indexes.tolist()], np.bool_)
-    return np.isin(indexes, indexes_of(bitmap(indexes) & bits)) if bits else np.zeros(len(indexes), np.bool_)
+        return np.array([index in bits or index in others for index in indexes.tolist()], np.bool_)
+    wanted = bitmap(indexes)
+    found = (wanted & bits) | (wanted & others)
+    return np.isin(indexes, indexes_of(found)) if found else np.zeros(len(indexes), np.bool_)
 
 
 def groups(column: NDArray[Any]) -> Iterator[tuple[int, slice | NDArray[np.intp]]]:

@@ -32,7 +32,7 @@ def _waiting(ledger: Ledger, hour: int, start: int, limit: int) -> tuple[Rows, i
     end = min(start + min(max(limit, 1), MAX_SLICE), ledger.store.count(hour))
     rows = ledger.store.entries(hour, slice(start, end))
     if hour_state := ledger.hours.get(hour):
-        rows = rows[~is_in(rows["index"], hour_state.settled | hour_state.leased)]
+        rows = rows[~is_in(rows["index"], hour_state.settled, hour_state.leased)]
     return rows, end
 
 

@@ -181,6 +181,10 @@ class Topics:
         else:
             self.with_work.discard(topic.number)
 
+    def unfinished(self) -> list[Topic]:
+        """Topics that a SWEEP or a redrive has to go on with, by number."""
+        return [self.all[number] for number in sorted(self.with_work)]
+
     def to_sweep(self) -> bool:
         return any(self.all[number].tombstoned or self.all[number].marks for number in self.with_work)
 

@@ -23,7 +23,6 @@ from hadelay.ledger.flow import is_limited
 from hadelay.ledger.ports import Listener
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.topics import Topic
-from hadelay.ledger.views import HandoutView
 from hadelay.model import NEVER_MS
 from hadelay.platform.runtime import Runtime
 from hadelay.raft.ports import Done, Propose
@@ -95,7 +94,7 @@ class DeliveryLoop:
         self.askers = Askers()
         term = Term(number, self.ledger, self.runtime, self.clock, self.config, self.propose)
         core = Dispatcher(
-            HandoutView(self.ledger),
+            self.ledger,
             preload_ms=dispatch.preload_ms,
             window=dispatch.ready_window,
             wake=self._turn_soon,

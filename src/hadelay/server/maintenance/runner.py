@@ -14,7 +14,6 @@ from hadelay.codec.commands import encode_maintain
 from hadelay.codec.commandtypes import Job
 from hadelay.codec.results import JobResult
 from hadelay.errors import HadelayError
-from hadelay.ledger.views import MaintenanceView
 from hadelay.model import DEAD_HOURS, HOUR_MS
 from hadelay.server.delivery.term import Term
 from hadelay.server.gate import Gate
@@ -35,7 +34,7 @@ class MaintenanceRunner:
     """One per term."""
 
     def __init__(self, term: Term, retention: RetentionConfig) -> None:
-        self._term, self._view, self._retention = term, MaintenanceView(term.ledger), retention
+        self._term, self._ledger, self._retention = term, term.ledger, retention
         #: Waiting for the next look, and not for an answer.
         self._idle = False
         self._pause_s = _PAUSE_S
@@ -65,7 +64,7 @@ class MaintenanceRunner:
         command = self._next()
         if command is None:
             # A redrive that is left waits for its rate.
-            redrives = any(topic.redrive is not None for topic in self._view.topics_with_work())
+            redrives = any(topic.redrive is not None for topic in self._ledger.topics.unfinished())
             self._rest(_RATE_PAUSE_S if redrives else _LOOK_S)
         else:
             self._term.propose_behind(command, self._worked)
@@ -79,7 +78,7 @@ class MaintenanceRunner:
         if (redrive := self._redrive()) is not None:
             return redrive
         # And so do sweeps and hours: each purge makes a sweep begin anew, so it may never end.
-        sweeps = self._view.must_sweep()
+        sweeps = self._ledger.topics.to_sweep()
         self._swept = sweeps and not self._swept
         command = encode_maintain(Job.SWEEP) if self._swept else self._next_hour()
         if command is None and sweeps:
@@ -93,7 +92,7 @@ class MaintenanceRunner:
 
     def _redrive(self) -> bytes | None:
         """The next topic that redrives, None when each had its turn."""
-        for topic in self._view.topics_with_work():
+        for topic in self._ledger.topics.unfinished():
             if topic.number > self._last_topic and topic.redrive and not topic.redrive.waits(self._term.now()):
                 self._last_topic = topic.number
                 self._pause_s = _PAUSE_S if topic.redrive.rate is None else _RATE_PAUSE_S
@@ -104,17 +103,17 @@ class MaintenanceRunner:
         now = self._term.now()
         running = now // HOUR_MS
         command = None
-        for hour in self._view.hours():
+        for hour in self._ledger.store.hours():
             if hour >= DEAD_HOURS + running:
                 break
             if hour >= DEAD_HOURS:
                 command = encode_maintain(Job.DROP_DEAD, hour)
             elif hour > running - _HOURS_PAST:
                 continue
-            elif not self._view.open_entries(hour):
-                if now >= self._view.kept_until_ms(hour, self._retention.settled_ms) and self._is_archived(hour):
+            elif not self._ledger.open_entries(hour):
+                if now >= self._kept_until_ms(hour) and self._is_archived(hour):
                     command = encode_maintain(Job.RETIRE, hour)
-            elif now - (hour + 1) * HOUR_MS >= self._retention.carry_ms and self._view.can_roll_forward(hour):
+            elif now - (hour + 1) * HOUR_MS >= self._retention.carry_ms and self._can_roll_forward(hour):
                 command = encode_maintain(Job.ROLL_FORWARD, hour)
             if command is not None:
                 break
@@ -122,11 +121,25 @@ class MaintenanceRunner:
             self._gate.ask()
         return command
 
+    def _kept_until_ms(self, hour: int) -> int:
+        """When the longest retention of the topics ends whose messages were settled in this hour."""
+        last_ms, kept_ms = (hour + 1) * HOUR_MS, 0
+        if (hour_state := self._ledger.hours.get(hour)) is not None:
+            last_ms = max(last_ms, hour_state.settled_at_ms)
+            configs = (self._ledger.topics[number].config for number in hour_state.topics)
+            kept_ms = max((config.get("retention_ms", self._retention.settled_ms) for config in configs), default=0)
+        return last_ms + kept_ms
+
+    def _can_roll_forward(self, hour: int) -> bool:
+        """Whether CARRY has not yet looked at all entries. Entries still open besides those are leased."""
+        hour_state = self._ledger.hours.get(hour)
+        return hour_state is None or hour_state.carried < self._ledger.store.count(hour)
+
     def _is_archived(self, hour: int) -> bool:
         """Or need not be."""
         if self._gate is None:
             return True
-        sums = self._view.sums(hour)
+        sums = self._ledger.store.sums(hour)
         return sums is not None and self._gate.holds(hour, Source(*sums))
 
     def _archived(self) -> None:
