@@ -74,16 +74,17 @@ class Context:
 
     # ---- answers
 
-    def log_failure(self, where: str, error: BaseException | None) -> None:
-        """An unexpected error, with its traceback. where: the route or path."""
+    def failed(self, where: str, error: BaseException | None, method: str) -> Answer:
+        """The answer to an unexpected error, which is logged with its traceback. where: the route or path."""
         if count := self.log_limit.count(f"request_failed {type(error).__name__}"):
             log.error("request_failed", exc_info=error, extra={"path": where, "count": count})
+        return problems.answer(problems.unexpected(error, method))
 
     def refused(self, route: str, error: HadelayError) -> Answer:
         self.denials.note(route, error)
         if error.http_status == HTTPStatus.INTERNAL_SERVER_ERROR:
-            self.log_failure(route, error)
-        return Answer(error.http_status, problems.headers(error), problems.encode(error))
+            self.failed(route, error, "")
+        return problems.answer(error)
 
     def count(self, route: str, status: int) -> None:
         self.metrics.requests[route, status] += 1

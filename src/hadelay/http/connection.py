@@ -104,8 +104,7 @@ class Connection(Protocol):
         try:
             self._context.service.publish([template.with_body(body)], template.idempotency_key, self._published)
         except Exception as error:
-            log.exception("publish_failed")
-            self._refuse(problems.unexpected(error, "POST"))
+            self._answer("publish", self._context.failed("publish", error, "POST"))
 
     def _to_aiohttp(self, data: bytes) -> None:
         if self._missing > 0:
@@ -128,11 +127,10 @@ class Connection(Protocol):
                 self._write("publish", status, lines, document)
                 return
         assert error is not None
-        self._refuse(error)
+        self._answer("publish", self._context.refused("publish", error))
 
-    def _refuse(self, error: HadelayError) -> None:
-        answer = self._context.refused("publish", error)
-        self._write("publish", answer.status, header_lines(answer.headers), answer.body)
+    def _answer(self, route: str, answer: Answer) -> None:
+        self._write(route, answer.status, header_lines(answer.headers), answer.body)
 
     async def _run(self, asks: ShortRequest, body: bytes) -> None:
         context, route = self._context, asks.route
@@ -142,14 +140,12 @@ class Connection(Protocol):
         except HadelayError as error:
             answer = context.refused(route.name, error)
         except Exception as error:
-            context.log_failure(asks.head.raw_path, error)
-            answer = context.refused(route.name, problems.unexpected(error, asks.head.method))
-        lines = header_lines(answer.headers)
+            answer = context.failed(asks.head.raw_path, error, asks.head.method)
+        self._task = None
         if context.draining:
             self._held = b""
-            lines += b"Connection: close\r\n"
-        self._task = None
-        self._write(route.name, answer.status, lines, answer.body)
+            answer = answer._replace(headers={**answer.headers, "Connection": "close"})
+        self._answer(route.name, answer)
         if context.draining:
             self.force_close()
 
@@ -230,11 +226,10 @@ class Connection(Protocol):
         if request.writer.output_size > 0:
             raise ConnectionError("the answer broke off") from exc
         if status < HTTPStatus.INTERNAL_SERVER_ERROR:
-            error: HadelayError = BadRequest(" ".join((message or "not HTTP").split())[:200])
+            answer = problems.answer(BadRequest(" ".join((message or "not HTTP").split())[:200]))
         else:
-            self._context.log_failure(request.path, exc)
-            error = problems.unexpected(exc, request.method)
-        response = web.Response(status=error.http_status, body=problems.encode(error), headers=problems.headers(error))
+            answer = self._context.failed(request.path, exc, request.method)
+        response = web.Response(status=answer.status, body=answer.body, headers=answer.headers)
         self._context.add_headers(response.headers)
         response.force_close()
         return response

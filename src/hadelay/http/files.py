@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -11,7 +12,7 @@ import msgspec
 from aiohttp import web
 
 from hadelay.api.cluster import Hours, Names, Snapshot
-from hadelay.api.service import HOUR_FILES, HourFile
+from hadelay.api.service import HOUR_FILES
 from hadelay.errors import BadRequest, HadelayError, NotFound
 from hadelay.http.answers import NOTHING, Answer
 from hadelay.http.call import Call
@@ -52,13 +53,9 @@ async def hour_file(call: Call) -> web.StreamResponse:
         hour = hour_from_name(call.path["hour"])
     except ValueError as error:
         raise BadRequest(str(error)) from None
-    return await _send_hour_file(call, hour, file)
-
-
-async def _send_hour_file(call: Call, hour: int, file: HourFile) -> web.StreamResponse:
     door = call.service.files
     length = await door.hour_file_length(hour, file)
-    return await _send(call, length, lambda at, size: door.read_hour_file(hour, file, at, size))
+    return await _send(call, length, partial(door.read_hour_file, hour, file))
 
 
 async def _send(call: Call, length: int, read: Callable[[int, int], Awaitable[bytes]]) -> web.StreamResponse:
@@ -115,7 +112,7 @@ async def snapshot_file(call: Call) -> web.StreamResponse:
     """One file of a snapshot, its name percent-encoded; Range is understood"""
     door, snapshot, name = call.service.files, call.path["snapshot"], call.path["name"]
     length = await door.snapshot_file_length(snapshot, name)
-    return await _send(call, length, lambda at, size: door.read_snapshot(snapshot, name, at, size))
+    return await _send(call, length, partial(door.read_snapshot, snapshot, name))
 
 
 @routes.add("DELETE", "/v1/snapshots/{snapshot}", returns={204: None})

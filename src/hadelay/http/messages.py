@@ -54,6 +54,7 @@ def _target(call: Call) -> Target:
     return check_topic(path["topic"], limits.max_topic_bytes), key
 
 
+@routes.add("GET", _KEY, **_READ, name="get_message_by_key", summary="The message published last under a key")
 @routes.add("GET", _ID, **_READ, **_OWN)
 async def get_message(call: Call) -> Answer:
     """A message, its state and its history"""
@@ -62,12 +63,9 @@ async def get_message(call: Call) -> Answer:
     return call.answer(message)
 
 
-@routes.add("GET", _KEY, **_READ)
-async def get_message_by_key(call: Call) -> Answer:
-    """The message published last under a key"""
-    return await get_message(call)
-
-
+@routes.add(
+    "DELETE", _KEY, **_CANCEL, name="cancel_message_by_key", summary="Cancel the message published last under a key"
+)
 @routes.add("DELETE", _ID, **_CANCEL, **_OWN)
 async def cancel_message(call: Call) -> Answer:
     """Cancel a message that is scheduled or ready; again is harmless"""
@@ -77,12 +75,10 @@ async def cancel_message(call: Call) -> Answer:
     return call.answer(Outcome("cancelled"))
 
 
-@routes.add("DELETE", _KEY, **_CANCEL)
-async def cancel_message_by_key(call: Call) -> Answer:
-    """Cancel the message published last under a key"""
-    return await cancel_message(call)
-
-
+@routes.add(
+    "PATCH", _KEY, body=Reschedule, **_MOVE, name="reschedule_message_by_key",
+    summary="Make the message published last under a key due at another time",
+)  # fmt: skip
 @routes.add("PATCH", _ID, body=Reschedule, **_MOVE, **_OWN)
 async def reschedule_message(call: Call) -> Answer:
     """Make a message that is scheduled or ready due at another time; it keeps its id"""
@@ -90,12 +86,6 @@ async def reschedule_message(call: Call) -> Answer:
     if wish.delay is None and wish.deliver_at is None:
         raise BadRequest("say when: delay or deliver_at")
     return await _reschedule(call, *when(call.context.max_delay_ms, wish.delay, wish.deliver_at))
-
-
-@routes.add("PATCH", _KEY, body=Reschedule, **_MOVE)
-async def reschedule_message_by_key(call: Call) -> Answer:
-    """Make the message published last under a key due at another time"""
-    return await reschedule_message(call)
 
 
 @routes.add("POST", _ID + ":deliver-now", body=Nothing, **_MOVE, **_OWN)

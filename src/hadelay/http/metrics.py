@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import accumulate, islice
 from pathlib import Path
 
-from hadelay.api.metrics import Family, Histogram, Measured, Values
+from hadelay.api.metrics import Family, Histogram, Values
 from hadelay.http.turns import Turns
 from hadelay.platform.tls import Certificates
 from hadelay.server.service.node import NodeService
@@ -28,39 +28,37 @@ _SLICE_S = 0.0005
 _LOOK_S = 0.1
 _DELAYS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
-REQUESTS = Family("hadelay_http_requests_total", "counter", "Answers by route and status", ("route", "code"))
-DENIED = Family(
-    "hadelay_http_denied_total", "counter",
-    "Requests refused for who asked: no_token, malformed, unknown, expired or bootstrap token, scope, cross_site, "
-    "or foreign_host",
-    ("reason",),
-)  # fmt: skip
-CONNECTIONS = Family("hadelay_http_connections", "gauge", "Open connections of clients")
-RECEIVES = Family("hadelay_http_waiting_receives", "gauge", "Receives that wait on this node; 10,000 at most")
-READING = Family("hadelay_http_reading_bytes", "gauge", "Bodies on their way in, or not yet answered; 64 MiB at most")
-SLICE = Family(
-    "hadelay_http_slice_max_bytes", "gauge",
-    "Most work that a large request did in one turn of the loop: bytes, an item counting as 256; 262,144 at most",
-)  # fmt: skip
-DELAYS = Family(
-    "hadelay_loop_delay_seconds", "histogram",
-    "How late a timer of the event loop was, ten times a second: what keeps it busy delays everything",
-)  # fmt: skip
-CERTIFICATES = Family(
-    "hadelay_certificate_expiry_timestamp_seconds", "gauge",
-    "When this node's certificate is over, Unix time: of the node link (raft) and of HTTPS (http)", ("section",),
-)  # fmt: skip
-BUILD = Family("hadelay_build_info", "gauge", "1; the version that runs, and the node's name", ("version", "node"))
-CPU = Family("process_cpu_seconds_total", "counter", "User and system CPU time")
-RESIDENT = Family("process_resident_memory_bytes", "gauge", "Resident memory, mapped files included")
-VIRTUAL = Family("process_virtual_memory_bytes", "gauge", "Address space; the LMDB map counts in full")
-STARTED = Family("process_start_time_seconds", "gauge", "When the process began, Unix time")
-OPEN_FDS = Family("process_open_fds", "gauge", "Open file descriptors")
-MAX_FDS = Family("process_max_fds", "gauge", "Most file descriptors that it may open")
-#: In the order in which they are shown, after those of the node.
+#: In the order in which they are shown, after the families of the node.
 FAMILIES = (
-    REQUESTS, DENIED, CONNECTIONS, RECEIVES, READING, SLICE, DELAYS, CERTIFICATES, BUILD, CPU, RESIDENT, VIRTUAL,
-    STARTED, OPEN_FDS, MAX_FDS,
+    Family("hadelay_http_requests_total", "counter", "Answers by route and status", ("route", "code")),
+    Family(
+        "hadelay_http_denied_total", "counter",
+        "Requests refused for who asked: no_token, malformed, unknown, expired or bootstrap token, scope, cross_site, "
+        "or foreign_host",
+        ("reason",),
+    ),
+    Family("hadelay_http_connections", "gauge", "Open connections of clients"),
+    Family("hadelay_http_waiting_receives", "gauge", "Receives that wait on this node; 10,000 at most"),
+    Family("hadelay_http_reading_bytes", "gauge", "Bodies on their way in, or not yet answered; 64 MiB at most"),
+    Family(
+        "hadelay_http_slice_max_bytes", "gauge",
+        "Most work that a large request did in one turn of the loop: bytes, an item counting as 256; 262,144 at most",
+    ),
+    Family(
+        "hadelay_loop_delay_seconds", "histogram",
+        "How late a timer of the event loop was, ten times a second: what keeps it busy delays everything",
+    ),
+    Family(
+        "hadelay_certificate_expiry_timestamp_seconds", "gauge",
+        "When this node's certificate is over, Unix time: of the node link (raft) and of HTTPS (http)", ("section",),
+    ),
+    Family("hadelay_build_info", "gauge", "1; the version that runs, and the node's name", ("version", "node")),
+    Family("process_cpu_seconds_total", "counter", "User and system CPU time"),
+    Family("process_resident_memory_bytes", "gauge", "Resident memory, mapped files included"),
+    Family("process_virtual_memory_bytes", "gauge", "Address space; the LMDB map counts in full"),
+    Family("process_start_time_seconds", "gauge", "When the process began, Unix time"),
+    Family("process_open_fds", "gauge", "Open file descriptors"),
+    Family("process_max_fds", "gauge", "Most file descriptors that it may open"),
 )  # fmt: skip
 
 
@@ -92,22 +90,22 @@ class Metrics:
             self._timer.cancel()
 
     async def exposition(self, connections: int, receives: int, reading: int) -> bytes:
-        own: Measured = [
-            (REQUESTS, {(route, str(code)): count for (route, code), count in sorted(self.requests.items())}),
-            (DENIED, {(reason,): count for reason, count in sorted(self.denied.items())}),
-            (CONNECTIONS, connections),
-            (RECEIVES, receives),
-            (READING, reading),
-            (SLICE, self.turns.largest),
-            (DELAYS, self.delays),
-            (CERTIFICATES, {(one.section,): one.expires_s for one in self.certificates}),
-            (BUILD, {(VERSION, self.service.node): 1}),
+        values: tuple[Values, ...] = (
+            {(route, str(code)): count for (route, code), count in sorted(self.requests.items())},
+            {(reason,): count for reason, count in sorted(self.denied.items())},
+            connections,
+            receives,
+            reading,
+            self.turns.largest,
+            self.delays,
+            {(one.section,): one.expires_s for one in self.certificates},
+            {(VERSION, self.service.node): 1},
             *_process(),
-        ]
+        )
         parts: list[bytes] = []
         until = 0.0
-        for family, values in [*await self.service.metrics(), *own]:
-            for part in lines(family, values):
+        for family, value in [*await self.service.metrics(), *zip(FAMILIES, values, strict=True)]:
+            for part in lines(family, value):
                 parts.append(part.encode())
                 if time.monotonic() >= until:
                     await asyncio.sleep(0)
@@ -142,20 +140,15 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def _process() -> Measured:
-    """As every Prometheus client names them. Linux only, as hadelay is."""
+def _process() -> tuple[float, ...]:
+    """Values of the families `process_…`, whose names are those of every Prometheus client. Linux only."""
     times = os.times()
     size, resident = map(int, Path("/proc/self/statm").read_text().split()[:2])
     page = resource.getpagesize()
-    return [
-        (CPU, times.user + times.system),
-        (RESIDENT, resident * page),
-        (VIRTUAL, size * page),
-        (STARTED, _STARTED_S),
-        # From Linux 6.2 on the directory's size is its count; to list ten thousand takes milliseconds.
-        (OPEN_FDS, os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd"))),
-        (MAX_FDS, resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
-    ]
+    # Since Linux 6.2 the size of this directory is its count; to list ten thousand entries takes milliseconds.
+    open_fds = os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd"))
+    max_fds = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return times.user + times.system, resident * page, size * page, _STARTED_S, open_fds, max_fds
 
 
 def _started() -> float:

@@ -137,7 +137,7 @@ def _operation(route: Route, refs: dict[Any, Any], tokens: bool) -> dict[str, An
         responses[str(status)] = _response(status) | {"content": {CONTENT_TYPE: {"schema": refs[Problem]}}}
     operation: dict[str, Any] = {
         "operationId": route.name,
-        "summary": (route.handler.__doc__ or "").partition("\n")[0],
+        "summary": route.summary,
         "parameters": _parameters(route),
         "responses": responses,
         "security": [],

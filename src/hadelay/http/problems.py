@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from hadelay.errors import HadelayError, Overloaded, is_disk_full
+from hadelay.http.answers import Answer
 
 CONTENT_TYPE = "application/problem+json"
 
@@ -43,12 +44,8 @@ def unexpected(error: BaseException | None, method: str) -> HadelayError:
     return found
 
 
-def encode(error: HadelayError) -> bytes:
-    return msgspec.json.encode(error.document())
-
-
-def headers(error: HadelayError) -> dict[str, str]:
-    """What goes beside the document. Retry-After counts in whole seconds, rounded up: too early is refused again."""
+def answer(error: HadelayError) -> Answer:
+    """Retry-After counts in whole seconds, rounded up: too early is refused again."""
     found = {"Content-Type": CONTENT_TYPE}
     if error.retry_after_ms is not None:
         found["Retry-After"] = str(-(-error.retry_after_ms // 1000))
@@ -56,4 +53,4 @@ def headers(error: HadelayError) -> dict[str, str]:
         found["WWW-Authenticate"] = "Bearer"
     if "allow" in error.extra:
         found["Allow"] = error.extra["allow"]
-    return found
+    return Answer(error.http_status, found, msgspec.json.encode(error.document()))

@@ -57,14 +57,17 @@ class Route:
     own_topics: bool = False
     #: Limit of its body, which is decoded at once; of a raw body the handler has its own.
     max_bytes: int = MAX_BYTES
-    name: str = field(init=False)
+    #: Default: the handler's name and the first line of its docstring.
+    name: str = ""
+    summary: str = ""
     #: `headers` in lower case.
     known_headers: frozenset[bytes] = field(init=False)
     json: msgspec.json.Decoder[Any] | None = field(init=False)
     msgpack: msgspec.msgpack.Decoder[Any] | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.name = self.handler.__name__
+        self.name = self.name or self.handler.__name__
+        self.summary = self.summary or (self.handler.__doc__ or "").partition("\n")[0]
         self.known_headers = frozenset(name.lower().encode() for name in self.headers)
         self.json = msgspec.json.Decoder(self.body, dec_hook=decode_hook) if self.body else None
         self.msgpack = msgspec.msgpack.Decoder(self.body, dec_hook=decode_hook) if self.body else None
