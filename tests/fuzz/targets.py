@@ -658,7 +658,7 @@ def text(data: bytes) -> None:
         lambda: listing._decode(raw, 7),
         lambda: forms.parse_duration("delay", raw),
         lambda: forms.parse_instant("deliver_at", raw),
-        lambda: forms.check_topic(raw, config.max_topic_bytes),
+        lambda: forms.check_topic(raw),
         lambda: listing._states(raw),
         lambda: options.check_tags(config, raw.split(",")),
         lambda: options.check_traceparent(data[1:]),

@@ -4,10 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hadelay.api.text import check_topic, format_instant, parse_duration, parse_id, parse_instant, suggest
+from hadelay.api.text import (
+    check_new_topic,
+    check_topic,
+    format_instant,
+    parse_duration,
+    parse_id,
+    parse_instant,
+    suggest,
+)
 from hadelay.errors import BadRequest, HadelayError, Impossible
 from hadelay.http.receipts import ids_text, instants_text
 from hadelay.model import encode_id
+from hadelay.settings.node import HttpConfig
 
 
 @pytest.mark.parametrize(
@@ -98,10 +107,19 @@ def test_malformed_ids(text: str) -> None:
         parse_id(text)
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "a b", "ü", "a:b", "x" * 129, "\n", "a\n"])
+@pytest.mark.parametrize("name", ["", "a/b", "a b", "ü", "a:b", "x" * 256, "\n", "a\n"])
 def test_wrong_topics(name: str) -> None:
     with pytest.raises(BadRequest):
-        check_topic(name, 128)
+        check_topic(name)
+
+
+def test_a_stored_topic_may_have_a_longer_name_than_a_new_one() -> None:
+    stored = "x" * 255
+    assert check_topic(stored) == stored
+    for name in ("x" * 129, ".."):
+        check_topic(name)
+        with pytest.raises(BadRequest):
+            check_new_topic(name, HttpConfig().max_topic_bytes)
 
 
 def test_suggestions() -> None:

@@ -162,7 +162,7 @@ async def test_bodies_on_their_way_in_are_counted_together(make_node: Make) -> N
     writer.write(head % 2_000)
     status, headers, body = await read_answer(reader)
     assert (status, headers["retry-after"]) == (503, "1")
-    assert b"max_reading_bytes" in body
+    assert b"too many large bodies" in body
     assert b'"outcome_known":true' in body
     clients[0][1].write(b"x" * 1_100)
     assert (await read_answer(clients[0][0]))[0] == 201

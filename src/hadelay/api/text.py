@@ -30,6 +30,8 @@ _INSTANT = re.compile(
 )
 _MAX_LIMIT = 1_000
 _TOPIC = re.compile(r"[A-Za-z0-9._-]+")
+#: Limit of a stored topic's name, in bytes: the log has one byte for its length. New names have a lower limit.
+LONGEST_TOPIC = 255
 #: Segments of a path that mean another path (RFC 3986, 5.2.4).
 DOTS = frozenset((".", ".."))
 
@@ -156,7 +158,7 @@ def parse_id(text: str) -> int:
         raise BadRequest(f"{_shown(text)}: {error}; ids are 13 characters, as a publish answered them") from None
 
 
-def check_topic(name: str, max_bytes: int) -> str:
+def check_topic(name: str, max_bytes: int = LONGEST_TOPIC) -> str:
     if not name:
         raise BadRequest("the topic's name is empty")
     if len(name) > max_bytes:
@@ -167,7 +169,8 @@ def check_topic(name: str, max_bytes: int) -> str:
 
 
 def check_new_topic(name: str, max_bytes: int) -> str:
-    """The name of a topic that a request may make. Topics of such a name that are stored can be read and deleted."""
+    """The name of a topic that a request may make. Stored topics with other names, from releases that allowed more, can
+    be read, consumed and deleted."""
     check_topic(name, max_bytes)
     if name in DOTS:
         raise BadRequest(f"the topic's name {name!r}: clients and proxies take that out of a path (/v1/topics/{name})")

@@ -104,7 +104,7 @@ def _work(size: int) -> int:
 
 def _check_count(items: int, at_most: int) -> None:
     if items > at_most:
-        raise TooLarge(f"{items} items; a batch has at most {at_most} (max_batch_items)")
+        raise TooLarge(f"{items} items; a batch has at most {at_most}")
 
 
 def _groups(ends: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
@@ -145,9 +145,7 @@ def _light_json(data: bytes, max_items: int, lines: bool) -> list[Any]:
 
 
 def _json(data: bytes, max_items: int, max_body_bytes: int, lines: bool) -> Slices:
-    ends = yield from _cut_json(
-        data, b"" if lines else b"[", max_items, f"a batch has at most {max_items} (max_batch_items)"
-    )
+    ends = yield from _cut_json(data, b"" if lines else b"[", max_items, f"a batch has at most {max_items}")
     largest, total = _GROWTH * max_body_bytes + _BESIDES, 0
     for number, start, end, count in _groups(ends):
         piece = data[start + 1 : end]

@@ -19,7 +19,7 @@ class ByteBudget:
     def check(self, size: int, own: int = 0) -> None:
         """Raises Overloaded if so much more is too much. A request alone, which has `own` of it, is always let in."""
         if self.taken > own and self.taken + size > self.at_most:
-            raise Overloaded("too many large bodies are on their way in (max_reading_bytes)", retry_after_ms=200)
+            raise Overloaded("too many large bodies are on their way in to this node; come again", retry_after_ms=200)
 
 
 class Reservation:

@@ -146,7 +146,7 @@ class Call:
     @property
     def topic(self) -> str:
         """Of the path. Raises BadRequest."""
-        return check_topic(self.path["topic"], self.context.config.max_topic_bytes)
+        return check_topic(self.path["topic"])
 
     @property
     def target(self) -> str:

@@ -61,7 +61,7 @@ async def _receive(call: Call, topics: list[str]) -> Answer:
     ask = _request(call, topics)
     if context.waiting >= context.config.max_waiting:
         raise LimitReached(
-            f"{context.waiting} receives wait on this node already (max_waiting); ask another node, or come again",
+            f"{context.waiting} receives wait on this node already; ask another node, or come again",
             retry_after_ms=1_000,
         )
     context.waiting += 1
@@ -99,7 +99,7 @@ async def _elsewhere(call: Call, leader: Leader) -> Answer:
 def _request(call: Call, topics: list[str]) -> ReceiveRequest:
     limits, wish = call.context.config, call.body
     for topic in topics:
-        check_topic(topic, limits.max_topic_bytes)
+        check_topic(topic)
     count = limits.default_receive if wish.max is None else wish.max
     if not 1 <= count <= limits.max_receive:
         raise BadRequest(f"max: {count}; 1 to {limits.max_receive} messages at once")

@@ -45,13 +45,13 @@ async def _changed(call: Call) -> Target:
 
 
 def _target(call: Call) -> Target:
-    path, limits = call.path, call.context.config
+    path = call.path
     if "id" in path:
         return parse_id(path["id"])
     key = path["key"].encode("utf-8", "surrogateescape")
     if not 0 < len(key) <= _LONGEST_KEY:
         raise BadRequest(f"key: 1 to {_LONGEST_KEY} bytes, not {len(key)}")
-    return check_topic(path["topic"], limits.max_topic_bytes), key
+    return check_topic(path["topic"]), key
 
 
 @routes.add("GET", _KEY, **_READ, name="get_message_by_key", summary="The message published last under a key")
