@@ -15,13 +15,13 @@ def segment(text: str) -> str:
     return quote(text, safe="") if text.strip(".") or not text else text.replace(".", "%2E")
 
 
-def message_path(message_id: str | None, topic: str | None, key: str | None, *, how: str = "topic and key") -> str:
-    """Path of a message, named by its id, or by topic and key; ValueError otherwise. how: words for topic and key."""
+def message_path(message_id: str | None, topic: str | None, key: str | None) -> str:
+    """Path of a message, named by its id, or by topic and key; ValueError otherwise."""
     if message_id is not None and topic is None and key is None:
         return f"/v1/messages/{segment(message_id)}"
     if message_id is None and topic is not None and key is not None:
         return f"/v1/topics/{segment(topic)}/keys/{segment(key)}"
-    raise ValueError(f"name the message: by its id, or by {how}")
+    raise ValueError("name the message: by its id, or by topic and key")
 
 
 def with_query(path: str, values: Mapping[str, Any]) -> str:

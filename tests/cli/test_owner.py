@@ -308,7 +308,7 @@ def test_what_falls_due_when(dev: Dev) -> None:
     assert all(bucket["from"].endswith(":00:00.000Z") for bucket in buckets)
     assert sum(bucket["count"] for bucket in answer(dev, "topic", "due", "--step", "1d")) >= 3
     assert "█" in dev.run("topic", "due", "calendar", "--step", "30m").stdout
-    for wrong in (("--step", "1"), ("--step", "0h"), ("--from", "soon")):
+    for wrong in (("--step", "1x"), ("--step", "0h"), ("--from", "soon")):
         assert dev.run("topic", "due", "calendar", *wrong).returncode == 2
 
 

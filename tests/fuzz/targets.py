@@ -621,7 +621,7 @@ def answer(data: bytes) -> None:
     """What commands and the client make of an answer, of a node or of whatever else listens there."""
     status = (200, 400, 404, 409, 503, 504)[data[0] % 6] if data else 500
     with suppress(HadelayError):
-        remote.read_answer("http://127.0.0.1", "POST", status, {}, data[1:], "outcome")
+        remote.read_answer(remote.Answer("http://127.0.0.1", status, {}, data[1:]), "POST", "outcome")
 
 
 def answers() -> list[bytes]:

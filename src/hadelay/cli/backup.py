@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -105,11 +106,11 @@ def _rate(text: str) -> float:
     """Bytes per second; inf without a limit."""
     if not text:
         return float("inf")
-    number = text.rstrip("KMGiB")
-    unit = text.removeprefix(number)
-    if not number.isdigit() or unit not in _UNITS or int(number) * _UNITS[unit] < BLOCK:
+    found = re.fullmatch(r"(\d+)(|KiB|MiB|GiB)", text, re.ASCII)
+    rate = float(found[1]) * _UNITS[found[2]] if found else 0.0
+    if rate < BLOCK:
         raise BadRequest(f"--rate {text}: expected bytes per second, such as 20MiB, at least {BLOCK >> 10}KiB")
-    return float(int(number) * _UNITS[unit])
+    return rate
 
 
 def _nodes(remote: Remote) -> list[str]:

@@ -2,60 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hadelay.cli.output import Remote, note, show
+from hadelay.cli.output import Remote, note, progress, show
 from hadelay.cli.remote import call
+from hadelay.client import AsyncClient, Put
 from hadelay.errors import BadRequest, HadelayError
-
-
-class _Load:
-    def __init__(self, remote: Remote, count: int, batch: int, size: int, delay: str) -> None:
-        self.remote, self.left, self.batch, self.delay = remote, count, batch, delay
-        self.topic, self.body = f"bench-{secrets.token_hex(3)}", "x" * size
-        self.lock = threading.Lock()
-        self.published = self.acked = 0
-        self.publish_ms: list[float] = []
-        self.late_ms: list[float] = []
-        self.failure: Exception | None = None
-        #: Callback after each publish and ack.
-        self.counted: Callable[[], None] = lambda: None
-
-    def take(self) -> int:
-        with self.lock:
-            some = min(self.batch, self.left)
-            self.left -= some
-            return some
-
-    def produce(self) -> None:
-        while (some := self.take()) and self.failure is None:
-            items = [{"topic": self.topic, "body": self.body, "delay": self.delay}] * some
-            key = {"Idempotency-Key": secrets.token_hex(16)}
-            began = time.perf_counter()
-            call(self.remote, "POST", "/v1/messages:batch", items, needs="results", headers=key)
-            with self.lock:
-                self.published += some
-                self.publish_ms.append((time.perf_counter() - began) * 1000)
-            self.counted()
-
-    def consume(self, total: int) -> None:
-        consumer, path = f"bench-{secrets.token_hex(4)}", f"/v1/topics/{self.topic}/receive"
-        while self.acked < total and self.failure is None:
-            wish = {"max": 100, "wait": "1s", "consumer": consumer, "request_id": secrets.token_hex(8)}
-            messages = call(self.remote, "POST", path, wish, needs="messages", timeout_s=30)["messages"]
-            if not messages:
-                continue
-            leases = {"leases": [message["lease"] for message in messages]}
-            results = call(self.remote, "POST", "/v1/leases:ack", leases, needs="results")["results"]
-            with self.lock:
-                self.acked += sum(result["outcome"] == "acked" for result in results)
-                self.late_ms += [message["late_ms"] for message in messages]
-            self.counted()
 
 
 def bench(
@@ -76,75 +33,65 @@ def bench(
     """
     if min(count, batch, threads) < 1 or size < 0:
         raise BadRequest("--count, --batch and --threads are at least 1")
-    load = _Load(remote, count, batch, size, delay)
+    call(remote, "GET", "/v1/cluster", needs="members")  # refuses at once; the client below retries
+    topic = f"bench-{secrets.token_hex(3)}"
+    batches = iter([batch] * (count // batch) + [count % batch] * (count % batch > 0))
+    note(f"{count:,} messages on topic {topic}")
+    load = _Load(topic, "x" * size, delay, batches)
     began = time.perf_counter()
-    try:
-        with _progress(load, count):
-            publish_s = _run(load, [load.produce] * threads, [lambda: load.consume(count)] * threads)
-    finally:
-        with contextlib.suppress(HadelayError, OSError):
-            call(remote, "DELETE", f"/v1/topics/{load.topic}", query={"force": "true"})
+    with progress(count) as update:
+        publish_s = asyncio.run(load.run(remote, threads, count, update))
     took = time.perf_counter() - began
     found: dict[str, Any] = {
-        "published": load.published, "acked": load.acked, "published_per_s": round(load.published / publish_s),
+        "published": count, "acked": load.acked, "published_per_s": round(count / publish_s),
         "end_to_end_s": round(took, 2), **_quantiles("request_ms", load.publish_ms),
         **_quantiles("late_ms", load.late_ms),
     }  # fmt: skip
     show(found, remote)
 
 
-def _run(load: _Load, producers: list[Any], consumers: list[Any]) -> float:
-    """Run all threads to the end; returns the seconds until all messages were published. Raises the first failure."""
+class _Load:
+    def __init__(self, topic: str, body: str, delay: str, batches: Iterator[int]) -> None:
+        self.topic, self.body, self.delay, self.batches = topic, body, delay, batches
+        self.acked = 0
+        self.publish_ms: list[float] = []
+        self.late_ms: list[int] = []
 
-    def guarded(work: Any) -> None:
-        try:
-            work()
-        except Exception as error:
-            load.failure = load.failure or error
+    async def run(self, remote: Remote, workers: int, count: int, update: Callable[..., None]) -> float:
+        """Publish and ack everything; returns the seconds until all messages were published. Raises the first error."""
+        began = time.perf_counter()
+        async with AsyncClient(remote.addresses(), remote.token) as client:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    producers = [group.create_task(self.produce(client)) for _ in range(workers)]
+                    for _ in range(workers):
+                        group.create_task(self.consume(client, count, update))
+                    await asyncio.wait(producers)
+                    return time.perf_counter() - began
+            except ExceptionGroup as errors:
+                raise errors.exceptions[0] from None
+            finally:
+                with contextlib.suppress(HadelayError):
+                    await client.delete_topic(self.topic, force=True)
 
-    began = time.perf_counter()
-    making = [threading.Thread(target=guarded, args=(work,), daemon=True) for work in producers]
-    taking = [threading.Thread(target=guarded, args=(work,), daemon=True) for work in consumers]
-    for thread in [*making, *taking]:
-        thread.start()
-    for thread in making:
-        thread.join()
-    published_s = time.perf_counter() - began
-    for thread in taking:
-        thread.join()
-    if load.failure is not None:
-        raise load.failure
-    return published_s
+    async def produce(self, client: AsyncClient) -> None:
+        for some in self.batches:
+            puts = [Put(topic=self.topic, body=self.body, delay=self.delay)] * some
+            began = time.perf_counter()
+            for result in await client.put_many(puts):
+                if isinstance(result, HadelayError):
+                    raise result
+            self.publish_ms.append((time.perf_counter() - began) * 1000)
 
-
-@contextlib.contextmanager
-def _progress(load: _Load, count: int) -> Iterator[None]:
-    """Progress bars on stderr; only a line if stderr is not a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        note(f"{count:,} messages on topic {load.topic}")
-        yield
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as bars:
-        published, acked = bars.add_task("published", total=count), bars.add_task("acked", total=count)
-
-        def counted() -> None:
-            bars.update(published, completed=load.published)
-            bars.update(acked, completed=load.acked)
-
-        load.counted = counted
-        yield
+    async def consume(self, client: AsyncClient, count: int, update: Callable[..., None]) -> None:
+        while self.acked < count:
+            if messages := await client.receive(self.topic, max=100, wait=1):
+                outcomes = await client.ack(messages)
+                self.acked += outcomes.count("acked")
+                self.late_ms += [message.late_ms for message in messages]
+                update(completed=self.acked)
 
 
-def _quantiles(name: str, values: list[float]) -> dict[str, float]:
+def _quantiles(name: str, values: list[Any]) -> dict[str, float]:
     ordered = sorted(values)
-    if not ordered:
-        return {}
-    return {
-        f"{name}_p50": round(ordered[len(ordered) // 2], 1),
-        f"{name}_p99": round(ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))], 1),
-    }
+    return {f"{name}_p{part}": round(ordered[len(ordered) * part // 100], 1) for part in (50, 99) if ordered}

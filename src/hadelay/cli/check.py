@@ -19,49 +19,38 @@ def replicas(*, timeout: float = 30, remote: Remote = Remote()) -> int:
     Args:
         timeout: Limit of these attempts, in seconds.
     """
-    answers = _same_index(_members(remote, timeout), timeout, remote)
-    index = next(iter(answers.values()))["applied_index"]
-    differences = _differences(answers)
-    files = sum(3 for hour in next(iter(answers.values()))["hours"])
+    answers = _same_index(timeout, remote)
+    first = next(iter(answers.values()))
+    index, files, differences = first["applied_index"], 3 * len(first["hours"]), _differences(answers)
     if remote.output == "json":
         emit_json({"applied_index": index, "nodes": list(answers), "files": files, "differences": differences})
     elif differences:
         table(differences, ("hour", "file", *answers))
-    note(f"{len(answers)} nodes at applied index {index}: " + _verdict(files, len(differences)))
+    verdict = f"{len(differences)} of {files} files differ" if differences else f"{files} files, all identical"
+    note(f"{len(answers)} nodes at applied index {index}: {verdict}")
     return 1 if differences else 0
 
 
-def _members(remote: Remote, timeout_s: float) -> list[dict[str, Any]]:
-    """All members, once each has told its HTTP address; a restarted node does so within a moment."""
+def _same_index(timeout_s: float, remote: Remote) -> dict[str, Any]:
+    """Answers of all members to GET /v1/hours, by name, at one applied index."""
     end = time.monotonic() + timeout_s
     while True:
-        members: list[dict[str, Any]] = call(remote, "GET", "/v1/cluster", needs="members")["members"]
-        silent = [member["name"] for member in members if not member["http"]]
-        if not silent:
-            return members
+        members = call(remote, "GET", "/v1/cluster", needs="members")["members"]
+        # A restarted node has told its address within a moment.
+        if silent := [member["name"] for member in members if not member["http"]]:
+            problem = f"the address of {', '.join(silent)} is unknown: check that it runs and is linked"
+        else:
+            answers = {
+                member["name"]: call_member(remote, member, "GET", "/v1/hours", needs="hours", timeout_s=60)
+                for member in members
+            }
+            indexes = {name: answer["applied_index"] for name, answer in answers.items()}
+            if len(set(indexes.values())) == 1:
+                return answers
+            problem = f"no common applied index within {timeout_s:.0f} s: {indexes}; publish less, or raise --timeout"
         if time.monotonic() > end:
-            raise OutcomeUnknown(f"the address of {', '.join(silent)} is unknown: check that it runs and is linked")
-        time.sleep(0.1)
-
-
-def _verdict(files: int, different: int) -> str:
-    return f"{different} of {files} files differ" if different else f"{files} files, all identical"
-
-
-def _same_index(members: list[dict[str, Any]], timeout_s: float, remote: Remote) -> dict[str, Any]:
-    end = time.monotonic() + timeout_s
-    while True:
-        answers = {
-            member["name"]: call_member(remote, member, "GET", "/v1/hours", needs="hours", timeout_s=60)
-            for member in members
-        }
-        indexes = {name: answer["applied_index"] for name, answer in answers.items()}
-        if len(set(indexes.values())) == 1:
-            return answers
-        if time.monotonic() > end:
-            raise OutcomeUnknown(
-                f"no common applied index within {timeout_s:.0f} s: {indexes}; publish less, or raise --timeout"
-            )
+            raise OutcomeUnknown(problem)
+        time.sleep(0.1 if silent else 0)
 
 
 def _differences(answers: dict[str, Any]) -> list[dict[str, Any]]:
@@ -88,7 +77,7 @@ def quorum(node: str | None = None, /, *, remote: Remote = Remote()) -> int:
     Args:
         node: Name of the node. Default: check each node; exit code 1 if none may stop.
     """
-    members = call(remote, "GET", "/v1/cluster", needs="members", query={"stale": "true"})["members"]
+    members = call(remote, "GET", "/v1/cluster", needs="members", query={"stale": True})["members"]
     names = [member["name"] for member in members]
     if node is not None and node not in names:
         raise NotFound(f"there is no node {node!r}; choose one of {', '.join(names)}")

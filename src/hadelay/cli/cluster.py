@@ -20,7 +20,7 @@ def status(*, stale: bool = False, remote: Remote = Remote()) -> None:
     Args:
         stale: Show the asked node's own view; works without a leader.
     """
-    found = call(remote, "GET", "/v1/cluster", needs="members", query={"stale": "true" if stale else None})
+    found = call(remote, "GET", "/v1/cluster", needs="members", query={"stale": stale})
     if remote.output == "json":
         emit_json(found)
         return

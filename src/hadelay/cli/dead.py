@@ -32,7 +32,7 @@ def _with_reason(letter: dict[str, Any]) -> dict[str, Any]:
 
 
 def _page(remote: Remote, topic: str, limit: int, cursor: str | None, body: bool = False) -> Any:
-    query = {"limit": limit, "cursor": cursor, "body": "true" if body else None}
+    query = {"limit": limit, "cursor": cursor, "body": body}
     return call(remote, "GET", f"/v1/topics/{segment(topic)}/dead", needs="messages", query=query, timeout_s=60)
 
 

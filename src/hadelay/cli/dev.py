@@ -22,7 +22,7 @@ from cyclopts import Parameter
 
 from hadelay.cli.output import Printing, emit_json, note
 from hadelay.cli.serve import Settings, run_node
-from hadelay.errors import Conflict, NotFound
+from hadelay.errors import Conflict, HadelayError, NotFound
 from hadelay.platform.disk import RealDisk, private, replace_file
 from hadelay.settings.load import load
 
@@ -146,27 +146,29 @@ class _Cluster:
     def __init__(self, layout: Layout, directory: Path, printing: Printing) -> None:
         self.layout, self.directory, self.json = layout, directory, printing.output == "json"
         self.processes: dict[str, asyncio.subprocess.Process] = {}
-        self.ready: dict[str, dict[str, Any]] = {}
-        self.stopping = asyncio.Event()
 
     async def run(self) -> int:
-        loop = asyncio.get_running_loop()
+        stopping = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.stopping.set)
+            asyncio.get_running_loop().add_signal_handler(number, stopping.set)
         for name in self.layout.names():
             self.processes[name] = await self._spawn(name)
-        stop = asyncio.create_task(self.stopping.wait())
-        readers = {asyncio.create_task(self._until_ready(name)) for name in self.processes}
+        stop = asyncio.create_task(stopping.wait())
+        supervision = asyncio.create_task(self._supervise())
         try:
-            if not await self._all_ready(readers, stop):
-                return 0 if self.stopping.is_set() else 1
-            watchers = [asyncio.create_task(self._watch(name)) for name in self.processes]
+            await asyncio.wait([stop, supervision], return_when=asyncio.FIRST_COMPLETED)
+            if supervision.done():
+                supervision.result()
             await stop
-            for watcher in watchers:
-                watcher.cancel()
             return 0
         finally:
+            supervision.cancel()
             await self._end()
+
+    async def _supervise(self) -> None:
+        await asyncio.gather(*map(self._until_ready, self.processes))
+        self._greet()
+        await asyncio.gather(*map(self._watch, self.processes))
 
     async def _spawn(self, name: str) -> asyncio.subprocess.Process:
         arguments = [str(self.directory / f"{name}.toml"), "--output", "json"]
@@ -186,48 +188,28 @@ class _Cluster:
                 preexec_fn=lambda: _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
             )
 
-    async def _until_ready(self, name: str) -> bool:
-        """Wait for the node's ready line; False when its process ended first."""
+    async def _until_ready(self, name: str) -> None:
+        """Wait for the node's ready line; HadelayError if its process ends before."""
         output = self.processes[name].stdout
         assert output is not None
         while line := await output.readline():
             with contextlib.suppress(msgspec.DecodeError):
                 said = msgspec.json.decode(line)
                 if isinstance(said, dict) and said.get("ready"):
-                    self.ready[name] = said["nodes"][0]
-                    return True
-        return False
+                    return
+        raise HadelayError(f"{name} ended before it was ready; {self._log_tail(name)}")
 
-    async def _all_ready(self, readers: set[asyncio.Task[bool]], stop: asyncio.Task[Any]) -> bool:
-        while readers:
-            done, _ = await asyncio.wait({*readers, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if stop in done:
-                return False
-            if not all(task.result() for task in done):
-                await asyncio.sleep(0)
-                for name in self.processes:
-                    if name not in self.ready and self.processes[name].stdout.at_eof():  # type: ignore[union-attr]
-                        note(f"hadelay: {name} ended before it was ready; {self._log_tail(name)}")
-                return False
-            readers -= done
+    def _greet(self) -> None:
+        """Print the nodes, and a first command; from now on, the nodes hold data."""
         self.layout.founded = True
         self.layout.save(self.directory)
-        nodes = [self._describe(i, name) for i, name in enumerate(self.layout.names())]
+        nodes = [
+            {"name": name, "pid": process.pid, "http": f"http://{self.layout.http(i)}", "raft": self.layout.raft(i)}
+            for i, (name, process) in enumerate(self.processes.items())
+        ]
         if self.json:
             emit_json({"ready": True, "nodes": nodes})
-        else:
-            self._greet(nodes)
-        return True
-
-    def _describe(self, i: int, name: str) -> dict[str, Any]:
-        return {
-            "name": name,
-            "pid": self.processes[name].pid,
-            "http": f"http://{self.layout.http(i)}",
-            "raft": self.layout.raft(i),
-        }
-
-    def _greet(self, nodes: list[dict[str, Any]]) -> None:
+            return
         for node in nodes:
             print(f"{node['name']}  {node['http']}  pid {node['pid']}")
         url = nodes[0]["http"]
@@ -257,10 +239,9 @@ class _Cluster:
                 with contextlib.suppress(ProcessLookupError):
                     process.terminate()
         waits = [asyncio.create_task(process.wait()) for process in self.processes.values()]
-        _, late = await asyncio.wait(waits, timeout=END_S)
+        await asyncio.wait(waits, timeout=END_S)
         for name, process in self.processes.items():
-            if late and process.returncode is None:
+            if process.returncode is None:
                 note(f"hadelay: {name} (pid {process.pid}) did not end within {END_S:.0f} s: killing it")
                 process.kill()
-        if late:
-            await asyncio.wait(late)
+        await asyncio.wait(waits)

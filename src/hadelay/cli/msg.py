@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from hadelay import paths
 from hadelay.cli.output import (
     Limit,
     MessageId,
@@ -89,7 +90,7 @@ def get(
     Args:
         body: Print only the payload, as bytes; with -o json, add the payload.
     """
-    query = {"body": "true" if body else None, "stale": "true" if stale else None}
+    query = {"body": body, "stale": stale}
     found = call(remote, "GET", message_path(id, topic, key), needs="deliver_at", query=query)
     if remote.output == "json":
         emit_json(found)
@@ -115,7 +116,7 @@ def list_(
         to: End of the due times, exclusive.
         tag: Only messages with this tag. May be repeated: with all of these tags.
     """
-    query = {"state": state, "from": start, "to": to, "tag": ",".join(tag) or None, "stale": "true" if stale else None}
+    query = {"state": state, "from": start, "to": to, "tag": ",".join(tag) or None, "stale": stale}
 
     def page(size: int, cursor: str | None) -> Any:
         asked = {**query, "limit": size, "cursor": cursor}
@@ -172,11 +173,10 @@ def deliver(id: MessageId = None, /, *, topic: OfTopic = None, key: OfKey = None
 
 
 def message_path(id: str | None, topic: str | None, key: str | None) -> str:
-    if id is not None and topic is None and key is None:
-        return f"/v1/messages/{segment(id)}"
-    if id is None and topic is not None and key is not None:
-        return f"/v1/topics/{segment(topic)}/keys/{segment(key)}"
-    raise BadRequest("name the message: by its id, or by --topic and --key")
+    try:
+        return paths.message_path(id, topic, key)
+    except ValueError:
+        raise BadRequest("name the message: by its id, or by --topic and --key") from None
 
 
 def receive(

@@ -9,10 +9,10 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
-from urllib.parse import urlencode, urlsplit
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -20,9 +20,11 @@ from hadelay import errors
 from hadelay.api.problems import NO_NEWS, NONSENSE, Headers, NotANode, not_a_node, refusal
 from hadelay.cli.output import Remote
 from hadelay.errors import HadelayError
+from hadelay.paths import encrypted_too, relayed, with_query
 
 #: Timeout of connecting, in seconds; the answer has its own timeout.
 _CONNECT_S = 3.0
+_MAX_REDIRECTS = 3
 #: Errors after which the next address is tried.
 _ASK_ANOTHER = (errors.NoLeader, errors.Overloaded, NotANode)
 
@@ -38,47 +40,40 @@ def call(
     other servers; without `needs`, the answer is empty (204). Other content must have a node's header.
     node: name of the node that must answer; answers of other nodes are ignored.
     """
-    asked = {key: value for key, value in (query or {}).items() if value is not None}
-    target = f"{path}?{urlencode(asked)}" if asked else path
-    sent = dict(headers or {})
-    if token := remote.token.strip():
-        if not token.isascii() or not token.isprintable():
-            raise errors.BadRequest("--token, HADELAY_TOKEN: the token must be one line of ASCII")
-        sent["Authorization"] = f"Bearer {token}"
-    if body is not None and not isinstance(body, bytes):
-        try:
-            body = json.dumps(body, allow_nan=False).encode()
-        except ValueError:
-            raise errors.BadRequest("nan and inf cannot be sent as JSON numbers") from None
-        sent["Content-Type"] = "application/json"
-    problem: Exception = ConnectionError("no server was given: use --servers")
-    silent: list[str] = []
+    data, sent = _encoded(body, {**(headers or {})}, remote.token.strip())
+    request = _Request(method, with_query(path, query or {}), data, sent, timeout_s)
+    problems: list[Exception] = []
     for url in remote.addresses():
         try:
-            return _exchange(url, method, target, body, sent, timeout_s, needs, decode, node)
+            answer = _exchange(url, request)
+            if node and (name := answer.headers.get("Hadelay-Node", node)) != node:
+                raise ConnectionError(f"{url} is {name}, not {node}")
+            return read_answer(answer, method, needs, decode)
         except KeyboardInterrupt:
-            if "Idempotency-Key" in sent:
-                raise KeyboardInterrupt(sent["Idempotency-Key"]) from None
-            raise
+            raise KeyboardInterrupt(*filter(None, [sent.get("Idempotency-Key")])) from None
         except ValueError as error:
             raise errors.BadRequest(f"the request cannot be sent: {error}") from None
         except (HadelayError, OSError) as error:
-            known = getattr(error, "outcome_known", True)
-            settled = getattr(problem, "outcome_known", True)
-            if known and isinstance(error, HadelayError) and not isinstance(error, _ASK_ANOTHER):
-                if settled or not isinstance(error, NO_NEWS):
-                    raise
+            problems.append(error)
+            if isinstance(error, HadelayError) and error.outcome_known and not isinstance(error, _ASK_ANOTHER):
                 break
-            # Keep an unknown outcome of an earlier address; else prefer a node's error to a connection error.
-            if settled and (isinstance(error, HadelayError) or not isinstance(problem, HadelayError)):
-                problem = error
-            if isinstance(error, OSError):
-                silent.append(str(error))
-    if isinstance(problem, OSError) and silent:
-        problem = type(problem)("; ".join(silent))
-    if isinstance(problem, HadelayError) and not problem.outcome_known and "Idempotency-Key" in sent:
-        problem.extra["idempotency_key"] = sent["Idempotency-Key"]
-    raise problem
+    raise _cause(problems, sent.get("Idempotency-Key"))
+
+
+def _cause(problems: Sequence[Exception], key: str | None) -> Exception:
+    """The error to raise after these errors of one request, in order of the addresses."""
+    if not problems:
+        return ConnectionError("no server was given: use --servers")
+    said = [error for error in problems if isinstance(error, HadelayError)]
+    if not said:
+        return type(problems[-1])("; ".join(map(str, problems)))
+    unknown = next((error for error in said if not error.outcome_known), None)
+    # Some refusals tell nothing of earlier tries.
+    if unknown is None or (said[-1].outcome_known and not isinstance(said[-1], (*_ASK_ANOTHER, *NO_NEWS))):
+        return said[-1]
+    if key is not None:
+        unknown.extra["idempotency_key"] = key
+    return unknown
 
 
 def call_member(remote: Remote, member: Mapping[str, Any], method: str, path: str, **options: Any) -> Any:
@@ -88,17 +83,46 @@ def call_member(remote: Remote, member: Mapping[str, Any], method: str, path: st
     return call(replace(remote, servers=servers), method, path, node=member["name"], **options)
 
 
-def read_answer(
-    url: str, method: str, status: int, headers: Headers, answer: bytes, needs: str = "",
-    decode: Callable[[bytes], Any] = msgspec.json.decode,
-) -> Any:  # fmt: skip
-    """The decoded answer; refusals are raised. NotANode, with an unknown outcome, if another server has answered."""
-    if not 200 <= status < 300:
-        raise refusal(url, method, status, headers, answer)
+class _Request(NamedTuple):
+    method: str
+    target: str
+    body: bytes | None
+    headers: Mapping[str, str]
+    timeout_s: float
+
+
+class Answer(NamedTuple):
+    url: str
+    status: int
+    headers: Headers
+    body: bytes
+
+
+def _encoded(body: Any, headers: dict[str, str], token: str) -> tuple[bytes | None, dict[str, str]]:
+    """(body, headers) of a request."""
+    if token:
+        if not token.isascii() or not token.isprintable():
+            raise errors.BadRequest("--token, HADELAY_TOKEN: the token must be one line of ASCII")
+        headers["Authorization"] = f"Bearer {token}"
+    if body is None or isinstance(body, bytes):
+        return body, headers
     try:
-        found = decode(answer) if answer else None
+        return json.dumps(body, allow_nan=False).encode(), headers | {"Content-Type": "application/json"}
+    except ValueError:
+        raise errors.BadRequest("nan and inf cannot be sent as JSON numbers") from None
+
+
+def read_answer(
+    answer: Answer, method: str, needs: str = "", decode: Callable[[bytes], Any] = msgspec.json.decode
+) -> Any:
+    """The decoded answer; refusals are raised. NotANode, with an unknown outcome, if another server has answered."""
+    url, status, headers, body = answer
+    if not 200 <= status < 300:
+        raise refusal(url, method, status, headers, body)
+    try:
+        found = decode(body) if body else None
     except NONSENSE as error:
-        raise not_a_node(url, method, status, headers, answer, str(error)) from None
+        raise not_a_node(url, method, status, headers, body, str(error)) from None
     # Gateways may drop unknown headers, so JSON answers are recognised by their content.
     if decode is not msgspec.json.decode:
         wrong = "no header Hadelay-Node: does a gateway drop it?" if "Hadelay-Node" not in headers else ""
@@ -107,53 +131,53 @@ def read_answer(
     else:
         wrong = "" if status == http.HTTPStatus.NO_CONTENT else "a node answers 204"
     if wrong:
-        raise not_a_node(url, method, status, headers, answer, wrong)
+        raise not_a_node(url, method, status, headers, body, wrong)
     return found
 
 
-def _exchange(
-    url: str, method: str, target: str, body: bytes | None, headers: Mapping[str, str], timeout_s: float, needs: str,
-    decode: Callable[[bytes], Any], node: str = "", redirects: int = 3,
-) -> Any:  # fmt: skip
+def _exchange(url: str, request: _Request) -> Answer:
+    """The answer of the node at `url`, or of the leader where that node redirects to."""
+    redirected_by = ""
+    for _ in range(_MAX_REDIRECTS + 1):
+        try:
+            connection = _connected(url, request)
+        except (OSError, http.client.HTTPException) as error:
+            if not redirected_by:
+                raise _unreachable(url, error) from None
+            # The leader's advertised address is unreachable from this machine: let the other node relay the request.
+            url, request, redirected_by = redirected_by, request._replace(target=relayed(request.target)), ""
+            continue
+        try:
+            connection.endheaders(request.body)
+            answer = connection.getresponse()
+            found = Answer(url, answer.status, answer.headers, answer.read())
+        except (OSError, http.client.HTTPException) as error:
+            why = _unreachable(url, error)
+            raise why if request.method == "GET" else errors.OutcomeUnknown(str(why)) from None
+        finally:
+            connection.close()
+        if answer.status != 307 or not (location := answer.headers["Location"]):
+            break
+        there = urlsplit(encrypted_too(url, location))
+        redirected_by, url = url, f"{there.scheme}://{there.netloc}"
+    return found
+
+
+def _connected(url: str, request: _Request) -> http.client.HTTPConnection:
     parts = urlsplit(url if "://" in url else f"http://{url}")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise errors.BadRequest(f"{url!r}: expected a URL such as http://127.0.0.1:8400 (--servers, HADELAY_SERVERS)")
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname, parts.port, timeout=_CONNECT_S)
-    asked = False
-    try:
-        # Build the request before connecting: an invalid one must not open a connection.
-        connection.putrequest(method, target)
-        for name, text in headers.items():
-            connection.putheader(name, text.encode())
-        if body is not None or method != "GET":
-            connection.putheader("Content-Length", str(len(body or b"")))
-        connection.connect()
-        asked = True
-        connection.sock.settimeout(timeout_s)
-        connection.endheaders(body)
-        answer = connection.getresponse()
-        data = answer.read()
-    except (OSError, http.client.HTTPException) as error:
-        why = _unreachable(url, error)
-        raise errors.OutcomeUnknown(str(why)) if asked and method != "GET" else why from None
-    finally:
-        connection.close()
-    if answer.status == 307 and redirects and (location := answer.getheader("Location")):
-        there = urlsplit(location)
-        if parts.scheme == "https" != there.scheme:
-            raise errors.Forbidden(f"{url} redirects to {location[:200]}, which is not encrypted")
-        path = there.path + (f"?{there.query}" if there.query else "")
-        leader = f"{there.scheme}://{there.netloc}"
-        try:
-            return _exchange(leader, method, path, body, headers, timeout_s, needs, decode, node, redirects - 1)
-        except OSError:
-            # The leader's advertised address is unreachable from this machine: let this node relay the request.
-            relay = f"{target}{'&' if '?' in target else '?'}redirect=false"
-            return _exchange(url, method, relay, body, headers, timeout_s, needs, decode, node, redirects=0)
-    if node and (name := answer.getheader("Hadelay-Node", node)) != node:
-        raise ConnectionError(f"{url} is {name}, not {node}")
-    return read_answer(url, method, answer.status, answer.headers, data, needs, decode)
+    # Build the request before connecting: an invalid one must not open a connection.
+    connection.putrequest(request.method, request.target)
+    for name, text in request.headers.items():
+        connection.putheader(name, text.encode())
+    if request.body is not None or request.method != "GET":
+        connection.putheader("Content-Length", str(len(request.body or b"")))
+    connection.connect()
+    connection.sock.settimeout(request.timeout_s)
+    return connection
 
 
 def _unreachable(url: str, error: Exception) -> Exception:

@@ -74,7 +74,7 @@ def _looks(remote: Remote, interval: float, topics: int) -> Iterator[dict[str, A
 
 
 def _look(remote: Remote) -> tuple[dict[str, Any], dict[str, Sample]]:
-    cluster = call(remote, "GET", "/v1/cluster", needs="members", query={"stale": "true"})
+    cluster = call(remote, "GET", "/v1/cluster", needs="members", query={"stale": True})
     samples = {}
     for member in cluster["members"]:
         try:
@@ -184,7 +184,7 @@ def _fullest(remote: Remote, most: int) -> list[dict[str, Any]]:
     try:
         found = call(remote, "GET", "/v1/topics", needs="topics")["topics"]
     except (HadelayError, OSError):
-        found = call(remote, "GET", "/v1/topics", needs="topics", query={"stale": "true"})["topics"]
+        found = call(remote, "GET", "/v1/topics", needs="topics", query={"stale": True})["topics"]
     found.sort(key=lambda topic: (-topic["ready"], -topic["scheduled"], topic["topic"]))
     rows = [{name: topic.get(name) for name in _TOPICS} for topic in found[:most]]
     for row, topic in zip(rows, found, strict=False):

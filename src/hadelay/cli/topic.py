@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
-from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from hadelay.api.text import format_duration, parse_duration, parse_instant
 from hadelay.cli.output import Option, Remote, Several, Stale, Topic, Yes, confirm, show, span, takes
 from hadelay.cli.remote import call
 from hadelay.errors import BadRequest, Conflict, NotFound
@@ -54,31 +53,16 @@ def due(
         step: Length of a bucket: 1m, 1h, 1d. Buckets without messages are omitted.
     """
     path = "/v1/due" if topic is None else f"/v1/topics/{segment(topic)}/due"
-    step_ms = _step_ms(step)
-    begin_ms = int(time.time() * 1000) // step_ms * step_ms if start is None else _unix_ms(start)
+    if not (step_ms := parse_duration("--step", step)):
+        raise BadRequest(f"--step {step}: expected a length such as 1m, 1h or 1d")
+    begin_ms = int(time.time() * 1000) // step_ms * step_ms if start is None else parse_instant("--from", start)
     end = str(begin_ms + _BUCKETS * step_ms) if to is None else to
-    query = {"from": str(begin_ms), "to": end, "step": step, "stale": "true" if stale else None}
+    query = {"from": str(begin_ms), "to": end, "step": step, "stale": stale}
     buckets = call(remote, "GET", path, needs="buckets", query=query)["buckets"]
     if remote.output != "json":
         most = max((bucket["count"] for bucket in buckets), default=1)
         buckets = [{**bucket, "": "█" * max(1, round(_BAR * bucket["count"] / most))} for bucket in buckets]
     show(buckets, remote, ("from", "count", ""))
-
-
-def _unix_ms(text: str) -> int:
-    if text.isdigit():
-        return int(text)
-    try:
-        return round(datetime.fromisoformat(text).astimezone(UTC).timestamp() * 1000)
-    except ValueError:
-        raise BadRequest(f"--from {text}: expected a time such as 2026-11-20T18:00:00Z, or Unix milliseconds") from None
-
-
-def _step_ms(text: str) -> int:
-    found = re.fullmatch(r"(\d+)(ms|s|m|h|d)", text)
-    if found is None or not int(found[1]):
-        raise BadRequest(f"--step {text}: expected a length such as 1m, 1h or 1d")
-    return int(found[1]) * {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}[found[2]]
 
 
 def get(topic: Topic, /, *, remote: Remote = Remote()) -> None:
@@ -200,7 +184,7 @@ def delete(topic: Topic, /, *, force: bool = False, yes: Yes = False, remote: Re
         states = ("scheduled", "ready", "leased", "dead") if force else ("dead",)
         confirm(f"deletes topic {topic}, its settings, and {counted(remote, topic, states)}")
     try:
-        call(remote, "DELETE", f"/v1/topics/{segment(topic)}", query={"force": "true" if force else None})
+        call(remote, "DELETE", f"/v1/topics/{segment(topic)}", query={"force": force})
     except Conflict as error:
         raise error if force else Conflict(f"{error}: --force cancels them") from None
     show({"topic": topic, "deleted": True}, remote)
@@ -230,23 +214,14 @@ def _retries(topic: dict[str, Any]) -> dict[str, Any]:
     """Attempts and backoff of a topic: explicit settings, else its defaults."""
     level = topic.get("defaults", FIRST_LEVEL)
     of = DEFAULTS_OF.get(level, DEFAULTS_OF[NEWEST_DEFAULTS])
-    return {
-        "topic": topic["topic"],
-        "defaults": level,
-        "max_attempts": topic.get("max_attempts", of.max_attempts),
-        "backoff": topic.get("backoff", _backoff(of)),
-    }
+    default = {"topic": topic["topic"], "defaults": level, "max_attempts": of.max_attempts, "backoff": _backoff(of)}
+    return default | {name: topic[name] for name in default if name in topic}
 
 
 def _backoff(settings: TopicSettings) -> Any:
     """The backoff in the API's format."""
-    if not isinstance(settings.backoff, Exponential):
-        return list(settings.backoff)
     of = settings.backoff
-    return {"min": _whole(of.min_ms), "max": _whole(of.max_ms), "factor": of.factor, "jitter": of.jitter}
-
-
-def _whole(ms: int) -> str:
-    """Duration in whole hours, or in seconds."""
-    hours, left_ms = divmod(ms, 3_600_000)
-    return f"{ms // 1_000}s" if left_ms else f"{hours}h"
+    if not isinstance(of, Exponential):
+        return list(of)
+    least, most = format_duration(of.min_ms), format_duration(of.max_ms)
+    return {"min": least, "max": most, "factor": of.factor, "jitter": of.jitter}

@@ -31,10 +31,10 @@ def trace(
     Args:
         stale: Show the asked node's own view; works without a leader.
     """
-    query = {"stale": "true"} if stale else {}
+    query = {"stale": stale}
     message = call(remote, "GET", message_path(id, topic, key), needs="state", query=query)
     settings = _tried(remote, f"/v1/topics/{segment(message['topic'])}", query)
-    cluster = call(remote, "GET", "/v1/cluster", needs="members", query={"stale": "true"})
+    cluster = call(remote, "GET", "/v1/cluster", needs="members", query={"stale": True})
     nodes = [_at(member, message, remote) for member in cluster["members"]]
     found = {
         "verdict": verdict(message, settings, nodes, cluster["time"]),
@@ -122,7 +122,7 @@ def _at(member: dict[str, Any], message: dict[str, Any], remote: Remote) -> dict
     row = {"node": member["name"], "role": member["role"], "state": None, "events": None, "detail": ""}
     try:
         path = f"/v1/messages/{message['id']}"
-        seen = call_member(remote, member, "GET", path, needs="state", query={"stale": "true"})
+        seen = call_member(remote, member, "GET", path, needs="state", query={"stale": True})
     except (HadelayError, OSError) as error:
         return row | {"detail": str(error).partition("\n")[0]}
     # Only the leader knows ready messages; on other nodes they stay scheduled until leased.
