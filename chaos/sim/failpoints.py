@@ -62,7 +62,7 @@ STEPS = {
     "raft.transfer": Step("server.leadership:Leadership.transfer", "election"),
     # Apply, and what users are told of it.
     "apply.entry": Step("raft.apply:Applier._apply"),
-    "apply.state": Step("server.machine:apply_entry"),
+    "apply.state": Step("server.node:apply_entry"),
     "apply.publish": Step("ledger.publish:_file"),
     "apply.file": Step("storage.near:NearHour.append"),
     "apply.settle": Step("ledger.leases:settle"),

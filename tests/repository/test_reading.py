@@ -11,7 +11,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs/explanation/reading.md"
 MOST_LINES = 12_000
 #: Features beside the walk: packages and modules that no stop may import.
 FEATURES = (
-    "cli", "client", "http", "ledger.access", "pipeline", "process", "server.copies", "server.memberchanges",
+    "cli", "client", "http", "ledger.access", "pipeline", "process", "server.memberchanges",
     "server.metrics", "server.restore", "server.service", "server.webhooks", "storage.backup", "storage.inspect",
 )  # fmt: skip
 #: Stop → features that it imports all the same: the table of commands names those of access. This list may only get

@@ -15,7 +15,7 @@ from chaos.sim.disk import SimDisk
 from chaos.sim.tables import SimBackend
 from hadelay.codec.formats import INDEX, RECORD, RECORD_SIZE
 from hadelay.errors import NotFound, Overloaded
-from hadelay.server.copies import Copies
+from hadelay.server.service.files import Files
 from hadelay.storage.identity import Identity
 from hadelay.storage.store import Storage
 
@@ -60,12 +60,13 @@ class Now:
 
 
 class Fake:
-    """The replica and the checkpoints of a node, over real storage."""
+    """A node and its checkpoints, over real storage."""
 
     def __init__(self) -> None:
         self.runtime, self.disk = Now(), SimDisk(random.Random(1))
         self.disk.makedirs("/")
-        self.raft: Any = SimpleNamespace(applied_index=0, stopped=False, runtime=self.runtime)
+        self.raft: Any = SimpleNamespace(applied_index=0, stopped=False, read_index=lambda done: done(None))
+        self.checkpoints = self
         self.ledger = SimpleNamespace(level=1, now_ms=0)
         self.bytes_since = 0
         self.storage = self.opened()
@@ -97,82 +98,80 @@ def node() -> Fake:
     return node
 
 
-def copies_of(node: Fake) -> Copies:
-    replica: Any = node
-    return Copies(replica, node.raft, replica)
+def copies_of(node: Fake) -> Files:
+    whole: Any = node
+    return Files(whole)
 
 
 @pytest.fixture
-def copies(node: Fake) -> Copies:
+def copies(node: Fake) -> Files:
     return copies_of(node)
 
 
-async def test_it_holds_everything_that_was_applied(node: Fake, copies: Copies) -> None:
+async def test_it_holds_everything_that_was_applied(node: Fake, copies: Files) -> None:
     node.publish()
-    view = await copies.open()
+    view = await copies.open_snapshot()
     assert (view.index, view.cluster_id) == ("2", "c")
     (log,) = [file for file in view.files if file.name.endswith(".log")]
     assert int(log.bytes) == 2 * (RECORD_SIZE + 4)
-    assert len(await copies.read(view.id, log.name, 10, 50)) == 50
-    assert copies.length(view.id, log.name) == int(log.bytes)
+    assert len(await copies.read_snapshot(view.id, log.name, 10, 50)) == 50
+    assert await copies.snapshot_file_length(view.id, log.name) == int(log.bytes)
     for name in ("identity", "../g1/names", "hours/1999010100.log"):
         with pytest.raises(NotFound):
-            copies.length(view.id, name)
+            await copies.snapshot_file_length(view.id, name)
 
 
 async def test_a_cluster_that_nobody_published_to_can_be_copied() -> None:
     empty = Fake()
     empty.raft.applied_index = 2
-    view = await copies_of(empty).open()  # type: ignore[arg-type]
+    view = await copies_of(empty).open_snapshot()  # type: ignore[arg-type]
     assert (view.index, [file.name for file in view.files]) == ("2", ["state-2"])
 
 
 @pytest.mark.parametrize("released", [True, False])
-async def test_a_retired_hour_goes_when_it_is_released_or_left_alone(
-    node: Fake, copies: Copies, released: bool
-) -> None:
-    view = await copies.open()
+async def test_a_retired_hour_goes_when_it_is_released_or_left_alone(node: Fake, copies: Files, released: bool) -> None:
+    view = await copies.open_snapshot()
     log = next(file.name for file in view.files if file.name.endswith(".log"))
     node.storage.hours.retire(HOUR)
     node.raft.applied_index += 1
     node.begin()
     for _ in range(5):  # read now and then, it stays
         node.runtime.pass_s(50)
-        assert len(await copies.read(view.id, log, 0, 10)) == 10
+        assert len(await copies.read_snapshot(view.id, log, 0, 10)) == 10
     if released:
-        copies.release(view.id)
+        await copies.release_snapshot(view.id)
     else:
         node.runtime.pass_s(80)
     with pytest.raises(NotFound, match="over"):
-        await copies.read(view.id, log, 0, 10)
+        await copies.read_snapshot(view.id, log, 0, 10)
     node.raft.applied_index += 1
     node.begin()
     assert node.files() == []
 
 
-async def test_not_too_many_at_once(node: Fake, copies: Copies) -> None:
-    held = [await copies.open() for _ in range(4)]
+async def test_not_too_many_at_once(node: Fake, copies: Files) -> None:
+    held = [await copies.open_snapshot() for _ in range(4)]
     with pytest.raises(Overloaded):
-        await copies.open()
-    copies.release(held[0].id)
-    await copies.open()
+        await copies.open_snapshot()
+    await copies.release_snapshot(held[0].id)
+    await copies.open_snapshot()
 
 
-async def test_a_node_that_installed_another_snapshot_has_none_of_its_files(node: Fake, copies: Copies) -> None:
-    view = await copies.open()
+async def test_a_node_that_installed_another_snapshot_has_none_of_its_files(node: Fake, copies: Files) -> None:
+    view = await copies.open_snapshot()
     node.storage.close()
     node.storage = node.opened()
     with pytest.raises(NotFound, match="over"):
-        copies.length(view.id, view.files[0].name)
-    copies.release(view.id)
-    copies.release("7-unheard0")
+        await copies.snapshot_file_length(view.id, view.files[0].name)
+    await copies.release_snapshot(view.id)
+    await copies.release_snapshot("7-unheard0")
     for _ in range(3):
-        await copies.open()
-    await copies.open()  # what nobody can read any more is none of those that are held
+        await copies.open_snapshot()
+    await copies.open_snapshot()  # what nobody can read any more is none of those that are held
 
 
 async def test_a_snapshot_that_is_installed_meanwhile_is_copied_and_no_checkpoint_asked_for_for_ever(
-    node: Fake, copies: Copies
+    node: Fake, copies: Files
 ) -> None:
     asked, begin = 0, node.begin
 
@@ -181,7 +180,7 @@ async def test_a_snapshot_that_is_installed_meanwhile_is_copied_and_no_checkpoin
         asked += 1
 
     node.begin = never_done  # type: ignore[method-assign]
-    opening = asyncio.create_task(copies.open())
+    opening = asyncio.create_task(copies.open_snapshot())
     await asyncio.sleep(0.05)
     node.storage.close()
     node.storage = node.opened()
@@ -189,38 +188,38 @@ async def test_a_snapshot_that_is_installed_meanwhile_is_copied_and_no_checkpoin
     node.bytes_since = 1
     view = await asyncio.wait_for(opening, 5)
     assert view.index == "1"
-    assert copies.length(view.id, "state-1") > 0
+    assert await copies.snapshot_file_length(view.id, "state-1") > 0
     before = asked
     await asyncio.sleep(0.05)
     assert asked == before
 
 
-async def test_whoever_waits_for_a_copy_of_a_node_that_stops_is_told(node: Fake, copies: Copies) -> None:
+async def test_whoever_waits_for_a_copy_of_a_node_that_stops_is_told(node: Fake, copies: Files) -> None:
     node.begin = lambda: None  # type: ignore[method-assign]
-    opening = asyncio.create_task(copies.open())
+    opening = asyncio.create_task(copies.open_snapshot())
     await asyncio.sleep(0)
     node.raft.stopped = True
     with pytest.raises(Overloaded, match="stops"):
         await asyncio.wait_for(opening, 5)
 
 
-async def test_a_disk_without_room_for_the_export_is_said_once(node: Fake, copies: Copies) -> None:
+async def test_a_disk_without_room_for_the_export_is_said_once(node: Fake, copies: Files) -> None:
     node.begin()
     node.disk.capacity = node.disk.used
     for _ in range(3):
         with pytest.raises(Overloaded, match="full disk"):
-            await asyncio.wait_for(copies.open(), 5)
+            await asyncio.wait_for(copies.open_snapshot(), 5)
     assert node.disk.was_full == 1
     node.disk.capacity = 1 << 30
     node.runtime.pass_s(15)
-    assert (await asyncio.wait_for(copies.open(), 5)).index == "1"
+    assert (await asyncio.wait_for(copies.open_snapshot(), 5)).index == "1"
 
 
-async def test_copies_that_come_and_go_are_looked_at_by_one_timer(node: Fake, copies: Copies) -> None:
+async def test_copies_that_come_and_go_are_looked_at_by_one_timer(node: Fake, copies: Files) -> None:
     for _ in range(9):
-        view = await copies.open()
-        copies.release(view.id)
-    await copies.open()
+        view = await copies.open_snapshot()
+        await copies.release_snapshot(view.id)
+    await copies.open_snapshot()
     assert len(node.runtime.timers) == 1
     node.runtime.pass_s(200)
     assert node.runtime.timers == []

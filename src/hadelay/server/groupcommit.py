@@ -1,15 +1,15 @@
-"""Group commit: whatever is waiting goes into the log together, while the entries before it are on their way.
+"""Group commit: waiting commands go into the log together, while the entries before them are being committed.
 
 Every change passes through here, on every node. On the leader a batch becomes one Raft entry, stamped with cluster
-time; on a follower the same encoded commands travel to the leader's queue over the node link, which puts them into
-its own next entry untouched. An answer is definite: NoLeader and Overloaded mean that nothing happened; once a batch
-has left this node and no answer came, it is OutcomeUnknown.
+time. On a follower the same bytes go over the node link into the leader's queue, and from there into its next entry.
+Answers are definite: NoLeader and Overloaded mean that nothing happened; OutcomeUnknown, that a batch left this node
+and no answer came.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,36 +17,39 @@ from hadelay.api.metrics import Histogram
 from hadelay.api.service import Receipts
 from hadelay.codec.commands import encode_publish
 from hadelay.codec.commandtypes import Command
+from hadelay.codec.entries import encode_entry
 from hadelay.codec.results import PublishResult, RowCode
 from hadelay.errors import HadelayError, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.model import Draft
 from hadelay.platform.runtime import Handle, Runtime
+from hadelay.raft.node import RaftNode
 from hadelay.raft.ports import Done
-from hadelay.server.outlet import Outlet
+from hadelay.server.clustertime import ClusterClock
+from hadelay.server.link import Link
 from hadelay.server.refusals import Refusals, refusal
+from hadelay.server.replica import Replica
 
-#: Entries with publishes on their way at once. Two keep the disks busy; more would only make batches smaller.
+#: Limit of batches with publishes in flight. Two keep the disks busy; more would only make batches smaller.
 _MAX_INFLIGHT_PUBLISHES = 2
-#: Entries on their way at once, with whatever is in them: commands are small, and somebody waits for each (somebody's
-#: message is due, for a grant).
+#: Limit of all batches in flight: commands are small, and a client waits for each.
 _MAX_INFLIGHT = 4
-#: The same on their way to a leader, in whose next entry they meet: waiting here too would save little.
+#: The same on a follower: its batches meet in the leader's next entry, so waiting here too would save little.
 _MAX_INFLIGHT_FORWARDED = 8
-#: How soon a batch is tried again that found no leader where it went.
+#: Pause before a batch that found no leader is sent again.
 _RETRY_S = 0.02
-#: How long the answer of a leader that was followed by another may still be on its way.
+#: Time to wait for the answer of a leader that another has followed.
 _OVERTAKEN_S = 0.1
 #: Upper bounds of hadelay_commit_duration_seconds.
 _COMMITS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-#: How a PUBLISH begins.
+#: First byte of a PUBLISH.
 _PUBLISH = bytes([Command.PUBLISH])
-#: The most commands in one entry (its count is a u16).
+#: Limit of commands in one entry (its count is a u16).
 _MAX_COMMANDS = 16_384
 
 
 @dataclass(eq=False, slots=True)
 class Pending:
-    """What waits for its entry: drafts that share one answer, at most one entry's worth of them, or a command."""
+    """A command that waits for its entry, or drafts that share one answer and fit into one entry."""
 
     done: Done
     #: Size that counts in the queue and in an entry.
@@ -62,8 +65,47 @@ class Pending:
 
     @property
     def publishes(self) -> bool:
-        """Drafts of this node, or another node's."""
+        """This node's drafts, or a PUBLISH of another node."""
         return bool(self.drafts) or self.command[:1] == _PUBLISH
+
+
+class Outlet:
+    """Where a node's batches go: into its log when it leads, else over the node link to the leader."""
+
+    def __init__(
+        self,
+        raft: RaftNode,
+        replica: Replica,
+        clock: ClusterClock,
+        link: Link,
+        leading: Callable[[], int],
+        timeout_s: float,
+    ) -> None:
+        """leading: the term that this node leads, else 0. timeout_s: of a batch sent to the leader."""
+        self._raft, self._replica, self._clock, self._link = raft, replica, clock, link
+        self.term, self._timeout_s = leading, timeout_s
+
+    def ready(self) -> bool:
+        """This node leads, or is connected to the leader."""
+        leader = self._raft.leader
+        return bool(self.term()) or (
+            leader is not None and leader != self._raft.name and self._raft.membership.connected(leader)
+        )
+
+    def to(self) -> str | None:
+        """The leader as far as this node knows; None when it knows none."""
+        return self._raft.name if self.term() else self._raft.leader
+
+    def send(self, commands: list[bytes], done: Callable[[Sequence[Any] | None, HadelayError | None], None]) -> None:
+        """`done` gets a result per command. NoLeader: nothing happened, try again."""
+        raft = self._raft
+        if self.term():
+            now_ms = self._clock.read(raft.runtime.monotonic())
+            raft.propose(encode_entry(now_ms, commands, self._replica.ledger.level), done)
+        elif raft.leader is None:
+            done(None, NoLeader("no leader"))
+        else:
+            self._link.call(raft.leader, "submit", commands, self._timeout_s, done)
 
 
 class GroupCommit:
@@ -93,7 +135,7 @@ class GroupCommit:
         self.commits = Histogram.of(_COMMITS_S)
         self.held = False
         self._sent: list[_Batch] = []
-        #: This node's publishes and those of others, in the order they came, so that neither keep the other waiting.
+        #: This node's publishes and those of other nodes, in the order in which they came.
         self._publishes: deque[Pending] = deque()
         self._commands: deque[Pending] = deque()
         self._scheduled = self._resting = False
@@ -111,14 +153,13 @@ class GroupCommit:
         return len(self._commands)
 
     def enqueue(self, drafts: list[Draft], key: bytes | None, size: int, done: Done) -> None:
-        """Queue drafts for one entry. Only Publishing may call this: it has judged them."""
+        """Queue drafts for one entry. Only Publishing calls this, after it has judged them."""
         self.queued_bytes += size
         self._add(Pending(done, size, self.runtime.monotonic(), drafts=drafts, key=key))
 
     def propose(self, command: bytes, done: Done, term: int = 0) -> None:
-        """Commands keep their order, and do not wait for another node's publishes. They are few and small: no limit but
-        the callers' own. With a `term`, only this node as its leader may propose it, then or never: NoLeader as soon as
-        that is over."""
+        """Queue a command. Commands keep their order and do not wait for publishes; callers limit their number. term:
+        only this node may propose the command, as the leader of that term; NoLeader once the term is over."""
         self._add(Pending(done, len(command), self.runtime.monotonic(), command, term))
 
     def _add(self, one: Pending) -> None:
@@ -135,11 +176,9 @@ class GroupCommit:
             self._schedule()
 
     def hold(self, held: bool) -> None:
-        """While held nothing leaves: a planned transfer is under way."""
+        """While held, nothing leaves: a planned transfer is under way."""
         self.held = held
         self.flush_soon()
-
-    # sending
 
     def _schedule(self) -> None:
         self._scheduled = True
@@ -148,7 +187,7 @@ class GroupCommit:
     def _flush(self) -> None:
         self._scheduled = False
         self.reject_stale()
-        # An outlet may refuse at once: then it rests, or this loop would never end.
+        # `_resting`: an outlet that refuses at once would keep this loop going for ever.
         while not (self.held or self._resting) and (self._publishes or self._commands):
             shut = self._publishing >= _MAX_INFLIGHT_PUBLISHES
             most = _MAX_INFLIGHT if self.outlet.to() == self.node else _MAX_INFLIGHT_FORWARDED
@@ -158,12 +197,12 @@ class GroupCommit:
                 self._wait_for_leader()
                 return
             if self._send_batch(shut) > self.max_entry_bytes // 2:
-                self._schedule()  # encoding a large one is enough for one turn of the loop
+                self._schedule()  # encoding a large batch is enough for one turn of the loop
                 return
 
     def reject_stale(self) -> None:
-        """Reject publishes older than the commit timeout: the client may have retried elsewhere, and the time for which
-        their keys are remembered may be over when they leave (seed 71940). Another node has answered its own."""
+        """Reject publishes older than the commit timeout: clients may have retried elsewhere, and the keys may have
+        expired when they leave (seed 71940)."""
         oldest = self.runtime.monotonic() - self.commit_timeout_s
         while self._publishes and (late := self._publishes[0]).since < oldest:
             self._publishes.popleft()
@@ -171,7 +210,7 @@ class GroupCommit:
             late.done(None, Overloaded("publishes wait too long for their turn on this node", retry_after_ms=1_000))
 
     def _send_batch(self, shut: bool) -> int:
-        """Its bytes. shut: without publishes."""
+        """Send one batch; returns its size in bytes. shut: without publishes."""
         taken = [] if shut else _take(self._publishes, self.max_entry_bytes)
         room = self.max_entry_bytes - sum(one.size for one in taken)
         commands = _take(self._commands, room) if room > 0 or not taken else []
@@ -190,11 +229,11 @@ class GroupCommit:
         batch = _Batch(self, groups, commands)
         self._publishing += batch.publishes
         self._sent.append(batch)
-        batch.send(encoded)
+        self.outlet.send(encoded, batch.answer)
         return sum(map(len, encoded))
 
     def settled(self, batch: _Batch, publishes: list[Pending], commands: list[Pending], again: bool) -> None:
-        """A batch is over; `again`: nothing happened, it goes back to the head of the queue."""
+        """A batch was answered. again: nothing happened, so the batch goes back to the head of the queue."""
         self.inflight -= 1
         self._publishing -= batch.publishes
         self._sent.remove(batch)
@@ -235,7 +274,7 @@ class GroupCommit:
 
 
 class _Batch:
-    """One batch on its way, answered once: by its results, by an error, or by the clock."""
+    """A batch in flight, answered once: by results, an error or the timeout."""
 
     __slots__ = ("began", "commands", "groups", "open", "overtaken", "publishes", "queue", "timer", "to")
 
@@ -247,12 +286,9 @@ class _Batch:
         self.began = queue.runtime.monotonic()
         self.timer = queue.runtime.call_later(queue.commit_timeout_s, self._timeout)
 
-    def send(self, encoded: list[bytes]) -> None:
-        self.queue.outlet.send(encoded, self._done)
-
     def leader_is(self, leader: str | None) -> None:
-        """A leader that is paused or cut off answers nothing and breaks no link: what was sent to it must not keep the
-        next leader waiting. What this node proposed itself Raft answers, when it is deposed."""
+        """Shorten the timeout once another node leads: a leader that is paused or cut off answers nothing and breaks no
+        link. Raft itself answers the batches that this node proposed as the leader."""
         if leader in (None, self.to) or self.to == self.queue.node or self.overtaken:
             return
         self.overtaken = True
@@ -260,9 +296,9 @@ class _Batch:
         self.timer = self.queue.runtime.call_later(_OVERTAKEN_S, self._timeout)
 
     def _timeout(self) -> None:
-        self._done(None, OutcomeUnknown("no majority answered in time; the request may still take effect"))
+        self.answer(None, OutcomeUnknown("no majority answered in time; the request may still take effect"))
 
-    def _done(self, results: Sequence[Any] | None, error: HadelayError | None) -> None:
+    def answer(self, results: Sequence[Any] | None, error: HadelayError | None) -> None:
         if not self.open:
             return
         self.open = False
@@ -289,7 +325,7 @@ class _Batch:
 
 
 def _take(queue: deque[Pending], room: int) -> list[Pending]:
-    """The head of the queue, as much as fits into one entry and at least one."""
+    """Take the head of the queue, as much as fits into one entry but at least one."""
     taken: list[Pending] = []
     while queue and len(taken) < _MAX_COMMANDS and (queue[0].size <= room or not taken):
         taken.append(queue.popleft())
@@ -298,12 +334,13 @@ def _take(queue: deque[Pending], room: int) -> list[Pending]:
 
 
 def _group(publishes: list[Pending]) -> list[list[Pending]]:
-    """Which publishes share a command: all but those with a request key that covers several drafts."""
+    """Publishes that share a command: all without a request key. A publish with one gets its own command."""
     shared = [p for p in publishes if p.key is None]
     return ([shared] if shared else []) + [[p] for p in publishes if p.key is not None]
 
 
 def _answer(refusals: Refusals, group: list[Pending], result: Any) -> None:
+    """Answer the publishes of one command."""
     if not isinstance(result, PublishResult):
         error = refusal(result)
         for publish in group:
@@ -329,3 +366,22 @@ def _answer(refusals: Refusals, group: list[Pending], result: Any) -> None:
             }
         publish.done(receipts, None)
         first = last
+
+
+def gather(count: int, done: Callable[[list[Any], list[HadelayError]], None]) -> Callable[[int, Any, Any], None]:
+    """Collect the answers of `count` parts, each given by its number; then done(results, errors). The result of a part
+    that failed is None."""
+    results: list[Any] = [None] * count
+    errors: list[HadelayError] = []
+    missing = count
+
+    def answered(n: int, result: Any, error: HadelayError | None) -> None:
+        nonlocal missing
+        results[n] = result
+        if error is not None:
+            errors.append(error)
+        missing -= 1
+        if not missing:
+            done(results, errors)
+
+    return answered

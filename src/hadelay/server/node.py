@@ -1,33 +1,38 @@
-"""The one place where a node is put together: its parts are constructed and connected here.
+"""A node: the place where its parts are constructed and connected, and the port that Raft calls (raft.ports.Machine).
 
-Callbacks over Runtime, Disk and Network: the simulator runs this very class. `server.service` gives it the async face
+Callbacks over Runtime, Disk and Network: the simulator runs this very class. `server.service` adds the async methods
 that HTTP calls, `process` the real world.
 """
 
 from __future__ import annotations
 
+import logging
+import struct
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from hadelay.codec.commands import encode_incarnation, encode_members
+from hadelay.codec.entries import encode_entry, members_in
+from hadelay.errors import DamagedFile
+from hadelay.ledger.apply import apply_entry
 from hadelay.ledger.idempotency import is_known
 from hadelay.ledger.quotas import retry_after_ms
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.topics import Topic
-from hadelay.members import Member
+from hadelay.members import Member, Members
 from hadelay.platform.disk import Disk, Lock
 from hadelay.platform.network import Network
 from hadelay.platform.runtime import Runtime
 from hadelay.raft.journal import FIRST, Journal
 from hadelay.raft.node import RaftNode
-from hadelay.raft.ports import RaftTuning
+from hadelay.raft.ports import Installer, RaftTuning
 from hadelay.server.checkpoints import Checkpoints
 from hadelay.server.clustertime import ClusterClock
 from hadelay.server.delivery.loop import DeliveryLoop
-from hadelay.server.groupcommit import GroupCommit
+from hadelay.server.groupcommit import GroupCommit, Outlet
 from hadelay.server.guard import Guard
 from hadelay.server.leadership import Leadership
 from hadelay.server.link import Link
-from hadelay.server.machine import Machine
-from hadelay.server.outlet import Outlet
 from hadelay.server.peers import Peer, Peers
 from hadelay.server.proposals import Proposals
 from hadelay.server.publishing import Publishing
@@ -37,8 +42,15 @@ from hadelay.server.refusals import Refusals
 from hadelay.server.repair import Repairer
 from hadelay.server.replica import Replica
 from hadelay.settings.node import Config
+from hadelay.storage.identity import note_damage
+from hadelay.storage.manifest import Manifest
 from hadelay.storage.store import Storage
 from hadelay.version import FEATURE_LEVEL, VERSION
+
+log = logging.getLogger(__name__)
+
+#: Payload of a heartbeat: cluster time, and the term of the leader.
+_TIME = struct.Struct("<qQ")
 
 
 class Node:
@@ -65,8 +77,8 @@ class Node:
         self.clock = ClusterClock(
             self.name, config.members, floor_ms=self.ledger.now_ms, skew_ms=config.limits.max_clock_skew_ms
         )
-        machine = Machine(disk, runtime, self.replica, self.clock)
-        self.raft = self._make_raft(machine, network, journal, on_fatal)
+        members = tuple(Member(name, address) for name, address in sorted(config.members.items()))
+        self.raft = RaftNode(journal, network, runtime, self, raft_config(config), members=members, on_fatal=on_fatal)
         self.raft.set_applied(*(storage.applied_index, storage.applied_term) if storage.applied_index else FIRST)
         self.link = Link(runtime, self.raft.send)
         self.peers = Peers(
@@ -76,16 +88,7 @@ class Node:
         self.repairer = Repairer(self.name, self.replica, self.link, self.peers)
         self.reader = Reader(self.replica, runtime, self.repairer)
         self.group_commit = self._make_group_commit()
-        self._connect(machine)
-
-    def _make_raft(
-        self, machine: Machine, network: Network, journal: Journal, on_fatal: Callable[[BaseException], None]
-    ) -> RaftNode:
-        config = self.config
-        members = tuple(Member(name, address) for name, address in sorted(config.members.items()))
-        return RaftNode(
-            journal, network, self.runtime, machine, raft_config(config), members=members, on_fatal=on_fatal
-        )
+        self._connect()
 
     def _make_group_commit(self) -> GroupCommit:
         config, commit_timeout_s = self.config, self.config.limits.commit_timeout_ms / 1000
@@ -99,8 +102,8 @@ class Node:
             commit_timeout_s=commit_timeout_s,
         )
 
-    def _connect(self, machine: Machine) -> None:
-        """Construct what works for a leader and for users, and give Raft its port."""
+    def _connect(self) -> None:
+        """Construct the parts that work for a leader and for users."""
         config, runtime = self.config, self.runtime
         self.dispatcher = DeliveryLoop(
             ledger=self.ledger,
@@ -135,8 +138,6 @@ class Node:
             queue_bytes,
         ).publish
         self.propose = Proposals(self.leadership, self.group_commit, self.peers, self.link, queue_bytes).propose
-        machine.raft, machine.link, machine.peers = self.raft, self.link, self.peers
-        machine.leadership, machine.checkpoints = self.leadership, self.checkpoints
 
     def __repr__(self) -> str:
         return f"<Node {self.name} {'leads' if self.leading else 'follows'} term {self.raft.term} {self.ledger!r}>"
@@ -164,7 +165,7 @@ class Node:
         self.checkpoints.start()
 
     def stop(self) -> None:
-        """At once and without a checkpoint: what is acknowledged is in the journal."""
+        """Stop at once, without a checkpoint: everything acknowledged is in the journal."""
         self.leadership.stop()
         self.raft.stop()
         self.storage.close()
@@ -172,12 +173,104 @@ class Node:
             lock.close()
 
     def _damaged(self, hour: int, index: int, what: str) -> None:
-        """A second's chain is broken at that entry, or its record: have both repaired, then walk on."""
+        """A second's chain is broken at that entry, or its record: repair both, then walk on."""
         self.repairer.repair_entry(hour, index, lambda: self.dispatcher.repaired(hour))
 
     def _me(self) -> Peer:
         has_space = self.checkpoints.has_space()
         return Peer(self.name, self.config.advertise, VERSION, FEATURE_LEVEL, self.raft.applied_index, has_space)
+
+    # ---- raft.ports.Machine
+
+    def apply(self, index: int, term: int, command: bytes) -> Any:
+        ledger, storage = self.ledger, self.storage
+        try:
+            results = apply_entry(ledger, index, term, command)
+        except DamagedFile as damage:
+            # Half of the entry may be applied, and a replay would read the same bytes: the next start begins with empty
+            # directories, from the other nodes.
+            note_damage(self.disk, storage.directory, str(damage))
+            raise
+        self.clock.raise_floor(ledger.now_ms)
+        if ledger.level > storage.identity.feature_level:
+            # From now on an older program refuses the directory with an error.
+            storage.set_identity(feature_level=ledger.level)
+        self.checkpoints.applied(len(command))
+        return results
+
+    def on_leader(self, term: int) -> None:
+        self.leadership.on_leader(term)
+
+    def on_follower(self) -> None:
+        self.leadership.on_follower()
+
+    def incarnation(self, node: str) -> int | None:
+        return self.ledger.incarnations.get(node)
+
+    def incarnation_command(self, node: str, incarnation: int) -> bytes:
+        return encode_entry(self.now_ms(), [encode_incarnation(node, incarnation)])
+
+    def on_incarnation(self, incarnation: int) -> None:
+        self.storage.set_identity(incarnation=incarnation)
+
+    def members(self) -> tuple[int, Members]:
+        return self.ledger.members_index, self.ledger.members
+
+    def members_in(self, command: bytes) -> Members | None:
+        return members_in(command)
+
+    def members_command(self, members: Members) -> bytes:
+        return encode_entry(self.now_ms(), [encode_members(members)], self.ledger.level)
+
+    def on_members(self) -> None:
+        membership = self.raft.membership
+        voters = [member.name for member in membership.members if member.voter]
+        self.clock.set_voters(voters)
+        self.peers.set_members(sorted({self.raft.name, *membership.linked()}), voters)
+
+    def heartbeat_info(self) -> bytes:
+        return _TIME.pack(self.now_ms(), self.raft.term) if self.clock.ready else b""
+
+    def on_heartbeat_info(self, info: bytes) -> None:
+        if len(info) == _TIME.size:
+            now_ms, _ = _TIME.unpack(info)
+            self.clock.observe_leader(self.raft.leader or "", now_ms, self.runtime.monotonic())
+        self.leadership.leader_seen()
+
+    def on_message(self, peer: str, kind: int, payload: bytes) -> None:
+        self.link.on_message(peer, kind, payload)
+
+    def on_link(self, peer: str, up: bool) -> None:
+        log.info("link_up" if up else "link_down", extra={"peer": peer})
+        if up:
+            self.peers.greet(peer)
+            self.leadership.leader_seen()
+        else:
+            self.link.link_down(peer)
+
+    def manifest(self) -> Manifest | None:
+        return self.storage.manifest()
+
+    def read_chunk(self, manifest: Manifest, name: str, offset: int, size: int) -> bytes:
+        return self.storage.exports.read(name, offset, size)
+
+    def release(self, manifest: Manifest) -> None:
+        self.storage.exports.release(manifest)
+
+    def install(self, manifest: Manifest) -> Installer:
+        return self.storage.install(manifest, self.installed)
+
+    def installed(self) -> None:
+        """A snapshot was installed: go on from its state. Only a follower installs, so no proposal waits here."""
+        self.checkpoints.bytes_since = 0
+        self.leadership.stop()
+        try:
+            self.replica.load(self.storage.reopen())
+        except Exception as error:  # a disk error, for example: there is no state to go on with
+            self.raft.fatal(error)
+            return
+        self.dispatcher.ledger = self.ledger
+        self.clock.raise_floor(self.ledger.now_ms)
 
 
 def raft_config(config: Config) -> RaftTuning:

@@ -1,8 +1,10 @@
-"""The door of publishing: judges a request, splits a large batch into entries, and puts the answers together."""
+"""Publishing: judge a request, split a large batch into entries, and merge the answers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
 
 from msgspec.structs import replace
 
@@ -10,14 +12,14 @@ from hadelay.api.service import PublishDone, Receipts
 from hadelay.codec.meta import unpack
 from hadelay.errors import DiskFull, HadelayError, Impossible, OutcomeUnknown, Overloaded
 from hadelay.model import Draft
-from hadelay.server.groupcommit import GroupCommit
+from hadelay.server.groupcommit import GroupCommit, gather
 from hadelay.server.guard import Guard
 from hadelay.server.leadership import Leadership
 from hadelay.server.peers import Peers
 
 #: Cost of a draft besides its payload, in bytes: a record's header, row and list overhead.
 _DRAFT_BYTES = 128
-#: What apply does for a key, and for each topic of a batch, which may be a new one: as much as for so many bytes.
+#: Cost of a key, and of each further topic of a batch, which may be a new one: apply takes as long for so many bytes.
 _KEY_BYTES, _TOPIC_BYTES = 256, 1_024
 
 
@@ -33,8 +35,8 @@ class Publishing:
         is_known: Callable[[list[Draft], bytes | None], bool],
         max_queue_bytes: int,
     ) -> None:
-        """is_known: that these drafts, with this request key, were stored before. max_queue_bytes: of publishes that
-        are not answered; beyond, others are refused."""
+        """is_known: whether these drafts, with this request key, were stored before. max_queue_bytes: limit of
+        publishes without an answer."""
         self._group_commit, self._leadership, self._peers, self._guard = group_commit, leadership, peers, guard
         self._is_known, self._max_queue_bytes = is_known, max_queue_bytes
 
@@ -54,7 +56,8 @@ class Publishing:
         }
         if refused:
             kept = [n for n in range(len(drafts)) if n not in refused]
-            drafts, done = [drafts[n] for n in kept], _Merged(1, len(drafts), done, refused).part(kept)
+            done = partial(gather(1, partial(_merge, done, _receipts(len(drafts), refused), [kept])), 0)
+            drafts = [drafts[n] for n in kept]
             if not drafts:
                 done(Receipts([], []), None)
                 return
@@ -65,7 +68,7 @@ class Publishing:
             self._queue(drafts, request_key, done)
 
     def _refusal(self, drafts: list[Draft], request_key: bytes | None) -> HadelayError | None:
-        """Why the drafts are not even sent."""
+        """Why the drafts are refused before they are queued."""
         if self._peers.full and self._leadership.leading:
             return DiskFull(self._peers.no_space(), retry_after_ms=5_000)
         refusals = self._group_commit.refusals
@@ -77,8 +80,8 @@ class Publishing:
 
     def _queue(self, drafts: list[Draft], request_key: bytes | None, done: PublishDone) -> None:
         if request_key is not None and drafts[0].idem is None and all(draft.idem != request_key for draft in drafts):
-            # The key of a request is its first row's too: of one row it is nothing else, and then many requests share
-            # one command; and more rows, or fewer, under the same key do not make a second message of the first.
+            # The first draft gets the key of the request. So requests of one draft share a command, and a request with
+            # more or fewer drafts under the same key does not store the first draft again.
             drafts = [replace(drafts[0], idem=request_key), *drafts[1:]]
             request_key = None if len(drafts) == 1 else request_key
         group_commit = self._group_commit
@@ -91,7 +94,7 @@ class Publishing:
             self._split(drafts, request_key, done)
 
     def _split(self, drafts: list[Draft], key: bytes | None, done: PublishDone) -> None:
-        """A batch too large for one entry, in parts with keys of their own, so that a retry of all is harmless."""
+        """Queue a batch too large for one entry in parts. Each gets a key, so that a retry of the batch is harmless."""
         most = size = self._group_commit.max_entry_bytes
         first: list[int] = []
         sizes: list[int] = []
@@ -102,56 +105,42 @@ class Publishing:
                 size = 0
             size += cost
             sizes[-1] = size
-        merged = _Merged(len(first), len(drafts), done)
-        for n, (start, end) in enumerate(zip(first, [*first[1:], len(drafts)], strict=True)):
+        parts = [range(*ends) for ends in pairwise([*first, len(drafts)])]
+        answered = gather(len(parts), partial(_merge, done, _receipts(len(drafts)), parts))
+        for n, (part, size) in enumerate(zip(parts, sizes, strict=True)):
             part_key = None if key is None else b"%d:%s" % (n, key)
-            self._group_commit.enqueue(drafts[start:end], part_key, sizes[n], merged.part(range(start, end)))
+            self._group_commit.enqueue(drafts[part.start : part.stop], part_key, size, partial(answered, n))
 
 
-class _Merged:
-    """The answer of a request that was split. An error answers for all: unknown once a part is or may be stored."""
+def _receipts(count: int, problems: dict[int, HadelayError] | None = None) -> Receipts:
+    return Receipts([0] * count, [0] * count, problems=problems or {})
 
-    def __init__(
-        self, parts: int, count: int, done: PublishDone, refused: dict[int, HadelayError] | None = None
-    ) -> None:
-        """count: of the request's drafts. refused: those of them that are in no part."""
-        self._whole = Receipts([0] * count, [0] * count, problems=refused or {})
-        self._missing, self._done = parts, done
-        self._stored = False
-        self._error: HadelayError | None = None
 
-    def part(self, at: Sequence[int]) -> PublishDone:
-        """Answers the part with the drafts at these positions of the request."""
-
-        def finished(receipts: Receipts | None, error: HadelayError | None) -> None:
-            if receipts is not None:
-                self._stored = True
-                self._add(at, receipts)
-            elif self._error is None or isinstance(error, OutcomeUnknown):
-                self._error = error
-            self._missing -= 1
-            if self._missing:
-                return
-            if self._error is None:
-                self._done(self._whole, None)
-            elif self._stored:
-                self._done(None, OutcomeUnknown("a part of the batch is stored, a part is not"))
-            else:
-                self._done(None, self._error)
-
-        return finished
-
-    def _add(self, at: Sequence[int], receipts: Receipts) -> None:
-        whole = self._whole
+def _merge(
+    done: PublishDone, whole: Receipts, parts: Sequence[Sequence[int]],
+    found: list[Receipts | None], errors: list[HadelayError],
+) -> None:  # fmt: skip
+    """Answer a request of several parts. whole: gets the receipts of all drafts. parts: positions of each part's drafts
+    in the request. An error answers for all drafts: OutcomeUnknown if a part is stored, or may be."""
+    if errors:
+        unknown = (error for error in errors if isinstance(error, OutcomeUnknown))
+        stored = len(errors) < len(parts)
+        done(
+            None, OutcomeUnknown("a part of the batch is stored, a part is not") if stored else next(unknown, errors[0])
+        )
+        return
+    for at, receipts in zip(parts, found, strict=True):
+        assert receipts is not None
         for n, message_id, deliver_at_ms in zip(at, receipts.ids, receipts.deliver_at_ms, strict=True):
             whole.ids[n], whole.deliver_at_ms[n] = message_id, deliver_at_ms
         whole.duplicates |= frozenset(at[n] for n in receipts.duplicates)
         whole.problems = whole.problems | {at[n]: problem for n, problem in receipts.problems.items()}
         whole.replaced = whole.replaced | {at[n]: other for n, other in receipts.replaced.items()}
+    done(whole, None)
 
 
 def _cost(draft: Draft) -> int:
-    """Bytes that it counts as, in the queue and in an entry."""
+    """Bytes that a draft counts as, in the queue and in an entry."""
     cost = _DRAFT_BYTES + len(draft.body) + len(draft.meta)
     if draft.idem is not None:
         cost += _KEY_BYTES
@@ -159,7 +148,7 @@ def _cost(draft: Draft) -> int:
 
 
 def _costs(drafts: list[Draft]) -> Iterator[int]:
-    """Of the drafts of one request."""
+    """Cost of each draft of one request."""
     seen = {drafts[0].topic}
     for draft in drafts:
         if draft.topic in seen:

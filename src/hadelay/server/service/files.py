@@ -1,31 +1,55 @@
-"""Files of this node: hours, snapshots for backups, and the names whose numbers are in the files."""
+"""Files of this node: hours, snapshots for backups, and the names whose numbers are in the files.
+
+A snapshot (docs/spec/backup.md) is the manifest that a follower would get (storage.exports). While it is open, none of
+its files is deleted, not even those of hours that are retired meanwhile; so it ends when it is released, or when nobody
+has read from it for a while.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.api.cluster import Hour, HourFileOut, Names, Snapshot
+from hadelay.api.cluster import Hour, HourFileOut, Names, Snapshot, SnapshotFileOut
 from hadelay.api.service import HOUR_FILES, HourFile, answered
+from hadelay.api.text import format_instant
 from hadelay.codec.formats import DISPATCH_SIZE, INDEX_SIZE
-from hadelay.errors import NotFound
+from hadelay.errors import NotFound, Overloaded
 from hadelay.model import DEAD_HOURS, hour_name
-from hadelay.server.copies import Copies
 from hadelay.server.node import Node
 from hadelay.server.service.part import Door
+from hadelay.storage.handles import files_closed
 from hadelay.storage.hours import HourStore
+from hadelay.storage.manifest import Manifest
+from hadelay.storage.store import Storage
+
+#: Time without a read after which a snapshot ends.
+_PATIENCE_S = 60.0
+#: Limit of open snapshots: each holds an export of the tables, and the files of hours that are retired meanwhile.
+_MOST = 4
+_LOOK_S = 0.02
+
+
+class _Open:
+    """An open snapshot."""
+
+    def __init__(self, storage: Storage, manifest: Manifest, now: float) -> None:
+        self.storage, self.manifest, self.read_at = storage, manifest, now
+        self.lengths = {file.name: file.length for file in manifest.files}
 
 
 class Files(Door):
     def __init__(self, node: Node) -> None:
         super().__init__(node)
-        self._copies = Copies(node.replica, node.raft, node.checkpoints)
+        self._open: dict[str, _Open] = {}
+        self._looking = False
 
     async def hours(self) -> tuple[int, Iterator[Hour]]:
         """(applied index, hours at this index: ascending, dead ones last). The iterator can be read once."""
-        # What waits for far hours is written first, in slices: the checksums would do it in one go otherwise.
+        # Buffered entries are written first, in slices: the checksums would write them in one go.
         await answered(self._node.storage.write_out)
         return self._node.raft.applied_index, hours_of(self._node.storage.hours, self._node.ledger.now_hour)
 
@@ -40,29 +64,101 @@ class Files(Door):
         """Exactly `length` bytes, within hour_file_length."""
         return self._node.storage.hours.read_file(hour, file, offset, length)
 
-    async def open_snapshot(self) -> Snapshot:
-        """Snapshot of everything committed before the call. Raises Overloaded."""
-        await self._confirm()
-        return await self._copies.open()
-
-    async def snapshot_file_length(self, snapshot: str, file: str) -> int:
-        """Bytes. Raises NotFound, also of a snapshot that was released."""
-        return self._copies.length(snapshot, file)
-
-    async def read_snapshot(self, snapshot: str, file: str, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes, within snapshot_file_length."""
-        return await self._copies.read(snapshot, file, offset, length)
-
-    async def release_snapshot(self, snapshot: str) -> None:
-        self._copies.release(snapshot)
-
     async def names(self) -> Names:
         await self._confirm()
         return Names(*self._node.storage.names.all())
 
+    # ---- snapshots
+
+    async def open_snapshot(self) -> Snapshot:
+        """Snapshot of everything committed before the call, or of more. Raises Overloaded."""
+        await self._confirm()
+        node = self._node
+        if sum(snapshot.storage is node.storage for snapshot in self._open.values()) >= _MOST:
+            raise Overloaded("others copy this node's files already: ask another node, or later", retry_after_ms=5_000)
+        await self._checkpoint()
+        while (manifest := node.storage.manifest()) is None:
+            await self._wait()
+            if (failure := node.storage.exports.failure) is not None:
+                raise Overloaded(f"this node could not export its tables: {failure}: ask another", retry_after_ms=5_000)
+        name = f"{manifest.index}-{node.runtime.random.getrandbits(32):08x}"
+        self._open[name] = _Open(node.storage, manifest, node.runtime.monotonic())
+        if not self._looking:
+            self._looking = True
+            node.runtime.call_later(_PATIENCE_S, self._look)
+        identity = node.storage.identity
+        files = [SnapshotFileOut(file.name, str(file.length), f"{file.crc:08x}") for file in manifest.files]
+        return Snapshot(
+            name, identity.cluster_id, identity.group, str(manifest.index), manifest.term, node.ledger.level,
+            format_instant(node.ledger.now_ms), files,
+        )  # fmt: skip
+
+    async def snapshot_file_length(self, snapshot: str, file: str) -> int:
+        """Bytes. Raises NotFound, also of a snapshot that is over."""
+        lengths = self._found(snapshot).lengths
+        if file not in lengths:
+            raise NotFound(f"this snapshot has no file {file[:64]!r}")
+        return lengths[file]
+
+    async def read_snapshot(self, snapshot: str, file: str, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes, within snapshot_file_length; read in a thread."""
+        found, runtime = self._found(snapshot), self._node.runtime
+        try:
+            data: bytes = await answered(
+                lambda done: runtime.in_thread("copies", lambda: found.storage.exports.read(file, offset, length), done)
+            )
+        except FileNotFoundError:
+            raise _over() from None
+        found.read_at = runtime.monotonic()
+        return data
+
+    async def release_snapshot(self, snapshot: str) -> None:
+        self._release(snapshot)
+
+    def _release(self, name: str) -> None:
+        snapshot = self._open.pop(name, None)
+        # A node that installed another's snapshot meanwhile has other files now.
+        if snapshot is not None and snapshot.storage is self._node.storage:
+            snapshot.storage.exports.release(snapshot.manifest)
+
+    async def _checkpoint(self) -> None:
+        node, checkpoints = self._node, self._node.checkpoints
+        wanted = node.raft.applied_index
+        if not node.storage.applied_index:
+            checkpoints.bytes_since += 1  # the first checkpoint, although nothing may have been published yet
+        # Once nothing is left to write, entries that change nothing may be missing. An installed snapshot replaces the
+        # storage meanwhile.
+        while node.storage.checkpointing or (node.storage.applied_index < wanted and checkpoints.bytes_since):
+            checkpoints.begin()
+            await self._wait()
+
+    async def _wait(self) -> None:
+        await asyncio.sleep(_LOOK_S)
+        if self._node.raft.stopped:
+            raise files_closed()
+
+    def _found(self, name: str) -> _Open:
+        snapshot = self._open.get(name)
+        if snapshot is None or snapshot.storage is not self._node.storage:
+            raise _over()
+        snapshot.read_at = self._node.runtime.monotonic()
+        return snapshot
+
+    def _look(self) -> None:
+        now = self._node.runtime.monotonic()
+        for name in [name for name, snapshot in self._open.items() if now - snapshot.read_at >= _PATIENCE_S]:
+            self._release(name)
+        self._looking = bool(self._open) and not self._node.raft.stopped
+        if self._looking:
+            self._node.runtime.call_later(_PATIENCE_S / 4, self._look)
+
+
+def _over() -> NotFound:
+    return NotFound("this snapshot is over: open another one; what was copied so far is a part of that, too")
+
 
 def hours_of(store: HourStore, running: int) -> Iterator[Hour]:
-    """As of now, however long the reader takes to go through it."""
+    """The hours as they are now, however long the caller takes to iterate."""
     found, rows = store.rows()
     numbers = found.tolist()
     return _hours(numbers, rows, {hour for hour in numbers if store.mapped(hour)}, running)
