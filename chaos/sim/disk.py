@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from chaos.sim.file import Flight, InjectedFault, SimCrash, SimFile
 from chaos.sim.inode import Directory, Inode, NameOp, Op
-from hadelay.platform.disk import mode_of
+from hadelay.platform.disk import Disk, mode_of
 
 __all__ = ["SECTOR", "SimCrash", "SimDisk", "SimFile"]
 
@@ -37,7 +37,7 @@ class _Lock:
         self.held = False
 
 
-class SimDisk:
+class SimDisk(Disk):
     """One machine's disk; survives its processes.
 
     crash_in: the n-th next mutating step raises SimCrash (after possibly half a write). sync_delay_s: what one sync

@@ -39,8 +39,8 @@ STEPS = {
     # The journal: what this node promises to remember.
     "journal.append": Step("raft.journal:Journal.append"),
     "journal.write": Step("raft.segment:Segment.write"),
-    "journal.pwritev": Step("platform.disk:RealFile.pwritev", when=("within",)),
-    "journal.sync": Step("platform.disk:RealFile.sync"),
+    "journal.pwritev": Step("platform.disk:File.pwritev", when=("within",)),
+    "journal.sync": Step("platform.disk:File.sync"),
     "journal.synced": Step("raft.node:RaftNode._on_synced"),
     "journal.mark": Step("raft.journal:Journal._mark"),
     "journal.roll": Step("raft.journal:Journal._roll"),
@@ -82,7 +82,7 @@ STEPS = {
     # Checkpoints and snapshots.
     "checkpoint.begin": Step("server.checkpoints:Checkpoints.begin"),
     "checkpoint.write": Step("storage.hours:HourStore.write_some"),
-    "checkpoint.sync": Step("platform.disk:RealDisk.sync_files"),
+    "checkpoint.sync": Step("platform.disk:Disk.sync_files"),
     "checkpoint.commit": Step("storage.lmdbtables:LmdbBackend.commit"),
     "checkpoint.sort-in": Step("storage.lmdbtables:LmdbBackend._sort_in"),
     "checkpoint.committed": Step("storage.hours:HourStore.committed"),
@@ -90,8 +90,8 @@ STEPS = {
     "snapshot.switch": Step("storage.store:roll_forward", "start"),
     "snapshot.finish": Step("raft.snapshot:Snapshots._finish", "empty"),
     # Names.
-    "disk.rename": Step("platform.disk:RealDisk.rename", "start"),
-    "disk.sync-dir": Step("platform.disk:RealDisk.sync_dir", "start"),
+    "disk.rename": Step("platform.disk:Disk.rename", "start"),
+    "disk.sync-dir": Step("platform.disk:Disk.sync_dir", "start"),
     "disk.identity": Step("storage.identity:write_identity", "empty"),
 }
 POINTS = tuple(f"{name}:{when}" for name, step in STEPS.items() for when in step.when)

@@ -32,10 +32,10 @@ def main(argv: list[str]) -> None:
 
             install(options.points)
         if options.clock:
-            from hadelay.platform.runtime import AsyncioRuntime
+            from hadelay.platform.runtime import Runtime
 
-            right, ahead_ms = AsyncioRuntime.wall_ms, options.clock * 1000
-            AsyncioRuntime.wall_ms = lambda self: right(self) + ahead_ms  # type: ignore[method-assign]
+            right, ahead_ms = Runtime.wall_ms, options.clock * 1000
+            Runtime.wall_ms = lambda self: right(self) + ahead_ms  # type: ignore[method-assign]
         sys.argv[1:] = words
         run_module("hadelay", run_name="__main__")
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from chaos.sim.inode import Inode, Op
+from hadelay.platform.disk import File
 
 if TYPE_CHECKING:
     from chaos.sim.disk import SimDisk
@@ -64,7 +65,7 @@ class Flight:
         self.stage = syncs
 
 
-class SimFile:
+class SimFile(File):
     def __init__(self, disk: SimDisk, path: str, inode: Inode) -> None:
         self.path, self._disk, self._inode, self._epoch = path, disk, inode, disk.epoch
 

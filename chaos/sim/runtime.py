@@ -18,7 +18,7 @@ from typing import Any
 
 from chaos.sim.disk import SimDisk
 from chaos.sim.file import Flight, SimCrash
-from hadelay.platform.runtime import Brevity, Ended
+from hadelay.platform.runtime import Brevity, Ended, Runtime
 
 #: More events than this at one instant is a loop that never sleeps.
 _MAX_EVENTS_PER_INSTANT = 200_000
@@ -138,7 +138,7 @@ class _Job:
     on_loop: bool = False
 
 
-class SimRuntime:
+class SimRuntime(Runtime):
     """The Runtime of one process. A restarted node gets a new one; the old one's events die with it.
 
     drift: how much faster than true time its monotonic clock runs (50e-6 = 50 ppm). wall_offset_ms: its wall clock's
@@ -172,7 +172,7 @@ class SimRuntime:
         self.ran = True
         self._rate = 1.0 + drift
         self._brief = brief
-        self._lanes: dict[str, deque[_Job]] = {}
+        self._jobs: dict[str, deque[_Job]] = {}
         self._brevity: defaultdict[str, Brevity] = defaultdict(Brevity)
         # Every machine counts from its own start.
         self._monotonic_base = self.random.uniform(10.0, 1e6)
@@ -196,7 +196,7 @@ class SimRuntime:
         """`fn` runs a moment later, at one instant; what it synced becomes durable, and `done` is called, when the
         disk has taken its time. So a sync covers exactly what was written before it began, and a crash in between
         keeps a prefix of the job (SimDisk.begin)."""
-        jobs = self._lanes.setdefault(lane, deque())
+        jobs = self._jobs.setdefault(lane, deque())
         jobs.append(_Job(fn, done, brief and self._brief))
         if len(jobs) == 1:
             self._start_next(lane)
@@ -205,13 +205,13 @@ class SimRuntime:
         """A job runs at one instant: none is ever under way while the loop does something else."""
 
     def _start_next(self, lane: str) -> None:
-        job = self._lanes[lane][0]
+        job = self._jobs[lane][0]
         job.on_loop = job.brief and not self._brevity[lane].needed
         delay_s = 0.0 if job.on_loop else self.world.random.uniform(5e-6, 100e-6)
         self.world.after(delay_s, self._run_job, lane, owner=self)
 
     def _run_job(self, lane: str) -> None:
-        job = self._lanes[lane][0]
+        job = self._jobs[lane][0]
         result, error = None, None
         cost_s = 0.0
         flight = self.disk.begin() if self.disk is not None else None
@@ -245,7 +245,7 @@ class SimRuntime:
             self._go_on()
 
     def _finish_job(self, lane: str, result: Any, error: BaseException | None) -> None:
-        jobs = self._lanes[lane]
+        jobs = self._jobs[lane]
         job = jobs.popleft()
         if jobs:
             self._start_next(lane)
@@ -274,4 +274,4 @@ class SimRuntime:
         """The process is gone: none of its events ever runs."""
         self.crashed, self.busy = True, False
         self.held.clear()
-        self._lanes.clear()
+        self._jobs.clear()

@@ -22,8 +22,8 @@ import structlog
 import uvloop
 
 from hadelay.errors import is_disk_full
-from hadelay.platform.disk import RealDisk
-from hadelay.platform.runtime import AsyncioRuntime
+from hadelay.platform.disk import Disk
+from hadelay.platform.runtime import Runtime
 from hadelay.platform.tcp import AsyncioNetwork
 from hadelay.platform.tls import Certificates
 from hadelay.server.checkpoints import ENDS
@@ -80,7 +80,7 @@ async def _serve(config: Config, sockets: int, ready: Callable[[dict[str, Any]],
     from hadelay.http.app import HttpServer
 
     loop = asyncio.get_running_loop()
-    runtime = AsyncioRuntime(loop)
+    runtime = Runtime(loop)
 
     def fatal(error: BaseException) -> None:
         full = {"next": ENDS} if is_disk_full(error) else {}
@@ -91,7 +91,7 @@ async def _serve(config: Config, sockets: int, ready: Callable[[dict[str, Any]],
     ending = _end_on_signals(loop)
     network = node_link(config, runtime)
     backend = partial(LmdbBackend, map_bytes=config.storage.map_bytes)
-    node = open_node(config, RealDisk(), network, runtime, fatal, backend=backend)
+    node = open_node(config, Disk(), network, runtime, fatal, backend=backend)
     sender = Sender(node.guard, config.webhooks.user_agent)
     webhooks = Webhooks(node, sender.call)
     service = NodeService(node, webhooks)
@@ -146,7 +146,7 @@ def notify(state: str) -> None:
             sender.sendto(state.encode(), "\0" + address[1:] if address[0] == "@" else address)
 
 
-def node_link(config: Config, runtime: AsyncioRuntime) -> AsyncioNetwork:
+def node_link(config: Config, runtime: Runtime) -> AsyncioNetwork:
     """ConfigError if the certificate can't be used."""
     raft = config.raft
     files = (raft.tls_cert, raft.tls_key, raft.tls_ca)
@@ -161,7 +161,7 @@ def node_link(config: Config, runtime: AsyncioRuntime) -> AsyncioNetwork:
     )
 
 
-def _watch(certificates: list[Certificates], runtime: AsyncioRuntime) -> None:
+def _watch(certificates: list[Certificates], runtime: Runtime) -> None:
     def refresh() -> None:
         for one in certificates:
             if one.refresh():

@@ -22,7 +22,7 @@ from hadelay.ledger.apply import apply_entry
 from hadelay.ledger.describe import describe
 from hadelay.ledger.state import Ledger
 from hadelay.model import HOUR_MS, pack_id
-from hadelay.platform.disk import RealDisk
+from hadelay.platform.disk import Disk
 from hadelay.storage.hours import HourStore
 from tests.ledger.world import START_HOUR, START_MS, draft, leases
 from tests.memory import MemoryNames, MemoryTables
@@ -30,7 +30,7 @@ from tests.memory import MemoryNames, MemoryTables
 
 class Bench:
     def __init__(self, directory: str) -> None:
-        self.ledger = Ledger(0, HourStore(RealDisk(), directory, 0), MemoryTables(), MemoryNames())
+        self.ledger = Ledger(0, HourStore(Disk(), directory, 0), MemoryTables(), MemoryNames())
         self.index = 0
 
     def apply(self, encoded: bytes, now: int = 0) -> Any:

@@ -17,7 +17,7 @@ from hadelay.errors import BadRequest, DamagedFile, NotFound
 from hadelay.model import encode_id, hour_name
 from hadelay.pipeline import arrow, batches, stores
 from hadelay.pipeline.schema import KINDS, Options, parse_options
-from hadelay.platform.disk import RealDisk
+from hadelay.platform.disk import Disk
 from hadelay.storage.inspect import inspect
 from tests.ledger.world import START_HOUR, START_MS, World
 from tests.pipeline.support import MINUTE, SECOND, at_random, message, options, write
@@ -221,7 +221,7 @@ def test_a_record_that_is_not_there_is_named_or_left_out(tmp_path: Path) -> None
 
 def test_behind_a_checkpoint_nothing_counts_and_before_it_nothing_may_be_missing(tmp_path: Path) -> None:
     loop = storage_support.Loop()
-    storage = storage_support.open_storage(RealDisk(), str(tmp_path / "g3"), loop)
+    storage = storage_support.open_storage(Disk(), str(tmp_path / "g3"), loop)
     hour = storage_support.NOW
     storage.hours.append(*storage_support.messages(hour, sizes=[10] * 4))
     storage_support.checkpoint(storage, loop, 1)

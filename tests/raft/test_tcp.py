@@ -14,10 +14,10 @@ import pytest
 
 from hadelay.errors import ConfigError
 from hadelay.platform import strangers
-from hadelay.platform.disk import RealDisk
+from hadelay.platform.disk import Disk
 from hadelay.platform.hello import HELLO, packed
 from hadelay.platform.network import MAX_FRAME
-from hadelay.platform.runtime import AsyncioRuntime
+from hadelay.platform.runtime import Runtime
 from hadelay.platform.tcp import AsyncioNetwork
 from hadelay.raft import messages
 from hadelay.raft.journal import Journal, JournalConfig
@@ -57,7 +57,7 @@ async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
             await asyncio.sleep(0.005)
 
 
-def make(name: str, peers: dict[str, str], runtime: AsyncioRuntime, **changes: object) -> AsyncioNetwork:
+def make(name: str, peers: dict[str, str], runtime: Runtime, **changes: object) -> AsyncioNetwork:
     identity = {"cluster_id": "test", "group": 0} | changes
     return AsyncioNetwork(name, peers[name], peers, runtime=runtime, **identity)
 
@@ -65,7 +65,7 @@ def make(name: str, peers: dict[str, str], runtime: AsyncioRuntime, **changes: o
 @asynccontextmanager
 async def pair(**changes: object) -> AsyncIterator[tuple[AsyncioNetwork, Inbox, AsyncioNetwork, Inbox]]:
     """n1 and n2 (which dials); `changes` are n2's."""
-    runtime = AsyncioRuntime(asyncio.get_running_loop())
+    runtime = Runtime(asyncio.get_running_loop())
     peers = dict(zip(("n1", "n2"), free_addresses(2), strict=True))
     one, two = make("n1", peers, runtime), make("n2", peers, runtime, **changes)
     inboxes = Inbox(), Inbox()
@@ -196,7 +196,7 @@ async def _refusal(name: str) -> str:
 
 
 async def test_a_port_in_use_is_a_configuration_error():
-    runtime = AsyncioRuntime(asyncio.get_running_loop())
+    runtime = Runtime(asyncio.get_running_loop())
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         network = make("n1", {"n1": address, "n2": "127.0.0.1:1"}, runtime)
@@ -209,7 +209,7 @@ class Three:
     """Three nodes on one loop, over real sockets and a real disk."""
 
     def __init__(self, directory: Path) -> None:
-        self.runtime = AsyncioRuntime(asyncio.get_running_loop())
+        self.runtime = Runtime(asyncio.get_running_loop())
         self.directory = directory
         self.addresses = dict(zip(("n1", "n2", "n3"), free_addresses(3), strict=True))
         self.nodes: dict[str, RaftNode] = {}
@@ -217,7 +217,7 @@ class Three:
         self.fatal: list[BaseException] = []
 
     def start(self, name: str) -> RaftNode:
-        disk, path = RealDisk(), str(self.directory / name)
+        disk, path = Disk(), str(self.directory / name)
         owner, config = Identity("test", 0, name), JournalConfig(segment_bytes=9 << 20)
         if Journal.exists(disk, path):
             journal = Journal.open(disk, path, self.runtime, owner, config)

@@ -12,7 +12,7 @@ import pytest
 
 from chaos.freeports import free_ports
 from chaos.sim.cluster import SimCluster
-from hadelay.platform.disk import DIRECTORY, PRIVATE, SHARED, RealDisk, mode_of
+from hadelay.platform.disk import DIRECTORY, PRIVATE, SHARED, Disk, mode_of
 from tests.system.cluster import ask, end, environment, ready_line, spawn
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
@@ -96,9 +96,9 @@ def test_a_group_that_a_directory_hands_down_stays(tmp_path: Path) -> None:
     parent = tmp_path / "volume"
     parent.mkdir()
     parent.chmod(0o2775)
-    RealDisk().makedirs(f"{parent}/node/hours")
+    Disk().makedirs(f"{parent}/node/hours")
     assert stat.S_IMODE(os.stat(parent / "node/hours").st_mode) == 0o2750
-    RealDisk().protect(str(parent))
+    Disk().protect(str(parent))
     assert stat.S_IMODE(parent.stat().st_mode) == 0o2750
 
 

@@ -23,7 +23,7 @@ import uvloop
 
 from hadelay.errors import ConfigError
 from hadelay.platform import strangers, tcp
-from hadelay.platform.runtime import AsyncioRuntime
+from hadelay.platform.runtime import Runtime
 from hadelay.platform.tcp import AsyncioNetwork
 from hadelay.platform.tls import Certificates
 from tests.raft.test_tcp import Inbox, free_addresses, until
@@ -45,7 +45,7 @@ async def pair(
     one: Certificates | None, two: Certificates | None, name: str = "n2", through: Any = None
 ) -> AsyncIterator[tuple[AsyncioNetwork, Inbox, AsyncioNetwork, Inbox]]:
     """n1, and `name` which dials it; `through(that network)`, if it is given, which is then its `middle`."""
-    runtime = AsyncioRuntime(asyncio.get_running_loop())
+    runtime = Runtime(asyncio.get_running_loop())
     peers = dict(zip(("n1", name), free_addresses(2), strict=True))
     nodes = [
         AsyncioNetwork(who, peers[who], peers, cluster_id="test", group=0, runtime=runtime, tls=tls)

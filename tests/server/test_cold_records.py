@@ -17,8 +17,8 @@ import pytest
 
 from hadelay.codec.checksums import crc32c
 from hadelay.codec.formats import INDEX, RECORD, RECORD_SIZE
-from hadelay.platform.disk import RealDisk
-from hadelay.platform.runtime import AsyncioRuntime
+from hadelay.platform.disk import Disk
+from hadelay.platform.runtime import Runtime
 from hadelay.server import readahead, reading
 from hadelay.storage.identity import Identity
 from hadelay.storage.store import Storage
@@ -37,7 +37,7 @@ def drop(path: str) -> None:
 @pytest.fixture(autouse=True)
 def a_disk(tmp_path: Path) -> None:
     """Looking at the log itself would have it read ahead."""
-    file = RealDisk().open(str(tmp_path / "probe"), create=True)
+    file = Disk().open(str(tmp_path / "probe"), create=True)
     file.pwrite(bytes(1 << 20), 0)
     drop(file.path)
     if file.pread_cached(4_096, 0) is not None:
@@ -49,7 +49,7 @@ class Rig:
     """A reader over a real disk whose cache can be dropped."""
 
     def __init__(self, directory: Path, hour: int) -> None:
-        self.disk, self.runtime = RealDisk(), AsyncioRuntime(asyncio.get_running_loop())
+        self.disk, self.runtime = Disk(), Runtime(asyncio.get_running_loop())
         self.storage = Storage(self.disk, str(directory), self.runtime, Identity("c", 0, "n1"))
         replica: Any = SimpleNamespace(storage=self.storage)
         nobody: Any = None

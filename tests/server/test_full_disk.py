@@ -16,7 +16,7 @@ from chaos.sim.disk import SimDisk
 from chaos.sim.network import SimNet
 from chaos.sim.runtime import SimRuntime, SimWorld
 from chaos.sim.tables import SimBackend
-from hadelay.platform.disk import RealDisk
+from hadelay.platform.disk import Disk
 from hadelay.server.node import Node
 from hadelay.server.recover import open_node
 from tests.storage.support import messages
@@ -45,7 +45,7 @@ def test_it_says_what_is_full_and_what_to_do() -> None:
 def test_it_says_so_too_when_there_is_no_room_for_its_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = RealDisk()
+    disk = Disk()
     monkeypatch.setattr(disk, "makedirs", lambda path: _raise(OSError(errno.ENOSPC, "No space left on device", path)))
     config = SimCluster(1).config("n1")
     config = replace(config, node=replace(config.node, data_dir=f"{tmp_path}/not/there"))

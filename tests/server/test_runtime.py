@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from hadelay.platform.runtime import AsyncioRuntime
+from hadelay.platform.runtime import Runtime
 
 
-async def run(runtime: AsyncioRuntime, fn: Callable[[], Any], *, brief: bool) -> Any:
+async def run(runtime: Runtime, fn: Callable[[], Any], *, brief: bool) -> Any:
     future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def done(result: Any, error: BaseException | None) -> None:
@@ -26,7 +26,7 @@ async def run(runtime: AsyncioRuntime, fn: Callable[[], Any], *, brief: bool) ->
     return await asyncio.wait_for(future, 10)
 
 
-async def until_on_loop(runtime: AsyncioRuntime) -> int:
+async def until_on_loop(runtime: Runtime) -> int:
     """How many brief jobs it takes until one runs on the loop."""
     for count in range(10_000):
         if await run(runtime, threading.get_ident, brief=True) == threading.get_ident():
@@ -35,7 +35,7 @@ async def until_on_loop(runtime: AsyncioRuntime) -> int:
 
 
 async def test_brief_jobs_come_to_the_loop_once_they_are_quick_and_leave_it_when_one_is_not() -> None:
-    runtime = AsyncioRuntime(asyncio.get_running_loop())
+    runtime = Runtime(asyncio.get_running_loop())
     try:
         assert await until_on_loop(runtime) >= 8
         await run(runtime, lambda: time.sleep(0.006), brief=True)
@@ -48,7 +48,7 @@ async def test_brief_jobs_come_to_the_loop_once_they_are_quick_and_leave_it_when
 
 async def test_most_brief_jobs_may_wait_for_something_else_than_the_disk() -> None:
     """The quickest of a few tells what the disk can do: on a busy node each waits for the interpreter too."""
-    runtime = AsyncioRuntime(asyncio.get_running_loop())
+    runtime = Runtime(asyncio.get_running_loop())
     try:
         for number in range(100):
             await run(runtime, (lambda: time.sleep(0.003)) if number % 4 else (lambda: None), brief=True)
@@ -61,7 +61,7 @@ async def test_most_brief_jobs_may_wait_for_something_else_than_the_disk() -> No
 
 
 async def test_a_slow_disk_is_never_waited_for_on_the_loop() -> None:
-    runtime = AsyncioRuntime(asyncio.get_running_loop())
+    runtime = Runtime(asyncio.get_running_loop())
     ran: list[int] = []
     try:
         for _ in range(100):
@@ -72,7 +72,7 @@ async def test_a_slow_disk_is_never_waited_for_on_the_loop() -> None:
 
 
 async def test_jobs_of_a_lane_keep_their_order_wherever_they_run() -> None:
-    runtime = AsyncioRuntime(asyncio.get_running_loop())
+    runtime = Runtime(asyncio.get_running_loop())
     loop, ran, last = asyncio.get_running_loop(), [], asyncio.Event()
     try:
         await until_on_loop(runtime)
@@ -86,7 +86,7 @@ async def test_jobs_of_a_lane_keep_their_order_wherever_they_run() -> None:
 
 
 async def test_an_error_on_the_loop_is_answered_like_one_in_the_thread() -> None:
-    runtime = AsyncioRuntime(asyncio.get_running_loop())
+    runtime = Runtime(asyncio.get_running_loop())
     try:
         await until_on_loop(runtime)
         for brief in (True, False):

@@ -6,8 +6,10 @@ import random
 
 import pytest
 
-from chaos.sim.disk import SECTOR, SimCrash, SimDisk
+from chaos.sim.disk import SECTOR, SimCrash, SimDisk, SimFile
 from chaos.sim.runtime import SimRuntime, SimWorld
+from hadelay.platform.disk import Disk, File
+from hadelay.platform.runtime import Runtime
 
 
 def disk(seed: int = 1, **more: int) -> SimDisk:
@@ -183,3 +185,9 @@ def test_rot():
     d.sync_everything()
     d.flip_bit("/d/a", 1)
     assert d.open("/d/a").pread(3, 0) == b"acc"
+
+
+@pytest.mark.parametrize(("real", "simulated"), [(Disk, SimDisk), (File, SimFile), (Runtime, SimRuntime)])
+def test_a_simulation_overrides_all_that_is_real(real: type, simulated: type):
+    public = {name for name in vars(real) if not name.startswith("_")}
+    assert public - vars(simulated).keys() <= ({"close"} if real is Runtime else set())

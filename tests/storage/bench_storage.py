@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from support import NOW, Loop, checkpoint, events, messages, open_storage
 
-from hadelay.platform.disk import RealDisk
+from hadelay.platform.disk import Disk
 
 RUNS = 300
 
@@ -37,7 +37,7 @@ def median_us(what: str, run: Callable[[Any], Any], inputs: list[Any]) -> None:
 
 def calls(directory: str) -> None:
     loop = Loop()
-    storage = open_storage(RealDisk(), directory, loop, far_buffer_bytes=256 << 20)
+    storage = open_storage(Disk(), directory, loop, far_buffer_bytes=256 << 20)
     store, rng = storage.hours, np.random.default_rng(1)
     for n in (1, 10, 30, 100, 1000):
         near = [messages(NOW, sizes=[222] * n, seed=seed) for seed in range(RUNS)]
@@ -55,7 +55,7 @@ def calls(directory: str) -> None:
 
 def checkpoints(directory: str, hours: int, total: int) -> None:
     loop = Loop()
-    storage = open_storage(RealDisk(), directory, loop, far_buffer_bytes=64 << 20)
+    storage = open_storage(Disk(), directory, loop, far_buffer_bytes=64 << 20)
     template, rng = messages(NOW, sizes=[222] * 1000), np.random.default_rng(1)
     before, peak, count, cpu = anon_mb(), 0, 0, 0.0
     for _ in range(0, total, 1000):
@@ -75,7 +75,7 @@ def checkpoints(directory: str, hours: int, total: int) -> None:
     print(f"{total:,} messages over {hours:,} hours: {cpu / total * 1e6:.2f} µs of CPU each, {count + 1} checkpoints")
     print(f"RssAnon + {peak - before} MB at its peak, + {anon_mb() - before} MB at the end")
     start = time.perf_counter()
-    open_storage(RealDisk(), directory, loop).close()
+    open_storage(Disk(), directory, loop).close()
     print(f"opened again in {(time.perf_counter() - start) * 1000:.0f} ms")
 
 

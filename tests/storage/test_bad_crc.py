@@ -12,7 +12,7 @@ from support import NOW, Loop, checkpoint, events, messages, open_storage
 from hadelay.codec.formats import INDEX, INDEX_SIZE
 from hadelay.errors import BadRequest, DamagedFile
 from hadelay.model import hour_name
-from hadelay.platform.disk import RealDisk
+from hadelay.platform.disk import Disk
 from hadelay.storage.heads import HeadsCache
 from hadelay.storage.names import TOPIC
 from hadelay.storage.store import Storage
@@ -37,7 +37,7 @@ def hour(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def storage(tmp_path: Path, hour: int) -> Iterator[Storage]:
     loop = Loop()
-    storage = open_storage(RealDisk(), str(tmp_path), loop)
+    storage = open_storage(Disk(), str(tmp_path), loop)
     storage.hours.append(*messages(hour, sizes=[40] * 30))
     storage.hours.append_events(hour, events([1, 2, 3]))
     storage.names.register(TOPIC, "orders")
@@ -121,7 +121,7 @@ def test_heads_are_not_derived_from_a_damaged_entry(storage: Storage, hour: int)
     """Its second may be another one: what is linked next would belong to no chain of this node's, and its files would
     not be those of the others. From seed 148 of `python -m chaos sim --fault rot`."""
     flip(file(storage, hour, ".idx"), 7 * INDEX_SIZE + INDEX.fields["second"][1])
-    fresh = HeadsCache(RealDisk(), storage.hours.path, storage.hours._read_rows)  # as a restart makes it
+    fresh = HeadsCache(Disk(), storage.hours.path, storage.hours._read_rows)  # as a restart makes it
     with pytest.raises(DamagedFile, match="the entry's CRC is wrong") as caught:
         fresh.get(hour, 30)
     assert (caught.value.offset, caught.value.size) == (7 * INDEX_SIZE, INDEX_SIZE)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from hadelay.errors import Overloaded
-from hadelay.platform.disk import RealDisk
-from hadelay.platform.runtime import AsyncioRuntime
+from hadelay.platform.disk import Disk
+from hadelay.platform.runtime import Runtime
 from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.tables import Put
 
@@ -45,8 +45,8 @@ class Slow(LmdbBackend):
 
 def test_a_commit_under_way_is_waited_for(tmp_path: Path) -> None:
     async def stop_during() -> None:
-        runtime = AsyncioRuntime(asyncio.get_running_loop())
-        storage = open_storage(RealDisk(), str(tmp_path / "data"), runtime, backend=Slow)
+        runtime = Runtime(asyncio.get_running_loop())
+        storage = open_storage(Disk(), str(tmp_path / "data"), runtime, backend=Slow)
         backend = storage.tables.backend
         assert isinstance(backend, Slow)
         for n in range(10_000):  # more than one transaction takes
@@ -57,8 +57,8 @@ def test_a_commit_under_way_is_waited_for(tmp_path: Path) -> None:
         runtime.close()
 
     async def seen() -> None:
-        runtime = AsyncioRuntime(asyncio.get_running_loop())
-        storage = open_storage(RealDisk(), str(tmp_path / "data"), runtime)
+        runtime = Runtime(asyncio.get_running_loop())
+        storage = open_storage(Disk(), str(tmp_path / "data"), runtime)
         assert storage.applied_index == 7
         assert all(storage.tables.get(b"t", n.to_bytes(4, "big")) == b"1" for n in range(10_000))
         storage.close()
@@ -70,7 +70,7 @@ def test_a_commit_under_way_is_waited_for(tmp_path: Path) -> None:
 
 def test_a_slice_that_comes_after_the_end_writes_nothing(tmp_path: Path) -> None:
     loop, directory = Loop(), tmp_path / "data"
-    storage = open_storage(RealDisk(), str(directory), loop)
+    storage = open_storage(Disk(), str(directory), loop)
     checkpoint(storage, loop, 1)
     far = NOW + 100 + np.arange(2_000)  # more than one slice writes
     storage.hours.append(*messages(far, sizes=[100] * len(far)))
@@ -87,7 +87,7 @@ def test_a_slice_that_comes_after_the_end_writes_nothing(tmp_path: Path) -> None
     assert written() == before
     assert all(isinstance(error, Overloaded) for error in outcome)
     assert len(outcome) == 2, "who waits is told"
-    storage = open_storage(RealDisk(), str(directory), loop)
+    storage = open_storage(Disk(), str(directory), loop)
     assert storage.applied_index == 1
     storage.close()
 
@@ -95,7 +95,7 @@ def test_a_slice_that_comes_after_the_end_writes_nothing(tmp_path: Path) -> None
 def test_who_still_looks_at_a_closed_store_neither_reads_nor_writes_what_follows_it(tmp_path: Path) -> None:
     """A list that was begun before a snapshot was switched to: the files have the same names."""
     loop, directory, far = Loop(), tmp_path / "data", NOW + 100
-    storage = open_storage(RealDisk(), str(directory), loop)
+    storage = open_storage(Disk(), str(directory), loop)
     for hour in (NOW, far):
         storage.hours.append(*messages(hour, sizes=[100] * 9))
         storage.hours.append_events(hour, events([0]))
@@ -107,7 +107,7 @@ def test_who_still_looks_at_a_closed_store_neither_reads_nor_writes_what_follows
     hours, tables = storage.hours, storage.tables
     record = hours.entries(NOW, slice(1))[0]
     storage.close()
-    another = open_storage(RealDisk(), str(directory), loop, mapped=False)
+    another = open_storage(Disk(), str(directory), loop, mapped=False)
 
     def there() -> tuple[dict[Path, bytes], list[str]]:
         files = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}

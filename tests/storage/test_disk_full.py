@@ -15,7 +15,7 @@ from support import NOW, Loop, checkpoint, messages, open_storage
 from chaos.sim.disk import SimDisk
 from chaos.sim.tables import SimBackend
 from hadelay.errors import is_disk_full
-from hadelay.platform.disk import RealDisk
+from hadelay.platform.disk import Disk
 from hadelay.storage.store import Storage
 
 FAR = NOW + 50
@@ -184,5 +184,5 @@ def test_a_sync_of_the_whole_file_system_that_fails_is_no_full_disk(
     paths = [str(tmp_path / str(n)) for n in range(64)]
     monkeypatch.setattr("hadelay.platform.disk._libc", SimpleNamespace(syncfs=syncfs))
     with pytest.raises(OSError, match="No space left") as caught:
-        RealDisk().sync_files(paths, str(tmp_path))
+        Disk().sync_files(paths, str(tmp_path))
     assert not is_disk_full(caught.value)

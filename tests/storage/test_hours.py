@@ -14,7 +14,7 @@ from support import NOW, events, messages
 from chaos.sim.disk import SimDisk
 from hadelay.codec.records import check_record
 from hadelay.model import DEAD_HOURS, NONE32, hour_from_name, hour_name, pack_id
-from hadelay.platform.disk import RealDisk
+from hadelay.platform.disk import Disk
 from hadelay.server.service.files import hours_of
 from hadelay.storage.hours import HourStore
 from tests.memory import MemoryHours
@@ -24,7 +24,7 @@ HOURS = [NOW - 1, NOW, NOW + 2, NOW + 3, NOW + 40, NOW + 41, NOW + 17_000, DEAD_
 
 @pytest.fixture
 def store(tmp_path: Path) -> HourStore:
-    found = HourStore(RealDisk(), str(tmp_path), 3, far_buffer_bytes=1 << 20)
+    found = HourStore(Disk(), str(tmp_path), 3, far_buffer_bytes=1 << 20)
     found.set_clock(NOW)
     return found
 
@@ -244,7 +244,7 @@ def test_to_look_at_what_is_written_writes_nothing_of_what_waits(store: HourStor
 
 
 def test_a_full_buffer_writes_itself_out(tmp_path: Path) -> None:
-    store = HourStore(RealDisk(), str(tmp_path), 3, far_buffer_bytes=1 << 16)
+    store = HourStore(Disk(), str(tmp_path), 3, far_buffer_bytes=1 << 16)
     store.set_clock(NOW)
     for seed in range(30):
         store.append(*messages(NOW + 50, sizes=[100_000] * 10, seed=seed))

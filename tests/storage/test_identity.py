@@ -9,7 +9,7 @@ import pytest
 from support import IDENTITY, Loop, checkpoint, messages, open_storage
 
 from hadelay.errors import ConfigError, DamagedFile
-from hadelay.platform.disk import RealDisk
+from hadelay.platform.disk import Disk
 from hadelay.storage.identity import encode_identity, read_identity, write_identity
 
 
@@ -29,30 +29,30 @@ def files(directory: Path) -> dict[str, bytes]:
 )
 def test_somebody_elses_directory(tmp_path: Path, stored: object, words: str) -> None:
     loop = Loop()
-    storage = open_storage(RealDisk(), str(tmp_path), loop)
+    storage = open_storage(Disk(), str(tmp_path), loop)
     storage.hours.append(*messages(490_000, sizes=[10]))
     checkpoint(storage, loop, 1)
     storage.close()
-    write_identity(RealDisk(), str(tmp_path), stored)  # type: ignore[arg-type]
+    write_identity(Disk(), str(tmp_path), stored)  # type: ignore[arg-type]
     before = files(tmp_path)
     with pytest.raises(ConfigError, match=words):
-        open_storage(RealDisk(), str(tmp_path), loop)
+        open_storage(Disk(), str(tmp_path), loop)
     assert files(tmp_path) == before
 
 
 def test_two_nodes_on_one_directory(tmp_path: Path) -> None:
-    first = open_storage(RealDisk(), str(tmp_path), Loop())
+    first = open_storage(Disk(), str(tmp_path), Loop())
     with pytest.raises(ConfigError, match="another node runs in"):
-        open_storage(RealDisk(), str(tmp_path), Loop())
+        open_storage(Disk(), str(tmp_path), Loop())
     first.close()
-    open_storage(RealDisk(), str(tmp_path), Loop()).close()
+    open_storage(Disk(), str(tmp_path), Loop()).close()
 
 
 def test_refusing_lets_go_of_the_directory(tmp_path: Path) -> None:
-    open_storage(RealDisk(), str(tmp_path), Loop()).close()
+    open_storage(Disk(), str(tmp_path), Loop()).close()
     with pytest.raises(ConfigError, match="belongs to cluster"):
-        open_storage(RealDisk(), str(tmp_path), Loop(), identity=replace(IDENTITY, cluster_id="x"))
-    open_storage(RealDisk(), str(tmp_path), Loop()).close()
+        open_storage(Disk(), str(tmp_path), Loop(), identity=replace(IDENTITY, cluster_id="x"))
+    open_storage(Disk(), str(tmp_path), Loop()).close()
 
 
 @pytest.mark.parametrize("at", [0, 5, 20])
@@ -62,13 +62,13 @@ def test_a_flipped_byte(tmp_path: Path, at: int) -> None:
     data[at] ^= 1
     path.write_bytes(data)
     with pytest.raises(DamagedFile, match="identity"):
-        read_identity(RealDisk(), str(tmp_path))
+        read_identity(Disk(), str(tmp_path))
 
 
 def test_what_is_set_is_there_after_opening_again(tmp_path: Path) -> None:
-    storage = open_storage(RealDisk(), str(tmp_path), Loop())
+    storage = open_storage(Disk(), str(tmp_path), Loop())
     storage.set_identity(incarnation=7)
     storage.close()
-    storage = open_storage(RealDisk(), str(tmp_path), Loop())
+    storage = open_storage(Disk(), str(tmp_path), Loop())
     assert storage.identity == replace(IDENTITY, incarnation=7)
     storage.close()

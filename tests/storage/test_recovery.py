@@ -10,7 +10,7 @@ from support import NOW, Loop, checkpoint, events, messages, open_storage
 
 from hadelay.errors import DamagedFile
 from hadelay.model import hour_name
-from hadelay.platform.disk import RealDisk
+from hadelay.platform.disk import Disk
 from hadelay.storage.names import CONSUMER, TOPIC
 from hadelay.storage.store import Storage
 
@@ -45,7 +45,7 @@ def reopen(storage: Storage, loop: Loop) -> Storage:
 
 
 def test_everything_is_as_at_the_checkpoint(tmp_path: Path, loop: Loop) -> None:
-    storage = open_storage(RealDisk(), str(tmp_path), loop)
+    storage = open_storage(Disk(), str(tmp_path), loop)
     assert (storage.applied_index, storage.core_blob) == (0, b"")
     fill(storage)
     checkpoint(storage, loop, 7, core=b"core", hours={NOW: b"now", FAR: b"far"})
@@ -61,10 +61,10 @@ def test_everything_is_as_at_the_checkpoint(tmp_path: Path, loop: Loop) -> None:
 def test_replay_after_recovery_gives_the_same_bytes(tmp_path: Path, loop: Loop) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    straight = open_storage(RealDisk(), str(tmp_path / "a"), loop)
+    straight = open_storage(Disk(), str(tmp_path / "a"), loop)
     fill(straight)
     fill(straight, 10)
-    storage = open_storage(RealDisk(), str(tmp_path / "b"), loop)
+    storage = open_storage(Disk(), str(tmp_path / "b"), loop)
     fill(storage)
     checkpoint(storage, loop, 1)
     fill(storage, 10)
@@ -82,7 +82,7 @@ def test_replay_after_recovery_gives_the_same_bytes(tmp_path: Path, loop: Loop) 
 
 
 def test_arrivals_during_a_checkpoint_are_not_part_of_it(tmp_path: Path, loop: Loop) -> None:
-    storage = open_storage(RealDisk(), str(tmp_path), loop)
+    storage = open_storage(Disk(), str(tmp_path), loop)
     fill(storage)
     at_sample = None
     outcome: list[object] = []
@@ -91,7 +91,7 @@ def test_arrivals_during_a_checkpoint_are_not_part_of_it(tmp_path: Path, loop: L
     storage.hours.entries(FAR, slice(None))  # and this writes both parts of one hour
     loop.run()
     assert outcome == [None]
-    reference = open_storage(RealDisk(), str(tmp_path / "reference"), loop)
+    reference = open_storage(Disk(), str(tmp_path / "reference"), loop)
     fill(reference)
     at_sample = seen(reference)
     reference.close()
@@ -106,7 +106,7 @@ def test_arrivals_during_a_checkpoint_are_not_part_of_it(tmp_path: Path, loop: L
 def test_checksums_go_on_where_the_checkpoint_left_them(tmp_path: Path, loop: Loop) -> None:
     from hadelay.codec.checksums import crc32c
 
-    storage = open_storage(RealDisk(), str(tmp_path), loop)
+    storage = open_storage(Disk(), str(tmp_path), loop)
     for seed in range(4):
         fill(storage, seed * 10)
         checkpoint(storage, loop, seed + 1)
@@ -117,7 +117,7 @@ def test_checksums_go_on_where_the_checkpoint_left_them(tmp_path: Path, loop: Lo
 
 
 def test_an_hour_that_was_never_in_a_checkpoint_leaves_nothing(tmp_path: Path, loop: Loop) -> None:
-    storage = open_storage(RealDisk(), str(tmp_path), loop)
+    storage = open_storage(Disk(), str(tmp_path), loop)
     fill(storage)
     storage.hours.checksums()
     storage = reopen(storage, loop)
@@ -128,7 +128,7 @@ def test_an_hour_that_was_never_in_a_checkpoint_leaves_nothing(tmp_path: Path, l
 
 @pytest.mark.parametrize("suffix", ["log", "idx", "dsp"])
 def test_a_file_shorter_than_its_checkpoint_is_damage(tmp_path: Path, loop: Loop, suffix: str) -> None:
-    storage = open_storage(RealDisk(), str(tmp_path), loop)
+    storage = open_storage(Disk(), str(tmp_path), loop)
     fill(storage)
     checkpoint(storage, loop, 1)
     storage.close()
@@ -137,11 +137,11 @@ def test_a_file_shorter_than_its_checkpoint_is_damage(tmp_path: Path, loop: Loop
     for damaged in (data[: len(data) - 1], None):
         path.unlink() if damaged is None else path.write_bytes(damaged)
         with pytest.raises(DamagedFile, match=rf"{path.name}, offset \d+: the file ends here; the checkpoint says"):
-            open_storage(RealDisk(), str(tmp_path), loop)
+            open_storage(Disk(), str(tmp_path), loop)
 
 
 def test_a_retired_hour_goes_with_the_next_checkpoint_and_no_pin(tmp_path: Path, loop: Loop) -> None:
-    storage = open_storage(RealDisk(), str(tmp_path), loop)
+    storage = open_storage(Disk(), str(tmp_path), loop)
     fill(storage)
     checkpoint(storage, loop, 1, hours={FAR: b"x"})
     paths = [tmp_path / "hours" / f"{hour_name(hour)}.idx" for hour in (NOW, FAR)]
@@ -166,7 +166,7 @@ def test_a_retired_hour_goes_with_the_next_checkpoint_and_no_pin(tmp_path: Path,
 
 
 def test_an_hour_retired_during_a_checkpoint_stays_whole_in_it(tmp_path: Path, loop: Loop) -> None:
-    storage = open_storage(RealDisk(), str(tmp_path), loop)
+    storage = open_storage(Disk(), str(tmp_path), loop)
     fill(storage)
     outcome: list[object] = []
     storage.checkpoint(1, 1, b"", {}, outcome.append)
@@ -181,14 +181,14 @@ def test_an_hour_retired_during_a_checkpoint_stays_whole_in_it(tmp_path: Path, l
 
 def test_many_hours_open_at_once(tmp_path: Path, loop: Loop) -> None:
     """Opening looks at sizes only: no index is read, whatever it holds."""
-    storage = open_storage(RealDisk(), str(tmp_path), loop)
+    storage = open_storage(Disk(), str(tmp_path), loop)
     hours = np.random.default_rng(2).integers(NOW + 5, NOW + 3000, 4000)
     storage.hours.append(*messages(hours, sizes=[4] * 4000))
     checkpoint(storage, loop, 1)
     storage.close()
     opened: list[str] = []
 
-    class Watched(RealDisk):
+    class Watched(Disk):
         def open(self, path: str, *, create: bool = False):  # type: ignore[no-untyped-def]
             opened.append(path)
             return super().open(path, create=create)
@@ -200,7 +200,7 @@ def test_many_hours_open_at_once(tmp_path: Path, loop: Loop) -> None:
 
 
 def test_names_keep_their_numbers(tmp_path: Path, loop: Loop) -> None:
-    storage = open_storage(RealDisk(), str(tmp_path), loop)
+    storage = open_storage(Disk(), str(tmp_path), loop)
     names = storage.names
     assert [names.register(TOPIC, t) for t in ("a", "b", "ä", "a")] == [0, 1, 2, 0]
     assert names.register(CONSUMER, "a") == 0

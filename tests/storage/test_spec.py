@@ -23,7 +23,7 @@ from support import Loop, checkpoint
 from hadelay.codec import formats as f
 from hadelay.codec.checksums import crc32c
 from hadelay.model import HOUR_MS, NONE32, Event, encode_id, hour_from_name
-from hadelay.platform.disk import RealDisk
+from hadelay.platform.disk import Disk
 from hadelay.storage.heads import encode_heads
 from hadelay.storage.identity import Identity
 from hadelay.storage.inspect import inspect
@@ -41,7 +41,7 @@ META, BODY = msgpack.packb({"ct": "text/plain"}), b"hello"
 def write(directory: str) -> None:
     """Two messages for the same second of one hour; the first is handed out and acked. One checkpoint."""
     loop = Loop()
-    storage = Storage(RealDisk(), directory, loop, Identity("demo", 1, "n1"))
+    storage = Storage(Disk(), directory, loop, Identity("demo", 1, "n1"))
     storage.hours.set_clock(HOUR)
     rows, headers = np.zeros(2, f.INDEX), np.zeros(2, f.RECORD)
     rows["deliver_at_ms"], rows["second"] = [AT, AT + 200], 90

@@ -20,7 +20,7 @@ from hadelay.cli.dev import Layout
 from hadelay.cli.output import Printing
 from hadelay.cli.restore import restore as restore_node
 from hadelay.errors import NotFound
-from hadelay.platform.disk import RealDisk, RealFile
+from hadelay.platform.disk import Disk, File
 from hadelay.storage.backup import Archive, Directory
 from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.tables import CHECKPOINT, ROW
@@ -202,7 +202,7 @@ def test_an_older_backup_is_restored_by_its_index(
     )
     assert json.loads(capsys.readouterr().out)["index"] == first
     # The newer one has more of the same files.
-    older, newer = (Archive(Directory(RealDisk(), str(taken.directory))).read(index).files for index in (first, second))
+    older, newer = (Archive(Directory(Disk(), str(taken.directory))).read(index).files for index in (first, second))
     data = tmp_path / "node" / "g1"
     hours = {name: known.length for name, known in older.items() if name.startswith("hours/")}
     assert {name: (data / name).stat().st_size for name in hours} == hours
@@ -227,7 +227,7 @@ def test_a_disk_that_is_too_small_for_it_is_named(
 
     settings = ("cluster.id=other", "cluster.group=1")
     with monkeypatch.context() as patch:
-        patch.setattr(RealFile if step == "pwrite" else RealDisk, step, full)
+        patch.setattr(File if step == "pwrite" else Disk, step, full)
         with pytest.raises(OSError, match=f"{tmp_path}/node: .*{words}.* run the command again"):
             restore_node(str(taken.directory), data_dir=tmp_path / "node", settings=settings)
     restore_node(str(taken.directory), data_dir=tmp_path / "node", settings=settings)

@@ -14,8 +14,8 @@ from typing import Any
 from chaos.freeports import free_ports
 from hadelay.api.service import ReceiveRequest
 from hadelay.model import Draft, decode_id, unpack_id
-from hadelay.platform.disk import RealDisk
-from hadelay.platform.runtime import AsyncioRuntime
+from hadelay.platform.disk import Disk
+from hadelay.platform.runtime import Runtime
 from hadelay.process import node_link
 from hadelay.server.node import Node
 from hadelay.server.recover import open_node
@@ -45,9 +45,9 @@ async def groups(directory: Path, numbers: tuple[int, ...]) -> AsyncIterator[dic
                     raft=RaftConfig(listen=peers[name], peers=peers, segment_bytes=8 << 20),
                     retention=RetentionConfig(),
                 )
-                runtimes.append(runtime := AsyncioRuntime(asyncio.get_running_loop()))
+                runtimes.append(runtime := Runtime(asyncio.get_running_loop()))
                 network = node_link(config, runtime)
-                node = open_node(config, RealDisk(), network, runtime, raised)
+                node = open_node(config, Disk(), network, runtime, raised)
                 found.setdefault(group, []).append(node)
                 node.start()
         yield found

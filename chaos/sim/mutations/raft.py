@@ -11,7 +11,7 @@ from unittest.mock import patch
 from chaos.sim.disk import SimDisk, SimFile
 from chaos.sim.mutations.table import CRASHES, LOG, Bug, Original, bug, instead
 from hadelay.codec.entries import encode_entry
-from hadelay.platform.disk import RealDisk, RealFile
+from hadelay.platform.disk import Disk, File
 from hadelay.raft import messages
 from hadelay.raft.apply import Applier
 from hadelay.raft.election import Elections
@@ -31,9 +31,9 @@ from hadelay.raft.snapshot import Snapshots
 bug("no sync reaches the disk", "power_cut_all kill", *LOG, name="no_sync")(
     instead(
         (SimDisk, "sync", lambda disk, settle: None),
-        (RealFile, "sync", lambda file: None),
-        (RealDisk, "sync_dir", lambda disk, path: None),
-        (RealDisk, "sync_files", lambda disk, paths, root: None),
+        (File, "sync", lambda file: None),
+        (Disk, "sync_dir", lambda disk, path: None),
+        (Disk, "sync_files", lambda disk, paths, root: None),
     )
 )
 
@@ -54,7 +54,7 @@ def swallowed_sync_error() -> Bug:
 
     return [
         patch.object(SimFile, "sync", careless(SimFile.sync)),
-        patch.object(RealFile, "sync", careless(RealFile.sync)),
+        patch.object(File, "sync", careless(File.sync)),
     ]
 
 

@@ -16,7 +16,7 @@ from hadelay.cli.remote import call
 from hadelay.errors import BadRequest, ConfigError, DamagedFile, HadelayError, NoLeader, NotFound, Overloaded
 from hadelay.paths import segment
 from hadelay.pipeline.objects import Objects
-from hadelay.platform.disk import RealDisk
+from hadelay.platform.disk import Disk
 from hadelay.storage.backup import BLOCK, Archive, Backup, Contents, Directory
 
 #: Size of one request, in bytes.
@@ -32,7 +32,7 @@ def archive_at(where: str) -> Archive:
         raise BadRequest(wrong)
     where = where.removeprefix("file://")
     if "://" not in where:
-        return Archive(Directory(RealDisk(private=True), os.path.abspath(where)))
+        return Archive(Directory(Disk(private=True), os.path.abspath(where)))
     try:
         from hadelay.storage.locations import Location
     except ImportError:

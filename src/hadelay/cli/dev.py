@@ -23,7 +23,7 @@ from cyclopts import Parameter
 from hadelay.cli.output import Printing, emit_json, note
 from hadelay.cli.serve import Settings, run_node
 from hadelay.errors import Conflict, HadelayError, NotFound
-from hadelay.platform.disk import RealDisk, private, replace_file
+from hadelay.platform.disk import Disk, private, replace_file
 from hadelay.settings.load import load
 
 #: Timeout of a node's own shutdown, in seconds: leaders hand over, and all nodes make a checkpoint.
@@ -66,7 +66,7 @@ class Layout(msgspec.Struct, kw_only=True):
         )
 
     def save(self, directory: Path) -> None:
-        replace_file(RealDisk(), str(directory / "cluster.json"), msgspec.json.encode(self) + b"\n")
+        replace_file(Disk(), str(directory / "cluster.json"), msgspec.json.encode(self) + b"\n")
 
 
 def dev(
@@ -110,9 +110,9 @@ def _prepare(directory: Path, nodes: int | None, port_base: int | None, sync: An
     for i in range(layout.nodes):
         for address in (layout.http(i), layout.raft(i)):
             _must_be_free(address)
-    RealDisk().makedirs(str(directory))
+    Disk().makedirs(str(directory))
     for i, name in enumerate(layout.names()):
-        replace_file(RealDisk(), str(directory / f"{name}.toml"), layout.toml(i, directory).encode())
+        replace_file(Disk(), str(directory / f"{name}.toml"), layout.toml(i, directory).encode())
     layout.save(directory)
     return layout
 

@@ -11,7 +11,7 @@ from hadelay.cli.backup import archive_at, summary
 from hadelay.cli.output import Printing, note, progress, show
 from hadelay.cli.serve import Settings
 from hadelay.errors import DiskFull, HadelayError
-from hadelay.platform.disk import RealDisk
+from hadelay.platform.disk import Disk
 from hadelay.settings.load import load
 from hadelay.settings.node import Config
 from hadelay.storage.backup import Archive, Backup
@@ -20,14 +20,14 @@ from hadelay.storage.backup import Archive, Backup
 async def _restore(
     config: Config, archive: Archive, backup: Backup, copied: Callable[[int], None]
 ) -> HadelayError | None:
-    from hadelay.platform.runtime import AsyncioRuntime
+    from hadelay.platform.runtime import Runtime
     from hadelay.server.restore import restore as fill
 
     loop = asyncio.get_running_loop()
-    runtime = AsyncioRuntime(loop)
+    runtime = Runtime(loop)
     ended: asyncio.Future[HadelayError | None] = loop.create_future()
     try:
-        fill(config, archive, backup, RealDisk(), runtime, ended.set_result, copied=copied)
+        fill(config, archive, backup, Disk(), runtime, ended.set_result, copied=copied)
         return await ended
     finally:
         runtime.close()

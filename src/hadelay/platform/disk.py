@@ -1,5 +1,4 @@
-"""File system access. Two implementations: `RealDisk` here, `SimDisk` in chaos.sim (power cuts, torn writes, full
-disks, failing syncs).
+"""File system access. `SimDisk` in chaos.sim overrides all of it (power cuts, torn writes, full disks, failing syncs).
 
 Modes do not depend on the umask (ADR 193). The group may list directories, and read hour files and `names`, for
 pipelines. Only the owner may read other files, which may contain secrets.
@@ -17,112 +16,21 @@ import fcntl
 import mmap
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-
-class File(Protocol):
-    path: str
-
-    def size(self) -> int: ...
-
-    def pread(self, size: int, offset: int) -> bytes:
-        """Read up to `size` bytes; fewer at the end of the file."""
-        ...
-
-    def pread_cached(self, size: int, offset: int) -> bytes | None:
-        """`pread` of all `size` bytes from memory; None if the read would wait for the disk, or the file is shorter."""
-        ...
-
-    def will_need(self, size: int, offset: int) -> None:
-        """Start reading these bytes into memory. May block: call it in a thread."""
-        ...
-
-    def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
-        """Write all bytes, or raise OSError."""
-        ...
-
-    def pwritev(self, parts: list[bytes | bytearray | memoryview], offset: int) -> int:
-        """Write all parts, of any number, one after another; returns the number of bytes."""
-        ...
-
-    def allocate(self, size: int) -> None:
-        """Make the file at least `size` bytes long, zero-filled, with its space reserved. OSError(ENOSPC) if full."""
-        ...
-
-    def truncate(self, size: int) -> None: ...
-
-    def sync(self) -> None:
-        """fdatasync. Blocks: call it in a thread (Runtime.in_thread)."""
-        ...
-
-    def write_behind(self, size: int, offset: int) -> None:
-        """Start writing these bytes, without making them durable, so that the next sync of any file need not wait for
-        many of them."""
-        ...
-
-    def drop_cache(self) -> None:
-        """Drop synced bytes from memory: the next read comes from the disk."""
-        ...
-
-    def map(self, length: int) -> memoryview:
-        """Read-only view of the first `length` bytes, which must exist. Stays valid, and sees later writes, until
-        every view of it is released; never truncate a mapped file."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class Lock(Protocol):
-    def close(self) -> None: ...
-
-
-class Disk(Protocol):
-    def open(self, path: str, *, create: bool = False) -> File:
-        """Open a file for reading and writing. FileNotFoundError if it does not exist, unless `create`."""
-        ...
-
-    def exists(self, path: str) -> bool: ...
-
-    def listdir(self, path: str) -> list[str]:
-        """Sorted names."""
-        ...
-
-    def sizes(self, path: str) -> dict[str, int]:
-        """Size in bytes of every file directly in a directory, by name."""
-        ...
-
-    def makedirs(self, path: str) -> None:
-        """Create a directory and its parents, and make their names durable."""
-        ...
-
-    def protect(self, path: str, *, below: bool = True) -> int:
-        """Set the modes of `path`, and of all files `below` it, to those of new files, except files of other users.
-        Returns the number of changed modes."""
-        ...
-
-    def rename(self, old: str, new: str) -> None:
-        """Rename a file; an existing `new` is replaced."""
-        ...
-
-    def unlink(self, path: str) -> None: ...
-
-    def sync_dir(self, path: str) -> None: ...
-
-    def sync_files(self, paths: Iterable[str], root: str) -> None:
-        """Make all files and their names durable; many files by one syncfs of `root`."""
-        ...
-
-    def free(self, path: str) -> tuple[int, int]:
-        """(bytes free, bytes in all) of the file system below `path`."""
-        ...
-
-    def lock(self, path: str) -> Lock:
-        """Lock `path` until the returned object is closed. BlockingIOError when another process has the lock."""
-        ...
-
-
 DIRECTORY, PRIVATE, SHARED = 0o750, 0o600, 0o640
+_IOV_MAX = 1024
+#: Number of files from which one syncfs is cheaper than a sync per file.
+_MANY_FILES = 64
+_libc = ctypes.CDLL(None, use_errno=True)
+#: Exists on Linux only; a no-op elsewhere.
+_sync_file_range = getattr(_libc, "sync_file_range", lambda *_: 0)
+_SYNC_FILE_RANGE_WRITE = 2
+#: 0 on systems without this flag: reads then wait for the disk.
+_RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
+#: Maximum size of one read-ahead of the kernel, in bytes.
+_AHEAD = 128 << 10
 
 
 def mode_of(path: str) -> int:
@@ -135,6 +43,224 @@ def mode_of(path: str) -> int:
 def private(path: str, flags: int) -> int:
     """Opener of private files, for open(…, opener=private)."""
     return os.open(path, flags, PRIVATE)
+
+
+class File:
+    """An open file, for reading and writing."""
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path, self.fd = path, fd
+
+    def size(self) -> int:
+        return os.fstat(self.fd).st_size
+
+    def pread(self, size: int, offset: int) -> bytes:
+        """Read up to `size` bytes; fewer at the end of the file."""
+        return os.pread(self.fd, size, offset)
+
+    def pread_cached(self, size: int, offset: int) -> bytes | None:
+        """`pread` of all `size` bytes from memory; None if the read would wait for the disk, or the file is shorter."""
+        data = bytearray(size)
+        try:
+            read = os.preadv(self.fd, [data], offset, _RWF_NOWAIT)
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:  # EAGAIN: some bytes are not in memory
+                return None
+            read = os.preadv(self.fd, [data], offset)  # a file system in memory, or without support
+        return bytes(data) if read == size else None
+
+    def will_need(self, size: int, offset: int) -> None:
+        """Start reading these bytes into memory. May block: call it in a thread."""
+        for at in range(offset, offset + size, _AHEAD):
+            os.posix_fadvise(self.fd, at, min(_AHEAD, offset + size - at), os.POSIX_FADV_WILLNEED)
+
+    def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+        """Write all bytes, or raise OSError."""
+        written = os.pwrite(self.fd, data, offset)
+        if written < len(data):
+            view = memoryview(data).cast("B")
+            while written < len(view):
+                written += os.pwrite(self.fd, view[written:], offset + written)
+
+    def pwritev(self, parts: list[bytes | bytearray | memoryview], offset: int) -> int:
+        """Write all parts, of any number, one after another; returns the number of bytes."""
+        total = 0
+        for i in range(0, len(parts), _IOV_MAX):
+            chunk = parts[i : i + _IOV_MAX]
+            want = sum(map(len, chunk))
+            written = os.pwritev(self.fd, chunk, offset + total)
+            if written < want:
+                rest = b"".join(chunk)[written:]
+                self.pwrite(rest, offset + total + written)
+            total += want
+        return total
+
+    def allocate(self, size: int) -> None:
+        """Make the file at least `size` bytes long, zero-filled, with its space reserved. OSError(ENOSPC) if full."""
+        os.posix_fallocate(self.fd, 0, size)
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self.fd, size)
+
+    def sync(self) -> None:
+        """fdatasync. Blocks: call it in a thread (Runtime.in_thread)."""
+        os.fdatasync(self.fd)
+
+    def write_behind(self, size: int, offset: int) -> None:
+        """Start writing these bytes, without making them durable, so that the next sync of any file need not wait for
+        many of them. The next sync reports errors."""
+        _sync_file_range(self.fd, ctypes.c_int64(offset), ctypes.c_int64(size), _SYNC_FILE_RANGE_WRITE)
+
+    def drop_cache(self) -> None:
+        """Drop synced bytes from memory: the next read comes from the disk."""
+        os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def map(self, length: int) -> memoryview:
+        """Read-only view of the first `length` bytes, which must exist. Stays valid, and sees later writes, until
+        every view of it is released; never truncate a mapped file."""
+        return memoryview(mmap.mmap(self.fd, length, prot=mmap.PROT_READ))
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class Lock(Protocol):
+    def close(self) -> None: ...
+
+
+class Disk:
+    """A file system. private: no access for the group, as for a backup, which contains all secrets."""
+
+    def __init__(self, *, private: bool = False) -> None:
+        self._mode_of = (lambda path: PRIVATE) if private else mode_of
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        """Open a file for reading and writing. FileNotFoundError if it does not exist, unless `create`."""
+        flags = os.O_RDWR | os.O_CLOEXEC
+        try:
+            return File(path, os.open(path, flags))
+        except FileNotFoundError:
+            if not create:
+                raise
+        mode = self._mode_of(path)
+        fd = os.open(path, flags | os.O_CREAT, mode)
+        _set_mode(fd, mode)
+        return File(path, fd)
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def listdir(self, path: str) -> list[str]:
+        """Sorted names."""
+        return sorted(os.listdir(path))
+
+    def sizes(self, path: str) -> dict[str, int]:
+        """Size in bytes of every file directly in a directory, by name."""
+        with os.scandir(path) as found:
+            return {e.name: e.stat().st_size for e in found if e.is_file()}
+
+    def makedirs(self, path: str) -> None:
+        """Create a directory and its parents, and make their names durable."""
+        if os.path.isdir(path):
+            return
+        parent = os.path.dirname(os.path.abspath(path))
+        self.makedirs(parent)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, DIRECTORY)
+            _set_mode(path, DIRECTORY)
+        self.sync_dir(parent)
+
+    def protect(self, path: str, *, below: bool = True) -> int:
+        """Set the modes of `path`, and of all files `below` it, to those of new files, except files of other users.
+        Returns the number of changed modes."""
+        if not os.path.isdir(path):
+            return _set_mode(path, self._mode_of(path))
+        count = int(_set_mode(path, DIRECTORY))
+        for directory, inner, files in os.walk(path) if below else ():
+            count += sum(_set_mode(f"{directory}/{name}", DIRECTORY) for name in inner)
+            count += sum(_set_mode(f"{directory}/{name}", self._mode_of(f"{directory}/{name}")) for name in files)
+        return count
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename a file; an existing `new` is replaced."""
+        os.rename(old, new)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def sync_dir(self, path: str) -> None:
+        with _opened(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
+            os.fsync(fd)
+
+    def sync_files(self, paths: Iterable[str], root: str) -> None:
+        """Make all files and their names durable; many files by one syncfs of `root`."""
+        paths = list(paths)
+        if len(paths) < _MANY_FILES:
+            for path in paths:
+                with _opened(path, os.O_RDONLY) as fd:
+                    os.fdatasync(fd)
+            for directory in sorted({os.path.dirname(path) for path in paths}):
+                self.sync_dir(directory)
+            return
+        with _opened(root, os.O_RDONLY | os.O_DIRECTORY) as fd:
+            if _libc.syncfs(fd) != 0:
+                # The lost bytes are unknown, so ENOSPC is as fatal as EIO.
+                why = os.strerror(ctypes.get_errno())
+                raise OSError(errno.EIO, f"a sync of the file system failed: {why}", root)
+
+    def free(self, path: str) -> tuple[int, int]:
+        """(bytes free, bytes in all) of the file system below `path`."""
+        s = os.statvfs(path)
+        return s.f_bavail * s.f_frsize, s.f_blocks * s.f_frsize
+
+    def lock(self, path: str) -> Lock:
+        """Lock `path` until the returned object is closed. BlockingIOError when another process has the lock."""
+        file = open(path, "a", opener=private)  # noqa: SIM115 (held until closed)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            raise
+        return file
+
+
+@contextlib.contextmanager
+def _opened(path: str, flags: int) -> Iterator[int]:
+    fd = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+class ReadOnlyDisk(Disk):
+    """Disk for programs that only read, perhaps files of another user."""
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        return File(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+
+    def unlink(self, path: str) -> None:
+        """Do nothing: recovery would remove files that a checkpoint does not name."""
+
+
+def _set_mode(path: str | int, mode: int) -> bool:
+    """Set a mode; False if unchanged, owned by another user, or unsupported by the file system. setgid stays: new files
+    in such a directory get the directory's group."""
+    try:
+        found = os.stat(path, follow_symlinks=not isinstance(path, str))
+        now = stat.S_IMODE(found.st_mode)
+        if now & 0o777 == mode or stat.S_ISLNK(found.st_mode):
+            return False
+        os.chmod(path, now & 0o7000 | mode)
+    except (PermissionError, FileNotFoundError):
+        return False
+    except OSError as error:
+        if error.errno in (errno.ENOTSUP, errno.EROFS):
+            return False
+        raise
+    return True
 
 
 def read_file(disk: Disk, path: str, size: int | None = None, offset: int = 0) -> bytes:
@@ -157,207 +283,3 @@ def replace_file(disk: Disk, path: str, data: bytes) -> None:
         file.close()
     disk.rename(f"{path}.new", path)
     disk.sync_dir(os.path.dirname(path))
-
-
-_IOV_MAX = 1024
-#: Number of files from which one syncfs is cheaper than a sync per file.
-_MANY_FILES = 64
-_libc = ctypes.CDLL(None, use_errno=True)
-#: Exists on Linux only; a no-op elsewhere.
-_sync_file_range = getattr(_libc, "sync_file_range", lambda *_: 0)
-_SYNC_FILE_RANGE_WRITE = 2
-#: 0 on systems without this flag: reads then wait for the disk.
-_RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
-#: Maximum size of one read-ahead of the kernel, in bytes.
-_AHEAD = 128 << 10
-
-
-class RealFile:
-    def __init__(self, path: str, fd: int) -> None:
-        self.path, self.fd = path, fd
-
-    def size(self) -> int:
-        return os.fstat(self.fd).st_size
-
-    def pread(self, size: int, offset: int) -> bytes:
-        return os.pread(self.fd, size, offset)
-
-    def pread_cached(self, size: int, offset: int) -> bytes | None:
-        data = bytearray(size)
-        try:
-            read = os.preadv(self.fd, [data], offset, _RWF_NOWAIT)
-        except OSError as error:
-            if error.errno != errno.EOPNOTSUPP:  # EAGAIN: some bytes are not in memory
-                return None
-            read = os.preadv(self.fd, [data], offset)  # a file system in memory, or without support
-        return bytes(data) if read == size else None
-
-    def will_need(self, size: int, offset: int) -> None:
-        for at in range(offset, offset + size, _AHEAD):
-            os.posix_fadvise(self.fd, at, min(_AHEAD, offset + size - at), os.POSIX_FADV_WILLNEED)
-
-    def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
-        written = os.pwrite(self.fd, data, offset)
-        if written < len(data):
-            view = memoryview(data).cast("B")
-            while written < len(view):
-                written += os.pwrite(self.fd, view[written:], offset + written)
-
-    def pwritev(self, parts: list[bytes | bytearray | memoryview], offset: int) -> int:
-        total = 0
-        for i in range(0, len(parts), _IOV_MAX):
-            chunk = parts[i : i + _IOV_MAX]
-            want = sum(map(len, chunk))
-            written = os.pwritev(self.fd, chunk, offset + total)
-            if written < want:
-                rest = b"".join(chunk)[written:]
-                self.pwrite(rest, offset + total + written)
-            total += want
-        return total
-
-    def allocate(self, size: int) -> None:
-        os.posix_fallocate(self.fd, 0, size)
-
-    def truncate(self, size: int) -> None:
-        os.ftruncate(self.fd, size)
-
-    def sync(self) -> None:
-        os.fdatasync(self.fd)
-
-    def write_behind(self, size: int, offset: int) -> None:
-        # The next sync reports errors.
-        _sync_file_range(self.fd, ctypes.c_int64(offset), ctypes.c_int64(size), _SYNC_FILE_RANGE_WRITE)
-
-    def drop_cache(self) -> None:
-        os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
-
-    def map(self, length: int) -> memoryview:
-        return memoryview(mmap.mmap(self.fd, length, prot=mmap.PROT_READ))
-
-    def close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-
-
-class RealDisk:
-    """The real file system. private: no access for the group, as for a backup, which contains all secrets."""
-
-    def __init__(self, *, private: bool = False) -> None:
-        self._mode_of = (lambda path: PRIVATE) if private else mode_of
-
-    def open(self, path: str, *, create: bool = False) -> File:
-        flags = os.O_RDWR | os.O_CLOEXEC
-        try:
-            return RealFile(path, os.open(path, flags))
-        except FileNotFoundError:
-            if not create:
-                raise
-        mode = self._mode_of(path)
-        fd = os.open(path, flags | os.O_CREAT, mode)
-        _set_mode(fd, mode)
-        return RealFile(path, fd)
-
-    def exists(self, path: str) -> bool:
-        return os.path.exists(path)
-
-    def listdir(self, path: str) -> list[str]:
-        return sorted(os.listdir(path))
-
-    def sizes(self, path: str) -> dict[str, int]:
-        with os.scandir(path) as found:
-            return {e.name: e.stat().st_size for e in found if e.is_file()}
-
-    def makedirs(self, path: str) -> None:
-        if os.path.isdir(path):
-            return
-        parent = os.path.dirname(os.path.abspath(path))
-        self.makedirs(parent)
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path, DIRECTORY)
-            _set_mode(path, DIRECTORY)
-        self.sync_dir(parent)
-
-    def protect(self, path: str, *, below: bool = True) -> int:
-        if not os.path.isdir(path):
-            return _set_mode(path, self._mode_of(path))
-        count = int(_set_mode(path, DIRECTORY))
-        for directory, inner, files in os.walk(path) if below else ():
-            count += sum(_set_mode(f"{directory}/{name}", DIRECTORY) for name in inner)
-            count += sum(_set_mode(f"{directory}/{name}", self._mode_of(f"{directory}/{name}")) for name in files)
-        return count
-
-    def rename(self, old: str, new: str) -> None:
-        os.rename(old, new)
-
-    def unlink(self, path: str) -> None:
-        os.unlink(path)
-
-    def sync_dir(self, path: str) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-
-    def sync_files(self, paths: Iterable[str], root: str) -> None:
-        paths = list(paths)
-        if len(paths) < _MANY_FILES:
-            for path in paths:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    os.fdatasync(fd)
-                finally:
-                    os.close(fd)
-            for directory in sorted({os.path.dirname(path) for path in paths}):
-                self.sync_dir(directory)
-            return
-        fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            if _libc.syncfs(fd) != 0:
-                # The lost bytes are unknown, so ENOSPC is as fatal as EIO.
-                why = os.strerror(ctypes.get_errno())
-                raise OSError(errno.EIO, f"a sync of the file system failed: {why}", root)
-        finally:
-            os.close(fd)
-
-    def free(self, path: str) -> tuple[int, int]:
-        s = os.statvfs(path)
-        return s.f_bavail * s.f_frsize, s.f_blocks * s.f_frsize
-
-    def lock(self, path: str) -> Lock:
-        file = open(path, "a", opener=private)  # noqa: SIM115 (held until closed)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.close()
-            raise
-        return file
-
-
-class ReadOnlyDisk(RealDisk):
-    """Disk for programs that only read, perhaps files of another user."""
-
-    def open(self, path: str, *, create: bool = False) -> File:
-        return RealFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-
-    def unlink(self, path: str) -> None:
-        """Do nothing: recovery would remove files that a checkpoint does not name."""
-
-
-def _set_mode(path: str | int, mode: int) -> bool:
-    """Set a mode; False if unchanged, owned by another user, or unsupported by the file system. setgid stays: new files
-    in such a directory get the directory's group."""
-    try:
-        found = os.stat(path, follow_symlinks=not isinstance(path, str))
-        now = stat.S_IMODE(found.st_mode)
-        if now & 0o777 == mode or stat.S_ISLNK(found.st_mode):
-            return False
-        os.chmod(path, now & 0o7000 | mode)
-    except (PermissionError, FileNotFoundError):
-        return False
-    except OSError as error:
-        if error.errno in (errno.ENOTSUP, errno.EROFS):
-            return False
-        raise
-    return True

@@ -1,7 +1,7 @@
 """Time, timers and threads of a node.
 
-All packages between codec/ and http/ use callbacks over this interface, so that the same classes run on uvloop
-(`AsyncioRuntime`) and in the simulator (`chaos.sim`), which runs many nodes in one thread from one seed.
+All packages between codec/ and http/ use callbacks over `Runtime`, so that the same classes run on uvloop and in the
+simulator: its runtime (`chaos.sim.runtime`) overrides all methods and runs many nodes in one thread from one seed.
 """
 
 from __future__ import annotations
@@ -20,34 +20,6 @@ Ended = Callable[[Any, BaseException | None], None]
 
 class Handle(Protocol):
     def cancel(self) -> None: ...
-
-
-class Runtime(Protocol):
-    #: Random numbers for jitter (elections) only; replicated data must not depend on them.
-    random: random.Random
-
-    def monotonic(self) -> float:
-        """Monotonic clock, in seconds."""
-        ...
-
-    def wall_ms(self) -> int:
-        """The machine's wall clock in Unix ms, which may be wrong or step; server/clustertime.py tells the users."""
-        ...
-
-    def call_soon(self, fn: Callable[..., None], *args: Any) -> None: ...
-
-    def call_later(self, delay_s: float, fn: Callable[..., None], *args: Any) -> Handle: ...
-
-    def in_thread(self, lane: str, fn: Callable[[], Any], done: Ended, *, brief: bool = False) -> None:
-        """Run `fn` in a thread, then `done(result, error)` on the loop. Jobs of one lane run in order, one at a time.
-
-        brief: `fn` may run on the loop while the lane's last jobs took less time than a change of threads.
-        """
-        ...
-
-    def join(self, lane: str) -> None:
-        """Block until the lane's thread has finished its jobs; call this before closing what the jobs use."""
-        ...
 
 
 #: Number of measured jobs, and limit of the quickest one's duration in seconds, for running brief jobs on the loop. The
@@ -92,16 +64,20 @@ class _Lane(Brevity):
         self.deferred: list[Callable[[], None]] = []
 
 
-class AsyncioRuntime:
+class Runtime:
     """Runtime of a real node. Create it inside the running loop; `close` waits for the threads."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
+        #: Random numbers for jitter (elections) only; replicated data must not depend on them.
         self.random = random.Random()
-        self.monotonic = time.monotonic
         self._lanes: dict[str, _Lane] = {}
 
+    #: Monotonic clock, in seconds.
+    monotonic = staticmethod(time.monotonic)
+
     def wall_ms(self) -> int:
+        """The machine's wall clock in Unix ms, which may be wrong or step; server/clustertime.py tells the users."""
         return time.time_ns() // 1_000_000
 
     def call_soon(self, fn: Callable[..., None], *args: Any) -> None:
@@ -111,6 +87,10 @@ class AsyncioRuntime:
         return self.loop.call_later(delay_s, fn, *args)
 
     def in_thread(self, lane: str, fn: Callable[[], Any], done: Ended, *, brief: bool = False) -> None:
+        """Run `fn` in a thread, then `done(result, error)` on the loop. Jobs of one lane run in order, one at a time.
+
+        brief: `fn` may run on the loop while the lane's last jobs took less time than a change of threads.
+        """
         jobs = self._lanes.get(lane)
         if jobs is None:
             jobs = self._lanes[lane] = _Lane(lane)
@@ -148,6 +128,7 @@ class AsyncioRuntime:
         executor.submit(timed).add_done_callback(finished)
 
     def join(self, lane: str) -> None:
+        """Block until the lane's thread has finished its jobs; call this before closing what the jobs use."""
         if lane in self._lanes:
             self._lanes[lane].executor.submit(lambda: None).result()
 

@@ -24,7 +24,7 @@ from hadelay.loglimit import LogLimit
 from hadelay.platform import strangers
 from hadelay.platform.hello import HEAD, REFUSED, Hello, refusal
 from hadelay.platform.network import MAX_FRAME, Buffer, Receiver
-from hadelay.platform.runtime import AsyncioRuntime
+from hadelay.platform.runtime import Runtime
 from hadelay.platform.strangers import MAX_HELLO, Stranger, Strangers, Verdict
 from hadelay.platform.tls import Certificates, Decrypted, in_words, names_of
 
@@ -223,7 +223,7 @@ class AsyncioNetwork:
         *,
         cluster_id: str,
         group: int,
-        runtime: AsyncioRuntime,
+        runtime: Runtime,
         feature_level: int = 1,
         tls: Certificates | None = None,
     ) -> None:
