@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 from aiohttp import web
 
-from hadelay.errors import BadRequest, HadelayError
+from hadelay.errors import BadRequest, HadelayError, Overloaded
 from hadelay.http import cluster, consume, dead, files, health, messages, publish, tokens, topics
 from hadelay.http.access import Authenticator, check_site
 from hadelay.http.answers import Answer
@@ -58,7 +59,7 @@ class HttpServer(Context):
             auto_decompress=False,
             lingering_time=2.0,
         )
-        self._listener = Listener(self, lambda lost: Connection(server, self, self.heads, lost), self._sockets)
+        self._listener = Listener(self, partial(Connection, server, self, self.heads), self._sockets)
         self.relay.full = lambda: self._listener is not None and self._listener.full
         port = self._listener.listen(host, port)
         self.metrics.watch()
@@ -80,11 +81,14 @@ class HttpServer(Context):
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         name, reservation = "none", Reservation(self.budget)
+        limit = cast(Connection, request.protocol).limit
         answer: Any
         try:
             if request.version.major != 1:
                 raise BadRequest(f"HTTP/{request.version.major}.{request.version.minor}: this node speaks HTTP/1.1")
             target, _, query = origin_form(request.raw_path).partition("?")
+            if limit and target[1:] not in health.PROBES:
+                raise Overloaded(f"too many connections ({limit})", retry_after_ms=1_000)
             route, path = self.routes.find(request.method, target)
             name = route.name
             if name not in health.PROBES:
@@ -106,6 +110,6 @@ class HttpServer(Context):
         self.count(name, response.status)
         if not response.prepared:
             self.add_headers(response.headers)
-        if self.draining:
+        if self.draining or limit:
             response.force_close()
         return response

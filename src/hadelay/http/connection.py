@@ -41,19 +41,23 @@ _MAX_HELD = 64 << 10
 
 
 class Connection(Protocol):
-    """See the module. `_missing`: bytes until aiohttp's parser is between requests again; −1: nobody knows, ever again.
-    `_busy`: bytes that arrive are held until it is over."""
+    """One connection; lost and limit: see Listener."""
 
-    __slots__ = ("_busy", "_context", "_heads", "_held", "_lost", "_missing", "_stalled", "_task", "_template")
+    __slots__ = (
+        "_busy", "_context", "_heads", "_held", "_lost", "_missing", "_stalled", "_task", "_template", "limit",
+    )  # fmt: skip
 
-    def __init__(self, server: Server, context: Context, heads: RequestHeads, lost: Callable[[], None]) -> None:
+    def __init__(
+        self, server: Server, context: Context, heads: RequestHeads, lost: Callable[[], None], limit: str
+    ) -> None:
         super().__init__(server, **server.options)
-        self._context, self._heads = context, heads
-        #: To be called when the connection is.
-        self._lost = lost
-        self._missing = 0
-        #: A request is under way on the short way; `_task`: in a task.
+        self.limit = limit
+        self._context, self._heads, self._lost = context, heads, lost
+        #: Bytes until aiohttp's parser is between two requests again; −1: never again.
+        self._missing = -1 if limit else 0
+        #: A request is under way on the short way, and bytes that arrive are held until it is answered.
         self._busy = False
+        #: The request under way, if its route needs a task.
         self._task: asyncio.Task[None] | None = None
         self._template: DraftTemplate
         self._held = b""

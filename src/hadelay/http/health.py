@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hadelay.api.cluster import CheckOut, Health, Quorum, QuorumQuery, ReadyQuery
 from hadelay.errors import Conflict
-from hadelay.http.answers import JSON, Answer, encoded
-from hadelay.http.call import Call, Context
-from hadelay.http.decoding import decode_query, parse_query
+from hadelay.http.answers import JSON, Answer
+from hadelay.http.call import Call
 from hadelay.http.metrics import CONTENT_TYPE
 from hadelay.http.openapi import document
 from hadelay.http.routes import OPEN, Routes
@@ -21,30 +18,24 @@ PROBES = frozenset(("livez", "readyz"))
 @routes.add("GET", "/livez", query=ReadyQuery, returns={200: Health}, errors=(503,), scope=OPEN)
 async def livez(call: Call) -> Answer:
     """Is this process worth keeping? Never depends on a quorum"""
-    return _answer(call.context, "livez", call.query, packed=call.wants_msgpack())
+    return _answer(call, call.service.cluster.livez())
 
 
 @routes.add("GET", "/readyz", query=ReadyQuery, returns={200: Health}, errors=(503,), scope=OPEN)
 async def readyz(call: Call) -> Answer:
     """Can it serve? `verbose` says why not, `exclude` leaves checks out"""
-    return _answer(call.context, "readyz", call.query, packed=call.wants_msgpack())
-
-
-def probe(context: Context, name: str, query: str) -> Answer:
-    """What livez or readyz (`name`) answers to this query, without a Call. Raises BadRequest."""
-    return _answer(context, name, decode_query(parse_query(query), ReadyQuery), packed=False)
-
-
-def _answer(context: Context, name: str, query: Any, *, packed: bool) -> Answer:
-    checks = context.service.cluster.livez() if name == "livez" else context.service.cluster.readyz()
-    if context.draining and name == "readyz":
+    checks = call.service.cluster.readyz()
+    if call.context.draining:
         checks = [*checks, CheckOut("draining", False, "the node is shutting down")]
-    left_out = set((query.exclude or "").split(","))
+    return _answer(call, checks)
+
+
+def _answer(call: Call, checks: list[CheckOut]) -> Answer:
+    left_out = set((call.query.exclude or "").split(","))
     checks = [check for check in checks if check.name not in left_out]
     fine = all(check.ok for check in checks)
-    verbose = query.verbose not in (None, "false", "0") or not fine
-    document = Health("ok" if fine else "failing", checks if verbose else [])
-    return encoded(document, packed=packed)._replace(status=200 if fine else 503)
+    verbose = call.query.verbose not in (None, "false", "0") or not fine
+    return call.answer(Health("ok" if fine else "failing", checks if verbose else []), 200 if fine else 503)
 
 
 @routes.add("GET", "/v1/health/quorum", query=QuorumQuery, returns={200: Quorum}, errors=(404, 409), scope="read")

@@ -1,8 +1,8 @@
 """Accepts connections of clients, counted from the moment of accept: a TLS handshake takes a descriptor too.
 
-Beyond the limits a connection becomes a `Spare`: it may ask one of the health routes once, and anything else is
-answered 503. So an orchestrator does not restart nodes because somebody opened too many connections. There are
-few spares, none stays long, and a new one takes the place of an older one of the address that has most of them.
+A connection beyond the limits is a spare (ADR 192): one request to a health route is answered, anything else is 503. So
+an orchestrator does not restart nodes because somebody opened too many connections. There are few spares, none stays
+long, and a new one takes the place of an older one of the address that has most of them.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ import asyncio
 import errno
 import ipaddress
 import logging
-import re
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
-from hadelay.errors import ConfigError, HadelayError, Overloaded, Taken
-from hadelay.http.answers import Answer, header_lines
+from hadelay.errors import ConfigError, Taken
 from hadelay.http.call import Context
-from hadelay.http.health import probe
+from hadelay.http.connection import Connection
 from hadelay.platform.tls import Decrypted
 
 log = logging.getLogger(__name__)
@@ -34,24 +33,25 @@ _RETRY_S = 0.1
 _HANDSHAKE_S = 10.0
 #: Limit of spares, and how long one may take, its TLS handshake included.
 _SPARES, _SPARE_S = 64, 2.0
-_MAX_HEAD = 8_190
-_PROBE = re.compile(rb"GET /(livez|readyz)(?:\?([!-~]*))? HTTP/1\.[01]\r\n")
 
 
 class Listener:
-    """`make` gets what it has to call when its connection is lost, and returns the protocol of one connection.
-    sockets: limit of connections together with the polls that this node relays; None: twice max_connections."""
+    """make(lost, limit): the protocol of a connection, which calls `lost` when it is disconnected. limit: name of the
+    limit that a spare exceeds; "" within the limits. sockets: limit of connections together with the polls that this
+    node relays; None: twice max_connections."""
 
     def __init__(
-        self, context: Context, make: Callable[[Callable[[], None]], asyncio.Protocol], sockets: int | None
+        self, context: Context, make: Callable[[Callable[[], None], str], Connection], sockets: int | None
     ) -> None:
         self._context, self._make = context, make
         self._loop = asyncio.get_running_loop()
         self._ssl = context.tls.listening if context.tls is not None else None
         self._sockets = sockets if sockets is not None else 2 * context.config.max_connections
         self._by_address: Counter[str] = Counter()
-        #: Oldest first.
-        self._spares: dict[Spare, None] = {}
+        #: Address of each connection within the limits.
+        self._inside: dict[socket.socket, str] = {}
+        #: Address of each spare, oldest first, by the function that closes the spare.
+        self._spares: dict[Callable[[], None], str] = {}
         self._listening: list[socket.socket] = []
         self._connecting: set[asyncio.Task[None]] = set()
 
@@ -90,8 +90,8 @@ class Listener:
             self._loop.remove_reader(sock)
             sock.close()
         self._listening = []
-        for spare in list(self._spares):
-            spare.close()
+        for close_spare in list(self._spares):
+            close_spare()
         for task in self._connecting if self._ssl is not None else ():
             task.cancel()
 
@@ -118,22 +118,47 @@ class Listener:
 
     def _enter(self, connection: socket.socket, peer: str) -> None:
         config, address = self._context.config, _network_of(peer)
-        limit = config.max_connections_per_address
-        if limit and self._by_address[address] >= limit:
+        if 0 < config.max_connections_per_address <= self._by_address[address]:
             self._add_spare(connection, peer, "max_connections_per_address")
         elif self._context.connections >= config.max_connections or self.full:
             self._add_spare(connection, peer, "max_connections")
         else:
             self._context.connections += 1
             self._by_address[address] += 1
-            left = _Once(lambda: self._leave(address))
-            self._start(connection, lambda: self._make(left), left)
+            self._inside[connection] = address
+            lost = partial(self._leave, connection)
+            self._start(connection, lambda: self._make(lost, ""), lost)
 
-    def _leave(self, address: str) -> None:
-        self._context.connections -= 1
-        self._by_address[address] -= 1
-        if not self._by_address[address]:
-            del self._by_address[address]
+    def _leave(self, connection: socket.socket) -> None:
+        address = self._inside.pop(connection, None)
+        if address is not None:
+            self._context.connections -= 1
+            self._by_address[address] -= 1
+            if not self._by_address[address]:
+                del self._by_address[address]
+
+    def _add_spare(self, connection: socket.socket, peer: str, limit: str) -> None:
+        if count := self._context.log_limit.count("connections_refused"):
+            log.warning("connections_refused", extra={"limit": limit, "peer": peer, "count": count})
+        if len(self._spares) >= _SPARES:
+            most = Counter(self._spares.values()).most_common(1)[0][0]
+            next(close_spare for close_spare, address in self._spares.items() if address == most)()
+
+        def lost() -> None:
+            timer.cancel()
+            self._spares.pop(close, None)
+
+        def close() -> None:
+            lost()
+            if protocol.transport is not None:
+                protocol.transport.abort()
+            else:
+                task.cancel()
+
+        protocol = self._make(lost, limit)
+        timer = self._loop.call_later(_SPARE_S, close)
+        self._spares[close] = _network_of(peer)
+        task = self._start(connection, lambda: protocol, lost)
 
     def _start(
         self, connection: socket.socket, make: Callable[[], asyncio.Protocol], gone: Callable[[], None]
@@ -161,79 +186,6 @@ class Listener:
             await self._loop.connect_accepted_socket(
                 lambda: Decrypted(make()), connection, ssl=self._ssl, ssl_handshake_timeout=_HANDSHAKE_S
             )
-
-    # ---- beyond the limits
-
-    def _add_spare(self, connection: socket.socket, peer: str, limit: str) -> None:
-        if count := self._context.log_limit.count("connections_refused"):
-            log.warning("connections_refused", extra={"limit": limit, "peer": peer, "count": count})
-        if len(self._spares) >= _SPARES:
-            most = Counter(spare.address for spare in self._spares).most_common(1)[0][0]
-            next(spare for spare in self._spares if spare.address == most).close()
-        spare = Spare(self._context, limit, _network_of(peer), self._spares)
-        spare.task = self._start(connection, lambda: spare, spare.close)
-
-
-class Spare(asyncio.Protocol):
-    """A connection beyond `limit`. It is in `spares` until it is closed."""
-
-    def __init__(self, context: Context, limit: str, address: str, spares: dict[Spare, None]) -> None:
-        self.address, self.task = address, cast("asyncio.Task[None] | None", None)
-        self._context, self._limit, self._spares = context, limit, spares
-        self._transport: asyncio.Transport | None = None
-        self._head, self._answered = b"", False
-        self._timer = asyncio.get_running_loop().call_later(_SPARE_S, self.close)
-        spares[self] = None
-
-    def close(self) -> None:
-        self._timer.cancel()
-        self._spares.pop(self, None)
-        if self._transport is not None:
-            self._transport.abort()
-        elif self.task is not None:
-            self.task.cancel()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self.close()
-
-    def data_received(self, data: bytes) -> None:
-        if self._answered or self._transport is None:
-            return  # until the client has closed: a reset would take the answer from it
-        self._head += data
-        if b"\r\n\r\n" not in self._head and len(self._head) <= _MAX_HEAD:
-            return
-        self._answered = True
-        route, answer = self._answer()
-        self._context.count(route, answer.status)
-        lines = header_lines(answer.headers) + b"Connection: close\r\n"
-        self._transport.write(self._context.head_of(answer.status, lines, len(answer.body)) + answer.body)
-        if self._transport.can_write_eof():
-            self._transport.write_eof()
-        else:
-            self._transport.close()
-
-    def _answer(self) -> tuple[str, Answer]:
-        asked = _PROBE.match(self._head)
-        name = asked[1].decode() if asked is not None else "none"
-        try:
-            if asked is not None:
-                return name, probe(self._context, name, (asked[2] or b"").decode())
-            raise Overloaded(f"too many connections ({self._limit})", retry_after_ms=1_000)
-        except HadelayError as error:
-            return name, self._context.refused(name, error)
-
-
-class _Once:
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._call: Callable[[], None] | None = call
-
-    def __call__(self) -> None:
-        call, self._call = self._call, None
-        if call is not None:
-            call()
 
 
 def _sockets(host: str, port: int) -> Iterator[tuple[socket.socket, int, Any]]:
