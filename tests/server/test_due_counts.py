@@ -22,7 +22,7 @@ from hadelay.ledger.state import Ledger
 from hadelay.model import HOUR_MS
 from hadelay.server.service import duecounts as counting
 from hadelay.server.service.duecounts import DueCounts
-from hadelay.storage import farwriter
+from hadelay.storage import far
 from hadelay.storage.heads import count_topics, no_counters
 from hadelay.storage.hours import HourStore
 from tests.ledger.world import START_MS, World, draft
@@ -232,8 +232,8 @@ def test_what_waits_to_be_written_is_counted_once_whenever_it_is_written(
     world.one(commands.encode_topic_put("t", {"max_attempts": 2}))
     ids = world.ids(draft(in_ms=5 * HOUR_MS))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(farwriter, "_BATCH_ROWS", batch)
-        patched.setattr(farwriter, "_BATCH_HOURS", batch)
+        patched.setattr(far, "_BATCH_ROWS", batch)
+        patched.setattr(far, "_BATCH_HOURS", batch)
         patched.setattr(counting, "_SMALL", few)
         for at, (what, numbers, delay) in enumerate(steps):
             some = [ids[-1 - n % len(ids)] for n in numbers]

@@ -14,7 +14,7 @@ from hadelay.codec.records import check_record
 from hadelay.errors import DamagedFile
 from hadelay.model import DEAD_HOURS, hour_name
 from hadelay.platform.disk import Disk, File
-from hadelay.storage.farwriter import FarWriter
+from hadelay.storage.far import FarWriter
 from hadelay.storage.handles import Handles
 from hadelay.storage.heads import HeadsCache
 from hadelay.storage.hourtable import HourTable
@@ -54,7 +54,7 @@ class HourReader:
 
     def counts(self, hours: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
         """`count` for many hours at once."""
-        return self._table.take("entries", hours)
+        return self._table.entries_of(hours)
 
     def event_count(self, hour: int) -> int:
         slot = self._table.find(hour)

@@ -20,7 +20,7 @@ from hadelay.codec.formats import DISPATCH_SIZE, INDEX_SIZE, RECORD_MAGIC, RECOR
 from hadelay.codec.linking import DISPATCH_CRC, INDEX_CRC, RECORD_CRC, chain, group, link, place
 from hadelay.model import hour_name
 from hadelay.platform.disk import Disk
-from hadelay.storage.farwriter import Sample
+from hadelay.storage.far import Sample
 from hadelay.storage.hourreader import HourReader, Rows
 from hadelay.storage.hourtable import DSP, IDX, LOG
 from hadelay.storage.hourtable import place as place_of

@@ -6,8 +6,6 @@ Columns grow at either end as hours appear.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -17,19 +15,8 @@ from hadelay.model import DEAD_HOURS, NONE32
 #: Bits of `unsynced`: the hour's files with bytes that are not synced yet.
 LOG, IDX, DSP = 1, 2, 4
 _MARGIN = 256
-
-_COLUMNS: dict[str, type[np.generic]] = {
-    "entries": np.uint32,  # applied
-    "log_bytes": np.int64,  # applied
-    "events": np.uint32,
-    "written": np.uint32,  # entries in .idx; the other entries are in the far buffer
-    "log_written": np.int64,  # bytes of records in .log
-    "log_crc": np.uint32,  # CRC of the written bytes
-    "idx_crc": np.uint32,
-    "dsp_crc": np.uint32,
-    "changed": np.bool_,  # since the last sample for a checkpoint
-    "unsynced": np.uint8,
-}
+#: Columns of a HOUR_ROW.
+_IN_CHECKPOINT = ("log_bytes", "entries", "events", "log_crc", "idx_crc", "dsp_crc")
 
 
 def place(hour: int) -> int:
@@ -41,21 +28,17 @@ def places(hours: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 class HourTable:
-    entries: npt.NDArray[np.uint32]
-    log_bytes: npt.NDArray[np.int64]
-    events: npt.NDArray[np.uint32]
-    written: npt.NDArray[np.uint32]
-    log_written: npt.NDArray[np.int64]
-    log_crc: npt.NDArray[np.uint32]
-    idx_crc: npt.NDArray[np.uint32]
-    dsp_crc: npt.NDArray[np.uint32]
-    changed: npt.NDArray[np.bool_]
-    unsynced: npt.NDArray[np.uint8]
-
     def __init__(self) -> None:
         self.base, self.size = 0, 0
-        for name, kind in _COLUMNS.items():
-            setattr(self, name, np.zeros(0, kind))
+        #: Applied entries and bytes of records; events.
+        self.entries, self.log_bytes = np.zeros(0, np.uint32), np.zeros(0, np.int64)
+        self.events = np.zeros(0, np.uint32)
+        #: Entries in .idx (the other entries are in the far buffer), bytes of records in .log, CRCs of written bytes.
+        self.written, self.log_written = np.zeros(0, np.uint32), np.zeros(0, np.int64)
+        self.log_crc, self.idx_crc, self.dsp_crc = (np.zeros(0, np.uint32) for _ in range(3))
+        #: Whether the hour changed since the last sample for a checkpoint; bits of files that are not synced.
+        self.changed, self.unsynced = np.zeros(0, np.bool_), np.zeros(0, np.uint8)
+        self._columns = [name for name, column in vars(self).items() if isinstance(column, np.ndarray)]
 
     def covers(self, first: int, last: int) -> bool:
         """Whether both hours, and all hours between them, have slots."""
@@ -71,9 +54,10 @@ class HourTable:
         if self.size and end > self.base + self.size:
             end = max(end, self.base + self.size + self.size // 2)
         shift, size = self.base - base if self.size else 0, end - base
-        for name, kind in _COLUMNS.items():
-            column = np.zeros(size, kind)
-            column[shift : shift + self.size] = getattr(self, name)
+        for name in self._columns:
+            old = getattr(self, name)
+            column = np.zeros(size, old.dtype)
+            column[shift : shift + self.size] = old
             setattr(self, name, column)
         self.base, self.size = base, size
 
@@ -100,7 +84,7 @@ class HourTable:
 
     def clear(self, slot: int) -> None:
         """Forget a retired hour, except `unsynced`: a running checkpoint may still sync its files."""
-        for name in _COLUMNS:
+        for name in self._columns:
             if name != "unsynced":
                 getattr(self, name)[slot] = 0
         self.written[slot] = NONE32  # rows of the hour in the far buffer count as written
@@ -108,7 +92,7 @@ class HourTable:
     def rows(self, slots: npt.NDArray[np.intp]) -> npt.NDArray[np.void]:
         """HOUR_ROW of each slot; the CRCs cover the written bytes."""
         rows = np.zeros(len(slots), HOUR_ROW)
-        for name in ("log_bytes", "entries", "events", "log_crc", "idx_crc", "dsp_crc"):
+        for name in _IN_CHECKPOINT:
             rows[name] = getattr(self, name)[slots]
         return rows
 
@@ -118,14 +102,14 @@ class HourTable:
             return
         self.cover(hours)
         slots = self.slots(hours)
-        for name in ("log_bytes", "entries", "events", "log_crc", "idx_crc", "dsp_crc"):
+        for name in _IN_CHECKPOINT:
             getattr(self, name)[slots] = rows[name]
         self.written[slots], self.log_written[slots] = rows["entries"], rows["log_bytes"]
 
-    def take(self, column: str, hours: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """A column's values for many hours; 0 for unknown hours."""
+    def entries_of(self, hours: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
+        """Number of applied entries of many hours; 0 for unknown hours."""
         slots = self.slots(hours)
         known = (slots >= 0) & (slots < self.size)
-        values = np.zeros(len(hours), _COLUMNS[column])
-        values[known] = getattr(self, column)[slots[known]]
+        values = np.zeros(len(hours), np.uint32)
+        values[known] = self.entries[slots[known]]
         return values

@@ -4,31 +4,35 @@
 
 A checkpoint samples the changes at one applied index and writes buffered messages of far hours, in slices on the loop.
 A thread then syncs the files and commits one transaction: applied index, file lengths, core's state, table changes.
-Recovery cuts all files back to the last committed checkpoint.
+Recovery cuts all files back to the last committed checkpoint, and reads only their sizes: the journal replays the later
+entries, and appending them again gives the same bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 import msgpack
+import numpy as np
+import numpy.typing as npt
 
 from hadelay.codec.formats import FORMAT_VERSION, HOUR_ROW
 from hadelay.errors import WAY_OUT, DamagedFile, FatalError, HadelayError
+from hadelay.model import hour_from_name
 from hadelay.platform.disk import Disk
 from hadelay.platform.runtime import Runtime
 from hadelay.storage.exports import Exports
-from hadelay.storage.farwriter import Sample
+from hadelay.storage.far import Sample
 from hadelay.storage.handles import files_closed
-from hadelay.storage.hours import HourStore
+from hadelay.storage.hours import HourStore, file_checksums
 from hadelay.storage.identity import Identity, check_identity, lock_directory, write_identity
 from hadelay.storage.installer import Installer, clear, roll_forward
 from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.manifest import LANE, Manifest
 from hadelay.storage.names import NameTable
-from hadelay.storage.recovery import cut_file, cut_hours
 from hadelay.storage.tables import CHECKPOINT, CORE, HOUR_STATES, HOURS, ROW, Backend, Put, Tables, hour_rows, scan_all
 
 #: Maximum pause between two slices of a checkpoint, in seconds.
@@ -59,43 +63,38 @@ class Storage:
         backend: function that opens the tables at a path.
         """
         self.disk, self.directory, self._runtime = disk, directory, runtime
-        self._make_backend, self._far_buffer_bytes = backend, far_buffer_bytes
+        self._backend, self._far_bytes = backend, far_buffer_bytes
         disk.makedirs(directory)
-        self._lock = lock_directory(disk, directory)
         self.checkpointing = self._closed = False
         #: Switch to a snapshot, deferred until the running checkpoint ends.
         self._switch: Callable[[], None] | None = None
-        try:
+        with ExitStack() as undo:
+            self._lock = lock_directory(disk, directory)
+            undo.callback(self._lock.close)
             self.identity = check_identity(disk, directory, identity)
             roll_forward(disk, directory)
             disk.makedirs(f"{directory}/hours")
             self.tables = Tables(backend(f"{directory}/state.mdb"))
-        except BaseException:
-            self._lock.close()
-            raise
-        try:
+            undo.callback(self.tables.backend.close)
             disk.sync_dir(directory)
             self._recover()
-        except BaseException:
-            self.tables.backend.close()
-            self._lock.close()
-            raise
+            undo.pop_all()
         self.exports = Exports(disk, directory, runtime, self.hours, self.tables, self.applied_index)
 
     def _recover(self) -> None:
         disk, directory, get = self.disk, self.directory, self.tables.backend.get
-        row = msgpack.unpackb(get(CHECKPOINT, ROW) or msgpack.packb(_first_row(self.identity)))
+        row = msgpack.unpackb(get(CHECKPOINT, ROW) or _row(self.identity))
         if (row["cluster_id"], row["group"]) != (self.identity.cluster_id, self.identity.group):
             raise DamagedFile(f"{directory}/state.mdb", 0, f"a checkpoint of another cluster or group; {WAY_OUT}")
         self.applied_index, self.applied_term = row["index"], row["term"]
         self.core_blob = get(CHECKPOINT, CORE) or b""
         hours, rows = hour_rows(self.tables.backend)
-        cut_hours(disk, f"{directory}/hours", hours, rows)
+        _cut_hours(disk, f"{directory}/hours", hours, rows)
         names = f"{directory}/names"
-        cut_file(disk, names, disk.sizes(directory).get("names", 0), row["names_length"])
+        _cut_file(disk, names, disk.sizes(directory).get("names", 0), row["names_length"])
         self.names = NameTable(disk, names, row["names_length"], row["names_crc"])
-        group, far_buffer_bytes = self.identity.group, self._far_buffer_bytes
-        self.hours = HourStore(disk, f"{directory}/hours", group, far_buffer_bytes=far_buffer_bytes)
+        group = self.identity.group
+        self.hours = HourStore(disk, f"{directory}/hours", group, far_buffer_bytes=self._far_bytes)
         self.hours.load(hours, rows)
         clear(disk, f"{directory}/export")
 
@@ -118,7 +117,8 @@ class Storage:
         except Exception as error:  # sampling writes messages whose earlier write may have failed on a full disk
             done(error)
             return
-        layer, row = self.tables.freeze(), self._row(applied_index, applied_term)
+        layer = self.tables.freeze()
+        row = _row(self.identity, applied_index, applied_term, self.names.length, self.names.crc)
 
         def puts() -> Iterator[Put]:
             yield CHECKPOINT, ROW, row
@@ -150,10 +150,6 @@ class Storage:
                 self._switch()
 
         self._write_frozen(written)
-
-    def _row(self, index: int, term: int) -> bytes:
-        names = {"names_length": self.names.length, "names_crc": self.names.crc}
-        return msgpack.packb(_first_row(self.identity) | {"index": index, "term": term} | names)  # type: ignore[no-any-return]
 
     def _write_frozen(self, then: Done) -> None:
         """Write the frozen messages of far hours in slices; after each slice, pause as long as the slice took. A
@@ -227,7 +223,7 @@ class Storage:
             else:
                 switched(None)
 
-        return Installer(self.disk, self.directory, self._runtime, self._make_backend, manifest, switch)
+        return Installer(self.disk, self.directory, self._runtime, self._backend, manifest, switch)
 
     def reopen(self) -> Storage:
         """Open the directory anew, after `close`."""
@@ -236,8 +232,8 @@ class Storage:
             self.directory,
             self._runtime,
             self.identity,
-            backend=self._make_backend,
-            far_buffer_bytes=self._far_buffer_bytes,
+            backend=self._backend,
+            far_buffer_bytes=self._far_bytes,
         )
 
     def close(self) -> None:
@@ -250,16 +246,10 @@ class Storage:
         self._lock.close()
 
 
-def _first_row(identity: Identity) -> dict[str, Any]:
-    return {
-        "format_version": FORMAT_VERSION,
-        "cluster_id": identity.cluster_id,
-        "group": identity.group,
-        "index": 0,
-        "term": 0,
-        "names_length": 0,
-        "names_crc": 0,
-    }
+def _row(identity: Identity, index: int = 0, term: int = 0, names_length: int = 0, names_crc: int = 0) -> bytes:
+    owner = {"format_version": FORMAT_VERSION, "cluster_id": identity.cluster_id, "group": identity.group}
+    position = {"index": index, "term": term, "names_length": names_length, "names_crc": names_crc}
+    return msgpack.packb(owner | position)  # type: ignore[no-any-return]
 
 
 def _hour_puts(sample: Sample) -> Iterator[Put]:
@@ -269,3 +259,30 @@ def _hour_puts(sample: Sample) -> Iterator[Put]:
         yield HOUR_STATES, hour.to_bytes(4, "big"), None
     for n, hour in enumerate(sample.hours.tolist()):
         yield HOURS, hour.to_bytes(4, "big"), data[n * size : (n + 1) * size]
+
+
+def _cut_hours(disk: Disk, directory: str, hours: npt.NDArray[np.int64], rows: npt.NDArray[np.void]) -> None:
+    """Cut every hour file to the length in its HOUR_ROW; remove files of hours without a HOUR_ROW."""
+    sizes = disk.sizes(directory)
+    known = set(hours.tolist())
+    for name, (length, _) in file_checksums(hours, rows):
+        size = sizes.pop(name, 0)
+        _cut_file(disk, f"{directory}/{name}", size, length)
+        if size > length and name.endswith(".idx"):
+            sizes[name.removesuffix("idx") + "heads"] = 0  # may be ahead of the cut index: removed below
+    for name in sizes:
+        stem, _, suffix = name.partition(".")
+        if suffix == "heads" and sizes[name] and hour_from_name(stem) in known:
+            continue
+        path = f"{directory}/{name}"
+        if disk.exists(path):
+            disk.unlink(path)
+
+
+def _cut_file(disk: Disk, path: str, size: int, length: int) -> None:
+    if size < length:
+        raise DamagedFile(path, size, f"the file ends here; the checkpoint says {length} bytes; {WAY_OUT}")
+    if size > length:
+        file = disk.open(path)
+        file.truncate(length)
+        file.close()
