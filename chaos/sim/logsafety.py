@@ -140,7 +140,7 @@ class LogSafety:
                 text = f"the commit index of {name} is {raft.commit_index}, and its log ends at {raft.last_index}"
                 self.report("I13 log safety, commit index ahead", text, name)
             self._commit[raft] = raft.commit_index
-            if raft.applied_index > raft.synced_index:
+            if raft.applied_index > raft.journal.synced_index:
                 self.report("I14 durability, applied", f"{name} applied what its own disk does not have", name)
 
     def _counted(self, process: SimNetwork, peer: str) -> None:

@@ -54,7 +54,7 @@ def test_one_node_alone_commits_when_its_disk_has_it():
     cluster.run(0.04)
     assert (answers, leader.commit_index) == ([], leader.last_index - 1)
     cluster.until(lambda: answers)
-    assert leader.synced_index == leader.commit_index == leader.last_index
+    assert leader.journal.synced_index == leader.commit_index == leader.last_index
 
 
 def test_applied_once_in_order_after_restarts_of_all():

@@ -1,4 +1,4 @@
-"""One event of a Raft node after the other: a part handles it, and what follows from it is carried out at its end."""
+"""Event handling of a Raft node: a part handles an event, and its effects are carried out at the end of the event."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Events:
     ) -> None:
         self.journal, self.network, self.runtime, self._on_fatal = journal, network, runtime, on_fatal
         self.stopped = False
-        #: What follows from the event under way, and whether one is.
+        #: Effects of the current event, and whether an event is being handled.
         self._ready, self._busy = Ready(), False
         self._flushing = False
 
@@ -40,7 +40,7 @@ class Events:
         raise NotImplementedError
 
     def fatal(self, error: BaseException) -> None:
-        """The first unexpected thing is the last: nothing more leaves this node."""
+        """Stop at the first unexpected error: nothing more leaves this node."""
         if not self.stopped:
             self.stopped = True
             log.critical("fatal", exc_info=error)
@@ -49,7 +49,7 @@ class Events:
             self._on_fatal(error)
 
     def event(self, step: Step, *args: Any) -> None:
-        """Let a part handle an event. An event inside another one ends with that one."""
+        """Let a part handle an event. Effects of a nested event are carried out at the end of the outer event."""
         if self.stopped:
             return
         inside, self._busy = self._busy, True
@@ -63,7 +63,7 @@ class Events:
             self._busy = inside
 
     def _carry_out(self, ready: Ready) -> bool:
-        """The first thing that is to be done, in the order of the fields; more may follow from that. False: nothing."""
+        """Carry out the first pending kind of effect, in the order of the fields. False: there is none."""
         if ready.sends:
             sends, ready.sends = ready.sends, []
             for peer, frame, urgent in sends:
@@ -78,7 +78,7 @@ class Events:
                 self._flushing = True
                 ready.later(0.0, self._flush)
             if self._flushing:
-                ready.apply = False  # first the disk: others wait for it, and nobody for what is applied here
+                ready.apply = False  # the disk first: other nodes wait for this sync, but not for apply
         elif ready.advance:
             ready.advance = False
             self._advance(self.runtime.monotonic(), ready)
@@ -104,7 +104,7 @@ class Events:
         return True
 
     def _flush(self, now: float, ready: Ready) -> None:
-        """Write and sync what was queued: once for everything that this turn of the loop brought, after its frames."""
+        """Write and sync the queued records: once per turn of the loop, after its frames were sent."""
         self._flushing = False
         self.journal.kick()
         self.applier.soon(ready)

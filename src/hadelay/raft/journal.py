@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import Any
 
 from hadelay.errors import FatalError
 from hadelay.platform.disk import Disk
@@ -90,18 +91,11 @@ class Journal(JournalSync):
         if cls.exists(disk, directory):
             raise FatalError(f"{directory} already holds a journal")
         disk.makedirs(directory)
+        (before, prev_term), founder = FIRST, owner.incarnation == FOUNDING
         header = SegmentHeader(
-            seq=1,
-            first_index=FIRST[0] + 1,
-            prev_term=FIRST[1],
-            term=0,
-            vote="",
-            incarnation=owner.incarnation,
-            admitted=owner.incarnation == FOUNDING,
-            cluster_id=owner.cluster_id,
-            group=owner.group,
-            node=owner.node,
-        )
+            seq=1, first_index=before + 1, prev_term=prev_term, term=0, incarnation=owner.incarnation, durable=(0, 0),
+            installing=0, group=owner.group, cluster_id=owner.cluster_id, node=owner.node, vote="", admitted=founder,
+        )  # fmt: skip
         segment = build(disk, directory, header, [], config.segment_bytes)
         return cls(disk, directory, runtime, [segment], 1, config)
 
@@ -139,20 +133,14 @@ class Journal(JournalSync):
         return self.term_at(index - 1) if index - 1 > self.base_index else self.base_term
 
     def _header(self, first: int, prev_term: int, **changes: object) -> SegmentHeader:
-        """Of the next segment."""
-        now: dict[str, object] = {
-            "seq": self._number,
-            "previous": self._segments[-1].header.seq if self._segments else 0,
-            "first_index": first,
-            "prev_term": prev_term,
-            "term": self.term,
-            "vote": self.voted_for or "",
-            "incarnation": self.incarnation,
-            "installing": self.installing,
-            "admitted": self.admitted,
-            "reset": False,
-        }
-        return replace(self.identity, **(now | changes))  # type: ignore[arg-type]
+        """Header of the next segment."""
+        last = self._segments[-1].header.seq if self._segments else 0
+        now: dict[str, Any] = {
+            "seq": self._number, "previous": last, "first_index": first, "prev_term": prev_term, "term": self.term,
+            "vote": self.voted_for or "", "incarnation": self.incarnation, "installing": self.installing,
+            "admitted": self.admitted, "reset": False,
+        }  # fmt: skip
+        return replace(self.identity, **(now | changes))
 
     def _adopt(self, first: int, prev_term: int, entries: list[Entry], **changes: object) -> None:
         """Make a segment that holds `entries`, durable before it has its name; everything from `first` on is in it."""

@@ -4,7 +4,6 @@ import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-# encode, decode and BadFrame are for those who use this module, too.
 from hadelay.platform.frames import LIMIT as LIMIT
 from hadelay.platform.frames import BadFrame as BadFrame
 from hadelay.platform.frames import decode as decode
@@ -27,14 +26,13 @@ SNAPSHOT_DONE = 15
 SEEN = 16
 REWOUND = 17
 MEMBERS = 18
-#: From here on the frames are the node's own.
+#: Kinds from here on belong to the node's own traffic.
 FIRST_APP_KIND = 64
 
 #: kind, flags, length of info, leader's round trip in ms, term, prev index, prev term, commit index, round.
 _APPEND = struct.Struct("<BBHIQQQQQ")
 #: kind, status, term, match, hint, round.
 _APPEND_REPLY = struct.Struct("<BBQQQQ")
-APPEND_HEADER_BYTES = _APPEND.size
 
 #: APPEND flags
 NO_REPLY = 1
@@ -47,7 +45,7 @@ class Greeting(NamedTuple):
     incarnation: int
     admitted: bool
     boot: int
-    #: End of the log as the process found it.
+    #: End of the log at the start of the process.
     term: int
     index: int  # type: ignore[assignment]  # tuple has a method of that name
 
@@ -72,7 +70,7 @@ class Offer(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A question for bytes of a file."""
+    """Request for bytes of a snapshot file."""
 
     index: int  # type: ignore[assignment]
     name: str
@@ -88,12 +86,12 @@ class ChunkReply(NamedTuple):
     data: bytes
 
 
-#: What a frame holds: types of fields, a class with such fields, or a function that decodes the frame.
+#: Content of a frame: types of the fields, a class with such fields, or a function that decodes the frame.
 Shape = tuple[type, ...] | type | Callable[[bytes], Any]
 
 
 def values(shape: Shape, data: bytes) -> list[Any]:
-    """The fields of a frame, or one value of the class. BadFrame."""
+    """Fields of a frame, or one value of the class. BadFrame."""
     if isinstance(shape, tuple):
         return decode(data, *shape)
     if isinstance(shape, type):
@@ -103,15 +101,15 @@ def values(shape: Shape, data: bytes) -> list[Any]:
 
 class Append(NamedTuple):
     flags: int
-    info: bytes
     rtt_ms: int
     term: int
-    #: 0: nothing to compare, nothing appended (a sign of life).
+    #: Index of the entry before the records; 0: a heartbeat, without a comparison of logs and without records.
     prev_index: int
     prev_term: int
     commit_index: int
     round: int
-    #: Where the records begin in the frame, and the frame.
+    info: bytes
+    #: Offset of the records in the frame, and the frame.
     records: int
     frame: bytes
 
@@ -127,30 +125,28 @@ def encode_append(
     rtt_ms: int = 0,
     flags: int = 0,
 ) -> bytes:
-    """Everything but the records, which follow as they are."""
+    """An append frame without its records, which follow as they are."""
     return _APPEND.pack(APPEND, flags, len(info), rtt_ms, term, prev_index, prev_term, commit_index, round) + info
 
 
 def decode_append(data: bytes) -> Append:
     try:
-        _, flags, info, rtt_ms, term, prev_index, prev_term, commit_index, round = _APPEND.unpack_from(data)
+        _, flags, info, *numbers = _APPEND.unpack_from(data)
     except struct.error as error:
         raise BadFrame(f"append: {error}") from error
-    if max(term, prev_index, prev_term, commit_index, round) >= LIMIT:
-        raise BadFrame("append: a number that none is")
-    at = APPEND_HEADER_BYTES + info
-    return Append(
-        flags, data[APPEND_HEADER_BYTES:at], rtt_ms, term, prev_index, prev_term, commit_index, round, at, data
-    )
+    if max(numbers) >= LIMIT:
+        raise BadFrame("append: a number is too large")
+    at = _APPEND.size + info
+    return Append._make([flags, *numbers, data[_APPEND.size : at], at, data])
 
 
 class AppendReply(NamedTuple):
     status: int
-    #: The term of the append it answers; with HIGHER_TERM the sender's.
+    #: Term of the answered append; with HIGHER_TERM, the sender's.
     term: int
-    #: Synced here, and verified against the leader's log.
+    #: Last index that is synced and verified against the leader's log.
     match: int
-    #: With MISMATCH: the entry to try next.
+    #: With MISMATCH: index to try next.
     hint: int
     round: int
 
@@ -165,5 +161,5 @@ def decode_append_reply(data: bytes) -> AppendReply:
     except struct.error as error:
         raise BadFrame(f"append reply: {error}") from error
     if max(reply) >= LIMIT:
-        raise BadFrame("append reply: a number that none is")
+        raise BadFrame("append reply: a number is too large")
     return reply

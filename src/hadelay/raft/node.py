@@ -1,8 +1,8 @@
-"""RaftNode: one member of one group, and the only face that the rest of hadelay sees of Raft.
+"""RaftNode: one member of one group, and the only interface of Raft for the rest of hadelay.
 
-RaftNode holds the parts together and lets events in: frames, timers, proposals, finished syncs. A part handles an
-event and writes what follows into a `Ready` (ready.py), which is carried out at the end of the event (events.py).
-Whatever unexpected is raised anywhere stops the node: a missing replica is better than a wrong one.
+RaftNode connects the parts and receives events: frames, timers, proposals, finished syncs. A part handles an event and
+writes its effects into a `Ready` (ready.py), which is carried out at the end of the event (events.py). Any unexpected
+error stops the node: a missing replica is better than a wrong one.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from hadelay.errors import DiskFull, FatalError, HadelayError, NoLeader, OutcomeUnknown, Overloaded, TooLarge
@@ -38,13 +39,13 @@ from hadelay.raft.transfer import Transfers
 log = logging.getLogger(__name__)
 
 _HOUSEKEEPING_S = 0.25
-#: A link with a node that was removed ends after this.
+#: Delay before the link to a removed node ends.
 _FAREWELL_S = 1.0
 _SYNC_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, float("inf"))
 
 
 class RaftNode(Events):
-    """Construct, `set_applied` to what the checkpoint holds, then `start`. Everything happens on the loop."""
+    """Construct, call `set_applied` with the checkpoint's position, then `start`. All calls are on the loop."""
 
     def __init__(
         self,
@@ -80,14 +81,13 @@ class RaftNode(Events):
         self.follower = Follower(shared, known, self.elections, self.snapshots, applier)
         self.transfers = Transfers(shared, known, self.replication)
         self.reads = Reads(shared, known, self.replication.read, applier.when_applied)
-        #: Whom the network was told to link with last.
+        #: Members that the network links with: name → address.
         self._linked = known.linked()
-        journal.on_fatal = self.fatal
-        journal.on_synced = self._on_synced
-        self._handlers = self._who_handles()
+        journal.on_fatal, journal.on_synced = self.fatal, partial(self.event, self._synced)
+        self._handlers = self._frame_handlers()
 
-    def _who_handles(self) -> dict[int, tuple[messages.Shape, Step]]:
-        """By kind of frame: what its fields are, and who handles them."""
+    def _frame_handlers(self) -> dict[int, tuple[messages.Shape, Step]]:
+        """Kind of frame → (its fields, its handler)."""
         return {
             messages.GREETING: (messages.Greeting, self.admission.on_greeting),
             messages.REWOUND: ((int, int, int), self.admission.on_rewound),
@@ -109,7 +109,7 @@ class RaftNode(Events):
         }
 
     def set_applied(self, index: int, term: int) -> None:
-        """Before `start`: the machine already holds everything up to this entry ((1, 0) when it is empty)."""
+        """Set the last entry that the machine holds, before `start`; (1, 0) for an empty machine."""
         journal = self.journal
         if index < journal.base_index:
             raise FatalError(
@@ -130,7 +130,7 @@ class RaftNode(Events):
         if self.applier.applied < self.journal.base_index:
             self.set_applied(self.journal.base_index, self.journal.base_term)
         self._started = True
-        ready = self._ready  # what these raise is the caller's: nothing has happened yet
+        ready = self._ready  # outside of an event: errors go to the caller
         self.membership.load(self.applier.applied, self.runtime.monotonic(), ready)
         self.journal.want_spare()
         self.elections.start(self.runtime.monotonic(), ready)
@@ -138,7 +138,7 @@ class RaftNode(Events):
         self.event(lambda now, ready: ready.later(_HOUSEKEEPING_S, self._housekeeping))
 
     def stop(self) -> None:
-        """No more timers, frames or callbacks; what still waits is answered `OutcomeUnknown`. Closes the journal."""
+        """End timers, frames and callbacks; answer waiting calls with `OutcomeUnknown`; close the journal."""
         if self.stopped:
             return
         self.stopped = True
@@ -146,14 +146,14 @@ class RaftNode(Events):
         self.applier.end(OutcomeUnknown("the node stopped"))
         self.journal.close()
 
-    # -- what it knows
+    # -- state
     @property
     def peers(self) -> dict[str, Peer]:
         return self.membership.peers
 
     @property
     def is_leader(self) -> bool:
-        """What this node believes: another may have been elected. Only committed entries are proof."""
+        """Whether this node believes to lead. Another leader may be elected: only committed entries prove it."""
         return self.core.leads
 
     @property
@@ -173,23 +173,13 @@ class RaftNode(Events):
         return self.applier.applied
 
     @property
-    def applied_term(self) -> int:
-        return self.applier.applied_term
-
-    @property
     def last_index(self) -> int:
         return self.journal.last_index
 
-    @property
-    def synced_index(self) -> int:
-        """The last entry on this node's own disk. Nothing beyond it is ever applied here."""
-        return self.journal.synced_index
-
-    # -- what it does
+    # -- proposals, reads, leadership
     def propose(self, command: bytes, done: Done) -> None:
-        """One call, one entry, 2 bytes to max_entry_bytes. done(result of apply, None) once applied here, or an error:
-        NoLeader, Overloaded, TooLarge, DiskFull (nothing happened), OutcomeUnknown.
-        """
+        """Propose one entry, 2 to max_entry_bytes bytes. done(result of apply, None) once applied on this node, or
+        done(None, error): NoLeader, Overloaded, TooLarge, DiskFull (nothing happened), OutcomeUnknown."""
         error = self._refusal(command)
         if error is not None:
             done(None, error)
@@ -219,27 +209,25 @@ class RaftNode(Events):
         ready.sync = True
 
     def read_index(self, done: Finished) -> None:
-        """done(None) when this node has applied everything that was committed anywhere before this call (any node)."""
+        """done(None) once this node has applied everything that was committed in the cluster before this call."""
         self.event(self.reads.read, done)
 
     def has_leader_lease(self) -> bool:
-        """Nobody else can lead yet, as far as clocks run alike and no link was reset at its other end alone: a majority
-        has answered within the least time that its nodes wait before they elect another, on links that are still up,
-        and nobody is told not to wait. Committed entries prove more, and take longer."""
+        """Whether no other node can lead yet: a majority has answered within the shortest election timeout, on links
+        that are still up, and no transfer is in doubt. Assumes that clocks run at the same rate and that both ends see
+        the reset of a link; only committed entries are proof."""
         if not self.is_leader or self.transfers.in_doubt:
             return False
         age_s = self.runtime.monotonic() - self.replication.confirmed_at
         return self.membership.sole_voter or age_s < self.config.election_min_ms / 1000
 
     def transfer(self, to: str | None, done: Finished) -> None:
-        """Hand leadership to `to` (None: whoever is furthest). Proposals wait meanwhile, at most transfer_ms."""
+        """Hand leadership to `to` (None: the follower with the longest log). Proposals wait, at most transfer_ms."""
         self.event(self.transfers.begin, to, done)
 
     def compact(self, index: int) -> None:
-        """A checkpoint of everything up to `index` is durable: whole segments before it may go.
-
-        What a connected follower still needs stays, up to four times journal_keep_bytes; beyond that it gets files.
-        """
+        """Delete whole segments up to `index`, the position of a durable checkpoint. Entries that a connected follower
+        still needs stay, up to four times journal_keep_bytes; a follower further behind gets files."""
         keep = self.config.journal_keep_bytes
         if self.is_leader:
             for peer in self.peers.values():
@@ -250,11 +238,11 @@ class RaftNode(Events):
         self.journal.compact(index, keep)
 
     def send(self, peer: str, kind: int, payload: Buffer) -> bool:
-        """The node's own traffic, `kind` 64 to 255. False, and nothing sent, if the peer is not linked or too slow."""
+        """Send a frame of the node's own traffic, `kind` 64 to 255. False if the peer is not linked or too slow."""
         assert messages.FIRST_APP_KIND <= kind <= 255
         return self.membership.connected(peer) and self.network.send(peer, [bytes((kind,)), payload])
 
-    # -- what follows from an event (events.Events)
+    # -- effects of an event (events.Events)
     def _advance(self, now: float, ready: Ready) -> None:
         before = self.core.commit_index
         self.core.tick()
@@ -315,7 +303,7 @@ class RaftNode(Events):
         self.core.link(name, False)
         if self.is_leader:
             peer.probe(peer.match + 1)
-            if reset:  # it may campaign at once: what it answered says no longer who leads (has_leader_lease)
+            if reset:  # the peer may campaign at once: its answers no longer count for has_leader_lease
                 peer.round = 0
         elif self.core.leader == name:
             self.reads.leader_lost(now, ready)
@@ -324,7 +312,7 @@ class RaftNode(Events):
         self.machine.on_link(name, False)
 
     def _link_ready(self, peer: Peer, now: float, ready: Ready) -> None:
-        """Its greeting is accepted: from here on its frames count."""
+        """The peer's greeting is accepted: its frames count from now on."""
         if not peer.up:
             peer.up = True
             self.core.link(peer.name, True)
@@ -349,16 +337,12 @@ class RaftNode(Events):
             elif kind in self._handlers:
                 shape, handler = self._handlers[kind]
                 handler(peer, *messages.values(shape, data), now, ready)
-            # Else it is of a later version, which knows that we may not know it.
+            # Ignore other kinds: a later version sends them and expects older nodes not to know them.
         except messages.BadFrame as error:
-            # A new link starts from a known state.
             log.warning("bad_frame", extra={"peer": name, "kind": kind, "error": str(error)})
             self.network.disconnect(name)
 
     # -- events: syncs and timers
-    def _on_synced(self, seconds: float) -> None:
-        self.event(self._synced, seconds)
-
     def _synced(self, seconds: float, now: float, ready: Ready) -> None:
         stats = self.stats
         stats.syncs += 1
@@ -386,10 +370,10 @@ class RaftNode(Events):
         self._link_with({name: self._linked.get(name, "") for name in leaving} | linked)
         for peer in self.peers.values():
             if peer.up and peer.incarnation < self.membership.min_incarnation(peer.name):
-                self.network.disconnect(peer.name)  # to be greeted anew
+                self.network.disconnect(peer.name)  # the next link begins with a new greeting
 
     def _part(self, now: float, ready: Ready) -> None:
-        """By now whoever was removed had the time to hear of it, and what it had asked for is answered."""
+        """End the links to removed nodes, which had time to learn of their removal and to get answers."""
         linked = self.membership.linked()
         for name in [name for name in self.peers if name not in linked]:
             self._link_down(name, False, now, ready)
@@ -402,12 +386,12 @@ class RaftNode(Events):
             self.network.set_members(linked)
         self.machine.on_members()
 
-    # -- told by the library (library.Listener)
+    # -- calls of the library (library.Listener)
     def on_appended(self, index: int, command: bytes) -> None:
         self.membership.appended(index, command, self.runtime.monotonic(), self._ready)
 
     def on_state(self, leads: bool) -> None:
-        """From inside the library: only our own state changes here, others hear of it when the loop comes round."""
+        """Called inside the library: change only own state; the other parts follow in the next turn of the loop."""
         now, ready = self.runtime.monotonic(), self._ready
         log.info("leads" if leads else "deposed", extra={"term": self.term})
         if leads:
@@ -435,5 +419,5 @@ class RaftNode(Events):
         self.replication.pump(self.runtime.monotonic(), self._ready)
 
     def call_later(self, delay_s: float, fn: Callable[..., None], *args: Any) -> None:
-        """An error of `fn` stops this node, and a node that has stopped does not call `fn`."""
+        """Call `fn` unless the node stops before; an error of `fn` stops the node."""
         self.runtime.call_later(delay_s, self.event, lambda now, ready: fn(*args))

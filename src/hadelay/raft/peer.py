@@ -1,4 +1,4 @@
-"""What a node knows of one other member."""
+"""State that a node keeps of one other member."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ class Peer:
     up: bool = False
     incarnation: int = 0
     boot: int = 0
-    #: Its log says that this incarnation was admitted: it votes, and counts.
+    #: The peer's log has admitted its incarnation: it votes and counts.
     admitted: bool = False
 
-    # The rest is a leader's view, begun anew with each term.
-    #: The entry to send next, and the last one known to be on its disk.
+    # A leader's view, reset with each term.
+    #: Index of the next entry to send, and of the last entry known to be on the peer's disk.
     next: int = 0
     match: int = 0
-    #: How much of `match` was passed on to the commit rule.
+    #: The part of `match` passed on to the commit rule.
     counted: int = 0
-    #: One append at a time, until it is known where the logs agree.
+    #: Send one append at a time until the logs are known to agree.
     probing: bool = True
     probe_sent: bool = False
     probe_prev: int = 0
-    #: (last index, bytes) of appends without an answer.
+    #: (last index, bytes) of unanswered appends.
     in_flight: deque[tuple[int, int]] = field(default_factory=deque)
     in_flight_bytes: int = 0
-    #: When it last answered (monotonic), and which round.
+    #: Time (monotonic) and heartbeat round of the last answer.
     heard: float = float("-inf")
     round: int = 0
-    #: The commit index it was told last.
+    #: Commit index last sent to the peer.
     told_commit: int = 0
-    #: Round trip, smoothed, in seconds.
+    #: Smoothed round trip in seconds.
     rtt: float = 0.0
-    #: The files it is pulling from here.
+    #: Snapshot that the peer is pulling from this node, and the time (monotonic) of its last request.
     manifest: Manifest | None = None
     pulled: float = 0.0
-    #: (term, incarnation) for which its admission was proposed.
+    #: (term, incarnation) of the last proposed admission.
     admission: tuple[int, int] | None = None
 
     def begin(self, next: int, now: float) -> None:
-        """A term of this node's leadership begins, or this peer's link or incarnation does."""
+        """Reset the leader's view: a term of this node begins, or a link or an incarnation of the peer."""
         self.match = self.counted = self.round = self.told_commit = 0
         self.heard, self.admission = now, None
         self.probe(next)
@@ -62,9 +62,9 @@ class Peer:
         self.next = last + 1
 
     def matched(self, index: int) -> None:
-        """It holds everything up to `index`; what it said before still holds."""
+        """The peer holds everything up to `index`; answers may arrive late, so nothing is lowered."""
         self.match = max(self.match, index)
-        # Rows 1 and 2: an answer to one batch never sets `next` back while others are on their way.
+        # An answer to one batch must not set `next` back while later batches are in flight (pysyncobj.md).
         self.next = max(self.next, self.match + 1)
         in_flight = self.in_flight
         while in_flight and in_flight[0][0] <= self.match:

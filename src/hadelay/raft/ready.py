@@ -1,4 +1,4 @@
-"""What follows from one event of a Raft node: its parts write it into a `Ready`, and `RaftNode` carries it out."""
+"""Effects of one event of a Raft node: parts write them into a `Ready`, and events.py carries them out."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ Step = Callable[..., None]
 
 
 class Notice(Enum):
-    """What one part lets the others know, with what the notice is about."""
+    """Message of one part to the others, with a value."""
 
-    #: A peer: its greeting was accepted.
+    #: A peer's greeting was accepted; value: the peer.
     LINK_UP = auto()
-    #: The name of a peer: end the link.
+    #: End the link to a peer; value: its name.
     DROP_LINK = auto()
-    #: None: this node follows another leader than before.
+    #: This node follows a new leader.
     FOLLOWS = auto()
-    #: A peer that may be sent entries again.
+    #: Entries may be sent to a peer again; value: the peer.
     PUMP = auto()
-    #: None: other voters count, or other nodes are to be linked.
+    #: The voters, or the nodes to link with, have changed.
     MEMBERS = auto()
-    #: A reason, for the log: any other node is a better leader.
+    #: Any other node is a better leader; value: the reason, for the log.
     HAND_OVER = auto()
-    #: The manifest whose files took the place of this node's state.
+    #: Files replaced this node's state; value: their manifest.
     INSTALLED = auto()
 
 
 @dataclass(slots=True)
 class Ready:
-    """What follows from one event, carried out at its end in the order of the fields. One object per node."""
+    """Effects of one event, carried out at its end in the order of the fields. One object per node."""
 
     #: (peer, frame, urgent)
     sends: list[tuple[str, Buffer, bool]] = field(default_factory=list)
-    #: Steps for when everything is on disk that the journal has queued by then: (step, args).
+    #: (step, args): called once everything queued in the journal is on disk.
     when_durable: list[tuple[Step, tuple[Any, ...]]] = field(default_factory=list)
-    #: Something was queued in the journal: write and sync this turn, then apply.
+    #: The journal has a new record: write and sync in this turn of the loop, then apply.
     sync: bool = False
-    #: The library was told what disks have: let the library move its commit index.
+    #: The library got new acknowledgements: let it advance the commit index.
     advance: bool = False
-    #: Commit or durable index moved.
+    #: The commit index or the synced index has advanced.
     apply: bool = False
-    #: (seconds from now, step, args); 0: when the loop comes round.
+    #: (delay in seconds, step, args); 0: the next turn of the loop.
     timers: list[tuple[float, Step, tuple[Any, ...]]] = field(default_factory=list)
     notices: list[tuple[Notice, Any]] = field(default_factory=list)
-    #: Calls that answer those who asked this node.
+    #: Answers to callers of this node.
     answers: list[Callable[[], None]] = field(default_factory=list)
 
     def send(self, peer: str, frame: Buffer, urgent: bool = True) -> None:

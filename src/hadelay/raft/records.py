@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from google_crc32c import value as crc32c
 
@@ -40,8 +40,7 @@ INSTALL = int.from_bytes(b"INST", "little")
 ADMITTED = int.from_bytes(b"ADMT", "little")
 _KINDS = frozenset((ENTRY, VOTE, MARK, INSTALL, ADMITTED))
 
-#: magic, version, feature level, flags, segment number, first index, term before it, current term, incarnation,
-#: durable segment, durable offset, installing index, group, cluster id, node, vote, previous segment.
+#: magic, version, feature level, flags; then the fields of SegmentHeader.
 _SEGMENT = struct.Struct("<8sHHIQQQQQQQQI64s64s64sQ")
 _RESET, _ADMITTED = 1, 2
 
@@ -58,80 +57,56 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class SegmentHeader:
+    """Fields in the order of the bytes, except the flags."""
+
+    #: Number of the segment, index of its first entry, and term of the entry before that.
     seq: int
     first_index: int
-    #: Term of the entry before `first_index`.
     prev_term: int
-    #: Current term and vote when the segment was begun.
+    #: Current term when the segment was begun.
     term: int
-    vote: str
     incarnation: int
-    cluster_id: str
-    group: int
-    node: str
-    #: Everything before this (segment, offset) was synced then.
-    durable: tuple[int, int] = (0, 0)
+    #: (segment, offset): all bytes before were synced when the segment was begun.
+    durable: tuple[int, int]
     #: Index of a snapshot that was being installed, or 0.
-    installing: int = 0
-    #: Number of the segment that the entries before `first_index` end in; 0 if there is none.
+    installing: int
+    group: int
+    cluster_id: str
+    node: str
+    #: Vote in the current term when the segment was begun; "" for none.
+    vote: str
+    #: Number of the segment that ends with the entry before `first_index`; 0 if there is none.
     previous: int = 0
-    #: Segments before this one are void (a snapshot took their place).
+    #: Whether earlier segments are void, because a snapshot replaced them.
     reset: bool = False
     admitted: bool = False
     feature: int = 1
 
     def encode(self) -> bytes:
-        body = _SEGMENT.pack(
-            MAGIC,
-            VERSION,
-            self.feature,
-            _RESET * self.reset | _ADMITTED * self.admitted,
-            self.seq,
-            self.first_index,
-            self.prev_term,
-            self.term,
-            self.incarnation,
-            *self.durable,
-            self.installing,
-            self.group,
-            self.cluster_id.encode(),
-            self.node.encode(),
-            self.vote.encode(),
-            self.previous,
-        )
+        head = (MAGIC, VERSION, self.feature, _RESET * self.reset | _ADMITTED * self.admitted)
+        numbers = (self.seq, self.first_index, self.prev_term, self.term, self.incarnation, *self.durable)
+        texts = [text.encode() for text in (self.cluster_id, self.node, self.vote)]
+        body = _SEGMENT.pack(*head, *numbers, self.installing, self.group, *texts, self.previous)
         body = body.ljust(SEGMENT_HEADER_BYTES - 5, b"\0")
         return body + _CRC.pack(crc32c(body)) + END
 
 
 def decode_segment_header(data: bytes, path: str) -> SegmentHeader | None:
-    """None when its write never finished (so nothing in the file was ever acknowledged)."""
+    """The header; None if its write never finished, so that nothing in the file was ever acknowledged."""
     data = data[:SEGMENT_HEADER_BYTES].ljust(SEGMENT_HEADER_BYTES, b"\0")
     body = data[: SEGMENT_HEADER_BYTES - 5]
     if data[-1:] != END or crc32c(body) != _CRC.unpack_from(data, len(body))[0]:
         if data[-1] == 0:
             return None
         raise DamagedFile(path, 0, f"the segment header does not verify; {WAY_OUT}")
-    f = _SEGMENT.unpack_from(body)
-    if f[0] != MAGIC or f[1] != VERSION:
-        raise DamagedFile(path, 0, f"journal format {f[1]}, and this version of hadelay reads {VERSION}")
-    cluster_id, node, vote = (text.rstrip(b"\0").decode() for text in f[13:16])
-    return SegmentHeader(
-        seq=f[4],
-        first_index=f[5],
-        prev_term=f[6],
-        term=f[7],
-        incarnation=f[8],
-        durable=(f[9], f[10]),
-        installing=f[11],
-        group=f[12],
-        cluster_id=cluster_id,
-        node=node,
-        vote=vote,
-        previous=f[16],
-        reset=bool(f[3] & _RESET),
-        admitted=bool(f[3] & _ADMITTED),
-        feature=f[2],
-    )
+    magic, version, feature, flags, *numbers = _SEGMENT.unpack_from(body)
+    if magic != MAGIC or version != VERSION:
+        raise DamagedFile(path, 0, f"journal format {version}, and this version of hadelay reads {VERSION}")
+    *first, segment, offset, installing, group, cluster_id, node, vote, previous = numbers
+    texts = (text.rstrip(b"\0").decode() for text in (cluster_id, node, vote))
+    values: list[Any] = [*first, (segment, offset), installing, group, *texts, previous]
+    values += [bool(flags & _RESET), bool(flags & _ADMITTED), feature]
+    return SegmentHeader(*values)
 
 
 WAY_OUT = (

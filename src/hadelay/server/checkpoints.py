@@ -95,7 +95,7 @@ class Checkpoints:
         self.bytes_since = 0
         began = self._last = self._runtime.monotonic()
         blob, hours = checkpoint.dump(self._replica.ledger)
-        index, term = raft.applied_index, raft.applied_term
+        index, term = raft.applied_index, raft.applier.applied_term
 
         def done(error: BaseException | None) -> None:
             if raft.stopped:

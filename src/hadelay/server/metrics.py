@@ -215,7 +215,7 @@ _OF_NODE: list[tuple[str, _Kind, tuple[str, ...], str, Callable[[_Scrape], Value
     ("raft_voters", "gauge", (), "Members that vote, as this node knows them", lambda s: len(s.raft.membership.voters)),
     ("raft_term", "gauge", (), "Raft term", lambda s: s.raft.term),
     ("raft_last_index", "gauge", (), "Last entry in this node's journal", lambda s: s.raft.last_index),
-    ("raft_synced_index", "gauge", (), "Last entry on this node's disk", lambda s: s.raft.synced_index),
+    ("raft_synced_index", "gauge", (), "Last entry on this node's disk", lambda s: s.raft.journal.synced_index),
     ("raft_commit_index", "gauge", (), "Last entry known to be committed", lambda s: s.raft.commit_index),
     ("raft_applied_index", "gauge", (), "Last entry that this node has applied", lambda s: s.raft.applied_index),
     ("raft_leader_changes_total", "counter", (), "Leaders that this node has seen come",
