@@ -146,7 +146,7 @@ class DiskFull(HadelayError):
 
 
 #: What a user does about a data directory whose files do not verify.
-WAY_OUT = "move the node's directories away and start it again: it will fetch everything from the others"
+WAY_OUT = "move the node's directories away and start the node again: it copies everything from its peers"
 
 
 def is_disk_full(error: BaseException | None) -> bool:

@@ -347,7 +347,7 @@ def test_a_flipped_byte_is_refused_with_file_and_offset():
     disk = cluster.disks["n1"]
     path = next(path for path, data in disk.copy().items() if b"deliver at 1000" in data)
     disk.flip_bit(path, disk.copy()[path].index(b"1000"))
-    with pytest.raises(DamagedFile, match=rf"{path}, offset \d+: .*move the node's data directory away"):
+    with pytest.raises(DamagedFile, match=rf"{path}, offset \d+: .*move the node's directories away"):
         cluster.start("n1")
 
 

@@ -4,21 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hadelay.errors import DamagedFile
+from hadelay.errors import WAY_OUT, DamagedFile
 from hadelay.platform.disk import Disk, File
-from hadelay.raft.records import (
-    ADMITTED,
-    ENTRY,
-    INSTALL,
-    MARK,
-    RECORD_OVERHEAD,
-    SEGMENT_HEADER_BYTES,
-    VOTE,
-    WAY_OUT,
-    SegmentHeader,
-    decode_segment_header,
-    encode_record,
-)
+from hadelay.raft import records
 from hadelay.raft.segment import Entry, Segment
 from hadelay.storage.identity import Identity, refuse_strangers
 
@@ -49,14 +37,14 @@ def delete(disk: Disk, segment: Segment) -> None:
         disk.unlink(segment.file.path)
 
 
-def build(disk: Disk, directory: str, header: SegmentHeader, entries: list[Entry], size: int) -> Segment:
+def build(disk: Disk, directory: str, header: records.SegmentHeader, entries: list[Entry], size: int) -> Segment:
     """A segment that is durable, contents and name, when this returns."""
-    room = SEGMENT_HEADER_BYTES + sum(len(entry[0]) + RECORD_OVERHEAD for entry in entries) + size
+    room = records.SEGMENT_HEADER_BYTES + sum(len(entry[0]) + records.RECORD_OVERHEAD for entry in entries) + size
     file = zeroed(disk, f"{directory}/{NEW}", room if entries else size)
     segment = Segment(file, header)
     for command, index, term, record in entries:
         segment.note(index, term, segment.position)
-        segment.append(record or encode_record(ENTRY, index, term, command))
+        segment.append(record or records.encode_record(records.ENTRY, index, term, command))
     segment.write()
     file.sync()
     path = f"{directory}/{header.seq:016d}{SUFFIX}"
@@ -103,7 +91,7 @@ def _find(disk: Disk, directory: str, owner: Identity | None) -> tuple[list[Segm
             continue
         number = int(name.removesuffix(SUFFIX))
         file = disk.open(f"{directory}/{name}")
-        header = decode_segment_header(file.pread(SEGMENT_HEADER_BYTES, 0), file.path)
+        header = records.decode_segment_header(file.pread(records.SEGMENT_HEADER_BYTES, 0), file.path)
         if header is not None:
             if owner is not None:
                 refuse_strangers(directory, Identity(header.cluster_id, header.group, header.node), owner)
@@ -111,7 +99,7 @@ def _find(disk: Disk, directory: str, owner: Identity | None) -> tuple[list[Segm
     return found, number
 
 
-def recover(disk: Disk, directory: str, owner: Identity | None) -> tuple[list[Segment], SegmentHeader, int]:
+def recover(disk: Disk, directory: str, owner: Identity | None) -> tuple[list[Segment], records.SegmentHeader, int]:
     """(segments that count, the newest header with term, vote and `durable` brought up to date, number of the last
     segment file). ConfigError for the journal of another than `owner`; None: any owner."""
     found, number = _find(disk, directory, owner)
@@ -126,7 +114,7 @@ def recover(disk: Disk, directory: str, owner: Identity | None) -> tuple[list[Se
             if kept[-1].header.seq != header.previous or kept[-1].last_index < header.first_index - 1:
                 # Something is missing in between: damage, unless nothing from there on was ever synced.
                 later = [s.header.durable for s in found[at:]]
-                later += [(r.term, r.index) for s in found[at:] for r in s.scan() if r.kind == MARK]
+                later += [(r.term, r.index) for s in found[at:] for r in s.scan() if r.kind == records.MARK]
                 kept[-1].refuse_damage(max(later))
                 dropped += found[at:]
                 break
@@ -137,13 +125,13 @@ def recover(disk: Disk, directory: str, owner: Identity | None) -> tuple[list[Se
             segment.leave_unread(found[at + 1].first_index - 1)
             continue
         for record in segment.scan():
-            if record.kind == VOTE:
+            if record.kind == records.VOTE:
                 state = replace(state, term=record.term, vote=record.payload.decode())
-            elif record.kind == INSTALL:
+            elif record.kind == records.INSTALL:
                 state = replace(state, installing=record.index)
-            elif record.kind == ADMITTED:
+            elif record.kind == records.ADMITTED:
                 state = replace(state, admitted=True)
-            elif record.kind == MARK:
+            elif record.kind == records.MARK:
                 durable = max(durable, (record.term, record.index))
     kept[-1].refuse_damage(durable)
     for segment in kept:

@@ -16,20 +16,11 @@ from typing import Any
 from hadelay.errors import FatalError
 from hadelay.platform.disk import Disk
 from hadelay.platform.runtime import Runtime
+from hadelay.raft import records
 from hadelay.raft.files import SUFFIX, build, delete, recover
 from hadelay.raft.journalsync import JournalConfig as JournalConfig
 from hadelay.raft.journalsync import JournalSync
 from hadelay.raft.ports import FOUNDING
-from hadelay.raft.records import (
-    ADMITTED,
-    ENTRY,
-    INSTALL,
-    RECORD_OVERHEAD,
-    SEGMENT_HEADER_BYTES,
-    VOTE,
-    SegmentHeader,
-    encode_record,
-)
 from hadelay.raft.segment import Entry, Segment
 from hadelay.storage.identity import Identity
 
@@ -59,7 +50,7 @@ class Journal(JournalSync):
         self._tail_bytes = 0
         self._look_at(segments[-1].header)
 
-    def _look_at(self, newest: SegmentHeader) -> None:
+    def _look_at(self, newest: records.SegmentHeader) -> None:
         self.identity = newest
         self.term, self.voted_for = newest.term, newest.vote or None
         self.incarnation, self.installing = newest.incarnation, newest.installing
@@ -92,7 +83,7 @@ class Journal(JournalSync):
             raise FatalError(f"{directory} already holds a journal")
         disk.makedirs(directory)
         (before, prev_term), founder = FIRST, owner.incarnation == FOUNDING
-        header = SegmentHeader(
+        header = records.SegmentHeader(
             seq=1, first_index=before + 1, prev_term=prev_term, term=0, incarnation=owner.incarnation, durable=(0, 0),
             installing=0, group=owner.group, cluster_id=owner.cluster_id, node=owner.node, vote="", admitted=founder,
         )  # fmt: skip
@@ -132,7 +123,7 @@ class Journal(JournalSync):
     def _term_before(self, index: int) -> int:
         return self.term_at(index - 1) if index - 1 > self.base_index else self.base_term
 
-    def _header(self, first: int, prev_term: int, **changes: object) -> SegmentHeader:
+    def _header(self, first: int, prev_term: int, **changes: object) -> records.SegmentHeader:
         """Header of the next segment."""
         last = self._segments[-1].header.seq if self._segments else 0
         now: dict[str, Any] = {
@@ -167,7 +158,7 @@ class Journal(JournalSync):
     def room(self) -> int:
         """Bytes that can still be appended for certain: the rest of this segment, and the one in reserve."""
         rest = self.config.segment_bytes - self._segments[-1].position
-        return rest if self._spare is None else rest + self.config.segment_bytes - SEGMENT_HEADER_BYTES
+        return rest if self._spare is None else rest + self.config.segment_bytes - records.SEGMENT_HEADER_BYTES
 
     def term_at(self, index: int) -> int:
         """Of an entry between base_index and last_index."""
@@ -205,7 +196,7 @@ class Journal(JournalSync):
         assert index == self.last_index + 1, "entries are appended in order"
         encoded = None
         if record is None:
-            record = encoded = encode_record(ENTRY, index, term, command)
+            record = encoded = records.encode_record(records.ENTRY, index, term, command)
         segment = self._segment_for(len(record))
         segment.note(index, term, segment.position)
         segment.append(record)
@@ -219,31 +210,31 @@ class Journal(JournalSync):
     def vote(self, term: int, voted_for: str | None) -> None:
         """Queue the current term and whom this node votes for in it."""
         self.term, self.voted_for = term, voted_for
-        self._append_record(VOTE, 0, term, (voted_for or "").encode())
+        self._append_record(records.VOTE, 0, term, (voted_for or "").encode())
         self._voted = self._appended
 
     def note_install(self, index: int, term: int) -> None:
         """Queue the intention to take a snapshot's files: after a crash the checkpoint may be ahead of this journal."""
         self.installing = index
-        self._append_record(INSTALL, index, term, b"")
+        self._append_record(records.INSTALL, index, term, b"")
 
     def note_admitted(self) -> None:
         """Queue that the log has admitted this incarnation, and that everything up to there is here."""
-        self._append_record(ADMITTED, 0, self.term, b"")
+        self._append_record(records.ADMITTED, 0, self.term, b"")
         self.when_synced(self._set_admitted)
 
     def _set_admitted(self) -> None:
         self.admitted = True
 
     def _append_record(self, kind: int, index: int, term: int, payload: bytes) -> None:
-        record = encode_record(kind, index, term, payload)
+        record = records.encode_record(kind, index, term, payload)
         self._segment_for(len(record)).append(record)
         self._appended += 1
 
     def _segment_for(self, size: int) -> Segment:
         """The newest segment, with room for `size` bytes, ready to be appended to."""
         segment = self._segments[-1]
-        if segment.position + size + RECORD_OVERHEAD > self.config.segment_bytes:
+        if segment.position + size + records.RECORD_OVERHEAD > self.config.segment_bytes:
             segment = self._roll(self.last_index + 1, self.last_term)
         if not self._dirty or self._dirty[-1] is not segment:
             self._dirty.append(segment)

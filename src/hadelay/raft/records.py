@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from google_crc32c import value as crc32c
 
-from hadelay.errors import DamagedFile
+from hadelay.errors import WAY_OUT, DamagedFile
 
 MAGIC = b"HDLRAFT\0"
 VERSION = 1
@@ -107,11 +107,6 @@ def decode_segment_header(data: bytes, path: str) -> SegmentHeader | None:
     values: list[Any] = [*first, (segment, offset), installing, group, *texts, previous]
     values += [bool(flags & _RESET), bool(flags & _ADMITTED), feature]
     return SegmentHeader(*values)
-
-
-WAY_OUT = (
-    "move the node's data directory away and start it again: it joins as a new incarnation and copies from its peers"
-)
 
 
 def encode_record(kind: int, index: int, term: int, payload: bytes) -> bytes:

@@ -5,19 +5,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from hadelay.errors import DamagedFile
+from hadelay.errors import WAY_OUT, DamagedFile
 from hadelay.platform.disk import File
-from hadelay.raft.records import (
-    ENTRY,
-    SEGMENT_HEADER_BYTES,
-    WAY_OUT,
-    Record,
-    SegmentHeader,
-    Torn,
-    decode_record,
-    is_torn,
-    marks,
-)
+from hadelay.raft import records
 
 #: (command, index, term, the record's bytes where they are at hand)
 Entry = tuple[bytes, int, int, bytes | memoryview | None]
@@ -28,12 +18,12 @@ _PLACE_BYTES = 64 << 10
 class Segment:
     """`last_index` is first_index - 1 while it holds no entry. Positions are byte offsets in the file."""
 
-    def __init__(self, file: File, header: SegmentHeader) -> None:
+    def __init__(self, file: File, header: records.SegmentHeader) -> None:
         self.file, self.header = file, header
         self.first_index = header.first_index
         self.last_index = header.first_index - 1
         #: Where the next record goes, counting those in `pending`.
-        self.position = SEGMENT_HEADER_BYTES
+        self.position = records.SEGMENT_HEADER_BYTES
         #: Bytes in the file.
         self.written = 0
         self.pending: list[bytes | bytearray | memoryview] = [header.encode()]
@@ -67,6 +57,10 @@ class Segment:
             self.written = self.position
         return size
 
+    def _damaged(self, what: str, offset: int | None = None) -> DamagedFile:
+        """DamagedFile at `offset`; default: where the records that verify end."""
+        return DamagedFile(self.file.path, self.position if offset is None else offset, f"{what}; {WAY_OUT}")
+
     def cap(self, last_index: int) -> None:
         """Entries beyond `last_index` are void: a later segment says otherwise."""
         self.last_index = min(self.last_index, last_index)
@@ -84,7 +78,7 @@ class Segment:
             pass
         self.data = b""
         if self.last_index < last_index:
-            raise DamagedFile(self.file.path, self.position, f"entry {self.last_index + 1} does not verify; {WAY_OUT}")
+            raise self._damaged(f"entry {self.last_index + 1} does not verify")
         self.cap(last_index)
 
     def term_at(self, index: int) -> int:
@@ -103,18 +97,18 @@ class Segment:
         # What is not in the file yet is in the journal's tail.
         while index <= self.last_index and (offset < self.written or not entries):
             try:
-                record = decode_record(data, offset - base)
-            except Torn:
+                record = records.decode_record(data, offset - base)
+            except records.Torn:
                 record = None
             if record is None:
                 if base == offset and len(data) >= self.written - offset:
-                    raise DamagedFile(self.file.path, offset, f"entry {index} does not verify; {WAY_OUT}")
+                    raise self._damaged(f"entry {index} does not verify", offset)
                 # The rest of this piece is the beginning of a record: read on from there, and further each time.
                 size = len(data) * 2 if base == offset else _PLACE_BYTES
                 base, data = offset, self.file.pread(max(size, _PLACE_BYTES), offset)
                 continue
             offset = base + record.end
-            if record.kind == ENTRY and record.index >= index:
+            if record.kind == records.ENTRY and record.index >= index:
                 if entries and len(record.payload) > room:
                     break
                 room -= len(record.payload)
@@ -122,7 +116,7 @@ class Segment:
                 index = record.index + 1
         return entries
 
-    def scan(self) -> Iterator[Record]:
+    def scan(self) -> Iterator[records.Record]:
         """Every record that verifies, from the front; then `position` is where they stop.
 
         Of what an earlier process wrote: `pending` is empty, `terms` and `places` are filled.
@@ -130,20 +124,18 @@ class Segment:
         self.pending = []
         self.data = self.file.pread(self.file.size(), 0)
         self.written = len(self.data)
-        offset = SEGMENT_HEADER_BYTES
+        offset = records.SEGMENT_HEADER_BYTES
         while True:
             try:
-                record = decode_record(self.data, offset)
-            except Torn:
+                record = records.decode_record(self.data, offset)
+            except records.Torn:
                 self.torn = True
                 break
             if record is None:
                 break
-            if record.kind == ENTRY:
+            if record.kind == records.ENTRY:
                 if record.index != self.last_index + 1:
-                    raise DamagedFile(
-                        self.file.path, offset, f"entry {record.index} follows {self.last_index}; {WAY_OUT}"
-                    )
+                    raise self._damaged(f"entry {record.index} follows {self.last_index}", offset)
                 self.note(record.index, record.term, offset)
             yield record
             offset = record.end
@@ -156,10 +148,10 @@ class Segment:
         one, too. Without such a witness the bytes themselves have to look like a write that a power cut stopped.
         """
         if not self.scanned:
-            raise DamagedFile(self.file.path, self.position, f"the segment after this one is missing; {WAY_OUT}")
+            raise self._damaged("the segment after this one is missing")
         here = (self.header.seq, self.position)
-        witness = max([durable, *marks(self.data, self.position)])
+        witness = max([durable, *records.marks(self.data, self.position)])
         if witness > here:
-            raise DamagedFile(self.file.path, self.position, f"a record that was synced does not verify; {WAY_OUT}")
-        if self.torn and not is_torn(self.data, self.position):
-            raise DamagedFile(self.file.path, self.position, f"a whole record does not verify; {WAY_OUT}")
+            raise self._damaged("a record that was synced does not verify")
+        if self.torn and not records.is_torn(self.data, self.position):
+            raise self._damaged("a whole record does not verify")

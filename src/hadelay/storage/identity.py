@@ -14,13 +14,12 @@ import msgspec
 
 from hadelay.codec.checksums import crc32c
 from hadelay.codec.formats import FORMAT_VERSION
-from hadelay.errors import ConfigError, DamagedFile, Taken
+from hadelay.errors import WAY_OUT, ConfigError, DamagedFile, Taken
 from hadelay.platform.disk import Disk, Lock, read_file, replace_file
 from hadelay.version import FEATURE_LEVEL, FIRST_LEVEL
 
 _HEAD = struct.Struct("<4sII")
 _MAGIC = b"HDID"
-_WAY_OUT = "move the node's data directory away and start the node with an empty one"
 
 
 @dataclass(frozen=True)
@@ -51,13 +50,13 @@ def decode_identity(data: bytes, path: str) -> dict[str, Any]:
     magic, size, crc = _HEAD.unpack_from(data)
     body = data[_HEAD.size : _HEAD.size + size]
     if magic != _MAGIC or len(body) < size or crc32c(body) != crc:
-        raise DamagedFile(path, 0, f"the identity does not verify; {_WAY_OUT}")
+        raise DamagedFile(path, 0, f"the identity does not verify; {WAY_OUT}")
     try:
         found = msgpack.unpackb(body)
     except (ValueError, msgpack.UnpackException):  # a file of zeroes has a valid checksum, zero
         found = None
     if not isinstance(found, dict):
-        raise DamagedFile(path, 0, f"the identity is empty; {_WAY_OUT}")
+        raise DamagedFile(path, 0, f"the identity is empty; {WAY_OUT}")
     return found
 
 
@@ -79,7 +78,7 @@ def read_identity(disk: Disk, directory: str) -> Identity | None:
     try:
         return msgspec.convert({key: found[key] for key in _KEYS if key in found}, Identity)
     except msgspec.ValidationError as error:
-        raise DamagedFile(path, 0, f"the identity is not valid ({error}); {_WAY_OUT}") from None
+        raise DamagedFile(path, 0, f"the identity is not valid ({error}); {WAY_OUT}") from None
 
 
 def check_identity(disk: Disk, directory: str, expected: Identity) -> Identity:
