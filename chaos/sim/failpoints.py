@@ -86,7 +86,7 @@ STEPS = {
     "checkpoint.commit": Step("storage.lmdbtables:LmdbBackend.commit"),
     "checkpoint.sort-in": Step("storage.lmdbtables:LmdbBackend._sort_in"),
     "checkpoint.committed": Step("storage.hours:HourStore.committed"),
-    "snapshot.verify": Step("storage.installer:Installer._complete", "empty"),
+    "snapshot.verify": Step("storage.snapshots:Installer._complete", "empty"),
     "snapshot.switch": Step("storage.store:roll_forward", "start"),
     "snapshot.finish": Step("raft.snapshot:Snapshots._finish", "empty"),
     # Names.

@@ -59,7 +59,7 @@ from hadelay.settings.node import HttpConfig
 from hadelay.storage import backup, identity, names
 from hadelay.storage import heads as hour_heads
 from hadelay.storage.inspect import inspect
-from hadelay.storage.manifest import row_at
+from hadelay.storage.snapshots import row_at
 from hadelay.version import FEATURE_LEVEL
 from tests.ledger.world import START_HOUR, START_MS, World, draft
 from tests.raft.rig import Lone

@@ -16,9 +16,9 @@ from chaos.sim.disk import SimDisk
 from chaos.sim.file import SimCrash
 from chaos.sim.runtime import SimRuntime, SimWorld
 from hadelay.errors import ConfigError, DamagedFile, FatalError
-from hadelay.raft.files import end_of
 from hadelay.raft.journal import FIRST, Journal, JournalConfig
 from hadelay.raft.records import END, RECORD_OVERHEAD, SEGMENT_HEADER_BYTES
+from hadelay.raft.segment import end_of
 from hadelay.storage.identity import Identity
 
 OWNER = Identity("test", 3, "n1")

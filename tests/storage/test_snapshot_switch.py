@@ -12,7 +12,7 @@ from test_snapshot import FAR, Node, pull
 
 from hadelay.codec.checksums import crc32c
 from hadelay.errors import DamagedFile, DiskFull, FatalError
-from hadelay.storage.installer import Installer
+from hadelay.storage.snapshots import Installer
 
 
 def pulled(source: Node, target: Node) -> Installer:

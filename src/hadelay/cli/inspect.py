@@ -11,8 +11,8 @@ from typing import Any
 from hadelay.cli.output import Printing, emit_json, note, table
 from hadelay.errors import BadRequest, DamagedFile, NotFound
 from hadelay.platform.disk import ReadOnlyDisk
-from hadelay.raft.files import SUFFIX, end_of
 from hadelay.raft.records import MAGIC, SEGMENT_HEADER_BYTES, Torn, decode_record, decode_segment_header, is_torn
+from hadelay.raft.segment import SUFFIX, end_of
 from hadelay.storage.inspect import inspect as storage_rows
 
 Row = dict[str, Any]

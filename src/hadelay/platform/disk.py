@@ -265,21 +265,15 @@ def _set_mode(path: str | int, mode: int) -> bool:
 
 def read_file(disk: Disk, path: str, size: int | None = None, offset: int = 0) -> bytes:
     """Read a whole file, or up to `size` bytes. FileNotFoundError."""
-    file = disk.open(path)
-    try:
+    with contextlib.closing(disk.open(path)) as file:
         return file.pread(file.size() if size is None else size, offset)
-    finally:
-        file.close()
 
 
 def replace_file(disk: Disk, path: str, data: bytes) -> None:
     """Replace a file's content atomically; the file is durable on return."""
-    file = disk.open(f"{path}.new", create=True)
-    try:
+    with contextlib.closing(disk.open(f"{path}.new", create=True)) as file:
         file.truncate(0)
         file.pwrite(data, 0)
         file.sync()
-    finally:
-        file.close()
     disk.rename(f"{path}.new", path)
     disk.sync_dir(os.path.dirname(path))

@@ -1,12 +1,12 @@
-"""Incarnations: who may vote and count.
+"""Incarnations: which nodes may vote and count.
 
-A node that lost or rewound its disk may have promised what it no longer knows. So it is a new *incarnation*: it
-follows, but neither votes, campaigns nor counts, until a leader has committed {node, incarnation} without it and it
-holds everything up to that entry. Founding members are admitted from the start.
+A node that lost or rewound its disk may have forgotten promises. It becomes a new *incarnation*: it follows, but does
+not vote, campaign or count until a leader has committed {node, incarnation} without it, and it holds all entries up to
+that one. Founding members are admitted from the start.
 
-A node cannot see by itself that its disk is an old copy. Its peers can: they remember (term, index) that each
-incarnation once answered for, tell each other, and refuse a greeting that falls short of it. And when all of them were
-down meanwhile, a founder whose log is empty knows by the first peer that comes with entries that it founds nothing.
+A node cannot see that its disk is an old copy, but its peers can: they remember the (term, index) that each incarnation
+has acknowledged, tell each other, and refuse a greeting that is behind. If all peers were down meanwhile: a
+founder with an empty log that meets a peer with entries is no founder.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TELL_EVERY = 16
 
 
 class HighWater(NamedTuple):
-    """How far a node has answered for its disk: in `term`, everything up to `index`. `boot` numbers its process."""
+    """Last entry that a node acknowledged. boot: random number of its process."""
 
     incarnation: int
     boot: int
@@ -84,14 +84,14 @@ class Admission(Part):
     def _is_rewound(seen: HighWater, now: messages.Greeting) -> bool:
         if now.incarnation != seen.incarnation:
             return now.incarnation < seen.incarnation
-        # Within one term a log never loses what it answered for, and a term is never forgotten.
+        # Within one term a log never loses acknowledged entries, and a term is never forgotten.
         return now.boot != seen.boot and (now.term, now.index) < (seen.term, seen.index)
 
     def on_rewound(self, peer: Peer, incarnation: int, term: int, index: int, now: float, ready: Ready) -> None:
-        """A peer remembers more of this node than its disk does: go on as somebody new."""
+        """A peer remembers more of this node than its disk does: continue as a new incarnation."""
         journal = self._journal
         if incarnation == JOINED and journal.incarnation == FOUNDING and journal.last_index > FIRST[0]:
-            # Another cluster's log may look just like a beginning of this one's.
+            # Another cluster's log may look like a prefix of this one's.
             raise FatalError(
                 f"{self._members.name} is to join a cluster, and its directories are those of a founder: start it with "
                 "empty ones (journal too)"
@@ -101,7 +101,7 @@ class Admission(Part):
             self._renew(incarnation, ready)
 
     def _renew(self, above: int, ready: Ready) -> None:
-        """Go on as a new incarnation, with a number larger than `above`."""
+        """Continue as a new incarnation with a number above `above`."""
         if not self._renewing:
             self._renewing = True
             self._core.step_down()
@@ -110,15 +110,15 @@ class Admission(Part):
 
     def _renewed(self, above: int, now: float, ready: Ready) -> None:
         fresh = max(self._runtime.wall_ms(), above + 1)
-        self._machine.on_incarnation(fresh)  # first: a crash in between leaves two that differ, a lost disk
+        self._machine.on_incarnation(fresh)  # first: after a crash in between, the numbers differ, as for a lost disk
         self._journal.become(fresh)
         self._renewing = False
         for name in self._members.peers:
-            ready.notify(Notice.DROP_LINK, name)  # to be greeted anew
+            ready.notify(Notice.DROP_LINK, name)  # the next link begins with a new greeting
 
     # -- memory
     def remember(self, peer: Peer, term: int) -> None:
-        """Before the view of a peer that the leader of `term` has is forgotten."""
+        """Keep what a peer acknowledged in `term`, before the leader's view of it is reset."""
         if peer.match:
             self._raise(peer.name, HighWater(peer.incarnation, peer.boot, term, peer.match))
 
@@ -128,7 +128,7 @@ class Admission(Part):
             self._seen[name] = seen
 
     def tell(self, ready: Ready) -> None:
-        """Leader: let the followers know what each member has answered for, so that any of them can refuse a rewind."""
+        """Leader: tell the followers what each member has acknowledged, so that each of them can refuse a rewind."""
         own = self._journal.incarnation, self.boot, self._core.term, self._journal.synced_index
         self._seen[self._members.name] = HighWater(*own)
         if self._seen != self._told:
@@ -148,7 +148,7 @@ class Admission(Part):
 
     # -- admitting
     def beat(self, ready: Ready) -> None:
-        """Leader, at each heartbeat: admit members that have caught up."""
+        """Leader, at each heartbeat: every few of them, admit members that have caught up."""
         self._beats += 1
         if self._beats % _TELL_EVERY:
             return
@@ -174,7 +174,7 @@ class Admission(Part):
         self._propose(self._machine.incarnation_command(peer.name, peer.incarnation), done)
 
     def applied(self, ready: Ready) -> None:
-        """The log may have admitted this node."""
+        """Entries were applied, which may admit this node."""
         journal = self._journal
         if journal.admitted or self._renewing:
             return

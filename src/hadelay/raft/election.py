@@ -1,9 +1,9 @@
-"""When to campaign: deadlines, and the question before a campaign.
+"""Elections: deadlines, pre-votes, campaigns and votes.
 
-A follower whose deadline passes asks first (pre-vote): would you vote for me? Only a majority of yes lets the library
-campaign, so a node that comes back from a cut never deposes a healthy leader. A reset of the leader's link brings the
-deadline near: a killed process is replaced in tens of milliseconds. A deadline that passes because this node itself
-slept is looked at twice, so that the leader's signs of life, which are waiting to be read, count.
+A follower whose deadline passes sends a pre-vote first: "would you vote for me?" The library campaigns only after a
+majority of yes, so a node that was cut off never deposes a healthy leader. A reset of the leader's link moves the
+deadline near: a killed process is replaced in tens of milliseconds. A deadline may also pass because this node slept:
+a second look lets heartbeats count that wait to be read.
 """
 
 from __future__ import annotations
@@ -20,34 +20,32 @@ from hadelay.raft.ready import Ready
 
 log = logging.getLogger(__name__)
 
-#: Between a deadline and acting on it: one round of the loop, with its reads, comes in between.
+#: Pause between a deadline and the second look, in seconds: a turn of the loop with its reads.
 _SECOND_LOOK_S = 0.004
 _NEVER = float("-inf")
-#: A node with more entries than this still to apply would lead, but serve nobody, until it has: others go first ...
-_BACKLOG = 500
-#: ... for so long.
-_DRAIN_S = 1.0
+#: A node with more unapplied entries than this could lead, but not serve: it lets others campaign first, for _DRAIN_S.
+_BACKLOG, _DRAIN_S = 500, 1.0
 
 
 class Elections(Part):
     def __init__(self, shared: Shared, members: Membership, applier: Applier) -> None:
         super().__init__(shared)
         self._members, self._applier, self._random = members, applier, shared.runtime.random
-        #: Others shall lead if they can: this node lets them go first.
+        #: Other nodes should lead if they can: let them campaign first.
         self.draining = False
         #: Round trip of the leader's fastest majority, in ms.
         self.rtt_ms = 0
-        #: When the leader gave its last sign of life; never, once its link was reset.
+        #: Time of the leader's last heartbeat; _NEVER after a reset of its link.
         self._heard = _NEVER
         self._deadline = 0.0
         self._timer_at: float | None = None
-        #: The term asked about, and who said yes.
+        #: (term of the pre-vote, peers that said yes).
         self._asking: tuple[int, set[str]] | None = None
-        #: Term of the running campaign, and the voters counted in it: the library counts one voter twice.
+        #: (term of the campaign, counted voters): the library would count a voter twice.
         self._votes: tuple[int, set[str]] = (0, set())
-        #: The term of a campaign that the leader asked for; 0 during any other. Voters need not miss the leader then.
+        #: Term of a campaign requested by the leader, in which voters need not miss the leader; else 0.
         self._called = 0
-        #: Since when this node would have campaigned, and lets others go first.
+        #: Time since which this node lets others campaign first.
         self._waiting_since: float | None = None
 
     # -- deadlines
@@ -56,7 +54,7 @@ class Elections(Part):
         self._arm(now, ready)
 
     def least_timeout(self) -> float:
-        """Seconds without a leader's sign after which there is none. Grows where the network is slow."""
+        """Shortest election timeout in seconds; grows with the network's round trip."""
         return max(self._config.election_min_ms, 10 * self.rtt_ms) / 1000
 
     def _postpone(self, now: float) -> None:
@@ -69,13 +67,13 @@ class Elections(Part):
         self._postpone(now)
 
     def leader_lost(self, now: float, ready: Ready) -> None:
-        """The leader's process closed its link: most likely it is dead."""
+        """The leader's process closed its link, so it is probably dead."""
         self._heard = _NEVER
         self._deadline = min(self._deadline, now + self._random.uniform(0.0, self._config.reset_spread_ms / 1000))
         self._arm(now, ready)
 
     def _arm(self, now: float, ready: Ready) -> None:
-        """One timer at a time, moved only to an earlier time: a later deadline is seen when it fires."""
+        """Keep one timer, moved only to an earlier time: when it fires, it sees a later deadline."""
         if self._timer_at is None or self._timer_at > self._deadline:
             self._timer_at = self._deadline
             ready.later(max(0.0, self._deadline - now), self._fire, self._deadline)
@@ -99,14 +97,13 @@ class Elections(Part):
     # -- asking
     @property
     def may_vote(self) -> bool:
-        """A new incarnation neither votes nor campaigns, nor does a node whose state is being replaced.
-
-        Whether its own log says that it is a voter does not matter: the candidate's log, which is no older, may."""
+        """False for a new incarnation, and while the state is being replaced. The node need not be a voter in its own
+        log: it may be one in the candidate's, which is no older."""
         return self._journal.admitted and not self._applier.installing
 
     @property
     def eligible(self) -> bool:
-        """For office: it may vote, and its log says that its vote counts, or that it is about to be removed."""
+        """Whether this node may lead: it may vote, and its log says that it is a voter, or is about to be removed."""
         return self.may_vote and self._members.electable
 
     def _leaderless(self, now: float) -> bool:
@@ -120,7 +117,7 @@ class Elections(Part):
             self._postpone(now)
             self.campaign(now, ready)
             return
-        # Asking disturbs nobody: again soon, and not in step with the others.
+        # A pre-vote disturbs nobody: repeat it soon, and not in step with the other nodes.
         self._deadline = now + self._config.election_min_ms / 1000 * self._random.uniform(0.25, 1.0)
         if not self.eligible or self._lets_others_go_first(now):
             return
@@ -167,7 +164,7 @@ class Elections(Part):
         ready.sync = True
 
     def ask_vote(self, name: str, term: int, last_index: int, last_term: int, ready: Ready) -> None:
-        """The library counts this node's vote already: it must be on disk, and so must the log that it shows."""
+        """The library has counted this node's vote: the vote, and the log that it shows, must be on disk first."""
         frame = messages.encode(messages.VOTE, term, last_index, last_term, self._called == term)
         ready.durable(self._send_vote_request, name, term, frame)
 
@@ -209,6 +206,6 @@ class Elections(Part):
             ready.sync = True
 
     def on_timeout_now(self, peer: Peer, term: int, now: float, ready: Ready) -> None:
-        """The leader asks this node to take over."""
+        """The leader requests this node to take over."""
         if term == self._core.term and self._core.leader == peer.name and self.eligible:
             self.campaign(now, ready, called=True)

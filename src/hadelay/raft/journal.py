@@ -17,11 +17,10 @@ from hadelay.errors import FatalError
 from hadelay.platform.disk import Disk
 from hadelay.platform.runtime import Runtime
 from hadelay.raft import records
-from hadelay.raft.files import SUFFIX, build, delete, recover
 from hadelay.raft.journalsync import JournalConfig as JournalConfig
 from hadelay.raft.journalsync import JournalSync
 from hadelay.raft.ports import FOUNDING
-from hadelay.raft.segment import Entry, Segment
+from hadelay.raft.segment import SUFFIX, Entry, Segment, build, delete, recover
 from hadelay.storage.identity import Identity
 
 log = logging.getLogger(__name__)

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 
 from hadelay.platform.disk import Disk, File
 from hadelay.platform.runtime import Handle, Runtime
-from hadelay.raft.files import SPARE, delete, zeroed
 from hadelay.raft.records import MARK, RECORD_OVERHEAD, encode_record
-from hadelay.raft.segment import Segment
+from hadelay.raft.segment import SPARE, Segment, delete, zeroed
 
 log = logging.getLogger(__name__)
 

@@ -1,14 +1,13 @@
-"""Who votes and who only learns: a list in the log, in force from the moment it is there (ADR 150).
+"""Voters and learners: a list of members in the log, in force as soon as its entry is in the log (ADR 150).
 
-Single-server changes (Ongaro's thesis, chapter 4): one change at a time, of one voter, so that every majority before it
-has a node in common with every majority after it. A leader begins one only when an entry of its own term is committed,
-and the change before is. An entry that is cut off takes its change with it. Until the log has ever said anything, the
-members are those of the configuration file.
+Single-server changes (Ongaro's thesis, chapter 4): one change at a time, of one voter, so that old and new majorities
+have a node in common. A leader begins a change only when an entry of its own term and the previous change are
+committed. Cutting an entry off undoes its change. Without an entry, the members are those of the configuration file.
 
-Frames go to everybody who may matter: members in force, those that are applied (one that is removed learns of it), and
-those a peer told of, which this node's log does not know yet: without them it could not follow a leader among them.
+A node links with all nodes that may matter: members in force, members in the last applied list (a removed node learns
+of its removal), and members that a peer has named (this node's log may lag behind a leader among them).
 
-A survivor goes by its file for good: a majority of the others is gone, and what it holds is to be backed up.
+A survivor uses its configuration file only: a majority of the other members is lost, and its data is to be backed up.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from hadelay.raft.ready import Notice, Ready
 log = logging.getLogger(__name__)
 
 _READ_BYTES = 1 << 20
-#: A list of members, and the index of the entry that says so; 0 for the configuration file.
+#: (index of the entry, members); index 0: the configuration file.
 Configuration = tuple[int, Members]
 
 
@@ -37,15 +36,15 @@ class Membership(Part):
         """given: the members in the configuration file. handing_over: whether a transfer of leadership is running."""
         super().__init__(shared)
         self.name, self._given, self._handing_over = shared.journal.identity.node, given, handing_over
-        #: Replaced when somebody is new, never changed.
+        #: Replaced by a new dict when a node is added, never changed.
         self.peers = {member.name: Peer(member.name) for member in given if member.name != self.name}
         self.applied_list: Configuration = (0, given)
-        #: In the log and not applied yet, by index.
+        #: In the log, but not applied yet; ascending.
         self.appended_lists: list[Configuration] = []
         self._heard: Configuration = (0, ())
-        #: Since the start no leader was heard of: all that the log names may be gone, and the file may know better.
+        #: No leader seen since the start: all members in the log may be gone, and the configuration file may be newer.
         self.no_leader_seen = True
-        #: Term and commit index at the last look at the learners.
+        #: Term and commit index at the last check of the learners.
         self._mark = (0, 0)
         self._derive()
 
@@ -54,21 +53,20 @@ class Membership(Part):
         if self._config.survivor:
             self.members = self._given
         voters = [member.name for member in self.members if member.voter]
-        was = any(member.voter and member.name == self.name for member in self.applied_list[1])
-        #: Never iterated: `others` is.
         self.voters = frozenset(voters)
+        #: Voters besides this node, in the order of their names.
         self.others = [name for name in voters if name != self.name]
         self.majority = len(voters) // 2 + 1
         self.votes = self.name in self.voters
-        #: A node whose removal is not applied here may be the only one that has it, and so the only one that can lead.
-        self.electable = self.votes or was
+        #: A node that has not applied its removal may be the only one with that entry, so the only one that can lead.
+        self.electable = self.votes or any(m.voter and m.name == self.name for m in self.applied_list[1])
         self.names = [member.name for member in self.members]
-        #: Who was added, and so is no founder.
+        #: Members that were added, so are no founders.
         self.joined = frozenset(member.name for member in self.members if member.joined)
 
     @property
     def sole_voter(self) -> bool:
-        """No other node votes."""
+        """Whether no other node votes."""
         return not self.others
 
     @property
@@ -80,20 +78,19 @@ class Membership(Part):
         return peer is not None and peer.up
 
     def agreed(self, peers: Iterable[Peer]) -> bool:
-        """Whether these, with this node, are a majority (of voters, counting none that is not admitted)."""
+        """Whether these peers and this node are a majority of the voters; nodes that are not admitted do not count."""
         mine = self._journal.admitted and self.votes
         return mine + sum(peer.admitted and peer.name in self.voters for peer in peers) >= self.majority
 
     def min_incarnation(self, name: str) -> int:
-        """The smallest incarnation that is still accepted from this node. An added node is no founder, from the moment
-        that the log names it: before that is applied, another cluster's log could look like a beginning of this one's.
-        """
+        """Smallest incarnation accepted from this node. An added node is no founder once the log names it, applied or
+        not: another cluster's log could look like a prefix of this one's."""
         known = self._machine.incarnation(name) or FOUNDING
         return max(known, JOINED) if name in self.joined else known
 
     def electorates(self, index: int) -> list[frozenset[str]]:
-        """The voters that the entry at `index`, which is applied next, may have been committed by: of the list in force
-        there, and of those that came after it. For tests."""
+        """Sets of voters that may have committed the entry at `index`, which is applied next: of the list in force
+        there, and of later lists. For tests."""
         lists = [self.applied_list, *self.appended_lists]
         at = max((n for n, (since, _) in enumerate(lists) if since <= index), default=0)
         return [frozenset(m.name for m in members if m.voter) for _, members in lists[at:]]
@@ -103,26 +100,26 @@ class Membership(Part):
         return self._heard[0] > self.index
 
     def linked(self) -> dict[str, str]:
-        """Name → address of everybody that frames are exchanged with."""
+        """Name → address of all nodes to link with."""
         if self._config.survivor:
             return {}
         lists = [self.applied_list, *self.appended_lists, *([self._heard] if self.heard else [])]
         if self.no_leader_seen or self.name not in self.names:
-            # Or it was removed, and is to come back: by whom the file may know, too.
+            # A removed node may come back through the nodes in its file.
             lists.insert(0, (0, self._given))
         found = {member.name: member.address for _, members in lists for member in members}
         found.pop(self.name, None)
         return dict(sorted(found.items()))
 
     def leader_seen(self, now: float, ready: Ready) -> None:
-        """There is a leader, who knows all the others."""
+        """A leader exists; it knows all members."""
         if self.no_leader_seen:
             self.no_leader_seen = False
             self._reconfigure(now, ready)
 
     # -- what the log says
     def load(self, applied: int, now: float, ready: Ready) -> None:
-        """Before the start: what is applied, and what the journal has beyond it."""
+        """Read the lists before the start: the applied list, and those in the journal beyond it."""
         self._take_applied()
         index = applied + 1
         while index <= self._journal.last_index:
@@ -150,7 +147,7 @@ class Membership(Part):
             self._changed(now, ready)
 
     def truncated(self, index: int, now: float, ready: Ready) -> None:
-        """Entries from `index` on were cut off, and what they put in force with them."""
+        """Entries from `index` on were cut off: undo their changes."""
         before = len(self.appended_lists)
         self.appended_lists = [change for change in self.appended_lists if change[0] < index]
         if len(self.appended_lists) != before:
@@ -164,7 +161,7 @@ class Membership(Part):
                 self.tell(peer, ready)
 
     def installed(self, index: int, now: float, ready: Ready) -> None:
-        """A snapshot took the place of everything up to `index`."""
+        """A snapshot replaced all entries up to `index`."""
         self._take_applied()
         last = self._journal.last_index
         self.appended_lists = [change for change in self.appended_lists if index < change[0] <= last]
@@ -182,7 +179,7 @@ class Membership(Part):
         self._reconfigure(now, ready)
 
     def _reconfigure(self, now: float, ready: Ready) -> None:
-        """Others vote from now on, or are to be linked. In force at once; links follow when the loop comes round."""
+        """Apply a change of voters or linked nodes. Voters change at once, links in the next turn of the loop."""
         added = self._core.set_voters(self.others, self.votes)
         new = [name for name in self.linked() if name not in self.peers]
         if new:
@@ -196,7 +193,7 @@ class Membership(Part):
 
     # -- what peers say
     def tell(self, peer: Peer, ready: Ready) -> None:
-        """Whom this node knows as members, once the log has said it."""
+        """Send the applied members to a peer, unless they are from the configuration file."""
         index, members = self.applied_list
         if index and peer.up:
             rows = [[m.name, m.address] for m in members]
@@ -215,7 +212,7 @@ class Membership(Part):
 
     # -- changing it
     def refusal(self, members: Members) -> HadelayError | None:
-        """Why a leader must not propose this list, or not now."""
+        """The reason why this node may not propose this list, or not now; else None."""
         if self._config.survivor:
             return Conflict("this is what is left of a cluster: back it up, and restore that into a new one")
         if not self._core.leads:
@@ -240,8 +237,8 @@ class Membership(Part):
         return None
 
     def _caught_up(self) -> set[str]:
-        """Peers whose disk holds an entry of this leader's term. A founder that never got an entry may come back from a
-        power cut as a new incarnation, which does not vote: a list that needs its vote could elect nobody."""
+        """Peers whose disk holds an entry of this leader's term. A founder without any entry may come back from a power
+        cut as a new incarnation, which does not vote: a list that needs its vote could elect no leader."""
         return {peer.name for peer in self.peers.values() if peer.admitted and peer.match >= self._core.no_op}
 
     def propose(self, members: Members, done: Done) -> None:
@@ -252,7 +249,7 @@ class Membership(Part):
             self._propose(self._machine.members_command(members), done)
 
     def beat(self, ready: Ready) -> None:
-        """Leader, now and then: a learner that has everything of the last look becomes a voter."""
+        """Leader, every few heartbeats: a learner that has all entries of the last check becomes a voter."""
         if not self.votes and self.committed:
             ready.notify(Notice.HAND_OVER, "removed")
         mark, self._mark = self._mark, (self._core.term, self._core.commit_index)

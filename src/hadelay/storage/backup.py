@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Protocol
 
 import msgspec
@@ -156,18 +157,14 @@ class Directory:
         path = f"{self.where}/{name}"
         if not self._disk.exists(path):
             return 0
-        file = self._disk.open(path)
-        try:
+        with closing(self._disk.open(path)) as file:
             return min(file.size(), length)
-        finally:
-            file.close()
 
     def read(self, name: str, length: int, offset: int, size: int) -> bytes:
         return read_file(self._disk, f"{self.where}/{name}", size, offset)
 
     def fill(self, name: str, length: int, read: Callable[[int, int], bytes], *, anew: bool) -> None:
-        file = self._disk.open(f"{self.where}/{name}", create=True)
-        try:
+        with closing(self._disk.open(f"{self.where}/{name}", create=True)) as file:
             at = 0 if anew else min(file.size(), length)
             while at < length:
                 data = read(at, length - at)
@@ -175,8 +172,6 @@ class Directory:
                 at += len(data)
             file.sync()
             file.drop_cache()  # verify the disk, not the cache: an earlier sync may have failed
-        finally:
-            file.close()
 
     def put(self, name: str, data: bytes, lengths: dict[str, int]) -> None:
         for directory in (f"{self.where}/hours", self.where):

@@ -20,7 +20,6 @@ import numpy.typing as npt
 from hadelay.codec.checksums import crc32c
 from hadelay.codec.formats import INDEX, INDEX_SIZE, RECORD_SIZE, SECONDS_PER_HOUR
 from hadelay.codec.linking import INDEX_CRC, catch_up, chain, link, no_heads
-from hadelay.errors import DamagedFile
 from hadelay.storage.handles import Handles
 from hadelay.storage.heads import HeadsCache, bad_entry
 from hadelay.storage.hourtable import IDX, LOG, HourTable, places
@@ -287,9 +286,7 @@ class FarWriter:
         for slot, entries in zip(slots.tolist(), written.tolist(), strict=True):
             if entries:
                 path = self._path_of(self._table.hour(slot)) + ".idx"
-                parts.append(self._handles.get(path).pread(entries * INDEX_SIZE, 0))
-                if len(parts[-1]) < entries * INDEX_SIZE:
-                    raise DamagedFile(path, len(parts[-1]), "the file ends too early")
+                parts.append(self._handles.read(path, entries * INDEX_SIZE, 0))
         rows = np.frombuffer(b"".join(parts), INDEX)
         if len(bad := INDEX_CRC.bad(rows)):
             ends = np.cumsum(written)

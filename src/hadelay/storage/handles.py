@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from hadelay.errors import Overloaded
+from hadelay.errors import DamagedFile, Overloaded
 from hadelay.platform.disk import Disk, File
 
 
@@ -35,6 +35,13 @@ class Handles:
         if len(self._open) > self._limit:
             self._open.popitem(last=False)[1].close()
         return file
+
+    def read(self, path: str, size: int, offset: int) -> bytes:
+        """`size` bytes of a file. DamagedFile when the file ends too early."""
+        data = self.get(path).pread(size, offset)
+        if len(data) < size:
+            raise DamagedFile(path, offset + len(data), "the file ends too early")
+        return data
 
     def forget(self, path: str) -> None:
         file = self._open.pop(path, None)

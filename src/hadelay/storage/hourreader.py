@@ -16,7 +16,7 @@ from hadelay.model import DEAD_HOURS, hour_name
 from hadelay.platform.disk import Disk, File
 from hadelay.storage.far import FarWriter
 from hadelay.storage.handles import Handles
-from hadelay.storage.heads import HeadsCache
+from hadelay.storage.heads import HeadsCache, bad_entry
 from hadelay.storage.hourtable import HourTable
 from hadelay.storage.near import NearHour
 
@@ -75,14 +75,9 @@ class HourReader:
 
     def lengths(self, hour: int) -> tuple[int, int, int]:
         """Bytes of .log, .idx, .dsp at the applied index."""
-        slot, table = self._table.find(hour), self._table
-        if slot < 0:
-            return 0, 0, 0
-        return (
-            int(table.log_bytes[slot]),
-            int(table.entries[slot]) * INDEX_SIZE,
-            int(table.events[slot]) * DISPATCH_SIZE,
-        )
+        slot = self._table.find(hour)
+        log_bytes = int(self._table.log_bytes[slot]) if slot >= 0 else 0
+        return log_bytes, self.count(hour) * INDEX_SIZE, self.event_count(hour) * DISPATCH_SIZE
 
     def totals(self) -> tuple[int, int, int, int]:
         """Number of hours that are not retired, and bytes of their .log, .idx and .dsp files at the applied index."""
@@ -104,8 +99,8 @@ class HourReader:
         else:
             rows = self._far_entries(hour, indexes)
         if verify and len(rows) and len(bad := INDEX_CRC.bad(rows)):
-            at = int(np.arange(self.count(hour))[indexes][bad[0]]) * INDEX_SIZE
-            raise DamagedFile(self.path(hour) + ".idx", at, "the entry's CRC is wrong", size=INDEX_SIZE)
+            at = int(np.arange(self.count(hour))[indexes][bad[0]])
+            raise bad_entry(self.path(hour) + ".idx", at)
         return rows
 
     def index_view(self, hour: int) -> Rows:
@@ -208,9 +203,7 @@ class HourReader:
             return near.rows()[first:end]
         if first >= end:
             return np.zeros(0, INDEX)
-        data = self._handles.get(self.path(hour) + ".idx").pread((end - first) * INDEX_SIZE, first * INDEX_SIZE)
-        if len(data) < (end - first) * INDEX_SIZE:
-            raise DamagedFile(self.path(hour) + ".idx", first * INDEX_SIZE + len(data), "the file ends too early")
+        data = self._handles.read(self.path(hour) + ".idx", (end - first) * INDEX_SIZE, first * INDEX_SIZE)
         return np.frombuffer(data, INDEX)
 
     def _write_out(self, hour: int, end: int | None = None) -> None:
@@ -232,9 +225,7 @@ class HourReader:
         if first < 0 or end > n:
             raise IndexError(f"hour {hour_name(hour)} has {n} events")
         path = self.path(hour) + ".dsp"
-        data = self._handles.get(path).pread((end - first) * DISPATCH_SIZE, first * DISPATCH_SIZE)
-        if len(data) < (end - first) * DISPATCH_SIZE:
-            raise DamagedFile(path, first * DISPATCH_SIZE + len(data), "the file ends too early")
+        data = self._handles.read(path, (end - first) * DISPATCH_SIZE, first * DISPATCH_SIZE)
         rows = np.frombuffer(data, DISPATCH)
         rows = rows[::step] if isinstance(numbers, slice) else rows.take(numbers - first)
         if verify and len(bad := DISPATCH_CRC.bad(np.ascontiguousarray(rows))):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,16 +16,8 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
+from hadelay.codec import formats
 from hadelay.codec.checksums import RowCrc
-from hadelay.codec.formats import (
-    DISPATCH,
-    HOUR_ROW,
-    INDEX,
-    RECORD_SIZE,
-    SECONDS_PER_HOUR,
-    handout_delay_ms,
-    nack_reason,
-)
 from hadelay.codec.linking import DISPATCH_CRC, INDEX_CRC
 from hadelay.codec.records import check_record, decode_record
 from hadelay.errors import BadRequest, DamagedFile
@@ -45,31 +37,34 @@ _NO_NODE = 0xFF
 def inspect(path: str, disk: Disk | None = None) -> Iterator[Row]:
     """Rows of the file at `path`. BadRequest for an unknown file name."""
     name = os.path.basename(path)
-    suffix = os.path.splitext(name)[1]
-    if name == "state.mdb":
-        return _tables(path)
-    decode = _BY_NAME.get(name) or _BY_SUFFIX.get(suffix)
+    decode = _BY_NAME.get(name) or _BY_SUFFIX.get(os.path.splitext(name)[1])
     if decode is None:
-        known = ", ".join(["state.mdb", *_BY_NAME, *(f"<hour>{suffix}" for suffix in _BY_SUFFIX)])
+        known = ", ".join([*_BY_NAME, *(f"<hour>{suffix}" for suffix in _BY_SUFFIX)])
         raise BadRequest(f"{name} is not a file of a data directory; known names: {known}")
-    return _closing((disk or ReadOnlyDisk()).open(path), path, decode)
-
-
-def _closing(file: File, path: str, decode: Callable[[File, str], Iterator[Row]]) -> Iterator[Row]:
-    try:
+    with closing((disk or ReadOnlyDisk()).open(path)) as file:
         yield from decode(file, path)
-    finally:
-        file.close()
+
+
+def _shows_damage(decode: Callable[[bytes, str], Iterator[Row]]) -> Callable[[File, str], Iterator[Row]]:
+    """A decoder whose DamagedFile becomes the last row."""
+
+    def rows(file: File, path: str) -> Iterator[Row]:
+        try:
+            yield from decode(file.pread(file.size(), 0), path)
+        except DamagedFile as damage:
+            yield {"offset": damage.offset, "damage": str(damage)}
+
+    return rows
 
 
 def _log(file: File, path: str) -> Iterator[Row]:
     at, end = 0, file.size()
     while at < end:
-        head = file.pread(RECORD_SIZE, at)
+        head = file.pread(formats.RECORD_SIZE, at)
         if not any(head):
             return
-        size = RECORD_SIZE
-        if len(head) == RECORD_SIZE:
+        size = formats.RECORD_SIZE
+        if len(head) == formats.RECORD_SIZE:
             size += int.from_bytes(head[4:8], "little") + int.from_bytes(head[8:12], "little")
         data = file.pread(min(size, end - at), at)
         damage = check_record(data)
@@ -124,10 +119,10 @@ def _show_event(row: Row) -> Row:
     if event in MOVES:
         shown |= {"other_hour": hour_name(other), "other_index": consumer, "consumer": None}
     elif event == Event.NACKED:
-        reason = nack_reason(np.array(other, np.uint32))
+        reason = formats.nack_reason(np.array(other, np.uint32))
         shown["reason"] = None if reason == NONE32 else int(reason)
     if event in (Event.ACKED, Event.NACKED):
-        delay_ms = handout_delay_ms(np.array([(event, other)], [("event", "u1"), ("other_hour", "<u4")]))[0]
+        delay_ms = formats.handout_delay_ms(np.array([(event, other)], [("event", "u1"), ("other_hour", "<u4")]))[0]
         shown["handout_delay_ms"] = None if delay_ms < 0 else int(delay_ms)
     return shown
 
@@ -140,42 +135,35 @@ def _heads(file: File, path: str) -> Iterator[Row]:
         return
     last, count = derived.heads
     yield {"hour": hour_name(hour), "entries": derived.entries, "counted": derived.counted}
-    for second in range(SECONDS_PER_HOUR):
+    for second in range(formats.SECONDS_PER_HOUR):
         if count[second]:
             yield {"second": second, "last": int(last[second]), "count": int(count[second])}
     for topic, minute, n in derived.counters.tolist():
         yield {"topic": topic, "minute": minute, "count": n}
 
 
-def _names(file: File, path: str) -> Iterator[Row]:
-    try:
-        for name in decode_names(file.pread(file.size(), 0), path):
-            yield name._asdict() | {"kind": KINDS.get(name.kind, name.kind)}
-    except DamagedFile as damage:
-        yield {"offset": damage.offset, "damage": str(damage)}
+@_shows_damage
+def _names(data: bytes, path: str) -> Iterator[Row]:
+    for name in decode_names(data, path):
+        yield name._asdict() | {"kind": KINDS.get(name.kind, name.kind)}
 
 
-def _identity(file: File, path: str) -> Iterator[Row]:
-    try:
-        yield decode_identity(file.pread(file.size(), 0), path)
-    except DamagedFile as damage:
-        yield {"offset": damage.offset, "damage": str(damage)}
+@_shows_damage
+def _identity(data: bytes, path: str) -> Iterator[Row]:
+    yield decode_identity(data, path)
 
 
-def _tables(path: str) -> Iterator[Row]:
-    backend = LmdbBackend(path, readonly=True)
-    try:
+def _tables(file: File, path: str) -> Iterator[Row]:
+    with closing(LmdbBackend(path, readonly=True)) as backend:
         for table in backend.tables():
             for key, value in scan_all(backend, table):
                 yield {"table": table.decode(errors="replace")} | _table_row(table, key, value)
-    finally:
-        backend.close()
 
 
 def _table_row(table: bytes, key: bytes, value: bytes) -> Row:
     if table == HOURS:
-        names = HOUR_ROW.names or ()
-        row: npt.NDArray[np.void] = np.frombuffer(value, HOUR_ROW)
+        names = formats.HOUR_ROW.names or ()
+        row: npt.NDArray[np.void] = np.frombuffer(value, formats.HOUR_ROW)
         return {"hour": hour_name(int.from_bytes(key, "big"))} | dict(zip(names, row[0].tolist(), strict=True))
     if table == CHECKPOINT and key != CORE:
         return {"key": key.decode(), **_unpacked(value)}
@@ -189,10 +177,10 @@ def _unpacked(data: bytes) -> Any:
         return data.hex()
 
 
-_BY_NAME = {"names": _names, "identity": _identity}
+_BY_NAME = {"state.mdb": _tables, "names": _names, "identity": _identity}
 _BY_SUFFIX = {
     ".log": _log,
-    ".idx": _entries(INDEX, INDEX_CRC, _show_entry),
-    ".dsp": _entries(DISPATCH, DISPATCH_CRC, _show_event),
+    ".idx": _entries(formats.INDEX, INDEX_CRC, _show_entry),
+    ".dsp": _entries(formats.DISPATCH, DISPATCH_CRC, _show_event),
     ".heads": _heads,
 }

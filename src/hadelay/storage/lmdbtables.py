@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import count, islice
 from typing import Any, NamedTuple
 
@@ -72,13 +72,10 @@ def read_checkpoint(path: str) -> Checkpoint:
     """The checkpoint of a file that may be damaged anywhere: damage raises DamagedFile, never a signal."""
     if not _can_be_read(path, CHECKPOINT, HOURS, HOUR_STATES, _REDO):
         raise DamagedFile(path, 0, f"LMDB cannot read its tables; {WAY_OUT}")
-    backend = LmdbBackend(path, readonly=True)
-    try:
+    with closing(LmdbBackend(path, readonly=True)) as backend:
         row = backend.get(CHECKPOINT, ROW)
         hours, rows = hour_rows(backend)
         states = [int.from_bytes(key, "big") for key, _ in scan_all(backend, HOUR_STATES)]
-    finally:
-        backend.close()
     if missing := sorted(set(states) - set(hours.tolist())):
         raise DamagedFile(path, 0, f"hour {hour_name(missing[0])} has a state, but no lengths; {WAY_OUT}")
     return Checkpoint(msgpack.unpackb(row) if row else None, hours, rows)

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import Annotated, Any, NamedTuple, Protocol, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias, TypedDict
 
 import msgspec
 
 from hadelay.codec.checksums import crc32c
 from hadelay.errors import DamagedFile, NotFound
 from hadelay.model import hour_from_name, hour_name
+
+if TYPE_CHECKING:
+    from hadelay.storage.locations import Location
 
 VERSION = 2
 _CATALOGUE_VERSION = 1
@@ -69,28 +72,8 @@ class _Body(TypedDict):
     hours: dict[Annotated[str, msgspec.Meta(pattern=r"^\d{10}$")], Listed]
 
 
-class Files(Protocol):
-    """Read access to an archive. Names are relative. OSError when the store does not answer."""
-
-    def path(self, name: str) -> str:
-        """The full path, for error messages."""
-        ...
-
-    def load(self, name: str) -> bytes:
-        """The bytes of a file. FileNotFoundError."""
-        ...
-
-    def size(self, name: str) -> int | None:
-        """Size in bytes; None if the file does not exist."""
-        ...
-
-    def list(self, directory: str) -> list[str] | None:
-        """Names in a directory, ascending; None if the directory does not exist."""
-        ...
-
-
 class Directory:
-    """An archive in a local directory."""
+    """An archive in a local directory, for nodes without pyarrow; Location reads archives anywhere."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -99,20 +82,27 @@ class Directory:
         return f"{self._where}/{name}"
 
     def load(self, name: str) -> bytes:
+        """The bytes of a file. FileNotFoundError."""
         with open(self.path(name), "rb") as file:
             return file.read()
 
     def size(self, name: str) -> int | None:
+        """Size in bytes; None if the file does not exist."""
         try:
             return os.stat(self.path(name)).st_size
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def list(self, directory: str) -> list[str] | None:
+        """Names in a directory, ascending; None if the directory does not exist."""
         try:
             return sorted(os.listdir(self.path(directory)))
         except (FileNotFoundError, NotADirectoryError):
             return None
+
+
+#: Read access to an archive. Names are relative. OSError when the store does not answer.
+Files: TypeAlias = "Directory | Location"
 
 
 # ---- manifests

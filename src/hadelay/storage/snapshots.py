@@ -1,0 +1,316 @@
+"""Snapshots: a checkpoint as files, served by Exports and received by Installer.
+
+The source exports its tables into one file, in a thread, and serves hour files and names up to the lengths of the
+checkpoint. The receiver pulls all files into `incoming/`, verifies them, builds its own tables, marks `incoming/`
+complete and switches by renaming.
+
+    export := { table_size u32 | key_size u32 | value_size u32 | table | key | value }*
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from itertools import islice
+
+import msgpack
+
+from hadelay.codec.checksums import crc32c
+from hadelay.errors import DamagedFile, DiskFull, FatalError, HadelayError, is_disk_full
+from hadelay.platform.disk import Disk, File, read_file
+from hadelay.platform.runtime import Runtime
+from hadelay.storage.hours import HourStore, file_checksums
+from hadelay.storage.manifest import Manifest, SnapshotFile
+from hadelay.storage.tables import CHECKPOINT, ROW, Backend, Put, Tables, hour_rows, scan_all
+
+log = logging.getLogger(__name__)
+
+#: Name of the thread that runs checkpoints, exports and installs, one after the other.
+LANE = "disk"
+#: Size of one read or write, in bytes.
+CHUNK = 1 << 20
+_SIZES = struct.Struct("<III")
+#: Pause after a failed export, in seconds: each attempt may fill a disk whose space the journal needs.
+_PAUSE_S = 15.0
+#: Number of rows per commit while the receiver builds its tables.
+_COMMIT_ROWS = 50_000
+#: Maximum size of the tables, as a multiple of the size of their export.
+_TABLES = 2
+#: Names of the directory entries that a switch replaces.
+_SWITCHED = ("hours", "names", "state.mdb")
+
+
+def rows_as_bytes(backend: Backend) -> Iterator[bytes]:
+    """The export of all tables, in parts of about CHUNK bytes."""
+    for table in backend.tables():
+        part = bytearray()
+        for key, value in scan_all(backend, table):
+            part += _SIZES.pack(len(table), len(key), len(value)) + table + key + value
+            if len(part) >= CHUNK:
+                yield bytes(part)
+                part.clear()
+        if part:
+            yield bytes(part)
+
+
+def row_at(buffer: bytes, at: int) -> tuple[Put, int] | None:
+    """(row at `at`, start of the next row); None when the buffer ends within the row."""
+    if len(buffer) - at < _SIZES.size:
+        return None
+    table_size, key_size, value_size = _SIZES.unpack_from(buffer, at)
+    key_at = at + _SIZES.size + table_size
+    value_at = key_at + key_size
+    end = value_at + value_size
+    if end > len(buffer):
+        return None
+    return (buffer[at + _SIZES.size : key_at], buffer[key_at:value_at], buffer[value_at:end]), end
+
+
+class _Export:
+    """An export on disk, its number of users, and the pin that keeps its hour files."""
+
+    def __init__(self, manifest: Manifest, pin: object) -> None:
+        self.manifest, self.pin, self.users = manifest, pin, 0
+
+
+class Exports:
+    """Exports of checkpoints; only the last durable checkpoint, at `index`, gets a new export."""
+
+    def __init__(
+        self, disk: Disk, directory: str, runtime: Runtime, hours: HourStore, tables: Tables, index: int
+    ) -> None:
+        self._disk, self._root, self._directory = disk, directory, f"{directory}/export"
+        self._runtime, self._hours, self._tables = runtime, hours, tables
+        self._index = index
+        self._made: dict[int, _Export] = {}
+        self._making = False
+        #: Error of the last export, and the end of the pause after it.
+        self.failure: BaseException | None = None
+        self._paused_until = 0.0
+
+    def manifest(self, term: int, checkpointing: bool) -> Manifest | None:
+        """See Storage.manifest. term: term of the last durable checkpoint. checkpointing: a checkpoint is running."""
+        made = self._made.get(self._index)
+        if made is not None:
+            made.users += 1
+            return made.manifest
+        if self._index and not (self._making or checkpointing) and self._runtime.monotonic() >= self._paused_until:
+            self._make(self._index, term)
+        return None
+
+    def _make(self, index: int, term: int) -> None:
+        self._making, self.failure = True, None
+        pin = self._hours.pin()
+
+        def finish(manifest: Manifest | None, error: BaseException | None) -> None:
+            self._making = False
+            if manifest is None:  # the disk may be full; the node can continue without a snapshot
+                log.error("snapshot_not_exported", extra={"index": index, "error": str(error)})
+                self.failure, self._paused_until = error, self._runtime.monotonic() + _PAUSE_S
+                self._hours.unpin(pin)
+                return
+            self.forget_older(self._index)
+            self._made[index] = _Export(manifest, pin)
+
+        # A checkpoint that begins meanwhile commits later: the lane runs its jobs in order.
+        self._runtime.in_thread(LANE, lambda: self._export(index, term), finish)
+
+    def _export(self, index: int, term: int) -> Manifest:
+        disk, name = self._disk, f"state-{index}"
+        disk.makedirs(self._directory)
+        file = disk.open(f"{self._directory}/{name}", create=True)
+        length, crc = 0, 0
+        try:
+            with closing(file):
+                for part in rows_as_bytes(self._tables.backend):
+                    file.pwrite(part, length)
+                    length, crc = length + len(part), crc32c(part, crc)
+                file.truncate(length)
+        except Exception:  # a partial export must not occupy a full disk
+            disk.unlink(f"{self._directory}/{name}")
+            raise
+        row = msgpack.unpackb(self._tables.backend.get(CHECKPOINT, ROW) or b"")
+        assert row["index"] == index, "no checkpoint commits while its export is made"
+        files = [SnapshotFile(name, length, crc)]
+        if row["names_length"]:
+            files.append(SnapshotFile("names", row["names_length"], row["names_crc"]))
+        files += [
+            SnapshotFile(f"hours/{name}", *sums) for name, sums in file_checksums(*hour_rows(self._tables.backend))
+        ]
+        return Manifest(index, term, files)
+
+    def release(self, manifest: Manifest) -> None:
+        self._made[manifest.index].users -= 1
+        self.forget_older(self._index)
+
+    def forget_older(self, index: int) -> None:
+        """Remove unused exports older than `index`, the last durable checkpoint. An export pins all hour files."""
+        self._index = index
+        for older in [i for i, made in self._made.items() if not made.users and i != index]:
+            self._hours.unpin(self._made.pop(older).pin)
+            self._disk.unlink(f"{self._directory}/state-{older}")
+
+    def read(self, name: str, offset: int, size: int) -> bytes:
+        """Bytes of a manifest's file. FileNotFoundError after the manifest's release."""
+        where = self._directory if name.startswith("state-") else self._root
+        if not (name == "names" or name.startswith(("state-", "hours/"))) or ".." in name:
+            raise FileNotFoundError(name)
+        return read_file(self._disk, f"{where}/{name}", size, offset)
+
+
+class Installer:
+    """Receives the files of one manifest. Files that an earlier attempt has pulled are continued: hour files only grow,
+    so the older content is a prefix of the newer one.
+
+    A full disk (DiskFull, also raised before the first pull) or a failed sync discards all files: they would keep the
+    disk full, or look durable without being so."""
+
+    def __init__(
+        self, disk: Disk, directory: str, runtime: Runtime, backend: Callable[[str], Backend], manifest: Manifest,
+        switch: Callable[[Callable[[HadelayError | None], None]], None],
+    ) -> None:  # fmt: skip
+        self._disk, self._runtime, self._backend, self._switch = disk, runtime, backend, switch
+        self._incoming = f"{directory}/incoming"
+        self._files = {file.name: file for file in manifest.files}
+        self._state = next(name for name in self._files if name.startswith("state-"))
+        self._open: dict[str, File] = {}
+        with self._or_nothing():
+            disk.makedirs(f"{self._incoming}/hours")
+        missing = sum(file.length for file in manifest.files) + _TABLES * self._files[self._state].length
+        for place in ("", "hours/"):
+            for name, size in disk.sizes(f"{self._incoming}/{place}".rstrip("/")).items():
+                if place + name in self._files:
+                    missing -= min(size, self._files[place + name].length)
+                else:
+                    disk.unlink(f"{self._incoming}/{place}{name}")
+        free, _ = disk.free(self._incoming)
+        if free < missing:
+            self._clear()
+            raise DiskFull(f"a snapshot needs {missing:,} more bytes; {directory} has {free:,} free bytes")
+
+    def have(self, name: str) -> int:
+        """Number of bytes of this file that are already received."""
+        path = f"{self._incoming}/{name}"
+        if not self._disk.exists(path):
+            return 0
+        return min(self._file(name).size(), self._files[name].length)
+
+    def write(self, name: str, offset: int, data: bytes) -> None:
+        """Write received bytes. KeyError for a name that is not in the manifest."""
+        assert offset + len(data) <= self._files[name].length
+        with self._or_nothing():
+            file = self._file(name)
+            file.pwrite(data, offset)
+            file.write_behind(len(data), offset)
+
+    def finish(self, done: Callable[[HadelayError | None], None]) -> None:
+        """Verify, sync and switch, then `done(None)`. `done(error)`: DamagedFile when a file does not match the
+        manifest (the next attempt pulls the file again), DiskFull, or FatalError when the disk's state is unknown."""
+
+        def finished(_: object, error: BaseException | None) -> None:
+            if error is None:
+                self._switch(done)
+            else:
+                done(error if isinstance(error, HadelayError) else FatalError(f"installing a snapshot failed: {error}"))
+
+        self.abort()
+        self._runtime.in_thread(LANE, self._complete, finished)
+
+    def abort(self) -> None:
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def _file(self, name: str) -> File:
+        file = self._open.get(name)
+        if file is None:
+            if len(self._open) >= 64:
+                self.abort()
+            file = self._open[name] = self._disk.open(f"{self._incoming}/{name}", create=True)
+        return file
+
+    @contextmanager
+    def _or_nothing(self, *, syncs: bool = False) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            full = is_disk_full(error)
+            if full or syncs:
+                self._clear()
+            if full:
+                raise DiskFull(f"a snapshot does not fit: {error}") from error
+            raise
+
+    def _clear(self) -> None:
+        self.abort()
+        with suppress(OSError):
+            clear(self._disk, f"{self._incoming}/hours")
+            clear(self._disk, self._incoming)
+
+    def _complete(self) -> None:
+        disk, incoming = self._disk, self._incoming
+        with self._or_nothing(syncs=True):
+            for file in self._files.values():
+                self._verify(file)
+            with closing(self._backend(f"{incoming}/state.mdb")) as backend:
+                rows = self._rows()
+                while batch := list(islice(rows, _COMMIT_ROWS)):
+                    backend.commit([], batch)
+            disk.unlink(f"{incoming}/{self._state}")
+            disk.sync_files([f"{incoming}/{name}" for name in self._files if name != self._state], incoming)
+            disk.sync_dir(f"{incoming}/hours")
+            disk.sync_dir(incoming)
+            disk.open(f"{incoming}/complete", create=True).close()
+        disk.sync_dir(incoming)
+
+    def _verify(self, file: SnapshotFile) -> None:
+        path, crc = f"{self._incoming}/{file.name}", 0
+        with closing(self._disk.open(path, create=True)) as handle:
+            handle.truncate(min(handle.size(), file.length))
+            for at in range(0, file.length, CHUNK):
+                crc = crc32c(handle.pread(min(CHUNK, file.length - at), at), crc)
+            size = handle.size()
+        if crc != file.crc or size != file.length:
+            self._disk.unlink(path)
+            raise DamagedFile(path, 0, "the received file does not match the snapshot's manifest")
+
+    def _rows(self) -> Iterator[Put]:
+        buffer, at = b"", 0
+        with closing(self._disk.open(f"{self._incoming}/{self._state}")) as handle:
+            while more := handle.pread(CHUNK, at):
+                at += len(more)
+                buffer += more
+                position = 0
+                while (row := row_at(buffer, position)) is not None:
+                    put, position = row
+                    yield put
+                buffer = buffer[position:]
+
+
+def roll_forward(disk: Disk, directory: str) -> None:
+    """Finish a switch to `incoming/` if `incoming/complete` exists. Safe to repeat after a power loss at any step,
+    which may undo any rename that was not synced."""
+    incoming, outgoing = f"{directory}/incoming", f"{directory}/outgoing"
+    if disk.exists(f"{incoming}/complete"):
+        if disk.exists(f"{incoming}/hours") and disk.exists(f"{directory}/hours"):
+            disk.makedirs(outgoing)
+            clear(disk, f"{outgoing}/hours")
+            disk.rename(f"{directory}/hours", f"{outgoing}/hours")
+            disk.sync_dir(outgoing)
+            disk.sync_dir(directory)
+        for name in _SWITCHED:
+            if disk.exists(f"{incoming}/{name}"):
+                disk.rename(f"{incoming}/{name}", f"{directory}/{name}")
+        disk.sync_dir(incoming)
+        disk.sync_dir(directory)
+        disk.unlink(f"{incoming}/complete")
+        disk.sync_dir(incoming)
+    clear(disk, f"{outgoing}/hours")
+
+
+def clear(disk: Disk, directory: str) -> None:
+    """Remove the files of a directory, if the directory exists."""
+    if disk.exists(directory):
+        for name in disk.sizes(directory):
+            disk.unlink(f"{directory}/{name}")
