@@ -1,8 +1,8 @@
-"""Applying what is committed, in slices, and answering those who proposed it.
+"""Applying committed entries, in slices, and answering proposals.
 
-An entry is applied once, in order, and only when this node's own disk has it, so a checkpoint never knows more than the
-journal beside it. Whatever `apply` raises stops the node. Whoever proposed is always answered: with the result; with
-NoLeader if another entry took the place; with OutcomeUnknown if nothing is known in time.
+An entry is applied once, in order, and only when this node's own disk has it, so a checkpoint is never ahead of the
+journal. An error of `apply` stops the node. Each proposal is answered: with the result; with NoLeader if another entry
+took its index; with OutcomeUnknown if the outcome is not known in time.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Applier(Part):
         super().__init__(shared)
         self._members = members
         self.applied, self.applied_term = shared.journal.base_index, shared.journal.base_term
-        #: Files are pulled that take the place of the state: nothing is applied meanwhile.
+        #: A snapshot is being installed: nothing is applied meanwhile.
         self.installing = False
         self._ready: deque[Entry] = deque()
-        #: In the order of their indexes, and so of their deadlines.
+        #: Index → proposal; ascending, and so by deadline.
         self._waiters: dict[int, _Waiter] = {}
         self._reads: list[tuple[int, Finished]] = []
         self._scheduled = False
@@ -47,19 +47,19 @@ class Applier(Part):
 
     def wait(self, index: int, term: int, done: Done, now: float, ready: Ready) -> None:
         before = self._waiters.pop(index, None)
-        if before is not None:  # of an earlier term, and cut off since: the next entry takes its place
+        if before is not None:  # of an earlier term, and cut off since
             ready.answers.append(partial(before.done, None, OutcomeUnknown("not decided while this node led")))
         self._waiters[index] = _Waiter(term, done, now + self._config.propose_timeout_ms / 1000)
 
     def jump(self, index: int, term: int) -> None:
-        """The state machine holds everything up to `index` by other means (checkpoint, snapshot)."""
+        """A checkpoint or snapshot made the state machine hold everything up to `index`."""
         self.applied, self.applied_term = index, term
         self._ready.clear()
         self.expire(float("inf"), upto=index)
         self._answer_reads()
 
     def run(self, now: float, ready: Ready) -> None:
-        """Apply what may be applied: at most a slice now, the rest when the loop comes round."""
+        """Apply one slice of the committed entries; the rest follows in the next turns of the loop."""
         if self._scheduled or self.installing:
             return
         end = now + self._config.apply_slice_ms / 1000
@@ -69,7 +69,7 @@ class Applier(Part):
             self._apply(self._ready.popleft(), now, ready)
             if self._runtime.monotonic() >= end:
                 break
-        # Entries read ahead may still be cut off by another leader: keep none that are not committed.
+        # Another leader may cut off entries that are not committed: keep none of them.
         if self._ready and self._ready[-1][1] > self._limit():
             self._ready.clear()
         self._answer_reads()
@@ -79,7 +79,7 @@ class Applier(Part):
         return min(self._core.commit_index, self._journal.synced_index)
 
     def soon(self, ready: Ready) -> None:
-        """`run`, when the loop comes round, if there is anything to apply."""
+        """`run` in the next turn of the loop, if an entry can be applied."""
         if not self._scheduled and self.applied < self._limit():
             self._scheduled = True
             ready.later(0.0, self._again)
@@ -102,9 +102,9 @@ class Applier(Part):
         else:
             waiter.done(None, NoLeader("another leader was elected before this was committed", retry_after_ms=50))
 
-    # -- those who wait
+    # -- waiting proposals and reads
     def deposed(self, now: float) -> None:
-        """What was proposed here may still be committed by the next leader: wait for that, but not for long."""
+        """Shorten the deadlines: the next leader may still commit proposals of this node."""
         latest = now + self._config.deposed_timeout_ms / 1000
         self._waiters = {
             index: waiter._replace(deadline=min(waiter.deadline, latest)) for index, waiter in self._waiters.items()
@@ -132,7 +132,7 @@ class Applier(Part):
                 done(None)
 
     def end(self, error: HadelayError) -> None:
-        """The node stops: nobody waits any more."""
+        """The node stops: answer all waiting proposals and reads."""
         waiters, self._waiters = self._waiters, {}
         reads, self._reads = self._reads, []
         for waiter in waiters.values():

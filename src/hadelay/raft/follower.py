@@ -1,8 +1,8 @@
-"""What a follower does with append frames: verify and deduplicate before the library sees anything.
+"""Append frames on a follower: verify and deduplicate entries before the library sees them.
 
-The library would delete everything behind `prevLogIdx`, even what matches. So what is already here is skipped, a real
-conflict is cut off (never at or below what is committed), and the library gets only what follows directly on the last
-entry. The commit index goes no further than this leader's log was verified. Answers wait for the disk.
+The library would delete all entries behind `prevLogIdx`, even matching ones. So known entries are skipped, a conflict
+is cut off (never a committed entry), and the library gets only entries that follow directly on the last one. The commit
+index advances only as far as the log is verified against this leader's. Answers wait for the disk.
 """
 
 from __future__ import annotations
@@ -31,11 +31,10 @@ class Follower(Part):
     ) -> None:
         super().__init__(shared)
         self._members, self._elections, self._snapshots, self._applier = members, elections, snapshots, applier
-        #: Whom and in which term `verified` is about.
+        #: (name, term) of the leader, and index of the last entry known to be equal in its log.
         self._leader: tuple[str, int] = ("", 0)
-        #: The last entry known to be the same as that leader's.
         self.verified = 0
-        #: Its last sign of life that has to be answered when the disk is done.
+        #: Heartbeat round to answer after the next sync.
         self._owed: int | None = None
 
     def on_append(self, peer: Peer, m: Append, now: float, ready: Ready) -> None:
@@ -67,30 +66,30 @@ class Follower(Part):
             self._answer(m, ready)
 
     def _follow(self, name: str, term: int, now: float, ready: Ready) -> None:
-        """A leader not heard of before: the library learns the term and forgets who led."""
+        """Follow a new leader."""
         if self._core.leads and term == self._core.term:
             raise FatalError(f"{name} claims to lead term {term}, which this node leads")
         self._core.heard(name, term, 0)
-        if (name, term) != self._leader:  # else heard again after a silence: what was verified still is
+        if (name, term) != self._leader:  # else the leader is back after a silence, and `verified` is still right
             self._leader, self.verified, self._owed = (name, term), 0, None
             self._snapshots.new_leader(ready)
             log.info("follows", extra={"leader": name, "term": term})
             ready.notify(Notice.FOLLOWS)
 
     def reset(self) -> None:
-        """The log was replaced by a snapshot: nothing is verified but what the snapshot holds."""
+        """A snapshot replaced the log: verify anew."""
         self._leader, self._owed = ("", 0), None
 
     def _mismatch(self, m: Append) -> int:
-        """0 if the entry before the new ones is here; else which one the leader should try."""
+        """0 if the entry before the new ones matches; else the index that the leader should try."""
         journal, committed = self._journal, max(self._journal.base_index, self._core.commit_index)
         if m.prev_index > journal.last_index:
             return journal.last_index + 1
         if m.prev_index <= committed:
-            return 0  # the same everywhere
+            return 0  # committed entries are equal everywhere
         if journal.term_at(m.prev_index) == m.prev_term:
             return 0
-        # Back over the whole term that conflicts, but never into what is committed.
+        # Skip the whole term that conflicts, but no committed entries.
         wrong, hint = journal.term_at(m.prev_index), m.prev_index
         while hint > committed + 1 and journal.term_at(hint - 1) == wrong:
             hint -= 1
@@ -133,7 +132,7 @@ class Follower(Part):
         return []
 
     def _answer(self, m: Append, ready: Ready) -> None:
-        """Now if the disk has it all, or if it is only a sign of life; else when the disk has it."""
+        """Answer a heartbeat at once, and entries as soon as they are on disk."""
         done = self._journal.synced_index >= self.verified or not m.prev_index
         if done and self._journal.term_is_durable:
             self._send_ok(m.round, ready)
@@ -145,7 +144,7 @@ class Follower(Part):
             self._send_ok(self._owed, ready)
 
     def _send_ok(self, round: int, ready: Ready) -> None:
-        # A sign of life is answered while entries wait for the disk: they are owed an answer of their own.
+        # A heartbeat may be answered while entries wait for the disk: they still need an answer.
         self._owed = None if self._journal.synced_index >= self.verified else 0
         name, term = self._leader
         if term == self._core.term:

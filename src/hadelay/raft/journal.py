@@ -1,17 +1,16 @@
-"""The Raft journal: what this node has promised to remember, on its own disk (S1's arrival log).
+"""The Raft journal: entries, term and vote of this node on its own disk (S1's arrival log).
 
 Law 1: nothing is answered before it is synced. `append` and `vote` only queue; journalsync.py writes and syncs.
 Law 2: files are only appended to, and deleted whole from the front. To cut the end, or to begin behind a snapshot, a
-new segment says from which index on it counts.
+new segment names its first index, which voids later entries of earlier segments.
 
-Index and term of the entry before the first one kept (`base_index`, `base_term`) always answer, as an entry would.
+`term_at` also answers for `base_index`, the entry before the first one kept.
 """
 
 from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import Any
 
 from hadelay.errors import FatalError
 from hadelay.platform.disk import Disk
@@ -25,9 +24,9 @@ from hadelay.storage.identity import Identity
 
 log = logging.getLogger(__name__)
 
-#: What a new journal stands on: the empty state machine, as if an entry 1 of term 0 had made it.
+#: (index, term) before the first entry of a new journal: the empty state machine.
 FIRST = (1, 0)
-#: What Python takes for an entry in memory besides its bytes.
+#: Memory that Python needs for an entry, besides its bytes.
 _ENTRY_BYTES = 220
 _DEFAULTS = JournalConfig()
 
@@ -42,9 +41,9 @@ class Journal(JournalSync):
     ) -> None:
         """Use `create` or `open`."""
         super().__init__(disk, directory, runtime, segments, config)
-        #: Of the newest segment file ever made.
+        #: Number of the newest segment file ever made.
         self._number = number
-        #: The newest entries, contiguous up to last_index.
+        #: The newest entries, up to last_index.
         self._tail: list[Entry] = []
         self._tail_bytes = 0
         self._look_at(segments[-1].header)
@@ -53,7 +52,7 @@ class Journal(JournalSync):
         self.identity = newest
         self.term, self.voted_for = newest.term, newest.vote or None
         self.incarnation, self.installing = newest.incarnation, newest.installing
-        #: This incarnation votes and counts.
+        #: Whether this incarnation votes and counts.
         self.admitted = newest.admitted
         self._find_ends()
         self.synced_index = self.last_index
@@ -64,7 +63,7 @@ class Journal(JournalSync):
         self.last_index = last.last_index
         self.last_term = last.terms[-1][1] if last.terms else last.header.prev_term
 
-    # -- opening ------------------------------------------------------------------------------------------------------
+    # -- opening
     @staticmethod
     def exists(disk: Disk, directory: str) -> bool:
         return disk.exists(directory) and any(name.endswith(SUFFIX) for name in disk.listdir(directory))
@@ -105,7 +104,7 @@ class Journal(JournalSync):
         return journal
 
     def _begin_anew(self, durable: tuple[int, int]) -> None:
-        """Copy everything that came after `durable` into a segment of its own, and go on there."""
+        """Copy all entries after `durable` into a new segment, and continue there."""
         first = self.last_index + 1
         for segment in reversed(self._segments):
             if (segment.header.seq, segment.position) <= durable:
@@ -117,26 +116,24 @@ class Journal(JournalSync):
         entries: list[Entry] = []
         while first + len(entries) <= self.last_index:
             entries += self.entries(first + len(entries), 1 << 62)
-        self._adopt(first, self._term_before(first), entries)
+        self._adopt(first, self.term_at(first - 1), entries)
 
-    def _term_before(self, index: int) -> int:
-        return self.term_at(index - 1) if index - 1 > self.base_index else self.base_term
-
-    def _header(self, first: int, prev_term: int, **changes: object) -> records.SegmentHeader:
+    def _header(
+        self, first: int, prev_term: int, durable: tuple[int, int], *, reset: bool = False
+    ) -> records.SegmentHeader:
         """Header of the next segment."""
         last = self._segments[-1].header.seq if self._segments else 0
-        now: dict[str, Any] = {
-            "seq": self._number, "previous": last, "first_index": first, "prev_term": prev_term, "term": self.term,
-            "vote": self.voted_for or "", "incarnation": self.incarnation, "installing": self.installing,
-            "admitted": self.admitted, "reset": False,
-        }  # fmt: skip
-        return replace(self.identity, **(now | changes))
+        return replace(
+            self.identity, seq=self._number, previous=last, first_index=first, prev_term=prev_term, term=self.term,
+            vote=self.voted_for or "", incarnation=self.incarnation, installing=self.installing,
+            admitted=self.admitted, durable=durable, reset=reset,
+        )  # fmt: skip
 
-    def _adopt(self, first: int, prev_term: int, entries: list[Entry], **changes: object) -> None:
-        """Make a segment that holds `entries`, durable before it has its name; everything from `first` on is in it."""
+    def _adopt(self, first: int, prev_term: int, entries: list[Entry], *, reset: bool = False) -> None:
+        """Continue in a new segment with `entries`, which hold everything from `first` on; durable on return."""
         self._number += 1
-        self._supersede(first, reset=bool(changes.get("reset")))
-        header = self._header(first, prev_term, durable=(self._number, 0), **changes)
+        self._supersede(first, reset=reset)
+        header = self._header(first, prev_term, (self._number, 0), reset=reset)
         segment = build(self._disk, self.directory, header, entries, self.config.segment_bytes)
         self._segments.append(segment)
         self.identity = header
@@ -147,20 +144,20 @@ class Journal(JournalSync):
             delete(self._disk, old)
         self._garbage.clear()
 
-    # -- what is in it ------------------------------------------------------------------------------------------------
+    # -- reading
     @property
     def size_bytes(self) -> int:
-        """Of all records kept."""
+        """Bytes of all records kept."""
         return sum(segment.position for segment in self._segments)
 
     @property
     def room(self) -> int:
-        """Bytes that can still be appended for certain: the rest of this segment, and the one in reserve."""
+        """Bytes that fit for certain: the rest of the newest segment, and the spare one."""
         rest = self.config.segment_bytes - self._segments[-1].position
         return rest if self._spare is None else rest + self.config.segment_bytes - records.SEGMENT_HEADER_BYTES
 
     def term_at(self, index: int) -> int:
-        """Of an entry between base_index and last_index."""
+        """Term of an entry from base_index to last_index."""
         tail = self._tail
         first = self.last_index + 1 - len(tail)
         if index >= first and tail:
@@ -189,9 +186,9 @@ class Journal(JournalSync):
                 return segment
         raise FatalError(f"entry {index} was asked for, and the journal begins after {self.base_index}")
 
-    # -- adding -------------------------------------------------------------------------------------------------------
+    # -- appending
     def append(self, command: bytes, index: int, term: int, record: bytes | memoryview | None = None) -> None:
-        """Queue the next entry. `record` is its encoding where it came over the wire."""
+        """Queue the next entry. record: its bytes, if it came over the wire."""
         assert index == self.last_index + 1, "entries are appended in order"
         encoded = None
         if record is None:
@@ -207,18 +204,18 @@ class Journal(JournalSync):
             self._shorten_tail()
 
     def vote(self, term: int, voted_for: str | None) -> None:
-        """Queue the current term and whom this node votes for in it."""
+        """Queue the current term and this node's vote in it."""
         self.term, self.voted_for = term, voted_for
         self._append_record(records.VOTE, 0, term, (voted_for or "").encode())
         self._voted = self._appended
 
     def note_install(self, index: int, term: int) -> None:
-        """Queue the intention to take a snapshot's files: after a crash the checkpoint may be ahead of this journal."""
+        """Queue the intention to install a snapshot: after a crash the checkpoint may be ahead of this journal."""
         self.installing = index
         self._append_record(records.INSTALL, index, term, b"")
 
     def note_admitted(self) -> None:
-        """Queue that the log has admitted this incarnation, and that everything up to there is here."""
+        """Queue that the log has admitted this incarnation, and that this journal holds all entries up to there."""
         self._append_record(records.ADMITTED, 0, self.term, b"")
         self.when_synced(self._set_admitted)
 
@@ -255,17 +252,16 @@ class Journal(JournalSync):
         except OSError as error:
             self.on_fatal(error)
             raise
-        header = self._header(first_index, prev_term, durable=self._durable)
-        segment = Segment(file, header)
+        segment = Segment(file, self._header(first_index, prev_term, self._durable))
         self._segments.append(segment)
         self._names_changed = True
         self.want_spare()
         return segment
 
     def truncate(self, index: int) -> None:
-        """Entries from `index` on never were: they conflict with the leader's. Rare, so a new segment is cheap."""
+        """Cut off the entries from `index` on, which conflict with the leader's. Rare, so a new segment is cheap."""
         assert self.base_index < index <= self.last_index
-        term = self._term_before(index)
+        term = self.term_at(index - 1)
         drop = min(len(self._tail), self.last_index + 1 - index)
         if drop:
             self._tail_bytes -= sum(map(_cost, self._tail[-drop:]))
@@ -284,7 +280,7 @@ class Journal(JournalSync):
             self._segments[-1].cap(index - 1)
 
     def _shorten_tail(self) -> None:
-        """Forget the oldest half of the tail, as far as it is on disk."""
+        """Drop the oldest half of the tail, as far as it is on disk."""
         first = self.last_index + 1 - len(self._tail)
         drop = 0
         while drop < len(self._tail) and self._tail_bytes > self.config.tail_bytes // 2:
@@ -294,9 +290,9 @@ class Journal(JournalSync):
             drop += 1
         del self._tail[:drop]
 
-    # -- segments -----------------------------------------------------------------------------------------------------
+    # -- segments
     def compact(self, index: int, keep_bytes: int) -> None:
-        """Delete whole segments of entries up to `index`, while at least `keep_bytes` stay."""
+        """Delete whole segments of entries up to `index`; at least `keep_bytes` stay."""
         size = self.size_bytes
         gone: list[Segment] = []
         while len(self._segments) > 1 and self._segments[0].last_index <= index:
@@ -312,7 +308,7 @@ class Journal(JournalSync):
     def _unlink(self, segments: list[Segment]) -> None:
         for segment in segments:
             delete(self._disk, segment)
-            # One after another, or a power cut could bring an older one back and leave a gap.
+            # A sync after each: a power cut could otherwise bring an older segment back and leave a gap.
             self._disk.sync_dir(self.directory)
 
     def _unlinked(self, _: object, error: BaseException | None) -> None:
@@ -320,14 +316,14 @@ class Journal(JournalSync):
             self.on_fatal(error)
 
     def reset(self, index: int, term: int) -> None:
-        """Begin anew behind a snapshot of (`index`, `term`). Blocks for a sync; nothing else may be under way."""
+        """Begin anew behind a snapshot of (`index`, `term`). Blocks for a sync; no other operation may be running."""
         self.installing = 0
         self._tail, self._tail_bytes = [], 0
         self._dirty.clear()
         self._adopt(index + 1, term, [], reset=True)
 
     def become(self, incarnation: int) -> None:
-        """This disk is not what it was: go on under another incarnation. Blocks for a sync."""
+        """Continue as another incarnation, after this disk was rewound. Blocks for a sync."""
         self.incarnation, self.admitted = incarnation, False
         self._write_all()
         self._adopt(self.last_index + 1, self.last_term, [])

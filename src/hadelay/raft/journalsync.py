@@ -1,7 +1,7 @@
-"""Making the Raft journal durable: write what is queued, sync it, and say so.
+"""Writing and syncing of the Raft journal.
 
-Each sync covers all that was queued when it began; `when_synced` and `on_synced` say when. A failed write or sync is
-final: `on_fatal`, and never a second try (the page cache looks clean afterwards).
+Each sync covers the records queued when it began, and then calls `when_synced` callbacks and `on_synced`. A failed
+write or sync is final (`on_fatal`), without a retry: the page cache looks clean afterwards.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from hadelay.raft.segment import SPARE, Segment, delete, zeroed
 
 log = logging.getLogger(__name__)
 
-#: A sync of no more than this may run on the loop, on a disk that is quicker than a change of threads.
+#: Limit of bytes of a sync on the loop itself, on a disk that is faster than a change of threads.
 _BRIEF_BYTES = 64 << 10
-#: How long after the last sync a mark is left that says so, once nothing else comes.
+#: Delay of the mark that records the last sync, in seconds, when no further record comes.
 _MARK_DELAY_S = 0.05
 
 
 @dataclass(frozen=True)
 class JournalConfig:
-    #: Pre-zeroed: a sync that does not have to allocate takes half the time. At least four times the largest entry.
+    #: Size of a segment, pre-zeroed: a sync without allocation takes half the time. At least four times the largest
+    #: entry.
     segment_bytes: int = 16 << 20
-    #: Recent entries kept in memory, so that followers and apply need no disk: all that they take, and those that a
-    #: leader made have their records, too.
+    #: Memory for recent entries, which followers and apply then need not read from disk.
     tail_bytes: int = 16 << 20
 
 
 class JournalSync:
-    #: The newest entry in the log, and the newest on disk.
+    #: Index of the newest entry in the log, and of the newest on disk.
     last_index: int
     synced_index: int
 
@@ -46,9 +46,9 @@ class JournalSync:
         self._disk, self._runtime = disk, runtime
         self._segments = segments
         self.on_fatal: Callable[[BaseException], None] = _raise
-        #: Called after each sync, when what waited for it has been called.
+        #: on_synced(seconds): called after each sync and its `when_synced` callbacks.
         self.on_synced: Callable[[float], None] = lambda seconds: None
-        #: Records queued, records durable, and how many were queued when term and vote last changed.
+        #: Number of records queued, of records durable, and of records queued when term and vote last changed.
         self._appended = self._synced = self._voted = 0
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
         self._dirty: list[Segment] = []
@@ -56,14 +56,14 @@ class JournalSync:
         self._names_changed = False
         self._syncing = False
         self.sync_started: float | None = None
-        #: The newest entry that the running sync covers; lowered when it is cut off meanwhile.
+        #: Newest entry that the running sync covers; lowered when the entry is cut off meanwhile.
         self._syncing_index = 0
         self._mark_timer: Handle | None = None
-        #: Position up to which a mark says that all is durable, and up to which all is.
+        #: Durable position recorded by the last mark, and the current one.
         self._marked = self._durable = (0, 0)
         self._spare: File | None = None
         self._spare_wanted = False
-        #: False while no further segment could be reserved: the disk is full.
+        #: False when no further segment could be reserved, because the disk is full.
         self.has_space = True
         self.closed = False
 
@@ -73,18 +73,18 @@ class JournalSync:
 
     @property
     def term_is_durable(self) -> bool:
-        """Whether this disk has `term` and `voted_for`: before that, nothing may be answered in it."""
+        """Whether `term` and `voted_for` are on disk; before that, nothing may be answered in this term."""
         return self._voted <= self._synced
 
     def when_synced(self, fn: Callable[[], None]) -> None:
-        """Call `fn` when everything queued so far is durable: now, if it is."""
+        """Call `fn` once everything queued so far is durable; at once if it is."""
         if self._appended == self._synced:
             fn()
         else:
             self._waiting.append((self._appended, fn))
 
     def kick(self) -> None:
-        """Write what is queued and start a sync, unless one is running: then it follows that one."""
+        """Write the queued records and start a sync. While a sync is running, the next one follows it."""
         if self._syncing or self._appended == self._synced or self.closed:
             return
         dirty, self._dirty = self._dirty, []
@@ -127,9 +127,9 @@ class JournalSync:
             self.synced_index = self._syncing_index
             waiting = self._waiting
             try:
-                while waiting and waiting[0][0] <= self._synced:  # one of them may have synced more
+                while waiting and waiting[0][0] <= self._synced:  # a callback may have synced more
                     waiting.popleft()[1]()
-            except Exception as raised:  # nobody else hears of it, and what it was about is half done
+            except Exception as raised:  # no caller would see the error, and the callback's work is half done
                 self.on_fatal(raised)
                 return
             self.on_synced(self._runtime.monotonic() - started)
@@ -141,7 +141,7 @@ class JournalSync:
         self._runtime.in_thread("journal", sync, done, brief=brief)
 
     def _leave_mark(self) -> None:
-        """Nothing came since the last sync: write down that it succeeded, for whoever finds damage later."""
+        """Record that the last sync succeeded, which tells later damage from a torn write."""
         self._mark_timer = None
         if self._appended != self._synced or self._durable <= self._marked or self.closed:
             return
@@ -158,7 +158,7 @@ class JournalSync:
         segment.append(encode_record(MARK, offset, number, b""))
 
     def want_spare(self) -> None:
-        """Have the next segment ready, zeroed and synced, before it is needed. Tried again by the node's timer."""
+        """Prepare the next segment, zeroed and synced. The node's timer retries."""
         if self._spare is not None or self._spare_wanted or self.closed:
             return
         self._spare_wanted = True
@@ -168,7 +168,7 @@ class JournalSync:
             self._spare_wanted = False
             self.has_space = error is None
             if isinstance(error, OSError) and error.errno == errno.EIO:
-                self.on_fatal(error)  # a disk whose sync failed may have lost what an earlier one said it has
+                self.on_fatal(error)  # after a failed sync, the disk may have lost earlier synced bytes, too
             elif error is not None:
                 log.warning("journal_no_space", extra={"directory": self.directory, "error": str(error)})
             elif self.closed and file is not None:
@@ -188,13 +188,13 @@ class JournalSync:
         self.synced_index = self.last_index
 
     def close(self) -> None:
-        """Sync what is queued and say so, for the next start."""
+        """Sync the queued records and mark the sync, for the next start."""
         if self.closed:
             return
         self.closed = True
         if self._mark_timer is not None:
             self._mark_timer.cancel()
-        self._runtime.join("journal")  # its file is not closed under a sync
+        self._runtime.join("journal")  # a file must not be closed during its sync
         try:
             if not self._syncing:
                 self._write_all()

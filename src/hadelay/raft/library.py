@@ -1,11 +1,11 @@
-"""The only door to PySyncObj 0.3.17: the library's consensus core, driven by us, with its holes closed from outside.
+"""The only module that imports PySyncObj 0.3.17: its consensus core, driven from here, with repairs of its faults.
 
-What stays the library's: terms, states, who may have a vote, counting votes, appending on leader and follower, match
-indexes and the commit rule. What does not (docs/adr/0010): its clock (timeouts are set beyond all time, and an election
-begins when we set the deadline into the past), its sender, its journal, its apply loop, its pickles.
+The library keeps: terms, states, granting and counting votes, appending on leader and follower, match indexes and the
+commit rule. Replaced (docs/adr/0010): its clock (its timers never fire; an election begins when this module sets the
+deadline into the past), its sender, journal, apply loop and pickles.
 
-Every private name that we touch is in this file, each with the reason; tests/raft/test_library.py fails when an upgrade
-moves one. PySyncObj is MIT-licensed; nothing of it is copied.
+This file has every private name in use, each with the reason; tests/raft/test_library.py fails when an upgrade moves
+one. PySyncObj is MIT-licensed; nothing of it is copied.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from pysyncobj.transport import Transport
 
 from hadelay.raft.journal import Journal
 
-#: What the library itself puts into the log when a term begins. Proposals are longer (RaftNode.propose sees to it).
+#: Entry that the library appends when a term begins. RaftNode.propose takes only longer entries.
 NO_OP = b"\x01"
-#: A node of its own, in a cluster of one: its disk, which has to agree like any other. No node can have a name with a
-#: space in it.
+#: Second voter of a cluster of one: the node's disk, which must acknowledge like a peer. Names of nodes have no spaces.
 DISK = "its disk"
-#: Stands in for a node that does not vote itself, but leads until its removal is committed: the library counts it.
+#: Extra voter while a leader that is no voter leads until its removal is committed: the library counts the leader.
 NOBODY = "nobody at all"
 
 _FOLLOWER, _LEADER = 0, 2
@@ -36,16 +35,16 @@ _NEVER = 1e9
 
 
 class Listener(Protocol):
-    """Hears what the library does, from inside the library: a listener may note it, and must not call back."""
+    """Gets calls from inside the library, and must not call back."""
 
     def on_appended(self, index: int, command: bytes) -> None:
         """An entry is in the log, on a leader or a follower."""
 
     def on_state(self, leads: bool) -> None:
-        """This node became leader (before its no-op is in the log), or stopped being it."""
+        """This node became leader (its no-op is not in the log yet), or stopped leading."""
 
     def on_vote_request(self, peer: str, term: int, last_index: int, last_term: int) -> None:
-        """This node campaigns, and asks `peer` (DISK: itself) for its vote."""
+        """This node campaigns and requests the vote of `peer`, which may be DISK."""
 
     def on_vote(self, peer: str, term: int) -> None:
         """This node votes for `peer`."""
@@ -55,7 +54,7 @@ class Listener(Protocol):
 
 
 class _Log(LibraryJournal):  # type: ignore[misc]
-    """Our journal, as far as the library looks into it: terms and indexes, never commands."""
+    """The journal as the library reads it: terms and indexes, never commands."""
 
     def __init__(self, journal: Journal, listener: Listener) -> None:
         self._journal, self._listener = journal, listener
@@ -71,7 +70,7 @@ class _Log(LibraryJournal):  # type: ignore[misc]
         if isinstance(at, int):
             index = journal.base_index + at
             return b"", index, journal.term_at(index)
-        # A slice is asked for one term (the commit rule) or for whether anything follows an index (append_entries).
+        # The library slices to read one term (the commit rule), or to see whether entries follow (append_entries).
         first = journal.base_index + at.start
         last = journal.last_index if at.stop is None else min(journal.last_index, journal.base_index + at.stop - 1)
         return [(b"", index, journal.term_at(index)) for index in range(first, min(last, first + 1) + 1)]
@@ -89,7 +88,7 @@ class _Log(LibraryJournal):  # type: ignore[misc]
         return self._journal.voted_for
 
     def setRaftCommitIndex(self, raftCommitIndex: int) -> None:
-        """Not kept: the checkpoint's applied index and the next leader say it again."""
+        """Not stored: the checkpoint and the next leader know the commit index."""
 
     def getRaftCommitIndex(self) -> int:
         return self._journal.base_index
@@ -104,7 +103,7 @@ class _Log(LibraryJournal):  # type: ignore[misc]
 
 
 class _Transport(Transport):  # type: ignore[misc]
-    """The library's other seam. Incoming messages are put in by `Core.message` when they are fit for it."""
+    """The library's way out. Incoming messages come from Core, as calls of `_onMessageReceived`."""
 
     def __init__(self, listener: Listener) -> None:
         super().__init__(None, None, None)
@@ -117,7 +116,7 @@ class _Transport(Transport):  # type: ignore[misc]
             self._listener.on_vote_request(node.id, message["term"], *log_end)
         elif kind == "response_vote":
             self._listener.on_vote(node.id, message["term"])
-        # next_node_idx: the follower's answer is ours, when its disk has it.
+        # next_node_idx is ignored: Follower answers, once its disk has the entries.
         return True
 
     def destroy(self) -> None:
@@ -125,7 +124,7 @@ class _Transport(Transport):  # type: ignore[misc]
 
 
 class _Idle:
-    """Stands in for the library's poller and pipe: there is nothing to poll, the loop calls us."""
+    """Replaces the library's poller and pipe: the loop of this node calls the library."""
 
     def __init__(self, *_: object) -> None: ...
 
@@ -136,12 +135,8 @@ class _Idle:
 
 @contextmanager
 def _seams(log: _Log) -> Iterator[None]:
-    """The library takes these by module-level name, while it constructs itself."""
-    names = {
-        "createJournal": lambda _: log,
-        "createPoller": _Idle,
-        "PipeNotifier": _Idle,
-    }
+    """Replaces functions that the library calls by module-level name while it is constructed."""
+    names = {"createJournal": lambda _: log, "createPoller": _Idle, "PipeNotifier": _Idle}
     saved = {name: getattr(syncobj, name) for name in names}
     try:
         for name, value in names.items():
@@ -153,7 +148,7 @@ def _seams(log: _Log) -> Iterator[None]:
 
 
 class _Member(Node):  # type: ignore[misc]
-    """Row 19: the library iterates sets of nodes, and vote requests would leave in another order in every process."""
+    """A node with a stable hash: the library iterates sets of nodes, and their order decides that of vote requests."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -173,11 +168,11 @@ class Core(SyncObj):  # type: ignore[misc]
     def __init__(self, name: str, peers: Sequence[str], journal: Journal, listener: Listener) -> None:
         """`peers`: the names of the other voters."""
         self._journal, self._listener = journal, listener
-        #: What this node believes: another may have been elected. Only committed entries are proof.
+        #: Whether this node believes to lead; another leader may be elected already.
         self.leads = False
-        #: Index of the no-op that began the term that this node leads, or led last.
+        #: Index of the no-op of the term that this node leads, or led last.
         self.no_op = 0
-        #: By name; whoever a frame comes from is one, whether it votes or not.
+        #: Name → node of every sender of frames, voter or not.
         self.members = _Members()
         conf = SyncObjConf(
             autoTick=False,
@@ -208,7 +203,7 @@ class Core(SyncObj):  # type: ignore[misc]
                 self.no_op = self._journal.last_index + 1
             self._listener.on_state(self.leads)
 
-    # -- what it says
+    # -- state of the library
     @property
     def leader(self) -> str | None:
         node = self._getLeader()
@@ -222,10 +217,9 @@ class Core(SyncObj):  # type: ignore[misc]
     def commit_index(self) -> int:
         return int(self.raftCommitIndex)
 
-    # -- what it is told
+    # -- input
     def set_voters(self, others: Sequence[str], votes: bool) -> list[str]:
-        """Who votes besides this node, from now on; none: its disk does. votes: whether this node does. Returns who is
-        new."""
+        """Set the voters besides this node; none: its disk. votes: whether this node votes. Returns the added names."""
         # No public names: the library's own member changes lose members (docs/explanation/pysyncobj.md).
         new = {self.members[name]: None for name in [*(others or [DISK]), *([] if votes else [NOBODY])]}
         old: set[Node] = self._SyncObj__otherNodes  # type: ignore[has-type]
@@ -241,7 +235,7 @@ class Core(SyncObj):  # type: ignore[misc]
         return [str(node.id) for node in added]
 
     def link(self, peer: str, up: bool) -> None:
-        """It campaigns only when it is connected to anyone."""
+        """Tell the library of a link: it campaigns only when connected to another node."""
         transport = self._SyncObj__transport  # no public name
         (transport._onNodeConnected if up else transport._onNodeDisconnected)(self.members[peer])
 
@@ -250,13 +244,13 @@ class Core(SyncObj):  # type: ignore[misc]
         self._onTick(0.0)
 
     def campaign(self) -> None:
-        # No public name: the only way to say that the election timeout is over.
+        # No public name: the only way to end the election timeout.
         self._SyncObj__raftElectionDeadline = -1.0
         self.tick()
 
     def step_down(self, term: int = 0) -> None:
         """Stop leading or campaigning; go to `term` if it is a higher one."""
-        # No public names: a follower without a leader, and a term heard of in a message that is ours.
+        # No public names: a follower without a leader, and a term from a frame that the library does not get.
         if term > self.raftCurrentTerm:
             self._SyncObj__setCurrentTerm(term, None)
         self._SyncObj__setState(_FOLLOWER)
@@ -307,11 +301,11 @@ class Core(SyncObj):  # type: ignore[misc]
         self._SyncObj__raftCommitIndex = index
         self._SyncObj__raftLastApplied = index
 
-    # -- what we take out of its hands
+    # -- overrides
     def _SyncObj__sendAppendEntries(self) -> None:
-        """Row 18: its sender slices the whole tail for each follower and knows no window."""
+        """The library's sender slices the whole tail for each follower, and has no window."""
         self._listener.on_entries()
 
     def _SyncObj__applyLogEntries(self) -> bool:
-        """Row 10: its apply loop retries for ever, and lets callbacks apply twice. Ours is raft/apply.py."""
+        """The library's apply loop retries for ever, and may apply twice; raft/apply.py applies instead."""
         return False

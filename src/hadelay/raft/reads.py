@@ -1,7 +1,7 @@
-"""Linearizable reads on any node (ReadIndex): one question to the leader for all reads that wait, no log entry.
+"""Linearizable reads on any node (ReadIndex): one request to the leader for all waiting reads, without a log entry.
 
-The leader answers with its commit index once a majority has confirmed that it still leads; the asker reads when it has
-applied that far itself.
+The leader answers with its commit index once a majority has confirmed that it leads. The requesting node reads when it
+has applied up to that index.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hadelay.raft.peer import Peer
 from hadelay.raft.ports import Finished, ReadDone
 from hadelay.raft.ready import Ready
 
-#: confirm(done, now, ready): done(index, error, ready) says how far a read on the leader has to have applied.
+#: confirm(done, now, ready), on the leader: done(index, error, ready) gets the index that a read must have applied.
 Confirm = Callable[[ReadDone, float, Ready], None]
 
 
@@ -28,7 +28,7 @@ class Reads(Part):
         super().__init__(shared)
         self._members, self._confirm, self._when_applied = members, confirm, when_applied
         self._next: list[Finished] = []
-        #: Question number → those whom its answer helps.
+        #: Number of a request → the reads that wait for it.
         self._asked: dict[int, list[Finished]] = {}
         self._number = 0
 

@@ -1,6 +1,6 @@
-"""The bytes of a Raft journal segment (docs/spec/raft-journal.md): header, records, and telling a torn end from damage.
+"""Bytes of a Raft journal segment (docs/spec/raft-journal.md): header, records, and the test for a torn write.
 
-A segment is a file of zeroes, filled from the front: a header of 512 bytes, then records. A record is a header of 32
+A segment is a file of zeroes, filled from the front: a header of 512 bytes, then records. A record has a header of 32
 bytes, its payload, and one byte END, which is never zero: a write that stopped half-way leaves zeroes where END should
 be. The same record bytes travel on the node link, so an entry is encoded once, by the leader.
 """
@@ -30,13 +30,13 @@ RECORD_OVERHEAD = RECORD_HEADER_BYTES + len(END)
 SECTOR = 512
 
 ENTRY = int.from_bytes(b"ENTR", "little")
-#: `term` and, as payload, the candidate this node voted for in it (empty: nobody). `index` is 0.
+#: `term` and, as payload, this node's vote in it (empty: none). `index` is 0.
 VOTE = int.from_bytes(b"VOTE", "little")
 #: Everything before offset `index` of segment number `term` was synced when this was written. No payload.
 MARK = int.from_bytes(b"MARK", "little")
 #: A snapshot of (`index`, `term`) is about to replace the state machine's files. No payload.
 INSTALL = int.from_bytes(b"INST", "little")
-#: The log has admitted this incarnation, and everything up to there is in this journal. No payload.
+#: The log has admitted this incarnation, and this journal holds all entries up to there. No payload.
 ADMITTED = int.from_bytes(b"ADMT", "little")
 _KINDS = frozenset((ENTRY, VOTE, MARK, INSTALL, ADMITTED))
 
@@ -51,7 +51,7 @@ class Record(NamedTuple):
     term: int
     payload: bytes
     offset: int
-    #: Where the next one begins.
+    #: Offset of the next record.
     end: int
 
 
@@ -115,7 +115,7 @@ def encode_record(kind: int, index: int, term: int, payload: bytes) -> bytes:
 
 
 class Torn(Exception):
-    """No whole record at this offset; see `judge`."""
+    """No whole record at this offset; see `is_torn`."""
 
 
 def decode_record(data: bytes, offset: int) -> Record | None:
@@ -138,7 +138,7 @@ def decode_record(data: bytes, offset: int) -> Record | None:
 
 
 def decode_entries(data: bytes, offset: int) -> Iterator[tuple[bytes, int, int, memoryview]]:
-    """Entries as they stand in a frame: (command, index, term, record). ValueError if anything does not verify."""
+    """(command, index, term, record) of the entries in a frame. ValueError if an entry does not verify."""
     view, size = memoryview(data), len(data)
     unpack, overhead = _RECORD.unpack, RECORD_OVERHEAD
     while offset < size:
@@ -155,7 +155,7 @@ def decode_entries(data: bytes, offset: int) -> Iterator[tuple[bytes, int, int, 
 
 
 def marks(data: bytes, offset: int) -> Iterator[tuple[int, int]]:
-    """(segment, offset) of every whole mark at or after `offset`, however damaged the bytes between them are."""
+    """(segment, offset) of every whole mark at or after `offset`; other bytes may be damaged."""
     at = data.find(b"MARK", offset + 24)
     while at >= 0:
         try:
@@ -168,11 +168,8 @@ def marks(data: bytes, offset: int) -> Iterator[tuple[int, int]]:
 
 
 def is_torn(data: bytes, offset: int) -> bool:
-    """Whether the bytes at `offset`, which are no record, look like a write that a power cut stopped.
-
-    A write that never finished leaves zeroes: at the record's end, or a whole lost sector within it. A record that has
-    all its bytes and yet does not verify was whole once: that is damage.
-    """
+    """Whether the bytes at `offset`, which are no record, look like a write that a power cut stopped. Such a write
+    leaves zeroes: at the record's end, or a whole lost sector within it. Other bytes are damage."""
     end = offset + RECORD_HEADER_BYTES
     header = data[offset:end]
     if len(header) == RECORD_HEADER_BYTES and _CRC.unpack_from(header, 28)[0] == crc32c(header[:28]):

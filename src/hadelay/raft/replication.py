@@ -1,8 +1,7 @@
-"""What a leader does: send, count answers, give signs of life, confirm reads, and notice that it no longer leads.
+"""Replication by a leader: send entries, count answers, send heartbeats, confirm reads, step down without a majority.
 
-The library keeps match indexes and the commit rule. It is told of a follower's answer only as far as this node's own
-disk has the entries too, so its commit index never passes it; how much a follower was sent, and where to try next, is
-kept here.
+The library keeps match indexes and the commit rule. It learns of a follower's answer only as far as this node's own
+disk has the entries, so the commit index never passes them. Send windows and next indexes are kept here.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ _TELL_COMMIT_S = 0.005
 
 
 class Replication(Part):
-    """Append frames leave at once instead of at the end of the event: how many a link takes decides what is read."""
+    """Append frames leave at once, not at the end of the event: reading stops when a link takes no more frames."""
 
     def __init__(
         self, shared: Shared, members: Membership, elections: Elections, admission: Admission, snapshots: Snapshots
     ) -> None:
         super().__init__(shared)
         self._members, self._elections, self._admission, self._snapshots = members, elections, admission, snapshots
-        #: The term it leads, or led last: the node's own may already be a later one when it learns that it is over.
+        #: Term that this node leads, or led last; the node's current term may be later.
         self.term = 0
-        #: Number of the last sign of life; an answer to it says who led when it was sent.
+        #: Number of the last heartbeat round; an answer confirms that this node led when the round was sent.
         self.round = 0
         self._round_sent: deque[tuple[int, float]] = deque(maxlen=16)
-        #: (round needed, commit index then, done), and those that wait for the no-op.
+        #: (needed round, commit index, done) of reads, and reads that wait for the no-op.
         self._reads: deque[tuple[int, int, ReadDone]] = deque()
         self._early_reads: list[ReadDone] = []
         self._round_wanted = False
@@ -51,7 +50,7 @@ class Replication(Part):
 
     # -- beginning and end
     def begin(self, now: float, ready: Ready) -> None:
-        """Called by the library's change of state, before the no-op is in the log."""
+        """Called when the library becomes leader, before the no-op is in the log."""
         self.term, self._doubt = self._core.term, False
         for peer in self._members.peers.values():
             peer.begin(self._core.no_op, now)
@@ -59,7 +58,7 @@ class Replication(Part):
         ready.later(0.0, self._beat, self._beats, now)
 
     def end(self) -> list[ReadDone]:
-        """Called by the library's change of state. Returns the reads that nobody can confirm any more."""
+        """Called when the library stops leading. Returns the reads that can no longer be confirmed."""
         self._beats += 1
         for peer in self._members.peers.values():
             self._admission.remember(peer, self.term)
@@ -71,7 +70,7 @@ class Replication(Part):
 
     # -- sending
     def pump(self, now: float, ready: Ready) -> None:
-        """Send every follower what its window has room for."""
+        """Send entries to every follower, as far as its window has room."""
         if self._core.leads:
             for peer in self._members.peers.values():
                 if peer.up:
@@ -117,7 +116,7 @@ class Replication(Part):
         interval = self._config.heartbeat_ms / 1000
         self._broadcast(now, ready)
         self._admission.beat(ready)
-        if late < interval:  # else it was this node that slept, and the answers have not been read yet
+        if late < interval:  # else this node slept, and answers wait to be read
             self._check_quorum(now, ready)
         if self._core.leads:
             due = max(due + interval, now + interval / 2)
@@ -135,7 +134,7 @@ class Replication(Part):
                 self.send_entries(peer, now, ready)
 
     def _rtt_ms(self) -> int:
-        """The round trip of the fastest majority."""
+        """Round trip to the fastest majority."""
         voters = self._members.voters
         rtts = sorted(peer.rtt for peer in self._members.peers.values() if peer.name in voters)
         return int(rtts[(len(rtts) - 1) // 2] * 1000) if rtts else 0
@@ -169,14 +168,14 @@ class Replication(Part):
             peer.matched(min(reply.match, self._journal.last_index))
             if self.count(peer):
                 ready.advance = True
-            ready.notify(Notice.PUMP, peer)  # with the new commit index
+            ready.notify(Notice.PUMP, peer)  # afterwards, with the new commit index
         elif reply.status == messages.MISMATCH:
             peer.probe(min(peer.next, reply.hint))
             self.send_entries(peer, now, ready)
         elif peer.manifest is None:
-            peer.probe(peer.next)  # what it was sent it dropped: again at the next sign of life
+            peer.probe(peer.next)  # the peer dropped the entries: send them again with the next heartbeat
         else:
-            peer.pulled = now  # it pulls files, or puts them in place: minutes, of a large state
+            peer.pulled = now  # the peer pulls or installs files, which may take minutes
 
     def _measure(self, peer: Peer, now: float) -> None:
         for round, sent in self._round_sent:
@@ -184,7 +183,7 @@ class Replication(Part):
                 peer.rtt += (now - sent - peer.rtt) / 8
 
     def count(self, peer: Peer) -> bool:
-        """Let the commit rule see what `peer` has, as far as this disk has it too. True if that is news."""
+        """Pass `peer.match` to the commit rule, as far as this disk has the entries. True if it advanced."""
         index = min(peer.match, self._journal.synced_index)
         if index <= peer.counted or not peer.admitted or peer.name not in self._members.voters:
             return False
@@ -193,7 +192,7 @@ class Replication(Part):
         return True
 
     def count_all(self, ready: Ready) -> None:
-        """This node's own disk has caught up with something, or other voters count."""
+        """Count all peers anew: this node's disk has advanced, or the voters have changed."""
         if self._members.sole_voter:
             self._core.acknowledged(DISK, self._journal.synced_index)
             ready.advance = True
@@ -203,7 +202,7 @@ class Replication(Part):
     # -- still leading?
     @property
     def confirmed_at(self) -> float:
-        """When the newest sign of life left here that a majority has answered: nobody else led before that."""
+        """Time at which the newest heartbeat answered by a majority was sent: no other node led before."""
         for round, sent in reversed(self._round_sent):
             if self._answered(round):
                 return sent
@@ -213,12 +212,12 @@ class Replication(Part):
         return self._members.agreed(peer for peer in self._members.peers.values() if peer.round >= round)
 
     def _check_quorum(self, now: float, ready: Ready) -> None:
-        """Without a majority for one election timeout this node leads no longer, and says so."""
+        """Step down after one election timeout without a majority; hand over when the disk is slow."""
         limit = self._elections.least_timeout()
         if self._members.agreed(peer for peer in self._members.peers.values() if now - peer.heard <= limit):
             self._doubt = False
         elif not self._doubt:
-            self._doubt = True  # answers may be waiting to be read: decide at the next beat
+            self._doubt = True  # answers may wait to be read: decide at the next heartbeat
         else:
             self._core.step_down()
             return
@@ -228,7 +227,7 @@ class Replication(Part):
             ready.notify(Notice.HAND_OVER, "slow_sync")
 
     def hears(self, name: str) -> bool:
-        """That voter is there, and counts."""
+        """Whether that node is connected, admitted, and has answered within an election timeout."""
         peer = self._members.peers.get(name)
         if peer is None or not (peer.up and peer.admitted):
             return False
@@ -251,7 +250,7 @@ class Replication(Part):
             self._broadcast(now, ready)
 
     def committed(self, now: float, ready: Ready) -> None:
-        """The commit index moved. Followers hear of it with the next entries, or soon without."""
+        """The commit index advanced. Followers learn it with the next entries, or in a frame of its own soon."""
         if self._core.commit_index >= self._core.no_op:
             early, self._early_reads = self._early_reads, []
             for done in early:

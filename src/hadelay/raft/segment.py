@@ -15,34 +15,33 @@ from hadelay.raft import records
 from hadelay.storage.identity import Identity, refuse_strangers
 
 SUFFIX = ".seg"
-#: The next segment, zeroed and waiting; and one that is being written and has no name yet.
-SPARE = "spare"
-NEW = "new"
-#: (command, index, term, the record's bytes where they are at hand)
+#: File names of the next segment, zeroed and waiting, and of a segment that is being written.
+SPARE, NEW = "spare", "new"
+#: (command, index, term, bytes of the record if in memory)
 Entry = tuple[bytes, int, int, bytes | memoryview | None]
-#: Distance between two places whose index is remembered: what a read by index may have to skip.
+#: Minimum distance of remembered offsets, in bytes: a read by index may have to skip as much.
 _PLACE_BYTES = 64 << 10
 
 
 class Segment:
-    """`last_index` is first_index - 1 while it holds no entry. Positions are byte offsets in the file."""
+    """`last_index` is first_index - 1 while the segment has no entry. Positions are byte offsets in the file."""
 
     def __init__(self, file: File, header: records.SegmentHeader) -> None:
         self.file, self.header = file, header
         self.first_index = header.first_index
         self.last_index = header.first_index - 1
-        #: Where the next record goes, counting those in `pending`.
+        #: Position of the next record, behind those in `pending`.
         self.position = records.SEGMENT_HEADER_BYTES
         #: Bytes in the file.
         self.written = 0
         self.pending: list[bytes | bytearray | memoryview] = [header.encode()]
-        #: (first index, term) of each stretch of one term; (index, offset) now and then.
+        #: (first index, term) of each run of one term; (index, offset) of an entry every _PLACE_BYTES.
         self.terms: list[tuple[int, int]] = []
         self.places: list[tuple[int, int]] = []
-        #: Start-up only: the whole file, and whether it ends in something that is no record.
+        #: At the start only: the whole file, and whether bytes that are no record follow the last record.
         self.data = b""
         self.torn = False
-        #: False: known to be whole and synced, and not looked into before it is read.
+        #: False: known to be whole and synced, and not scanned before the first read.
         self.scanned = True
 
     def append(self, data: bytes | memoryview) -> None:
@@ -58,7 +57,7 @@ class Segment:
             self.places.append((index, offset))
 
     def write(self) -> int:
-        """Hand what is pending to the file system, and say how many bytes that was; nothing is durable yet."""
+        """Write the pending records to the page cache; returns the number of bytes."""
         size = self.position - self.written
         if self.pending:
             self.file.pwritev(self.pending, self.written)
@@ -71,17 +70,17 @@ class Segment:
         return DamagedFile(self.file.path, self.position if offset is None else offset, f"{what}; {WAY_OUT}")
 
     def cap(self, last_index: int) -> None:
-        """Entries beyond `last_index` are void: a later segment says otherwise."""
+        """Drop entries beyond `last_index`, which a later segment replaces."""
         self.last_index = min(self.last_index, last_index)
         self.terms = [t for t in self.terms if t[0] <= last_index]
         self.places = [p for p in self.places if p[0] <= last_index]
 
     def leave_unread(self, last_index: int) -> None:
-        """At start-up, of a segment that later ones vouch for."""
+        """Do not scan at the start: a later segment says that this one is whole."""
         self.pending, self.scanned, self.last_index = [], False, last_index
         self.position = self.written = self.file.size()
 
-    def _look(self) -> None:
+    def _scan_now(self) -> None:
         last_index, self.last_index, self.scanned = self.last_index, self.first_index - 1, True
         for _ in self.scan():
             pass
@@ -92,18 +91,18 @@ class Segment:
 
     def term_at(self, index: int) -> int:
         if not self.scanned:
-            self._look()
+            self._scan_now()
         return self.terms[bisect_right(self.terms, (index, 1 << 64)) - 1][1]
 
     def read(self, index: int, max_bytes: int) -> list[Entry]:
-        """Entries from `index` on: at least one, and then while their payloads fit into `max_bytes`."""
+        """Entries from `index` on: at least one, and more while their payloads fit into `max_bytes`."""
         if not self.scanned:
-            self._look()
+            self._scan_now()
         offset = self.places[bisect_right(self.places, (index, 1 << 64)) - 1][1]
         entries: list[Entry] = []
         room = max_bytes
         data, base = b"", offset
-        # What is not in the file yet is in the journal's tail.
+        # Records that are not in the file yet are in the journal's tail.
         while index <= self.last_index and (offset < self.written or not entries):
             try:
                 record = records.decode_record(data, offset - base)
@@ -112,7 +111,7 @@ class Segment:
             if record is None:
                 if base == offset and len(data) >= self.written - offset:
                     raise self._damaged(f"entry {index} does not verify", offset)
-                # The rest of this piece is the beginning of a record: read on from there, and further each time.
+                # The rest of `data` is the beginning of a record: read from there, and more each time.
                 size = len(data) * 2 if base == offset else _PLACE_BYTES
                 base, data = offset, self.file.pread(max(size, _PLACE_BYTES), offset)
                 continue
@@ -126,10 +125,8 @@ class Segment:
         return entries
 
     def scan(self) -> Iterator[records.Record]:
-        """Every record that verifies, from the front; then `position` is where they stop.
-
-        Of what an earlier process wrote: `pending` is empty, `terms` and `places` are filled.
-        """
+        """All records that verify, from the front; then `position` is their end. Fills `terms` and `places`, for a file
+        of an earlier process."""
         self.pending = []
         self.data = self.file.pread(self.file.size(), 0)
         self.written = len(self.data)
@@ -151,10 +148,10 @@ class Segment:
         self.position = offset
 
     def refuse_damage(self, durable: tuple[int, int]) -> None:
-        """After `scan`: raise DamagedFile unless what follows its last record was never synced.
+        """After `scan`: raise DamagedFile unless the bytes after the last record were never synced.
 
-        `durable`: the furthest synced position that any *later* segment names. A mark further on in this one may name
-        one, too. Without such a witness the bytes themselves have to look like a write that a power cut stopped.
+        durable: furthest synced position that a *later* segment names; a later mark in this segment may name one, too.
+        If neither shows that the bytes were synced, they must look like a write that a power cut stopped.
         """
         if not self.scanned:
             raise self._damaged("the segment after this one is missing")
@@ -188,7 +185,7 @@ def delete(disk: Disk, segment: Segment) -> None:
 
 
 def build(disk: Disk, directory: str, header: records.SegmentHeader, entries: list[Entry], size: int) -> Segment:
-    """A segment that is durable, contents and name, when this returns."""
+    """A new segment; content and name are durable on return."""
     room = records.SEGMENT_HEADER_BYTES + sum(len(entry[0]) + records.RECORD_OVERHEAD for entry in entries) + size
     file = zeroed(disk, f"{directory}/{NEW}", room if entries else size)
     segment = Segment(file, header)
@@ -205,8 +202,8 @@ def build(disk: Disk, directory: str, header: records.SegmentHeader, entries: li
 
 
 def _superseded(found: list[Segment]) -> tuple[list[Segment], list[Segment]]:
-    """(those that count, those that a later one begins before). A power cut may have kept any of the latter's names,
-    so they are put aside before anything looks for gaps."""
+    """(segments that count, segments replaced by a later one that begins before them). A power cut may keep any of the
+    replaced files, so they are put aside before the check for gaps."""
     counting: list[Segment] = []
     dropped: list[Segment] = []
     for segment in reversed(found):
@@ -262,7 +259,7 @@ def recover(disk: Disk, directory: str, owner: Identity | None) -> tuple[list[Se
         header = segment.header
         if kept:
             if kept[-1].header.seq != header.previous or kept[-1].last_index < header.first_index - 1:
-                # Something is missing in between: damage, unless nothing from there on was ever synced.
+                # A segment is missing in between: damage, unless no later byte was ever synced.
                 later = [s.header.durable for s in found[at:]]
                 later += [(r.term, r.index) for s in found[at:] for r in s.scan() if r.kind == records.MARK]
                 kept[-1].refuse_damage(max(later))

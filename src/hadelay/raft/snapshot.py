@@ -1,8 +1,8 @@
-"""Catching up by files: for a follower that needs entries which the leader's journal no longer has.
+"""Snapshots as files, for a follower that needs entries which the leader's journal no longer has.
 
-The leader offers the manifest of its last durable checkpoint; the follower pulls the files in chunks, verified, resumed
-where an earlier try ended, no faster than pull_bytes_per_s. Its state machine is untouched until all is there; then it
-switches, and its journal begins anew behind the snapshot. Meanwhile it neither votes, campaigns nor applies.
+The leader offers the manifest of its last durable checkpoint. The follower pulls the files in verified chunks, at most
+pull_bytes_per_s, and resumes earlier attempts. Its state machine is unchanged until all files are there; then it
+switches, and its journal begins anew behind the snapshot. Meanwhile it does not vote, campaign or apply.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from hadelay.storage.manifest import Manifest, SnapshotFile
 
 log = logging.getLogger(__name__)
 
-#: Timeout after which a pull is given up, without a sign from the other side.
+#: Timeout of a pull, on both sides, in seconds.
 _PATIENCE_S = 15.0
-#: And an offer is made again after this: a node that has just started may not know yet who leads, and ignores it.
+#: Delay before an ignored offer is repeated, in seconds: a node that has just started may not know the leader yet.
 _OFFER_S = 2.0
 
 
 class _Pull:
-    """One manifest being pulled from one peer."""
+    """The running pull of a manifest's files from a peer."""
 
     def __init__(self, source: str, manifest: Manifest, installer: Installer, now: float) -> None:
         self.source, self.manifest, self.installer = source, manifest, installer
         self.files = deque(manifest.files)
         self.offset = installer.have(self.files[0].name) if self.files else 0
-        #: When the next request may leave, and when the last answer came.
+        #: Earliest time of the next request, and time of the last answer.
         self.allowed = self.heard = now
         self.finishing = False
 
@@ -53,14 +53,15 @@ class Snapshots(Part):
 
     # -- the leader's side
     def offer(self, peer: Peer, now: float, ready: Ready, damage: DamagedFile | None = None) -> None:
-        """`damage`: why the journal can't give what `peer` needs, if it is that. Then a checkpoint has to hold it."""
+        """Offer the last checkpoint. damage: the reason why the journal cannot be read; then the checkpoint must hold
+        the entries that `peer` needs, else the damage is raised."""
         manifest = self._machine.manifest()
         if manifest is None or manifest.index < (peer.next if damage else self._journal.base_index):
             if manifest is not None:
                 self._machine.release(manifest)
             if damage is not None:
                 raise damage
-            return  # tried again at the next sign of life
+            return  # tried again with the next heartbeat
         if damage is not None:
             log.error("journal_damaged", extra={"peer": peer.name, "error": str(damage)})
         peer.manifest, peer.pulled = manifest, now
@@ -103,12 +104,12 @@ class Snapshots(Part):
             frame = messages.encode(messages.CHUNK_REPLY, ask.index, ask.name, ask.offset, crc32c(chunk), chunk)
             ready.send(peer.name, frame, urgent=False)
 
-        # In a thread: the disk may have to look for it, and this node leads.
+        # In a thread, because the read may wait for the disk, and this node leads.
         read = partial(self._machine.read_chunk, manifest, ask.name, ask.offset, ask.size)
         self._runtime.in_thread("snapshots", lambda: bytes(read()), partial(self._event, send))
 
     def on_done(self, peer: Peer, index: int, now: float, ready: Ready) -> None:
-        """It holds the snapshot (and so everything up to its index), or gave up (0)."""
+        """The peer holds the snapshot of `index`, and so all entries up to there; 0: it gave up."""
         if peer.manifest is None:
             return
         self.release(peer)
@@ -128,7 +129,7 @@ class Snapshots(Part):
         manifest = Manifest(offer.index, offer.last_term, [_file(file) for file in offer.files], offer.blob)
         try:
             installer = self._machine.install(manifest)
-        except DiskFull as error:  # it is offered again
+        except DiskFull as error:  # the leader repeats the offer
             log.error("snapshot_failed", extra={"index": manifest.index, "error": str(error)})
             return
         log.info("snapshot_pull", extra={"source": peer.name, "index": manifest.index, "files": len(manifest.files)})
@@ -141,7 +142,7 @@ class Snapshots(Part):
         ready.send(name, messages.encode(messages.SNAPSHOT_DONE, index), urgent=False)
 
     def _request(self, pull: _Pull, now: float, ready: Ready) -> None:
-        """Ask for what is missing next; when nothing is, switch."""
+        """Request the next missing chunk; when all files are complete, switch."""
         if pull is not self._pull or pull.finishing:
             return
         files = pull.files
@@ -151,7 +152,7 @@ class Snapshots(Part):
             files.popleft()
             pull.offset = pull.installer.have(files[0].name) if files else 0
         if not files:
-            # The intention first, on disk: a crash may leave the new files with the old journal.
+            # The intention must be on disk first: a crash may leave the new files with the old journal.
             pull.finishing = True
             self._journal.note_install(pull.manifest.index, pull.manifest.term)
             ready.durable(self._finish, pull)
@@ -188,8 +189,8 @@ class Snapshots(Part):
         return True
 
     def _failed(self, pull: _Pull, error: HadelayError, ready: Ready) -> None:
-        """It may work the next time. The leader is not told of a disk that is full: it offers the files again when it
-        has not heard for a while, which is soon enough for somebody to have made room."""
+        """End a pull that may work the next time. The leader is not told of a full disk: it repeats its offer after the
+        timeout, by which an operator may have made room."""
         log.error("snapshot_failed", extra={"index": pull.manifest.index, "error": str(error)})
         pull.finishing = False
         self._give_up(ready, tell=not isinstance(error, DiskFull))
@@ -203,7 +204,7 @@ class Snapshots(Part):
             ready.later(_PATIENCE_S, self._watch, pull)
 
     def new_leader(self, ready: Ready) -> None:
-        """Who no longer leads has released the files, and answers no more; the next leader offers its own."""
+        """The former leader has released its files; the new leader offers its own."""
         self._give_up(ready, tell=False)
 
     def link_lost(self, name: str, ready: Ready) -> None:
@@ -211,7 +212,7 @@ class Snapshots(Part):
             self._give_up(ready, tell=False)
 
     def _give_up(self, ready: Ready, tell: bool = True) -> None:
-        """Nothing has been switched yet, so this node is what it was; the next try resumes."""
+        """End the pull. This node's state is unchanged; the next attempt resumes."""
         pull = self._pull
         if pull is not None and not pull.finishing:
             self._set_pull(None)
@@ -232,7 +233,7 @@ class Snapshots(Part):
         ready.sync = True
 
     def _switch(self, pull: _Pull, now: float, ready: Ready) -> None:
-        """The state machine holds the snapshot: the journal begins anew behind it, unless it has the same entry."""
+        """The state machine holds the snapshot: begin the journal anew behind it, unless it has the same entry."""
         journal, manifest = self._journal, pull.manifest
         here = journal.base_index <= manifest.index <= journal.last_index
         same = here and journal.term_at(manifest.index) == manifest.term

@@ -1,4 +1,4 @@
-"""Handing leadership over: proposals wait, the target gets the rest of the log, and is told to campaign."""
+"""Transfer of leadership: proposals wait, the target gets the rest of the log, and is told to campaign."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Transfers(Part):
         self._done: Finished | None = None
         self._held: list[tuple[bytes, Done]] = []
         self._attempt = 0
-        #: Who was told and did not take over in time, and the round of then: it may campaign yet, and get all votes.
+        #: (target, heartbeat round) of a failed transfer: the target may still campaign, and get all votes.
         self._doubt: tuple[Peer, int] | None = None
 
     @property
@@ -35,7 +35,7 @@ class Transfers(Part):
 
     @property
     def in_doubt(self) -> bool:
-        """Until it answers what it was sent later: then it has read that it is to take over, and has not."""
+        """Whether the target of a failed transfer may still take over: it has not answered a later heartbeat."""
         return self._doubt is not None and self._doubt[0].round <= self._doubt[1]
 
     def begin(self, to: str | None, done: Finished, now: float, ready: Ready) -> None:
@@ -58,7 +58,7 @@ class Transfers(Part):
         self.progress(ready)
 
     def give_away(self, why: str, now: float, ready: Ready) -> None:
-        """Anybody else is better than this leader."""
+        """Hand over to any other node; step down if that fails."""
         if not self.under_way:
             log.warning(f"{why}_hand_over", extra={"term": self._core.term})
             self.begin(None, lambda error: self._core.step_down() if error and self._core.leads else None, now, ready)
@@ -70,7 +70,7 @@ class Transfers(Part):
             self._held.append((command, done))
 
     def progress(self, ready: Ready) -> None:
-        """The target may have caught up."""
+        """Tell the target to take over once it has the whole log."""
         target = self._target
         if target is not None and not self._told and target.match == self._journal.last_index:
             self._told = True
@@ -85,7 +85,7 @@ class Transfers(Part):
             self._end(Overloaded(f"{target.name} did not take over in time", retry_after_ms=1_000), ready)
 
     def _settle(self, attempt: int, now: float, ready: Ready) -> None:
-        """Another election makes sure: in that term it is too late for what was told in this one."""
+        """End the doubt by an election: in a new term, the request to take over is void."""
         if attempt == self._attempt and self.in_doubt and self._core.leads:
             self._core.step_down()
 
