@@ -41,7 +41,7 @@ STEPS = {
     "journal.write": Step("raft.segment:Segment.write"),
     "journal.pwritev": Step("platform.disk:File.pwritev", when=("within",)),
     "journal.sync": Step("platform.disk:File.sync"),
-    "journal.synced": Step("raft.node:RaftNode._on_synced"),
+    "journal.synced": Step("raft.node:RaftNode._synced"),
     "journal.mark": Step("raft.journal:Journal._mark"),
     "journal.roll": Step("raft.journal:Journal._roll"),
     "journal.vote": Step("raft.journal:Journal.vote", "election"),

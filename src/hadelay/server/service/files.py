@@ -1,6 +1,6 @@
 """Files of this node: hours, snapshots for backups, and the names whose numbers are in the files.
 
-A snapshot (docs/spec/backup.md) is the manifest that a follower would get (storage.exports). While it is open, none of
+A snapshot (docs/spec/backup.md) is the manifest that a follower would get (Exports). While it is open, none of
 its files is deleted, not even those of hours that are retired meanwhile; so it ends when it is released, or when nobody
 has read from it for a while.
 """
