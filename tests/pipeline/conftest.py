@@ -5,9 +5,6 @@ from typing import Any
 
 import pytest
 
-from hadelay.ledger import topicchanges
-from hadelay.version import FEATURE_LEVEL
-
 pytest.importorskip("pyarrow", reason="the pipeline is an extra, and pyarrow is not installed")
 
 
@@ -30,11 +27,3 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     )  # fmt: skip
     yield started
     started.stop()
-
-
-@pytest.fixture(scope="package", autouse=True)
-def plain_topics() -> Iterator[None]:
-    """As tests.conftest.retries_at_once, for worlds that several tests share."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(topicchanges, "RETRY_DEFAULTS", FEATURE_LEVEL + 1)
-        yield

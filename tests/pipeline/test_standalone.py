@@ -127,7 +127,7 @@ def told(done: subprocess.CompletedProcess[str]) -> Any:
     return json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
 
 
-def test_the_page_runs_on_two_workers_that_have_nothing_else(location: Location, tmp_path: Path) -> None:
+def test_the_page_runs_on_two_workers_that_have_nothing_else(place: Location, tmp_path: Path) -> None:
     pack, job, wheel, rename = commands("What to ship")
     archive, schedule, reconciled = commands("Standalone")[2:]
     packed = told(place.run(pack))

@@ -23,7 +23,7 @@ from hadelay.codec.checksums import crc32c
 from hadelay.errors import DamagedFile, NotFound
 from hadelay.model import DEAD_HOURS, HOUR_MS, hour_name
 from hadelay.pipeline import batches
-from hadelay.pipeline.archived import LOST, is_whole
+from hadelay.pipeline.archived import LOST, difference
 from hadelay.pipeline.arrow import Split
 from hadelay.pipeline.check import check, check_references, crc_of, log_bytes
 from hadelay.pipeline.hourfiles import WAY_OUT, HourFiles, Listing, Store
@@ -171,7 +171,7 @@ def _unchanged(out: Location, hour: int, source: Source) -> dict[str, Any] | Non
         return None
     if known["version"] != manifests.VERSION or manifests.source_of(known) != source:
         return None
-    if not all(is_whole(out, part) for part in known["files"]):
+    if any(difference(out, part) for part in known["files"]):
         return None
     return {"status": "unchanged", "bytes": sum(part["bytes"] for part in known["files"])}
 
@@ -227,7 +227,7 @@ def _write(store: Store, options: ArchiveOptions, what: tuple[str, Split]) -> Pa
             if group:
                 writer.write_table(pa.Table.from_batches(group, schema).unify_dictionaries())
     part: Part = {"path": path, "rows": split.stop - split.start, "bytes": sink.size, "crc32c": f"{sink.crc:08x}"}
-    if not is_whole(out, part):
+    if difference(out, part):
         raise OSError(f"{out.path(path)}: it does not read back as it was written")
     return part
 

@@ -56,18 +56,22 @@ def open_hours(options: Options, archive: str) -> Store:
     return WithArchive(store, absolute(archive), options.verify, options.on_torn == "skip", topics)
 
 
-def is_whole(archive: Location, part: Part) -> bool:
-    """Whether the file has the rows and bytes of its manifest. OSError from the store."""
-    crc = 0
+def difference(archive: Location, part: Part) -> str:
+    """Difference between a file and its manifest; "" for none. OSError from the store."""
+    size, crc = archive.size(part["path"]), 0
+    if size is None:
+        return "the file is missing"
+    if size != part["bytes"]:
+        return f"the file has {size} bytes, not {part['bytes']}"
     try:
         with archive.open(part["path"]) as file:
             while data := file.read(_CHUNK):
                 crc = crc32c(data, crc)
-            whole = f"{crc:08x}" == part["crc32c"] and file.tell() == part["bytes"]
-            return whole and bool(pq.read_metadata(file).num_rows == part["rows"])
+            if f"{crc:08x}" == part["crc32c"] and pq.read_metadata(file).num_rows == part["rows"]:
+                return ""
     except (OSError, pa.ArrowInvalid):
         archive.size(part["path"])  # OSError if the store does not answer
-        return False
+    return f"the file's CRC is not {part['crc32c']}, as it was when the file was written"
 
 
 def read_manifest(archive: Location, hour: int, catalogue: Catalogue | None = None) -> Manifest:
@@ -151,8 +155,8 @@ class WithArchive:
         """The needed columns of a file. DamagedFile; OSError from the store."""
         location, hour = Location(self.archive), f"hour {hour_name(files.hour)}"
         path = location.path(part["path"])
-        if self.verify and not is_whole(location, part):
-            raise DamagedFile(path, 0, f"{hour}: it is not as its manifest says")
+        if self.verify and (problem := difference(location, part)):
+            raise DamagedFile(path, 0, f"{hour}: {problem}")
         try:
             with location.open(part["path"]) as file:
                 parquet = pq.ParquetFile(file)

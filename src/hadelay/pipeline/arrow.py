@@ -1,17 +1,22 @@
-"""Arrow arrays from numpy arrays."""
+"""Arrow arrays from numpy arrays, and Parquet files."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
+from hadelay.model import DEAD_HOURS
 from hadelay.pipeline.hourfiles import HourFiles
+from hadelay.pipeline.schema import hour_int
+from hadelay.storage.locations import Location, absolute
 
 Mask = npt.NDArray[np.bool_]
 
@@ -90,9 +95,26 @@ def named(names: Sequence[str], numbers: npt.NDArray[np.integer]) -> pa.Array:
     return coded(names, numbers).cast(pa.string())
 
 
+def hour_ints(hours: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
+    """`hour_int` of each hour; 0 for numbers, in damaged rows, that are no hours."""
+    values, inverse = np.unique(hours, return_inverse=True)
+    shown = [hour_int(value) if value < 2 * DEAD_HOURS else 0 for value in values.tolist()]
+    return np.array(shown, np.int32)[inverse]
+
+
 def instants(ms: npt.NDArray[np.int64]) -> pa.Array:
     """Timestamps of Unix ms."""
     return pa.array(ms * 1000).view(ARROW["TIMESTAMP"])
+
+
+def write_parquet(out: str, name: str, tables: Iterable[pa.Table]) -> None:
+    """Write a file of one or more tables. out: directory or URI."""
+    location, left = Location(absolute(out)), iter(tables)
+    location.make("")
+    first = next(left)
+    with location.create(name) as file, pq.ParquetWriter(file, first.schema, compression="zstd") as writer:
+        for table in chain([first], left):
+            writer.write_table(table)
 
 
 def without(values: pa.Array, missing: Mask) -> pa.Array:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hadelay.model import hour_name
-from hadelay.pipeline.archived import LOST, is_whole
+from hadelay.pipeline.archived import LOST, difference
 from hadelay.pipeline.jobs import AuditOptions, JobSummary
 from hadelay.pipeline.schema import hour_int
 from hadelay.pipeline.tasks import Progress, each, silent
@@ -106,15 +106,10 @@ def _of_files(location: Location, manifest: Manifest, hour: int, kind: str) -> l
 
 
 def problem_of(location: Location, part: Part, kind: str, at: int, entries: int) -> str:
-    """Difference between a file and its manifest; "" for none. at: number of the file's first row in its hour;
-    entries: number of the hour's entries."""
-    size = location.size(part["path"])
-    if size is None:
-        return "the file is missing"
-    if size != part["bytes"]:
-        return f"the file has {size} bytes, not {part['bytes']}"
-    if not is_whole(location, part):
-        return f"the file's CRC is not {part['crc32c']}, as it was when the file was written"
+    """As `difference`, and wrong rows. at: number of the file's first row in its hour; entries: number of the hour's
+    entries."""
+    if problem := difference(location, part):
+        return problem
     try:
         with location.open(part["path"]) as file:
             return _of_rows(pq.ParquetFile(file), kind, at, entries)

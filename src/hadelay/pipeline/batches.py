@@ -19,7 +19,7 @@ from hadelay.codec.formats import INDEX, RECORD, RECORD_SIZE, handout_delay_ms, 
 from hadelay.codec.records import check_record
 from hadelay.errors import DamagedFile
 from hadelay.model import DEAD_HOURS, NONE32, Event
-from hadelay.pipeline.arrow import ARROW, Mask, Split, binaries, coded, ids, instants, without
+from hadelay.pipeline.arrow import ARROW, Mask, Split, binaries, coded, hour_ints, ids, instants, without
 from hadelay.pipeline.hourfiles import HourFiles, Listing, Names, Rows, Store, damage, rows, topic_mask, usable
 from hadelay.pipeline.schema import KINDS, Options, hour_int
 
@@ -297,14 +297,6 @@ class _EventBatch(_Batch):
         """Events that name a new entry."""
         return np.asarray(_IS_MOVE[self.rows["event"]])
 
-    def other_hour(self) -> pa.Array:
-        shown = np.zeros(len(self.rows), np.int32)
-        values, inverse = np.unique(self.rows["other_hour"][self.moved], return_inverse=True)
-        # Larger numbers, in damaged rows, are not hours.
-        hours = [hour_int(value) if value < 2 * DEAD_HOURS else 0 for value in values.tolist()]
-        shown[self.moved] = np.array(hours, np.int32)[inverse]
-        return pa.array(shown, mask=~self.moved)
-
     @cached_property
     def entries(self) -> tuple[Rows, npt.NDArray[np.int64], Mask]:
         """(INDEX rows, position of each event's entry in them, events without an entry). There is at least one row."""
@@ -335,7 +327,7 @@ _EVENT_COLUMNS: dict[str, Callable[[_EventBatch], Any]] = {
     "at": lambda b: instants(b.rows["at_ms"]),
     "consumer": lambda b: coded(b.names.consumers, np.where(b.moved, NONE32, b.rows["consumer"])),
     "node": lambda b: coded(b.names.nodes, b.rows["node"]),
-    "other_hour": _EventBatch.other_hour,
+    "other_hour": lambda b: pa.array(hour_ints(np.where(b.moved, b.rows["other_hour"], 0)), mask=~b.moved),
     "other_dead": lambda b: pa.array(b.rows["other_hour"] >= DEAD_HOURS, mask=~b.moved),
     "other_entry": lambda b: pa.array(b.rows["consumer"].astype(np.int64), mask=~b.moved),
     "reason": lambda b: coded(

@@ -68,7 +68,7 @@ def _hottest(found: Rows, names: Names, counts: Counts, hot: npt.NDArray[np.intp
     for at in hot[np.argsort(-counts[hot], kind="stable")][:_LISTED].tolist():
         some = found[found["second"] == now + at]
         some = some[np.argsort(-some["waiting"], kind="stable")][:3]
-        topics = dict(zip(timing.topic_names(names, some["topic"]), some["waiting"].tolist(), strict=True))
+        topics = {names.topic(row["topic"]): int(row["waiting"]) for row in some}
         told.append({"second": timing.instant(now + at), "messages": int(counts[at]), "topics": topics})
     return told
 

@@ -83,6 +83,9 @@ class Names(NamedTuple):
     nodes: list[str]
     reasons: list[str]
 
+    def topic(self, number: int) -> str | None:
+        return self.topics[number] if 0 <= number < len(self.topics) else None
+
 
 class Store(Protocol):
     """Read access to hour files. Stores are pickled into tasks."""

@@ -86,22 +86,26 @@ def required(help: str) -> Any:
     return field(metadata={"help": help})
 
 
-_ARCHIVE = "Directory of `archive`, to read deleted hours from."
+@dataclass(frozen=True)
+class JobOptions:
+    """Options of lateness and load."""
+
+    source: Options
+    out: str = option("", "Directory for summary.json and report.html, a self-contained page with plots.")
+    archive: str = option("", "Directory of `archive`, to read deleted hours from.")
+    #: Compare files with their checksums before reading them.
+    check: bool = True
 
 
 @dataclass(frozen=True)
-class ReconcileOptions:
+class ReconcileOptions(JobOptions):
     """Check that every due message was delivered, once and on time. Exit code 1 if a message was lost."""
 
-    source: Options
     out: str = option("", "Directory for summary.json and offending.parquet, the messages with problems.")
-    archive: str = option("", _ARCHIVE)
     engine: str = option("fast", "Always fast; the engine `exact` was removed.")
     late_ms: int = option(1_000, "Limit of lateness: later hand-outs count as late.")
     grace_ms: int = option(60_000, "Messages overdue for less count as pending.")
     fail_on: str = option("undelivered,orphan,early", "Verdicts that make the exit code 1.")
-    #: Compare every file with its checksum before judging its hour.
-    check: bool = True
 
     def __post_init__(self) -> None:
         if self.engine != "fast":
@@ -144,17 +148,6 @@ class AuditOptions:
 
     def takes(self, hour: int) -> bool:
         return within(hour, self.hour_from, self.hour_to)
-
-
-@dataclass(frozen=True)
-class JobOptions:
-    """Options of lateness, load and forecast."""
-
-    source: Options
-    out: str = option("", "Directory for summary.json and report.html, a self-contained page with plots.")
-    archive: str = option("", _ARCHIVE)
-    #: Compare files with their checksums before reading.
-    check: bool = True
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
+
 from hadelay.pipeline import page, timing
-from hadelay.pipeline.hourfiles import Names, Rows
+from hadelay.pipeline.arrow import instants, named, write_parquet
+from hadelay.pipeline.hourfiles import Rows
 from hadelay.pipeline.jobs import JobOptions, JobSummary
 from hadelay.pipeline.tasks import Progress, silent
 
@@ -20,7 +23,9 @@ def run(spark: Any, options: JobOptions, progress: Progress = silent) -> JobSumm
     table = timing.by_hour(found, found["second"] // 3600, names, _counts)
     summary = JobSummary("load", as_of_ms=as_of_ms, due=due, handed_out=handed_out, acked=acked, table=table)
     if options.out:
-        _write_seconds(options.out, found, names)
+        columns = {"second": instants(found["second"] * 1000), "topic": named(names.topics, found["topic"])}
+        columns |= {name: pa.array(found[name]) for name in _COUNTS}
+        write_parquet(options.out, "seconds.parquet", [pa.table(columns)])
         summary.write(options.out, report(summary, timing.summed(found, ("second",))))
     said = f"{due:,} messages fell due, {handed_out:,} were handed out, {acked:,} acked"
     return summary.show(table, "hour topic due handed_out acked peak_due peak_due_at", said)
@@ -34,21 +39,6 @@ def _counts(found: Rows) -> dict[str, Any]:
         told[f"peak_{name}"] = peak = int(seconds[name][at])
         told[f"peak_{name}_at"] = timing.instant(int(seconds["second"][at])) if peak else None
     return told
-
-
-def _write_seconds(out: str, found: Rows, names: Names) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from hadelay.pipeline.arrow import instants, named
-    from hadelay.storage.locations import Location, absolute
-
-    columns = {"second": instants(found["second"] * 1000), "topic": named(names.topics, found["topic"])}
-    columns |= {name: pa.array(found[name]) for name in _COUNTS}
-    location = Location(absolute(out))
-    location.make("")
-    with location.create("seconds.parquet") as file:
-        pq.write_table(pa.table(columns), file, compression="zstd")
 
 
 def report(summary: JobSummary, whole: Rows) -> str:

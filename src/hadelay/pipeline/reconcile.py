@@ -13,16 +13,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from hadelay.codec.formats import handout_delay_ms
-from hadelay.model import DEAD_HOURS, HOUR_MS, Event
+from hadelay.model import DEAD_HOURS, HOUR_MS, NONE32, Event
 from hadelay.pipeline import tasks
 from hadelay.pipeline.archived import open_hours
+from hadelay.pipeline.arrow import hour_ints, ids, instants, named, without, write_parquet
 from hadelay.pipeline.check import SUFFIXES, check
 from hadelay.pipeline.hourfiles import HourFiles, Listing, Names, Rows, Store, usable
 from hadelay.pipeline.jobs import VERDICTS, JobSummary, ReconcileOptions
@@ -286,8 +288,9 @@ def conclude(pieces: list[Rows], *, listed: frozenset[int], rule: Rule) -> Judge
     broken = np.flatnonzero((moving["status"] == MOVED) & ~np.isin(target, own))
     for hour in np.unique(moving["to_hour"][broken]).tolist():
         # A missing hour that may be deleted was settled; else its messages are lost.
-        away = hour not in listed and retired_by(hour) <= rule.as_of_ms
-        moving["status"][broken[moving["to_hour"][broken] == hour]] = GONE if away else LOST
+        deleted_ms = (hour % DEAD_HOURS + 1) * HOUR_MS + (0 if hour >= DEAD_HOURS else RETIRED_MS)
+        gone = hour not in listed and deleted_ms <= rule.as_of_ms
+        moving["status"][broken[moving["to_hour"][broken] == hour]] = GONE if gone else LOST
     moving = moving[np.lexsort((moving["entry"], moving["hour"], moving["first_id"]))]
     firsts = np.flatnonzero(np.r_[True, moving["first_id"][1:] != moving["first_id"][:-1]])
     whole = moving[firsts]
@@ -301,11 +304,6 @@ def conclude(pieces: list[Rows], *, listed: frozenset[int], rule: Rule) -> Judge
     hours, at = np.unique(whole["hour"], return_inverse=True)
     counts = _count(hours.tolist(), at, whole["topic"], whole["verdict"])
     return Judged(whole[_OFFENDS[whole["verdict"]]], counts, moving[:0])
-
-
-def retired_by(hour: int) -> int:
-    """Earliest deletion of an hour, in Unix ms."""
-    return (hour % DEAD_HOURS + 1) * HOUR_MS + (0 if hour >= DEAD_HOURS else RETIRED_MS)
 
 
 def _count(
@@ -331,9 +329,8 @@ def summarise(
 ) -> JobSummary:  # fmt: skip
     """Summary of the job. counts: the topic number -1 stands for unknown. offending: FACTS in pieces, read only if they
     are written."""
-    topics = dict(enumerate(names.topics))
     table: list[dict[str, Any]] = [
-        {"hour": hour_int(hour), "topic": topics.get(topic), "verdict": VERDICTS[verdict], "count": count}
+        {"hour": hour_int(hour), "topic": names.topic(topic), "verdict": VERDICTS[verdict], "count": count}
         for (hour, topic, verdict), count in sorted(counts.items())
     ]
     totals = {name: sum(row["count"] for row in table if row["verdict"] == name) for name in VERDICTS}
@@ -344,44 +341,24 @@ def summarise(
         failed=any(totals[name] for name in options.failing),
     )  # fmt: skip
     if options.out:
-        _write_offending(offending, topics, options.out)
+        tables = (_shown(found, names.topics) for found in chain([np.zeros(0, FACTS)], offending))
+        write_parquet(options.out, "offending.parquet", tables)
         summary.write(options.out)
     told = ", ".join(f"{count:,} {name}" for name, count in totals.items() if count) or "nothing to judge"
     said = f"{messages:,} messages of {hours:,} hours: {told}"
     return summary.show(table, "hour topic verdict count", said, failed=summary["failed"])
 
 
-def _write_offending(offending: Iterable[Rows], topics: dict[int, str], out: str) -> None:
-    import pyarrow.parquet as pq
-
-    from hadelay.storage.locations import Location, absolute
-
-    location = Location(absolute(out))
-    location.make("")
-    none = _shown(np.zeros(0, FACTS), topics)
-    with location.create("offending.parquet") as file, pq.ParquetWriter(file, none.schema, compression="zstd") as to:
-        for found in offending:
-            if len(found):
-                to.write_table(_shown(found, topics))
-
-
-def _shown(offending: Rows, topics: dict[int, str]) -> Any:
+def _shown(offending: Rows, topics: list[str]) -> pa.Table:
     """Offending messages as an Arrow table."""
-    import pyarrow as pa
-
-    from hadelay.pipeline.arrow import ids, instants, named, without
-
-    orphan = offending["verdict"] == ORPHAN
-    hours, inverse = np.unique(offending["hour"], return_inverse=True)
-    shown = np.array([hour_int(int(hour)) for hour in hours], np.int32)
-    late = offending["late_ms"]
+    orphan, late = offending["verdict"] == ORPHAN, offending["late_ms"]
     return pa.table(
         {
             "verdict": named(VERDICTS, offending["verdict"]),
             "id": without(ids(offending["first_id"]), orphan),
-            "hour": pa.array(shown[inverse] if len(hours) else np.zeros(0, np.int32)),
+            "hour": pa.array(hour_ints(offending["hour"])),
             "entry": pa.array(offending["entry"].astype(np.int64)),
-            "topic": named(list(topics.values()), np.where(orphan, len(topics), offending["topic"])),
+            "topic": named(topics, np.where(orphan, NONE32, offending["topic"])),
             "deliver_at": instants(offending["deliver_at_ms"]),
             "hand_outs": pa.array(offending["leases"].astype(np.int32)),
             "late_ms": pa.array(late, mask=late < 0),

@@ -5,9 +5,9 @@ docs/reference/pipeline.md is generated from this module.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from hadelay.errors import BadRequest
 from hadelay.model import DEAD_HOURS, hour_from_name, hour_name
@@ -25,7 +25,7 @@ class Column(NamedTuple):
     null: bool = True
 
 
-_PLACE = {
+_ENTRY = {
     "hour": Column("INT", "the UTC hour of the file, as yyyymmddHH", null=False),
     "dead": Column("BOOLEAN", "an hour of dead letters: `hour` is the end of their retention", null=False),
     "entry": Column("BIGINT", "globalIndex within the hour; `hour`, `dead`, `entry` identify an entry", null=False),
@@ -33,7 +33,7 @@ _PLACE = {
 MESSAGES = {
     "id": Column("STRING", "id of the message, the same in all its entries", null=False),
     "first_id": Column("BIGINT", "id of the message as a number, for joins", null=False),
-    **_PLACE,
+    **_ENTRY,
     "topic": Column("STRING", ""),
     "generation": Column("INT", "number of times that the topic was deleted before", null=False),
     "deliver_at": Column("TIMESTAMP", "due time of this entry; in a dead hour, the time of death", null=False),
@@ -55,13 +55,11 @@ MESSAGES = {
     "body": Column("BINARY", "only with `columns` or `body`", "log", null=False),
 }
 EVENTS = {
-    **_PLACE,
+    **_ENTRY,
     "number": Column("BIGINT", "position of the event in its file", null=False),
     "event": Column("STRING", "leased, acked, nacked, lease_expired, ttl_expired, cancelled, moved, dead, redriven"),
     "at": Column(
-        "TIMESTAMP",
-        "cluster time; for a grant, time of its commit, possibly before the due time",
-        null=False,
+        "TIMESTAMP", "cluster time; for a grant, time of its commit, possibly before the due time", null=False
     ),
     "attempt": Column("INT", "", null=False),
     "consumer": Column("STRING", "consumer of the lease; null if unknown"),
@@ -235,34 +233,37 @@ class Options:
 
 def parse_options(given: Mapping[str, Any]) -> Options:
     """Options from Spark or a command line, with names in any case. BadRequest for unknown names and invalid values."""
-    return _options(Options, given, {"root": "path"})
+    return _parse(Options, given)
 
 
 def parse_write_options(given: Mapping[str, Any]) -> WriteOptions:
-    return _options(WriteOptions, given, {})
+    return _parse(WriteOptions, given)
 
 
-def _options(kind: type[T], given: Mapping[str, Any], synonyms: dict[str, str]) -> T:
+def _parse(kind: type[T], given: Mapping[str, Any]) -> T:
     types = get_type_hints(kind)
-    known = {camel(name).lower(): name for name in types} | synonyms
+    known = {camel(name).lower(): name for name in types} | ({"root": "path"} if "path" in types else {})
     values: dict[str, Any] = {}
     for key, value in given.items():
         name = known.get(key.replace("_", "").lower())
         if name is None:
             raise BadRequest(f"there is no option {key}; the options are {', '.join(sorted(map(camel, types)))}")
-        values[name] = _parsed(camel(name), value, types[name])
+        text = str(value).strip()
+        if types[name] is bool:
+            _among(camel(name), text.lower(), ("true", "false"))
+            values[name] = text.lower() == "true"
+            continue
+        try:
+            values[name] = types[name](text)
+        except ValueError:
+            raise BadRequest(f"option {camel(name)} is a whole number, not {text!r}") from None
     return kind(**values)
 
 
 def given(options: Options | WriteOptions) -> dict[str, str]:
     """Options that differ from the defaults, as Spark's text values."""
-    found = {field.name: getattr(options, field.name) for field in fields(options)}
-    defaults = {field.name: field.default for field in fields(options)}
-    return {
-        camel(name): str(value).lower() if isinstance(value, bool) else str(value)
-        for name, value in found.items()
-        if value != defaults[name]
-    }
+    values = {field: getattr(options, field.name) for field in fields(options)}
+    return {camel(field.name): str(value) for field, value in values.items() if value != field.default}
 
 
 def camel(name: str) -> str:
@@ -270,21 +271,9 @@ def camel(name: str) -> str:
     return head + "".join(part.title() for part in rest)
 
 
-def _parsed(name: str, value: Any, kind: type) -> Any:
-    text = str(value).strip()
-    if kind is bool:
-        _among(name, text.lower(), ("true", "false"))
-        return text.lower() == "true"
-    try:
-        return kind(text)
-    except ValueError:
-        raise BadRequest(f"option {name} is a whole number, not {text!r}") from None
-
-
-def _among(name: str, value: str, known: Any) -> None:
+def _among(name: str, value: str, known: Collection[str]) -> None:
     if value not in known:
-        names = ", ".join(known if not get_args(known) else get_args(known))
-        raise BadRequest(f"option {name}: {value!r} is none of {names}")
+        raise BadRequest(f"option {name}: {value!r} is none of {', '.join(known)}")
 
 
 def within(hour: int, first: int, last: int) -> bool:

@@ -207,12 +207,8 @@ def by_hour(
     table = []
     for hour in np.unique(hours).tolist():
         of_hour = found[hours == hour]
-        numbers = np.unique(of_hour["topic"])
-        parts = [of_hour, *(of_hour[of_hour["topic"] == number] for number in numbers)]
-        for topic, some in zip((None, *topic_names(names, numbers)), parts, strict=True):
-            table.append({"hour": hour_int(hour), "topic": topic} | describe(some))
+        table.append({"hour": hour_int(hour), "topic": None} | describe(of_hour))
+        for number in np.unique(of_hour["topic"]).tolist():
+            some = of_hour[of_hour["topic"] == number]
+            table.append({"hour": hour_int(hour), "topic": names.topic(number)} | describe(some))
     return table
-
-
-def topic_names(names: Names, numbers: npt.NDArray[np.integer]) -> list[str | None]:
-    return [names.topics[n] if n < len(names.topics) else None for n in numbers.tolist()]
