@@ -123,7 +123,13 @@ class Declined(HadelayError):
 
 
 def table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    """Print rows as a table; missing cells are empty, and lines break only between words.
+    """Print rows as a table (see `table_lines`)."""
+    for line in table_lines(rows, columns):
+        print(line)
+
+
+def table_lines(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> Iterator[str]:
+    """Lines of a table; missing cells are empty, and lines break only between words.
 
     A narrow terminal drops columns without values; if the table still does not fit, each row becomes a block with a
     line per field. In a file or a pipe, every row is one line.
@@ -134,12 +140,12 @@ def table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
     if widths is None:
         widths = _widths(cells, [column for column in columns if any(row[column] for row in cells)], width)
     if widths is not None:
-        _print_grid(cells, widths)
+        yield from _grid_lines(cells, widths)
         return
     for n, row in enumerate(cells):
         if n:
-            print()
-        fields({column.replace("_", " "): text for column, text in row.items() if text})
+            yield ""
+        yield from _field_lines({column.replace("_", " "): text for column, text in row.items() if text})
 
 
 _PIPE_COLUMNS = 400
@@ -170,14 +176,14 @@ def _widths(rows: Sequence[Mapping[str, str]], columns: Sequence[str], width: in
     return {name: found[name] for name in columns}
 
 
-def _print_grid(rows: Sequence[Mapping[str, str]], widths: Mapping[str, int]) -> None:
+def _grid_lines(rows: Sequence[Mapping[str, str]], widths: Mapping[str, int]) -> Iterator[str]:
     head = {column: column.replace("_", " ") for column in widths}
     rule = {column: "─" * width for column, width in widths.items()}
     for row in (head, rule, *rows):
         lines = [_lines(row[name], width) for name, width in widths.items()]
         for parts in zip_longest(*lines, fillvalue=""):
             padded = (part.ljust(width) for part, width in zip(parts, widths.values(), strict=True))
-            print((" " * _GAP).join(padded).rstrip())
+            yield (" " * _GAP).join(padded).rstrip()
 
 
 @contextmanager
@@ -198,11 +204,16 @@ def progress(
 
 def fields(value: Mapping[str, Any]) -> None:
     """Print one mapping, a line per field."""
+    for line in _field_lines(value):
+        print(line)
+
+
+def _field_lines(value: Mapping[str, Any]) -> Iterator[str]:
     width = max(map(len, value), default=0)
     room = max(_columns() - width - _GAP, 1)
     for name, item in value.items():
         for n, line in enumerate(_lines(cell(item), room) or [""]):
-            print(f"{'' if n else name:<{width}}{' ' * _GAP}{line}")
+            yield f"{'' if n else name:<{width}}{' ' * _GAP}{line}"
 
 
 def cell(value: Any) -> str:

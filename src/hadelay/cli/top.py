@@ -6,14 +6,11 @@ import sys
 import time
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hadelay.cli.output import Remote, cell, emit_json
+from hadelay.cli.output import Remote, cell, emit_json, table_lines
 from hadelay.cli.remote import call, call_member
 from hadelay.errors import BadRequest, HadelayError
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 #: Minimum number of observations in a bucket for interpolating a quantile in it.
 _MANY = 30
@@ -43,15 +40,16 @@ def top(*, interval: float = 2, once: bool = False, topics: int = 20, remote: Re
             if remote.output == "json":
                 emit_json(look)
             else:
-                _print(look)
+                print(_render(look), flush=True)
             if once:
                 return
         return
     from rich.live import Live
+    from rich.text import Text
 
-    with Live(_render(next(looks)), screen=True, auto_refresh=False) as live:
+    with Live(Text(_render(next(looks))), screen=True, auto_refresh=False) as live:
         for look in looks:
-            live.update(_render(look), refresh=True)
+            live.update(Text(_render(look)), refresh=True)
 
 
 def _looks(remote: Remote, interval: float, topics: int) -> Iterator[dict[str, Any]]:
@@ -93,39 +91,39 @@ def _parse(text: str) -> Sample:
 def _rates(before: dict[str, Sample], now: dict[str, Sample], leader: str | None, seconds: float) -> dict[str, Any]:
     """Rates per second; None if a sample of a node, or of the leader, is missing."""
     both = [(before[name], now[name]) for name in now if name in before]
-    led = (before[leader], now[leader]) if leader in before and leader in now else None
-
-    def rate(series: str) -> float | None:
-        return None if led is None else max(0.0, led[1].get(series, 0) - led[0].get(series, 0)) / seconds
-
-    def settled(outcome: str) -> float | None:
-        return rate(f'hadelay_settled_messages_total{{outcome="{outcome}"}}')
-
     requests = sum(
         value - first.get(series, 0)
         for first, second in both
         for series, value in second.items()
         if series.startswith("hadelay_http_requests_total{")
     )
+    first, last = before.get(leader or ""), now.get(leader or "")
+
+    def rate(series: str) -> float | None:
+        return None if not first or not last else max(0.0, last.get(series, 0) - first.get(series, 0)) / seconds
+
     return {
         "published": rate("hadelay_published_messages_total"), "handed_out": rate("hadelay_handed_out_messages_total"),
-        "acked": settled("acked"), "dead": settled("dead"), "requests": requests / seconds if both else None,
-        "late_p50_ms": None if led is None else _late(0.5, *led),
-        "late_p99_ms": None if led is None else _late(0.99, *led),
-        "commit_p99_ms": None if led is None else _quantile(0.99, "hadelay_commit_duration_seconds", *led),
+        "acked": rate('hadelay_settled_messages_total{outcome="acked"}'),
+        "dead": rate('hadelay_settled_messages_total{outcome="dead"}'),
+        "requests": requests / seconds if both else None,
+        "late_p50_ms": _late(0.5, first, last), "late_p99_ms": _late(0.99, first, last),
+        "commit_p99_ms": _quantile(0.99, "hadelay_commit_duration_seconds", first, last),
     }  # fmt: skip
 
 
-def _late(part: float, before: Sample, now: Sample) -> float | None:
+def _late(part: float, before: Sample | None, now: Sample | None) -> float | None:
     """A quantile of lateness in ms, limited to the node's maximum."""
     found = _quantile(part, "hadelay_delivery_lateness_seconds", before, now)
-    most = now.get("hadelay_delivery_lateness_max_seconds")
+    most = (now or {}).get("hadelay_delivery_lateness_max_seconds")
     return found if found is None or most is None else min(found, round(most * 1000, 1))
 
 
-def _quantile(part: float, name: str, before: Sample, now: Sample) -> float | None:
+def _quantile(part: float, name: str, before: Sample | None, now: Sample | None) -> float | None:
     """A quantile, in ms, of the observations between two samples; None without any. Interpolates like Prometheus, but
     takes the upper bound of a bucket with few observations, where interpolation would be a guess."""
+    if not before or not now:
+        return None
     head = f'{name}_bucket{{le="'
     counts = [
         (float(series[len(head) : -2]), value - before.get(series, 0))
@@ -150,19 +148,17 @@ def _node(member: dict[str, Any], before: Sample | None, now: Sample | None, sec
     if now is None:
         return row | {"detail": "does not answer"}
     row |= {
-        "memory_mb": round(now["process_resident_memory_bytes"] / 1e6, 1),
-        "clock_ms": member["clock_skew_ms"],
-        "connections": int(now["hadelay_http_connections"]),
-        "detail": ", ".join(_trouble(now)),
+        "memory_mb": round(now["process_resident_memory_bytes"] / 1e6, 1), "clock_ms": member["clock_skew_ms"],
+        "connections": int(now["hadelay_http_connections"]), "detail": ", ".join(_trouble(now)),
+    }  # fmt: skip
+    if before is None:
+        return row
+    cpu = (now["process_cpu_seconds_total"] - before["process_cpu_seconds_total"]) / seconds
+    return row | {
+        "cpu": f"{max(0.0, cpu):.0%}",
+        "sync_p99_ms": _quantile(0.99, "hadelay_log_fsync_duration_seconds", before, now),
+        "loop_p99_ms": _quantile(0.99, "hadelay_loop_delay_seconds", before, now),
     }
-    if before is not None:
-        cpu = (now["process_cpu_seconds_total"] - before["process_cpu_seconds_total"]) / seconds
-        row |= {
-            "cpu": f"{max(0.0, cpu):.0%}",
-            "sync_p99_ms": _quantile(0.99, "hadelay_log_fsync_duration_seconds", before, now),
-            "loop_p99_ms": _quantile(0.99, "hadelay_loop_delay_seconds", before, now),
-        }
-    return row
 
 
 def _trouble(now: Sample) -> Iterator[str]:
@@ -192,37 +188,13 @@ def _fullest(remote: Remote, most: int) -> list[dict[str, Any]]:
     return rows
 
 
-# ---- printing
-
-
-def _print(look: dict[str, Any]) -> None:
-    from rich.console import Console
-
-    width = None if sys.stdout.isatty() else 200
-    Console(highlight=False, markup=False, width=width).print(_render(look))
-
-
-def _render(look: dict[str, Any]) -> RenderableType:
-    from rich.console import Group
-    from rich.text import Text
-
-    head = f"{look['cluster']}  {look['time']}  leader {look['leader'] or 'unknown'}, term {look['term']}"
-    rates = "  ".join(f"{name.replace('_', ' ')} {_rate(value)}" for name, value in look["rates"].items())
-    return Group(Text(head), Text(rates), _grid(look["nodes"], _NODES), _grid(look["topics"], _TOPICS))
+def _render(look: dict[str, Any]) -> str:
+    rates = (f"{name.replace('_', ' ')} {_rate(value)}" for name, value in look["rates"].items())
+    return "\n".join([
+        f"{cell(look['cluster'])}  {look['time']}  leader {look['leader'] or 'unknown'}, term {look['term']}",
+        "  ".join(rates), "", *table_lines(look["nodes"], _NODES), "", *table_lines(look["topics"], _TOPICS),
+    ])  # fmt: skip
 
 
 def _rate(value: float | None) -> str:
     return "–" if value is None else f"{value:,.1f}"
-
-
-def _grid(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> RenderableType:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    grid = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        left = column in ("node", "role", "topic", "detail")
-        grid.add_column(column.replace("_", " "), justify="left" if left else "right")
-    for row in rows:
-        grid.add_row(*(cell(row.get(column)) for column in columns))
-    return grid

@@ -1,8 +1,7 @@
 """One request to a cluster of several addresses: fail-over, retries, and the server's errors as exceptions.
 
-Whatever is sent here may be sent twice: publishes carry an Idempotency-Key, receives a request_id, and the rest is
-idempotent by itself. So a request whose outcome is unknown (the connection broke, 504) is simply asked again, at the
-next address, until its time is over.
+Every request may be sent twice: publishes carry an Idempotency-Key, receives a request_id, and the rest is idempotent.
+So a request with an unknown outcome (broken connection, 504) is repeated at the next address until its timeout.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -32,12 +30,12 @@ from hadelay.version import VERSION
 T = TypeVar("T")
 
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.05, 2.0
-#: Bodies above are streamed: aiohttp warns about large bytes.
+#: Size of bodies, in bytes, from which they are streamed: aiohttp warns about large bytes.
 _STREAMED_BYTES = 1 << 20
 _MAX_REDIRECTS = 3
-#: For a machine that is gone: it says nothing at all, and there are other addresses.
+#: Timeout of a connection, in seconds: a machine that is gone answers nothing, and there are other addresses.
 _CONNECT_S = 3.0
-#: How long the address of a redirect is not tried again after it took no connection, in seconds.
+#: Time for which a redirect to an address without a connection is not followed, in seconds.
 _AVOIDED_S = 30.0
 
 
@@ -45,12 +43,20 @@ class Answer(NamedTuple):
     status: int
     headers: Mapping[str, str]
     body: bytes
-    #: It is of a later try: an earlier one may have been carried out, too.
+    #: The request was repeated: the node may have carried out an earlier try, too.
     resent: bool = False
 
 
+class _Request(NamedTuple):
+    method: str
+    path: str
+    data: bytes
+    headers: Mapping[str, str]
+    to_leader: bool
+
+
 def addresses(urls: str | Sequence[str]) -> list[str]:
-    """ "http://a:8400,http://b:8400", or a list; without a scheme it is http. Raises ValueError in words."""
+    """URLs from "http://a:8400,http://b:8400" or a list. Default scheme: http. ValueError for another form."""
     found = []
     for url in urls.split(",") if isinstance(urls, str) else urls:
         text = url.strip().rstrip("/")
@@ -67,18 +73,18 @@ def _address(text: str) -> bool:
     try:
         parts = urlsplit(text)
         found = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # a port that is none
+    except ValueError:  # of a wrong port
         return False
     return bool(found) and not parts.path and not parts.query and not re.search(r"\s", text)
 
 
-#: Whether this task's try got a connection: until then nothing was sent.
+#: Whether this task's request got a connection; else nothing was sent.
 _connected = ContextVar("connected", default=False)
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Closed by the process that made it: its copy in the child of a fork would take the parent's sockets out of the
-    selector, which is one for both."""
+    """Closed only by the process that made it: after a fork, both share the selector, and the child's copy would remove
+    the parent's sockets from it."""
 
     _pid = 0
 
@@ -96,28 +102,24 @@ class _Connector(aiohttp.TCPConnector):
             super().__del__(*options)
 
 
-def _of_later_try(read: Callable[[Answer], T], answer: Answer) -> T:
-    return read(answer._replace(resent=True))
-
-
 class Transport:
-    """Opened lazily, on the loop that first uses it."""
+    """Requests to one cluster. Belongs to the event loop that first uses it."""
 
     def __init__(self, urls: str | Sequence[str], token: str | None, timeout_s: float, ca: str | None = None) -> None:
-        """ca: a PEM file; OSError when it can't be read."""
+        """ca: a PEM file; OSError if it cannot be read."""
         self.urls = addresses(urls)
         try:
             self._ssl = ssl.create_default_context(cafile=ca) if ca else True
         except OSError as error:
             raise OSError(f"ca {ca}: {error.strerror or error}") from None
         self.timeout_s = timeout_s
-        #: Where the leader was when a node last told us; receives go there first.
+        #: Address of the leader at the last redirect; receives go there first.
         self.leader: str | None = None
-        #: Addresses of redirects that took no connection, and until when (monotonic) they are not tried again.
+        #: Address of a redirect without a connection → monotonic time until which it is not tried again.
         self._avoided: dict[str, float] = {}
         self._at = random.randrange(len(self.urls))
         self._headers = {"User-Agent": f"hadelay-python/{VERSION}"}
-        # Out of a file, it has the end of its line.
+        # A token read from a file ends in a line break.
         token = (token or os.environ.get("HADELAY_TOKEN", "")).strip()
         if not token.isascii() or not token.isprintable():
             raise ValueError("the token is not a line of ASCII: was it read from the right place?")
@@ -131,7 +133,7 @@ class Transport:
             self._session = None
 
     def disown(self) -> None:
-        """In the child of a fork: its copies of the connections are left as they are."""
+        """Forget the connections without closing them: in the child of a fork, they belong to the parent."""
         if self._session is not None:
             self._session.detach()
             self._session = None
@@ -163,12 +165,15 @@ class Transport:
         to_leader: bool = False,
         retry: bool = True,
     ) -> T:
-        """What `read` makes of a 2xx, or an exception. `timeout_s`: all tries together; `answer_within_s`: one try,
-        then the next address."""
+        """The result of `read` for a 2xx answer; other answers are raised.
+
+        timeout_s: of all tries together; answer_within_s: of one try, after which the next address is tried.
+        """
+        request = _Request(method, path, data, headers or {}, to_leader)
         total_s = self.timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + total_s
         if retry and answer_within_s is None:
-            # A node that is frozen takes requests and answers none: each address gets its share of the time.
+            # A frozen node takes requests and answers none, so each address gets its share of the time.
             answer_within_s = total_s / len(self.urls)
         backoff_s = _FIRST_BACKOFF_S
         failures = strangers = 0
@@ -176,46 +181,35 @@ class Transport:
         while True:
             left_s = max(deadline - time.monotonic(), 0.001)
             try:
-                within_s = min(left_s, answer_within_s or left_s)
-                answered = read if unknown is None else partial(_of_later_try, read)
-                return await self._try(method, path, answered, data, headers or {}, within_s, to_leader)
+                return await self._try(request, read, min(left_s, answer_within_s or left_s), unknown is not None)
             except HadelayError as error:
                 if not error.outcome_known:
                     unknown = error
                 failures += 1
-                # No node at an address: another one may be right, and when none is, waiting does not help.
+                # No node at this address: another address may be right; if none is, waiting does not help.
                 strangers = strangers + 1 if isinstance(error, NotANode) and not error.retryable else 0
                 again = strangers < len(self.urls) if strangers else _worth_retrying(error)
-                # Who is no node speaks for its own address, and not for the others.
+                # The pause that something other than a node asks for concerns only its address.
                 alone = not error.of_a_node and len(self.urls) > 1
                 pause_s = 0.0 if alone else (error.retry_after_ms or 0) / 1000
-                # The other addresses first, at once; only when none of them could, with a pause.
+                # Try all addresses at once; pause only when each has failed.
                 if failures % len(self.urls) == 0 or pause_s:
                     pause_s = max(pause_s, backoff_s * random.uniform(0.5, 1.0))
                     backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
                 if not retry or not again or time.monotonic() + pause_s >= deadline:
-                    if headers and unknown and "Idempotency-Key" in headers:
-                        unknown.extra["idempotency_key"] = headers["Idempotency-Key"]
-                    if unknown and error.outcome_known and (error.retryable or strangers or isinstance(error, NO_NEWS)):
-                        # "Nothing happened" is true of the last try, and not of an earlier one.
-                        raise unknown from error
+                    final = _final(error, unknown, request)
+                    if final is not error:
+                        raise final from error
                     raise
             if pause_s:
                 await asyncio.sleep(pause_s)
 
     async def _try(
-        self,
-        method: str,
-        path: str,
-        read: Callable[[Answer], T],
-        data: bytes,
-        headers: Mapping[str, str],
-        within_s: float,
-        to_leader: bool,
-        at: str = "",
+        self, request: _Request, read: Callable[[Answer], T], within_s: float, resent: bool, at: str = ""
     ) -> T:
         """One try at one address, redirects included. at: that address. A node may advertise a name that this machine
         cannot resolve or reach; then the node that redirected there relays the request."""
+        method, path, data, headers, to_leader = request
         until = time.monotonic() + within_s
         base = at or (self.leader if to_leader and self.leader else self.urls[self._at])
         url, redirected_by = base + path, ""
@@ -229,25 +223,24 @@ class Transport:
                     async with session.request(
                         method, yarl.URL(url, encoded=True), data=body or None, headers=headers, allow_redirects=False
                     ) as response:
-                        answered = True
-                        if response.status == 307 and "Location" in response.headers:
-                            there = encrypted_too(url, response.headers["Location"]).removesuffix(path)
-                            answered = False
-                            if self._avoided.get(there, 0.0) > time.monotonic():
-                                url = relayed(base + path)
-                            else:
-                                redirected_by, base, url = base, there, there + path
-                                self.leader = there
-                            continue
-                        content = await response.read()
-                        answer = Answer(response.status, response.headers, content)
-                    if not 200 <= answer.status < 300:
-                        raise refusal(base, method, answer.status, answer.headers, content)
-                    try:
-                        return read(answer)
-                    except NONSENSE as error:
-                        raise not_a_node(base, method, answer.status, answer.headers, content, str(error)) from None
-                raise NoLeader(f"the leader moves: {_MAX_REDIRECTS} redirects and no answer", retry_after_ms=100)
+                        answered = response.status != 307 or "Location" not in response.headers
+                        if answered:
+                            answer = Answer(response.status, response.headers, await response.read(), resent)
+                            break
+                        there = encrypted_too(url, response.headers["Location"]).removesuffix(path)
+                        if self._avoided.get(there, 0.0) > time.monotonic():
+                            url = relayed(base + path)
+                        else:
+                            redirected_by, base, url = base, there, there + path
+                            self.leader = there
+                else:
+                    raise NoLeader(f"the leader moves: {_MAX_REDIRECTS} redirects and no answer", retry_after_ms=100)
+            if not 200 <= answer.status < 300:
+                raise refusal(base, method, answer.status, answer.headers, answer.body)
+            try:
+                return read(answer)
+            except NONSENSE as error:
+                raise not_a_node(base, method, answer.status, answer.headers, answer.body, str(error)) from None
         except HadelayError as error:
             if isinstance(error, NoLeader | errors.Overloaded) or not error.of_a_node:
                 self._turn(base)
@@ -257,34 +250,43 @@ class Transport:
             if redirected_by and not _connected.get():
                 self._avoided[base] = time.monotonic() + _AVOIDED_S
                 if (left_s := until - time.monotonic()) > 0:
-                    return await self._try(method, path, read, data, headers, left_s, to_leader, redirected_by)
-            raise _in_words(error, base, method, headers, answered=answered) from None
+                    return await self._try(request, read, left_s, resent, redirected_by)
+            raise _in_words(error, base, request, answered=answered) from None
 
     def _turn(self, failed: str) -> None:
-        """On to the next address, unless another request did so already."""
+        """Go on to the next address, unless another request has done so."""
         if failed == self.leader:
             self.leader = None
         if failed == self.urls[self._at]:
             self._at = (self._at + 1) % len(self.urls)
 
 
-def _in_words(
-    error: BaseException, base: str, method: str, headers: Mapping[str, str], *, answered: bool
-) -> HadelayError:
-    """What became of a request that `base` did not answer. answered: it had begun to."""
+def _in_words(error: BaseException, base: str, request: _Request, *, answered: bool) -> HadelayError:
+    """The error for a request without an answer. answered: the answer had begun."""
     if not _connected.get():
         why = "it takes no connection" if isinstance(error, TimeoutError) else error
         if isinstance(error, aiohttp.ClientConnectorError):
             why = error.strerror or error
         return Unreachable(f"{base}: {why}; is a node running there?")
     words = "no answer in time" if isinstance(error, TimeoutError) else f"the connection broke: {error}"
-    if method in ("GET", "HEAD"):
+    if request.method in ("GET", "HEAD"):
         return Unreachable(f"{base}: {words}")
     told = "; it had begun to answer" if answered else ""
-    keyed = ". Retry with the same key" if "Idempotency-Key" in headers else ""
+    keyed = ". Retry with the same key" if "Idempotency-Key" in request.headers else ""
     return OutcomeUnknown(f"{base}: {words}{told}{keyed}")
 
 
+def _final(error: HadelayError, unknown: HadelayError | None, request: _Request) -> HadelayError:
+    """The error to raise after the last try failed with `error`, and an earlier one, or this one, with `unknown`."""
+    if unknown is None:
+        return error
+    if "Idempotency-Key" in request.headers:
+        unknown.extra["idempotency_key"] = request.headers["Idempotency-Key"]
+    # "Nothing happened" holds for the last try, not for an earlier one.
+    news = error.outcome_known and not (error.retryable or isinstance(error, (NotANode, *NO_NEWS)))
+    return error if news or not error.outcome_known else unknown
+
+
 def _worth_retrying(error: HadelayError) -> bool:
-    # A full disk is retryable, but not within the patience of one call.
+    # A full disk is retryable, but stays full for longer than the timeout of a call.
     return (error.retryable or not error.outcome_known) and not isinstance(error, errors.DiskFull)

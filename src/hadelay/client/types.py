@@ -1,5 +1,5 @@
-"""What the client gives back: the documents of the API with datetimes, decoded straight from the wire. Unknown members
-are ignored, and so are new words in place of known ones, so newer servers may add some."""
+"""Documents of the API with datetimes, as the client returns them. Unknown members are ignored, and enumerations are
+plain text, so that newer servers may add members and values."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ T = TypeVar("T")
 Delay = str | float | timedelta
 #: An aware datetime, RFC 3339 text, or Unix milliseconds.
 When = datetime | str | int
-#: bytes go as they are, str as text/plain, anything else as JSON.
+#: bytes are sent unchanged, str as text/plain, other values as JSON.
 Body = Any
 
 State = Literal["scheduled", "ready", "leased", "acked", "cancelled", "expired", "dead"]
-#: What a publish does when the message of its key is still pending.
+#: Effect of a publish whose key has a pending message.
 OnConflict = Literal["keep", "replace", "reject"]
 AckOutcome = Literal["acked", "already_acked", "lease_lost"]
 NackOutcome = Literal["nacked", "already_acked", "lease_lost"]
@@ -52,7 +52,7 @@ class Put(Struct, kw_only=True):
 class Receipt(publishing.Published[datetime], frozen=True):
     """The message is on disk at a majority."""
 
-    #: The request was sent again, as the answer to an earlier try was lost: a duplicate may be of that try.
+    #: The request was repeated because an answer was lost: a duplicate may come from the earlier try.
     resent: bool = False
 
 
@@ -61,7 +61,7 @@ class Rescheduled(messages.Rescheduled[datetime], frozen=True):
 
 
 class Message(Struct, kw_only=True):
-    """A leased message. It is handed out again unless it is acked, or its lease extended, before `lease_until`."""
+    """A leased message; handed out again unless acked, or its lease extended, before `lease_until`."""
 
     id: str
     lease: str
@@ -71,13 +71,13 @@ class Message(Struct, kw_only=True):
     key: str | None = None
     tags: list[str] = []
     meta: dict[str, str] = {}
-    #: The span that published it, if it was traced: link to it.
+    #: Span that published the message, if it was traced.
     traceparent: str | None = None
     deliver_at: datetime
     late_ms: int
-    #: 1 the first time.
+    #: From 1.
     attempt: int
-    #: It may have been handed out before.
+    #: Whether the message may have been handed out before.
     redelivered: bool
     lease_until: datetime
     lease_left_ms: int
@@ -90,7 +90,7 @@ class Message(Struct, kw_only=True):
     @overload
     def json(self, kind: type[T]) -> T: ...
     def json(self, kind: Any = Any) -> Any:
-        """The body as JSON, validated as `kind` (any type msgspec knows: a dataclass, a Struct, list[int] …)."""
+        """The body as JSON, validated as `kind`: any type of msgspec, such as a dataclass, a Struct or list[int]."""
         return msgspec.json.decode(self.body, type=kind)
 
 
@@ -99,7 +99,7 @@ class HistoryEvent(messages.History[datetime], frozen=True):
 
 
 class MessageInfo(messages.Message[datetime], frozen=True, kw_only=True):
-    """What is known of a message; `body` only when it was asked for."""
+    """State and history of a message; `body` only if requested."""
 
     history: list[HistoryEvent] = field(default_factory=list)  # type: ignore[assignment]
 
@@ -111,15 +111,15 @@ class Failure(messages.Failure[datetime], frozen=True):
 
 
 class DeadLetter(MessageInfo, frozen=True, kw_only=True):
-    """A message that was tried as often as its topic allows, and why the last 16 attempts failed."""
+    """A message that failed as often as its topic allows, with the errors of its last 16 attempts."""
 
     died_at: datetime
     errors: list[Failure]
 
 
 class Redriven(messages.RedriveResult, frozen=True):
-    """`redriven`; `key_taken`: another message with its key is pending, so it stays dead; or what it is instead:
-    scheduled, ready, leased, acked, cancelled, expired or not_found."""
+    """outcome: `redriven`; `key_taken`, if another message with its key is pending; or the state of a message that is
+    no dead letter: scheduled, ready, leased, acked, cancelled, expired or not_found."""
 
     outcome: str  # type: ignore[assignment]
 
@@ -134,7 +134,7 @@ class Backoff(TypedDict, total=False):
 
 
 class Webhook(TypedDict, total=False):
-    """Where a topic's messages are pushed to. Secrets that are left out stay as they are."""
+    """URL that a topic's messages are pushed to, with options. Omitted secrets are unchanged."""
 
     url: str
     secret: str
@@ -146,43 +146,43 @@ class Webhook(TypedDict, total=False):
 
 
 class Alert(TypedDict, total=False):
-    """Where deaths of a topic's messages are told."""
+    """URL to notify of a topic's new dead letters."""
 
     url: str
     secret: str
 
 
 class TopicSettings(TypedDict, total=False):
-    """What `put_topic` takes. What is left out stays as it is; None takes a setting back."""
+    """Settings of `put_topic`. Omitted settings are unchanged; None resets a setting."""
 
-    #: How long a consumer holds a message when it does not say.
+    #: Default length of leases.
     lease: Delay | None
-    #: Hand-outs before a message is a dead letter; 0: no limit. Topics made at feature level 3 or later: 84 attempts.
+    #: Attempts before a message is a dead letter; 0: no limit. Topics of feature level 3 or later: 84.
     max_attempts: int | None
-    #: Waits before retry 1, 2, …, the last repeats; or an exponential one. Topics made at feature level 3 or later:
-    #: 1 s doubling to 1 h, each up to 10 % longer, so that 84 attempts take 72 hours at least.
+    #: Waits before retry 1, 2, …, the last repeats; or exponential. Topics of feature level 3 or later: 1 s doubling to
+    #: 1 h, each up to 10 % longer, so that 84 attempts take 72 hours at least.
     backoff: Sequence[Delay] | Backoff | None
-    #: "keep", or the topic where messages go after max_attempts.
+    #: "keep", or the topic that dead letters move to.
     dead_letter: str | None
     dead_retention: Delay | None
-    #: Messages handed out, published, and handed out of what fell due in an outage, per second.
+    #: Limits per second: hand-outs, publishes, and hand-outs of messages that fell due in an outage.
     rate: float | None
     publish_rate: float | None
     catch_up_rate: float | None
-    #: Unacked at once.
+    #: Limit of leased messages.
     concurrency: int | None
-    #: Pending messages, and bytes of their records.
+    #: Limits of pending messages, and of the bytes of their records.
     max_messages: int | None
     max_bytes: int | None
-    #: Messages expire this long after they were due.
+    #: Time from the due time until a message expires.
     ttl: Delay | None
-    #: How long a settled message can still be asked for.
+    #: Time for which settled messages can be read.
     retention: Delay | None
     webhook: Webhook | None
     alert: Alert | None
     paused: bool | None
     dispatch_sync: Literal["commit", "interval"] | None
-    #: The feature level whose defaults hold where nothing is set: 3, or 1 for topics from before; None: the newest.
+    #: Feature level of the defaults of unset settings: 3, or 1 for older topics; None: the newest.
     defaults: int | None
 
 
@@ -192,7 +192,7 @@ class Lateness(topics.Lateness, frozen=True):
 
 
 class TopicInfo(topics.Topic[datetime], frozen=True, kw_only=True):
-    """Counts, and the settings that were set: durations as text, secrets masked. None: not set."""
+    """Counts, and settings: durations as text, secrets masked, None if unset."""
 
     oldest_ready_age_ms: int | None = None
     bytes: int = 0
@@ -206,7 +206,7 @@ class TopicInfo(topics.Topic[datetime], frozen=True, kw_only=True):
 
 
 class Bucket(topics.Bucket[datetime], frozen=True, rename={"start": "from"}):
-    """Messages that are due from `start` on, until the next step."""
+    """Number of messages due from `start` until the next step."""
 
 
 class Member(cluster.Member, frozen=True):
@@ -220,14 +220,14 @@ class ClusterInfo(cluster.Cluster[datetime], frozen=True, kw_only=True):
 
 
 class HoursInfo(cluster.Hours, frozen=True):
-    """One node's files, all as of one applied index."""
+    """Files of one node at one applied index."""
 
 
 class Names(cluster.Names, frozen=True):
     reasons: dict[str, int] = field(default_factory=dict)
 
 
-#: Lease tokens, or messages that have them.
+#: Lease tokens, or leased messages.
 Leases = str | Message | Iterable[str | Message]
-#: Per item of put_many: a receipt, or why it was refused.
+#: Result of an item of put_many: a receipt, or the refusal.
 PutResult = Receipt | HadelayError

@@ -1,4 +1,4 @@
-"""How each answer is read. What does not look like an answer was said by no node."""
+"""Decoding of answers. An error here means that the answer is not a node's."""
 
 from __future__ import annotations
 
