@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -75,6 +76,29 @@ def test_a_leader_whose_name_means_nothing_here_is_asked_through_the_follower() 
         assert call(remote, "POST", "/v1/receive", {"topics": ["t"]}, needs="messages") == {"messages": []}
         server.shutdown()
     assert asked == ["/v1/receive", "/v1/receive?redirect=false"]
+
+
+def test_a_leader_that_does_not_answer_is_waited_for_once() -> None:
+    """Only a leader without a connection is asked through the follower."""
+    asked: list[str] = []
+
+    class Follower(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(307)
+            self.send_header("Location", f"http://127.0.0.1:{silent.getsockname()[1]}{self.path}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *args: Any) -> None: ...
+
+    with socket.create_server(("127.0.0.1", 0)) as silent, ThreadingHTTPServer(("127.0.0.1", 0), Follower) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        remote = Remote(servers=f"http://127.0.0.1:{server.server_port}")
+        with pytest.raises(TimeoutError, match="did not answer in time"):
+            call(remote, "GET", "/v1/hours", needs="hours", timeout_s=0.2)
+        server.shutdown()
+    assert asked == ["/v1/hours"]
 
 
 def test_a_member_whose_name_means_nothing_here_is_found_among_the_servers() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hadelay.cli.output import Remote, emit_json, fields, show, table
+from hadelay.cli.output import Remote, Stale, emit_json, fields, show, table
 from hadelay.cli.remote import call, call_member
 from hadelay.errors import HadelayError
 
@@ -14,12 +14,8 @@ _MEMBERS = ("name", "role", "state", "http", "raft", "lag", "version", "feature_
 _READY_S = 3.0
 
 
-def status(*, stale: bool = False, remote: Remote = Remote()) -> None:
-    """Show members, leader, lag, and the dispatch cursor.
-
-    Args:
-        stale: Show the asked node's own view; works without a leader.
-    """
+def status(*, stale: Stale = False, remote: Remote = Remote()) -> None:
+    """Show members, leader, lag, and the dispatch cursor."""
     found = call(remote, "GET", "/v1/cluster", needs="members", query={"stale": stale})
     if remote.output == "json":
         emit_json(found)

@@ -125,16 +125,16 @@ def list_(
     show_pages(page, limit, remote, _COLUMNS)
 
 
-def cancel(*ids: str, topic: str | None = None, key: OfKey = None, remote: Remote = Remote()) -> int:
+def cancel(*ids: str, topic: OfTopic = None, key: OfKey = None, remote: Remote = Remote()) -> int:
     """Cancel messages that have not been handed out. Exit code 1 if one could not be cancelled.
 
     Args:
         ids: Ids of messages.
-        topic: Topic of the message, with --key instead of an id.
     """
     if len(ids) < 2:
+        name = {"id": ids[0]} if ids else {"topic": topic, "key": key}
         answer = call(remote, "DELETE", message_path(ids[0] if ids else None, topic, key), needs="outcome")
-        show([{"id": ids[0], **answer} if ids else {"topic": topic, "key": key, **answer}], remote, _OUTCOME)
+        show([{**name, **answer}], remote, _OUTCOME)
         return 0
     paths = [message_path(id, topic, key) for id in ids]
     code, done = 0, []
@@ -161,9 +161,9 @@ def reschedule(
         delay: Delay from now: 250ms, 15m, 2h30m, 7d.
         deliver_at: Due time instead of a delay: 2026-11-20T18:00:00Z, with any offset, or Unix milliseconds.
     """
-    wish = {name: text for name, text in (("delay", delay), ("deliver_at", deliver_at)) if text is not None}
-    if len(wish) != 1:
+    if (delay is None) == (deliver_at is None):
         raise BadRequest("give either --delay or --deliver-at")
+    wish = {"deliver_at": deliver_at} if delay is None else {"delay": delay}
     show(call(remote, "PATCH", message_path(id, topic, key), wish, needs="deliver_at"), remote)
 
 
@@ -196,13 +196,9 @@ def receive(
     """
     if not topics:
         raise BadRequest("name at least one topic")
-    wish: dict[str, Any] = {"topics": list(topics), "max": most, "wait": wait, "request_id": secrets.token_hex(8)}
-    if lease is not None:
-        wish["lease"] = lease
-    if tag:
-        wish["tags"] = tag
-    if any_tag:
-        wish["any_tags"] = any_tag
+    wish: dict[str, Any] = {"topics": topics, "max": most, "wait": wait, "request_id": secrets.token_hex(8)}
+    given = {"lease": lease, "tags": tag or None, "any_tags": any_tag or None}
+    wish |= {name: value for name, value in given.items() if value is not None}
     messages = call(remote, "POST", "/v1/receive", wish, needs="messages", timeout_s=75)["messages"]
     for message in messages:
         _print(message, remote, keep)
@@ -211,9 +207,8 @@ def receive(
         outcomes = call(remote, "POST", "/v1/leases:ack", leases, needs="results")["results"]
         lost = [result["lease"] for result in outcomes if result["outcome"] == "lease_lost"]
         if lost:
-            raise HadelayError(
-                f"{len(lost)} of {len(messages)} leases expired before the ack: their messages come again"
-            )
+            many = f"{len(lost)} of {len(messages)}"
+            raise HadelayError(f"{many} leases expired before the ack: their messages come again")
     if not messages:
         note("nothing is due")
     return 0 if messages else 3

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
 from hadelay.cli.msg import message_path
-from hadelay.cli.output import MessageId, OfKey, OfTopic, Remote, emit_json, fields, span, table
+from hadelay.cli.output import MessageId, OfKey, OfTopic, Remote, Stale, emit_json, fields, span, table
 from hadelay.cli.remote import call, call_member
 from hadelay.errors import HadelayError
 from hadelay.model import decode_id, hour_name, unpack_id
 from hadelay.paths import segment
 
+_instant = datetime.fromisoformat
 #: Time without a poll after which a consumer counts as stopped; a receive waits at most 60 s.
 _SILENT_MS = 90_000
 #: Topic settings that affect the delivery of a message.
@@ -23,17 +25,16 @@ _SETTINGS = (
 
 
 def trace(
-    id: MessageId = None, /, *, topic: OfTopic = None, key: OfKey = None, stale: bool = False, remote: Remote = Remote()
-) -> int:
+    id: MessageId = None, /, *, topic: OfTopic = None, key: OfKey = None, stale: Stale = False,
+    remote: Remote = Remote(),
+) -> int:  # fmt: skip
     """Show the status of a message and the reason for it, its history, its hours, and the view of each node. Exit code
-    1 if the nodes disagree.
-
-    Args:
-        stale: Show the asked node's own view; works without a leader.
-    """
+    1 if the nodes disagree."""
     query = {"stale": stale}
     message = call(remote, "GET", message_path(id, topic, key), needs="state", query=query)
-    settings = _tried(remote, f"/v1/topics/{segment(message['topic'])}", query)
+    settings: dict[str, Any] = {}
+    with suppress(HadelayError):  # deleted topic: the trace continues without its settings
+        settings = call(remote, "GET", f"/v1/topics/{segment(message['topic'])}", needs="scheduled", query=query)
     cluster = call(remote, "GET", "/v1/cluster", needs="members", query={"stale": True})
     nodes = [_at(member, message, remote) for member in cluster["members"]]
     found = {
@@ -109,14 +110,6 @@ def _ms(start: str, end: str) -> float:
     return max(0.0, (_instant(end) - _instant(start)).total_seconds() * 1000)
 
 
-def _tried(remote: Remote, path: str, query: dict[str, Any]) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = call(remote, "GET", path, needs="scheduled", query=query)
-    except HadelayError:
-        return {}  # deleted topic: the trace continues without its settings
-    return found
-
-
 def _at(member: dict[str, Any], message: dict[str, Any], remote: Remote) -> dict[str, Any]:
     """A node's own view of the message; state None, with the error as detail, if it has none. Followers may lag."""
     row = {"node": member["name"], "role": member["role"], "state": None, "events": None, "detail": ""}
@@ -149,13 +142,8 @@ def _places(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield {"hour": entry["to"], "entry": None, "as": f"filed anew: {entry['event']}"}
 
 
-def _instant(text: str) -> datetime:
-    return datetime.fromisoformat(text)
-
-
 def _tell(found: dict[str, Any]) -> None:
-    print(found["verdict"])
-    print()
+    print(f"{found['verdict']}\n")
     fields(found["message"])
     print()
     table(_lines(found["timeline"]), ("at", "to_due", "what"))
@@ -174,15 +162,12 @@ def _lines(timeline: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     due = next(entry["at"] for entry in timeline if entry["event"] == "due")
     for entry in timeline:
         due = entry.get("due_at", due)
-        yield _line(entry, _instant(due))
+        ms = round((_instant(entry["at"]) - _instant(due)).total_seconds() * 1000)
+        words = [entry["event"], *(f"{word} {entry[name]}" for name, word in _WORDS.items() if entry.get(name))]
+        yield {"at": entry["at"], "to_due": f"{ms:+,} ms" if ms else "", "what": ", ".join(words)}
 
 
-def _line(entry: dict[str, Any], due: datetime) -> dict[str, Any]:
-    words = [entry["event"]]
-    words += [f"attempt {entry['attempt']}"] if entry.get("attempt") else []
-    words += [f"{word} {entry[name]}" for name, word in _WORDS.items() if entry.get(name)]
-    ms = round((_instant(entry["at"]) - due).total_seconds() * 1000)
-    return {"at": entry["at"], "to_due": f"{ms:+,} ms" if ms else "", "what": ", ".join(words)}
-
-
-_WORDS = {"consumer": "by", "node": "through", "reason": "because:", "from": "from hour", "to": "to hour"}
+_WORDS = {
+    "attempt": "attempt", "consumer": "by", "node": "through", "reason": "because:", "from": "from hour",
+    "to": "to hour",
+}  # fmt: skip

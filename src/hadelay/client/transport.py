@@ -165,10 +165,8 @@ class Transport:
         to_leader: bool = False,
         retry: bool = True,
     ) -> T:
-        """The result of `read` for a 2xx answer; other answers are raised.
-
-        timeout_s: of all tries together; answer_within_s: of one try, after which the next address is tried.
-        """
+        """The result of `read` for a 2xx answer; other answers are raised. timeout_s: of all tries together.
+        answer_within_s: of one try, after which the next address is tried."""
         request = _Request(method, path, data, headers or {}, to_leader)
         total_s = self.timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + total_s
