@@ -1,4 +1,4 @@
-"""A timer that can be set again and again: the earliest time asked for wins."""
+"""A timer that can be set again; the earliest time wins."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hadelay.platform.runtime import Handle, Runtime
 
 
 class Alarm:
-    """Calls `ring` once, not before the time it was set to. Whoever is rung may set it again."""
+    """Calls `ring` once, not before the time that the alarm was set to. `ring` may set the alarm again."""
 
     def __init__(self, runtime: Runtime, ring: Callable[[], None]) -> None:
         self._runtime, self._ring = runtime, ring
@@ -17,12 +17,12 @@ class Alarm:
         self._handle: Handle | None = None
 
     def at(self, mono: float) -> None:
-        """Ring at this monotonic time, or earlier if it is set to an earlier one."""
+        """Ring at this monotonic time, or earlier if the alarm is set to an earlier time."""
         if mono >= self._at:
             return
         self.cancel()
         self._at = mono
-        # Loops with millisecond timers round to the nearest: up, or we would be rung before the time and spin.
+        # Rounded up: loops with millisecond timers round to the nearest, and would ring before the time.
         delay_ms = math.ceil((mono - self._runtime.monotonic()) * 1000.0)
         self._handle = self._runtime.call_later(max(0, delay_ms) / 1000.0, self._fire)
 

@@ -1,10 +1,10 @@
-"""Who asks for messages: consumers and their topics, as this leader has seen them since it took over."""
+"""Consumers and the topics that they ask for, as this leader has seen them since it took over."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
-#: Limits of what is remembered: consumers with their topics, and names of topics in all of them. The oldest go first.
+#: Limits of pairs (consumer, topics), and of topic names in all pairs. The oldest pairs are forgotten first.
 _MOST, _MOST_NAMES = 1_024, 1 << 16
 
 
@@ -12,7 +12,7 @@ class Askers:
     """In memory only; a receive costs one look-up, however many topics it names."""
 
     def __init__(self) -> None:
-        #: (consumer, its topics) → cluster time of its last receive, the oldest first.
+        #: (consumer, topics) → cluster time of the last receive, the oldest first.
         self._asked: OrderedDict[tuple[str, tuple[str, ...]], int] = OrderedDict()
         self._names = 0
 
@@ -27,7 +27,7 @@ class Askers:
             self._names -= len(oldest)
 
     def of(self, topic: str, most: int = 16) -> list[tuple[str, int]]:
-        """The consumers that asked for a topic last, the latest first, and when."""
+        """(consumer, cluster time) of the latest receives for a topic, the latest first."""
         found: dict[str, int] = {}
         for (consumer, topics), asked_ms in reversed(self._asked.items()):
             if topic in topics and len(found) < most:

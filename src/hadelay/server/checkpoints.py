@@ -1,4 +1,4 @@
-"""When to checkpoint, and what it frees."""
+"""Checkpoints: when to make one; and the watch over free disk space."""
 
 from __future__ import annotations
 
@@ -14,23 +14,20 @@ from hadelay.settings.node import Config
 
 log = logging.getLogger(__name__)
 
-#: How often the free space is looked at, and the timer trigger is considered.
+#: Interval of looks at the free space and at the time since the last checkpoint.
 _TICK_S = 1.0
-#: What an entry counts at least: to replay a small one takes as long as this much of a large one.
+#: Smallest size that an entry counts as: replaying a small entry takes as long as this much of a large one.
 _ENTRY_BYTES = 8 << 10
-#: … and after how much that was applied: at full speed, a second is far beyond any mark.
+#: Bytes applied after which the free space is looked at again: at full speed, a second is too long.
 _SPACE_BYTES = 4 << 20
-#: Nodes that apply the same would all checkpoint in the same moment, with none left to commit quickly: so their bounds
-#: differ, by up to this part.
+#: Largest part by which the bounds of nodes differ: else all nodes would checkpoint at once, and none commit quickly.
 _APART = 0.3
 #: Upper bounds of hadelay_checkpoint_duration_seconds.
 _DURATIONS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-
-
-#: This part of storage.min_free_bytes is the last of the reserve.
+#: Below this part of storage.min_free_bytes the node will soon end itself.
 _LAST_PART = 8
 _REFUSES = "publishing is refused (507) until there is room; receives and acks go on from the reserve"
-#: What a full disk leads to, for the log.
+#: For the log: what a full disk leads to.
 ENDS = (
     "a node without room for what it has to write ends itself with exit code 70; nothing acknowledged is lost; its "
     "supervisor starts it again and again, and it serves once there is room: free some beside its directories, or "
@@ -39,7 +36,7 @@ ENDS = (
 
 
 class Checkpoints:
-    """Starts a checkpoint when enough was applied, lies in memory, or time has passed with anything changed."""
+    """Starts a checkpoint when enough was applied or is buffered, or when time has passed since a change."""
 
     def __init__(
         self,
@@ -61,11 +58,11 @@ class Checkpoints:
         self._unchecked = 0
         self._last = raft.runtime.monotonic()
         self._space, self._ends_soon = True, False
-        #: Free on the fuller of both disks, as of the last look.
+        #: Free bytes on the fuller of both disks, as of the last look.
         self.free_bytes = 0
         self.count = 0
         self.durations = Histogram.of(_DURATIONS_S)
-        #: When the last one was durable, or the process began.
+        #: Monotonic time at which the last checkpoint was durable, or the process began.
         self.finished = self._last
 
     def start(self) -> None:
@@ -87,7 +84,7 @@ class Checkpoints:
             self._raft.call_later(0.0, self.begin)
 
     def begin(self, then: Callable[[], None] = lambda: None) -> None:
-        """`then` is called when it is durable, or at once when there is nothing to do or one is under way."""
+        """Start a checkpoint. then: called when it is durable; at once when nothing changed or one is under way."""
         raft, storage = self._raft, self._replica.storage
         if raft.stopped or storage.checkpointing or not self.bytes_since:
             then()

@@ -1,6 +1,6 @@
-"""File descriptors: what the process may open, divided among what opens them.
+"""File descriptors of the process, divided among clients, webhooks and the node's own files.
 
-A journal that finds no descriptor for its next segment ends the node, so sockets of strangers never get the last ones.
+A journal that finds no descriptor for its next segment ends the node, so client sockets never get the last ones.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from hadelay.errors import ConfigError
 from hadelay.settings.node import Config
 
-#: Descriptors for everything but sockets of clients and of webhooks: journal, hours, LMDB, links, backups. Connections
-#: that have not said HELLO on the node link (256) and spares of health routes (64) are among them.
+#: Descriptors for everything but sockets of clients and webhooks: journal, hours, LMDB, links, backups, connections
+#: before HELLO on the node link (256) and spares of health routes (64).
 RESERVE = 1_024
-#: The reserve of a process that may open few files: what strangers and spares may take, and 192 for the node's own.
+#: Reserve of a process that may open few files: the same connections and spares, and 192 for the node's own files.
 _SMALL_RESERVE = 512
 #: Smallest limit of open files with which a node starts: the small reserve, and some sockets for clients.
 LEAST = 768
@@ -40,7 +40,7 @@ def raise_limit() -> int:
 
 
 def divide(config: Config, limit: int) -> Division:
-    """What of `limit` goes to clients and webhooks. Logs what had to be lowered; ConfigError below LEAST."""
+    """Divide `limit` descriptors among clients and webhooks. Logs lowered limits; ConfigError below LEAST."""
     if limit < LEAST:
         raise ConfigError(
             f"this process may open {limit} files; a node needs {LEAST} at least, and some for each client: raise the "

@@ -1,7 +1,7 @@
-"""Deletion waits for the archive: before a leader proposes to forget an hour, the archive has to hold all of it.
+"""Deletion waits for the archive: a leader proposes to delete an hour only once the archive holds all of it.
 
-Checked in a thread, as the archive may be far away. What was proven is believed for a minute only: an archive can be
-damaged afterwards, and the hour is then the only copy that is left.
+A thread checks the archive, which may be far away. A proof counts for a minute only: the archive can be damaged later,
+and then the hour is the only copy.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ log = logging.getLogger(__name__)
 
 #: Seconds for which a proof counts.
 _BELIEVED_S = 60.0
-#: Limit of hours that one check proves: so many are deleted well within that time.
+#: Limit of hours that one check proves: so many hours are deleted well before the proof expires.
 _AT_ONCE = 100
 #: Seconds between two log lines about hours that stay.
 _TELL_S = 3600.0
 
 
 class Gate:
-    """woken: called when hours may go."""
+    """woken: called when hours may be deleted."""
 
     def __init__(self, where: str, runtime: Runtime, woken: Callable[[], None]) -> None:
         self._where, self._runtime, self._woken = where, runtime, woken
@@ -33,22 +33,22 @@ class Gate:
         self._proven_at = self._told_at = -_TELL_S
         self._waiting: dict[int, Source] = {}
         self._asking = self._stopped = False
-        #: As the thread read it last.
+        #: The archive's catalogue as the thread read it last.
         self._catalogue: Catalogue | None = None
 
     def stop(self) -> None:
-        """End a check that is under way, after the hour that it is at."""
+        """End a running check after its present hour."""
         self._stopped = True
 
     def holds(self, hour: int, source: Source) -> bool:
-        """The archive was just seen to hold the hour as it is. False: unknown yet; the next `ask` asks for it, too."""
+        """The archive holds the hour as it is here. False: not known; the next `ask` checks the hour, too."""
         if self._runtime.monotonic() < self._proven_at + _BELIEVED_S and self._proven.get(hour) == source:
             return True
         self._waiting[hour] = source
         return False
 
     def ask(self) -> None:
-        """Look for the hours that wait, unless that is under way."""
+        """Check the hours that wait, unless a check is running."""
         if self._waiting and not self._asking:
             self._asking = True
             wanted = sorted(self._waiting.items())
@@ -78,7 +78,7 @@ class Gate:
 
 
 def open_archive(where: str) -> Files:
-    """A directory, or what lies at a URI. BadRequest for a URI that is not understood."""
+    """The files in a directory or at a URI. BadRequest for an unknown kind of URI."""
     where = where.removeprefix("file://")
     if "://" not in where:
         return Directory(where)

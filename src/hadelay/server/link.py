@@ -1,11 +1,11 @@
-"""Calls between nodes over the node link: a request, one answer or an error, and notes that want no answer.
+"""Calls between nodes over the node link: a request with one answer or error; and notes, which get no answer.
 
-    message := msgpack [number, op, payload]     kind CALL       number 0: a note, nobody waits for an answer
+    message := msgpack [number, op, payload]     kind CALL       number 0: a note
                msgpack [number, payload]         kind REPLY
                msgpack [number, type, detail, retry_after_ms, extra]     kind REFUSAL
 
-A call whose answer can't come any more (link down, too late) ends as OutcomeUnknown; one that could not be sent, as
-NoLeader: nothing happened. Results of commands cross as {type, fields}, arrays as their bytes (docs/spec/node-link.md).
+A call whose answer cannot come any more (link down, too late) ends as OutcomeUnknown; a call that could not be sent
+ends as NoLeader: nothing happened. docs/spec/node-link.md describes how results and arrays are encoded.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from hadelay.raft.ports import Done
 CALL, REPLY, REFUSAL = 64, 65, 66
 
 Reply = Done
-#: handler(peer, payload, reply); a note's reply does nothing.
+#: handler(peer, payload, reply); the reply of a note does nothing.
 Handler = Callable[[str, Any, Reply], None]
 
 
 class Link:
-    """One per node. `send(peer, kind, payload)` is RaftNode's; it is False when there is no link to that peer."""
+    """One per node. send: RaftNode's; False when there is no link to that peer."""
 
     def __init__(self, runtime: Runtime, send: Callable[[str, int, bytes], bool]) -> None:
         self.runtime = runtime
         self.handlers: dict[str, Handler] = {}
         self._send = send
-        # Not from 1: the answer to a call of this node's last process may still come, and must not fit one of ours.
+        # Random: an answer to a call of this node's last process may still come, and must match no call of this one.
         self._numbers = count(1 + runtime.random.getrandbits(62))
         self._waiting: dict[int, tuple[str, Reply, Handle]] = {}
 
@@ -59,7 +59,7 @@ class Link:
             self._finish(number, None, OutcomeUnknown(f"the link to node {peer} broke before it answered"))
 
     def on_message(self, peer: str, kind: int, payload: bytes) -> None:
-        """Raises nothing: a peer that sends nonsense gets a refusal, or silence."""
+        """Handle a message. Raises nothing: a malformed message gets a refusal, or no answer."""
         try:
             message = msgpack.unpackb(payload, ext_hook=_unpack_ext, strict_map_key=False)
             if kind == CALL:
@@ -99,8 +99,7 @@ class Link:
 
 
 _ERRORS = {c.type: c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, HadelayError)}
-#: Name on the link → class of a result. The names never change, whatever the classes are called; a result's fields
-#: cross in the order of the class.
+#: Name on the link → class of a result. The names never change; a result's fields cross in the order of the class.
 _RESULTS = {
     "PublishResult": results.PublishResult,
     "GrantResult": results.GrantResult,
@@ -115,9 +114,9 @@ _RESULTS = {
 }
 _NAMES = {kind: name for name, kind in _RESULTS.items()}
 _ARRAY, _RESULT = 1, 2
-#: A result holds results, or lists of them.
+#: Limit of results nested in results: the C stack would end before Python's does.
 _DEEPEST = 8
-#: Of arrays in results: whole numbers and truth.
+#: Dtypes of arrays in results, by their text: numpy would read some texts as Python.
 _DTYPES = {dtype.str: dtype for dtype in map(np.dtype, ("?", "<u1", "<u2", "<u4", "<u8", "<i4", "<i8"))}
 
 
@@ -148,11 +147,10 @@ def _default(value: Any) -> Any:
 def _unpack_ext(code: int, data: bytes, depth: int = 0) -> Any:
     if code == _ARRAY:
         dtype, raw = msgpack.unpackb(data)
-        # Not just any text: numpy reads some of them as Python.
         return np.frombuffer(raw, _DTYPES[dtype])
     if code == _RESULT:
         if depth == _DEEPEST:
-            raise ValueError("a result in too many results")  # the C stack would end before Python's does
+            raise ValueError("a result in too many results")
         name, *fields = msgpack.unpackb(data, ext_hook=partial(_unpack_ext, depth=depth + 1), strict_map_key=False)
         return _RESULTS[name](*fields)
     raise ValueError(f"unknown extension {code}")

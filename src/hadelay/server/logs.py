@@ -1,7 +1,7 @@
-"""Log lines on stderr: an event and its fields, one per change of state, none per message. JSON off a terminal.
+"""Log lines on stderr: an event and its fields, for changes of state, never per message. JSON unless on a terminal.
 
-Parts that also run in the simulator log through `logging`, with their fields in `extra`; the others through structlog.
-Both come out alike, with the node's name.
+Parts that also run in the simulator log through `logging`, with fields in `extra`; others log through structlog. Both
+kinds of lines look alike and carry the node's name.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 from hadelay.errors import shortened
 from hadelay.settings.node import LogConfig
 
-#: Fields that no client has a part in.
+#: Fields that are never shortened, because clients have no influence on them.
 _WHOLE = frozenset(("event", "exception", "stack"))
 
 
 def set_up_logs(config: LogConfig, node: str = "") -> None:
-    """Once per process, before anything logs."""
+    """Call once per process, before anything logs."""
 
     def named(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
         event.setdefault("node", node)
@@ -54,6 +54,6 @@ def set_up_logs(config: LogConfig, node: str = "") -> None:
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *written],
         )
     )
-    # Of aiohttp and the others what they warn about is worth a line.
+    # Libraries such as aiohttp log warnings only.
     logging.basicConfig(level=max(level, logging.WARNING), handlers=[handler], force=True)
     logging.getLogger("hadelay").setLevel(level)

@@ -1,8 +1,7 @@
-"""Changing who is a member while the cluster runs: what is refused, and why (ADR 150). The leader decides.
+"""Changes of the members while the cluster runs, and what the leader refuses (ADR 150).
 
-A node is added as a learner, which gets everything and counts for nothing; the leader makes it a voter when it has
-caught up (raft.membership). So adding one never costs the quorum, and removing one does so only if too few of the
-others are there.
+A node is added as a learner, which gets all entries but does not vote; the leader makes the learner a voter once it has
+caught up (raft.membership). So adding a node never costs the quorum, and a removal is refused if it would.
 """
 
 from __future__ import annotations
@@ -10,8 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from hadelay.codec.commands import encode_feature
-from hadelay.errors import BadRequest, Conflict, HadelayError, LimitReached, NoLeader, NotFound
+from hadelay.errors import BadRequest, Conflict, HadelayError, LimitReached, NoLeader, NotFound, Overloaded
 from hadelay.members import MAX_MEMBERS, Member, Members
 from hadelay.raft.ports import Done
 from hadelay.server.link import Reply
@@ -19,13 +17,13 @@ from hadelay.server.node import Node
 from hadelay.settings.rules import is_loopback, split_address
 from hadelay.version import MEMBERS_LEVEL
 
-#: One of dots alone could not stand in a path, by which it is removed.
+#: Not only dots: the name stands in the path of the request that removes the node.
 _NAME = re.compile(r"(?!\.+\Z)[A-Za-z0-9._-]{1,64}")
 _ADDRESS = re.compile(r"[!-~]{1,255}")
 _UNSPECIFIED = ("0.0.0.0", "::")
 #: Timeout of a member change forwarded to another node, in seconds; equals the commit timeout.
 CHANGE_S = 10.0
-#: `outcome` of a refusal: another node has to lead first.
+#: `outcome` of a refusal: another node must lead first.
 LEADS = "leads"
 
 
@@ -43,7 +41,7 @@ class MemberChanges:
         self._change(op, name, address, reply)
 
     def _change(self, op: str, name: str, address: str, done: Done) -> None:
-        """`add` name at address, or `remove` it. done(None, None) once that is committed. Leader only."""
+        """Add a node at an address, or remove one. done(None, None) once the change is committed. Leader only."""
         if not self._node.leading:
             done(None, NoLeader("this node does not lead", retry_after_ms=50))
             return
@@ -56,28 +54,17 @@ class MemberChanges:
         if error is not None:
             done(None, error)
         elif self._node.ledger.level < MEMBERS_LEVEL:
-            self._switch(op, name, address, done)
+            done(None, self._too_old())
         else:
             self._raft.membership.propose(members, lambda result, error: done(None, error))
 
-    def _switch(self, op: str, name: str, address: str, done: Done) -> None:
-        """The first change brings the feature level that every node needs to know."""
-        if self._peers.common_level() < MEMBERS_LEVEL:
-            old = [peer for peer in self._peers.peers.values() if not self._peers.live(peer.name)]
-            old = old or [p for p in self._peers.peers.values() if p.feature_level < MEMBERS_LEVEL]
-            text = f"the first change of the members needs every node, upgraded: {old[0].name} is not, or not there"
-            done(None, Conflict(text))
-            return
-
-        def switched(result: Any, error: HadelayError | None) -> None:
-            if error is None and self._node.ledger.level < MEMBERS_LEVEL:
-                error = Conflict("the feature level was not switched on")
-            if error is not None:
-                done(None, error)
-            else:
-                self._change(op, name, address, done)
-
-        self._node.leadership.propose(encode_feature(MEMBERS_LEVEL), switched)
+    def _too_old(self) -> HadelayError:
+        """The feature level is too low: a node is old or absent, or the leader is about to raise the level."""
+        for peer in self._peers.peers.values():
+            if not self._peers.live(peer.name) or peer.feature_level < MEMBERS_LEVEL:
+                text = f"the first change of the members needs every node, upgraded: {peer.name} is not, or not there"
+                return Conflict(text)
+        return Overloaded("the feature level is being raised: try again", retry_after_ms=500)
 
     def _settled(self) -> Members:
         members = self._raft.membership.members

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from hadelay.codec.commands import encode_incarnation, encode_members
@@ -20,7 +21,7 @@ from hadelay.ledger.quotas import retry_after_ms
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.topics import Topic
 from hadelay.members import Member, Members
-from hadelay.platform.disk import Disk, Lock
+from hadelay.platform.disk import Disk
 from hadelay.platform.network import Network
 from hadelay.platform.runtime import Runtime
 from hadelay.raft.journal import FIRST, Journal
@@ -70,7 +71,7 @@ class Node:
         self.config, self.disk, self.runtime = config, disk, runtime
         self.name = config.node.name
         #: Locks that keep other processes out of this node's directories.
-        self.locks: Sequence[Lock] = ()
+        self.locks = ExitStack()
         #: Called on the leader, by apply, when a topic's settings changed or messages of the topic died.
         self.on_topic: Callable[[Topic], None] = lambda topic: None
         self.replica = Replica(storage)
@@ -169,8 +170,7 @@ class Node:
         self.leadership.stop()
         self.raft.stop()
         self.storage.close()
-        for lock in self.locks:
-            lock.close()
+        self.locks.close()
 
     def _damaged(self, hour: int, index: int, what: str) -> None:
         """A second's chain is broken at that entry, or its record: repair both, then walk on."""

@@ -1,12 +1,11 @@
-"""What nodes tell each other once a second: wall clock, cluster time, address, version, progress, free space.
+"""Notes that nodes send each other once a second: wall clock, cluster time, address, version, progress, free space.
 
-Notes, not Raft: they may be lost, late or old, and nothing that is promised rests on one. Cluster time takes the
-median of the wall clocks; `GET /v1/cluster` shows the rest; the leader refuses publishes (507) by
-the fullest live node.
+Notes may be lost, late or old, and no promise rests on one. Cluster time takes the median of the wall clocks;
+`GET /v1/cluster` shows the rest; the leader refuses publishes (507) while any live node lacks space.
 
-Each note says what the receiver's monotonic clock must show if both notes took no time: the receiver's last note said
-what it showed, and it has run on since. What it shows beyond that is the round trip, so a clock's word that waited
-anywhere is known to be old.
+A note also says what the receiver's monotonic clock shows now if notes take no time: the reading in the receiver's last
+note, plus the time since. The difference to the real reading is the round trip, so a delayed clock reading is known to
+be old.
 """
 
 from __future__ import annotations
@@ -26,20 +25,18 @@ from hadelay.server.link import Link, Reply
 log = logging.getLogger(__name__)
 
 _INTERVAL_S = 1.0
-#: Until the cluster agrees on a time there is nothing else to do.
+#: Interval of notes while the cluster has not agreed on a time.
 _IMPATIENT_S = 0.1
-#: A peer that said nothing for this long is not counted as live.
+#: A peer that sent no note for this long does not count as live.
 _LIVE_S = 3.0
-#: By how much two readings of one clock may disagree.
+#: Limit of the difference between two readings of one clock.
 _DRIFTED_S = 0.01
-#: A round trip that took longer says nothing of a wall clock: it may be off by half of it.
+#: Limit of the round trip of a wall clock's reading, which may be off by half of the round trip.
 _OLD_S = 10.0
-
-
-#: Least pause between two log lines about the clocks, in seconds; a node that starts has heard of the others by then.
+#: Pause between two log lines about the clocks; a node that starts has heard of the others by then.
 _ALARMS_S = 5.0
 
-#: What `_send` sends: wall clock, cluster time, mine, yours, address, version, level, applied index, has space.
+#: A note: wall clock, cluster time, mine, yours, address, version, level, applied index, has space.
 _NOTE = tuple[int, int | None, float, float | None, str, str, int, int, bool]
 
 
@@ -68,11 +65,11 @@ class Peers:
     ) -> None:
         self.runtime, self.link, self.clock, self.me, self.changed = runtime, link, clock, me, changed
         self.peers = {name: Peer(name) for name in names}
-        #: Whose clocks count.
+        #: Nodes whose clocks count.
         self.voters = frozenset(names)
-        #: The live nodes, this one included, that take no more messages. As of the last note: every publish asks.
+        #: Live nodes without space, this one included, as of the last note.
         self.full: list[str] = []
-        #: Each linked peer's monotonic clock less this one, by its last note; behind by the time that note took.
+        #: Monotonic clock of each linked peer less this node's, by the peer's last note, less the time the note took.
         self._ahead: dict[str, float] = {}
         #: The clock alarms logged last, and when.
         self._alarms: list[str] = []
@@ -83,7 +80,7 @@ class Peers:
         self._tell()
 
     def set_members(self, names: Iterable[str], voters: Iterable[str]) -> None:
-        """Whom notes go to from now on, this node included, and which of them vote."""
+        """Set the nodes to exchange notes with, this node included, and those of them that vote."""
         self.peers = {name: self.peers.get(name) or Peer(name) for name in names}
         self.voters = frozenset(voters)
         self._look_for_space()
@@ -93,16 +90,16 @@ class Peers:
         return peer is not None and self.runtime.monotonic() - peer.heard < _LIVE_S
 
     def common_level(self) -> int:
-        """The feature level that every member knows; 0 while one is away: it may come back as an older one."""
+        """The feature level that every member knows; 0 while a member is away: it may return with an older program."""
         return min(peer.feature_level if self.live(name) else 0 for name, peer in self.peers.items())
 
     def greet(self, name: str) -> None:
-        """A link came up: introduce this node at once. The peer may have another clock than before."""
+        """A link came up: send a note at once. The peer may have another clock than before."""
         self._ahead.pop(name, None)
         self._send(name)
 
     def tell(self) -> None:
-        """Everybody, now."""
+        """Send a note to every peer now."""
         mono = self.runtime.monotonic()
         me = self.me()
         me.heard = mono
@@ -120,7 +117,7 @@ class Peers:
         self.runtime.call_later(_INTERVAL_S if self.clock.ready else _IMPATIENT_S, self._tell)
 
     def no_space(self) -> str:
-        """Why the leader refuses publishes; empty while every live node has space."""
+        """Why the leader refuses publishes; empty while all live nodes have space."""
         if not self.full:
             return ""
         where = ", ".join(self.full)
@@ -146,18 +143,18 @@ class Peers:
     def _hear(self, name: str, payload: Any, reply: Reply) -> None:
         wall_ms, now_ms, theirs, yours, http, version, level, applied, has_space = msgspec.convert(payload, _NOTE)
         if name not in self.peers:
-            return  # it was removed, and hears of it
+            return  # a removed member
         if not all(map(math.isfinite, (theirs, yours or 0.0))):
             raise ValueError("a clock shows no number")
         mono = self.runtime.monotonic()
         self._ahead[name] = theirs - mono
         self.peers[name] = Peer(name, http, version, level, applied, has_space, mono)
         self._look_for_space()
-        # Sent later than now: by a clock that this machine had before it was started anew.
+        # A reading in the future is of the clock that this machine had before it restarted.
         if yours is not None and -_DRIFTED_S < mono - yours < _OLD_S and name in self.voters:
             self.clock.observe_wall(name, wall_ms, mono, now_ms, max(0.0, mono - yours))
         if now_ms is None and self.clock.ready:
-            self._send(name)  # it waits for nothing else
+            self._send(name)  # the peer waits to learn the time
         self._changed()
 
     def _changed(self) -> None:
@@ -165,7 +162,7 @@ class Peers:
         self.changed()
 
     def _log_alarms(self) -> None:
-        """A line when they change, and not one a second when a clock is just about too far off."""
+        """Log alarms when they change, but not each second while a clock is near its bound."""
         alarms, mono = sorted(self.clock.alarms), self.runtime.monotonic()
         if alarms == self._alarms or mono < self._alarms_logged + _ALARMS_S:
             return

@@ -1,7 +1,6 @@
-"""Reading ahead (leader): what falls due soon is brought into memory by a thread, in the order of the file.
+"""Read-ahead (leader): a thread brings records that fall due soon into memory, in the order of the file.
 
-Nothing depends on it. It only makes it likely that records are in memory when they are handed out; `records.py` reads
-those that are not in a thread.
+Nothing depends on read-ahead: a record that is not in memory at its hand-out is read in a thread (reading.py).
 """
 
 from __future__ import annotations
@@ -17,24 +16,24 @@ from hadelay.platform.runtime import Runtime
 
 log = logging.getLogger(__name__)
 
-#: Records are read so long before their second begins, in seconds: early enough for a slow disk, and late enough that
-#: a page cache with little memory still has them.
+#: Time from the read to the records' second: early enough for a slow disk, and late enough that a small
+#: page cache still has them when they are handed out.
 AHEAD_S = 2.0
-#: Bytes between two records that are read along rather than asked for apart.
+#: Limit of the gap between two records that are read as one span, in bytes.
 _GAP = 32 << 10
 
 
 class ReadAhead:
     def __init__(self, disk: Disk, runtime: Runtime, path: Callable[[int], str]) -> None:
-        """path: of an hour's files, without suffix."""
+        """path: gives the path of an hour's files, without suffix."""
         self._disk, self._runtime, self._path = disk, runtime, path
 
     def index(self, hour: int) -> None:
-        """The hour begins soon, or is running: its chains are walked backwards, all over its index."""
+        """Read the index of an hour that begins soon or is running: walks along its chains touch all of it."""
         self._in_thread("index-ahead", hour, ".idx", lambda size: [(0, size)])
 
     def records(self, hour: int, rows: NDArray[np.void], in_s: float) -> None:
-        """INDEX rows whose second begins in `in_s` seconds."""
+        """Read the records of INDEX rows whose second begins in `in_s` seconds."""
         if len(rows):
             starts, sizes = rows["offset"].astype(np.int64), rows["size"].astype(np.int64)
             self._runtime.call_later(max(0.0, in_s - AHEAD_S), self._records, hour, starts, starts + sizes)
@@ -61,7 +60,7 @@ class ReadAhead:
 
 
 def spans(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """(start, end) of what to read, ascending; neighbours are joined."""
+    """(start, end) of what to read, ascending; near neighbours are joined."""
     order = starts.argsort()
     starts, ends = starts[order], np.maximum.accumulate(ends[order])
     first = np.flatnonzero(np.append(True, starts[1:] > ends[:-1] + _GAP))

@@ -1,13 +1,13 @@
-"""Opening a node's directories: as a founder, as who it was, or as a new incarnation that the cluster has to admit.
+"""Opening a node's directories: as a founder, as the same node, or as a new incarnation that the cluster must admit.
 
     data_dir/g<group>/      hours, index, names, checkpoint (storage.store)
     journal_dir/g<group>/   the Raft journal (raft.journal); journal_dir is data_dir/raft unless the configuration says
 
 Both carry cluster, group, node and incarnation. One without the other, or of different incarnations, means that a disk
-was lost, exchanged or put back from a copy: such a node may have promised what it no longer knows. It starts empty, as
-a new incarnation, which neither votes nor counts until a majority without it has admitted it. What
-was found is put aside under another name, never deleted. Bytes of the hour files that did not verify while an entry was
-applied (`damaged` names them) make it such a node, too. A cluster of one has nobody to learn from: it refuses.
+was lost, exchanged or restored from a copy: such a node may have forgotten a promise. It starts empty, as a new
+incarnation, which neither votes nor counts until a majority of the others has admitted it. The old directories are
+renamed, never deleted. The same happens after bytes of the hour files did not verify while an entry was applied
+(`damaged` names them). A cluster of one node has no other copy, so it refuses to start.
 
 Directories of a first start without `init` hold nothing, and become a founder's once `init` is set.
 """
@@ -17,13 +17,13 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import PurePath
 
 import structlog
 
 from hadelay.errors import ConfigError, is_disk_full
-from hadelay.platform.disk import Disk, Lock
+from hadelay.platform.disk import Disk
 from hadelay.platform.network import Network
 from hadelay.platform.runtime import Runtime
 from hadelay.raft.journal import FIRST, Journal, JournalConfig
@@ -49,27 +49,22 @@ def open_node(
     *,
     backend: Callable[[str], Backend] = LmdbBackend,
 ) -> Node:
-    """A recovered node, not yet started. ConfigError in words for directories that are not this node's, DamagedFile
-    for bytes that do not verify. `backend` makes the table store at a path."""
+    """A recovered node, not yet started. ConfigError for directories of another node, DamagedFile for bytes that do not
+    verify. backend: makes the table store at a path."""
     directories = Directories(config, disk, runtime, backend)
     with _in_words(config, disk):
         directories.make()
-        locks = directories.lock()
-        try:
+        with directories.lock() as locks:
             journal, storage = directories.open()
             node = Node(config, disk, network, runtime, on_fatal, storage=storage, journal=journal)
             MemberChanges(node)
-        except BaseException:
-            for lock in locks:
-                lock.close()
-            raise
-        node.locks = locks
+            node.locks = locks.pop_all()
         return node
 
 
 @contextmanager
 def _in_words(config: Config, disk: Disk) -> Iterator[None]:
-    """What to do about a disk that does not let a node start."""
+    """Say in an OSError what to do about a disk that does not let a node start."""
     try:
         yield
     except OSError as error:
@@ -93,13 +88,13 @@ def _in_words(config: Config, disk: Disk) -> Iterator[None]:
 
 
 def _free(disk: Disk, directory: str) -> int:
-    """Where it is, or would be."""
+    """Free bytes on the disk where the directory is, or would be."""
     at = PurePath(directory)
     return disk.free(next((str(path) for path in (at, *at.parents) if disk.exists(str(path))), directory))[0]
 
 
 class Directories:
-    """A node's own: `data` and `journal`."""
+    """The directories of a node: `data` and `journal`."""
 
     def __init__(self, config: Config, disk: Disk, runtime: Runtime, backend: Callable[[str], Backend]) -> None:
         self.config, self.disk, self.runtime, self.backend = config, disk, runtime, backend
@@ -107,22 +102,24 @@ class Directories:
         self.journal = f"{config.journal_dir}/g{config.cluster.group}"
 
     def make(self) -> None:
-        """And take from other users what an earlier version, or a copy, let them read."""
+        """Create the directories, and remove other users' rights that an earlier version, or a copy, left."""
         corrected = 0
         for directory in sorted({self.data, self.journal}):
             self.disk.makedirs(directory)
             parent, _, group = directory.rpartition("/")
             corrected += self.disk.protect(parent, below=False)
             for name in self.disk.listdir(parent):
-                if name.partition(".")[0] == group:  # also the lock, and what was put aside
+                if name.partition(".")[0] == group:  # also the lock, and directories put aside
                     corrected += self.disk.protect(f"{parent}/{name}")
         if corrected:
             log.info("modes_corrected", node=self.config.node.name, files=corrected)
 
-    def lock(self) -> list[Lock]:
-        """Beside the directories, which may be put aside, and before anything in them is touched."""
-        both = sorted({self.data, self.journal})
-        return [lock_directory(self.disk, directory, f"{directory}.lock") for directory in both]
+    def lock(self) -> ExitStack:
+        """Lock both directories, by files beside them, because the directories may be renamed."""
+        with ExitStack() as locks:
+            for directory in sorted({self.data, self.journal}):
+                locks.enter_context(closing(lock_directory(self.disk, directory, f"{directory}.lock")))
+            return locks.pop_all()
 
     def identity(self, incarnation: int, feature_level: int = FIRST_LEVEL) -> Identity:
         cluster = self.config.cluster
@@ -135,40 +132,36 @@ class Directories:
         return Journal.create(self.disk, self.journal, self.runtime, owner, settings)
 
     def open(self) -> tuple[Journal, Storage]:
-        incarnation, journal = self._who_am_i()
-        # The journal first: one that holds nothing yet has promised nothing, so dying in between does no harm.
-        journal = journal or self.create_journal(incarnation)
-        storage = self._open_storage(incarnation)
+        journal, storage = self._open(*self._who_am_i())
         if not _of_one_time(journal, storage):
             journal.close()
             storage.close()
-            incarnation = self._start_over(self.journal)
-            journal = self.create_journal(incarnation)
-            storage = self._open_storage(incarnation)
+            journal, storage = self._open(self._start_over(self.journal))
         if self.config.cluster.init and self._is_blank(journal, storage):
             journal.close()
             storage.close()
-            self._put_aside(f"empty-{incarnation}")
-            journal = self.create_journal(FOUNDING)
-            storage = self._open_storage(FOUNDING)
+            self._put_aside(f"empty-{journal.incarnation}")
+            journal, storage = self._open(FOUNDING)
         return journal, storage
 
+    def _open(self, incarnation: int, journal: Journal | None = None) -> tuple[Journal, Storage]:
+        # The journal is created first: an empty one has promised nothing, so a crash in between does no harm.
+        journal = journal or self.create_journal(incarnation)
+        return journal, Storage(
+            self.disk, self.data, self.runtime, self.identity(incarnation),
+            backend=self.backend, far_buffer_bytes=self.config.storage.far_buffer_bytes,
+        )  # fmt: skip
+
     def _is_blank(self, journal: Journal, storage: Storage) -> bool:
-        """The directories are those of a first start without `init`: the node has promised nothing, and it is not empty
-        because a disk was lost (then what was found lies beside them)."""
+        """The directories are those of a first start without `init`: the node has promised nothing, and no directories
+        of a lost disk lie beside them."""
         promised = journal.admitted or journal.voted_for or journal.installing or storage.applied_index
         siblings = (path.rpartition("/") for path in {self.data, self.journal})
         lost = any(name.startswith(f"{own}.lost-") for parent, _, own in siblings for name in self.disk.listdir(parent))
         return not promised and not lost and (journal.last_index, journal.term) == FIRST
 
-    def _open_storage(self, incarnation: int) -> Storage:
-        far_buffer_bytes, identity = self.config.storage.far_buffer_bytes, self.identity(incarnation)
-        return Storage(
-            self.disk, self.data, self.runtime, identity, backend=self.backend, far_buffer_bytes=far_buffer_bytes
-        )
-
     def _who_am_i(self) -> tuple[int, Journal | None]:
-        """This node's incarnation, and its journal if it has one. Puts aside what can't be trusted."""
+        """This node's incarnation, and its journal if it has one. Puts directories aside that cannot be trusted."""
         config, disk = self.config, self.disk
         identity = read_identity(disk, self.data)
         if identity is not None:
@@ -195,7 +188,7 @@ class Directories:
         return self._start_over(self.data if identity is None else self.journal), None
 
     def _start_over(self, lost: str) -> int:
-        """Put both directories aside and become a new incarnation. ConfigError where there is nobody to learn from."""
+        """Put both directories aside and become a new incarnation. ConfigError in a cluster of one node."""
         if len(self.config.members) == 1:
             raise ConfigError(
                 f"{lost} is lost or of another time, and there is no other node to learn from: put back {self.data} "
@@ -207,23 +200,23 @@ class Directories:
         return aside
 
     def _put_aside(self, suffix: str) -> None:
-        """Begin with empty directories; what they hold gets that suffix."""
+        """Rename both directories by that suffix, and create empty ones."""
         for directory in (self.data, self.journal):
             self.disk.rename(directory, f"{directory}.{suffix}")
             self.disk.sync_dir(directory.rpartition("/")[0])
             self.disk.makedirs(directory)
 
     def _new_incarnation(self) -> int:
-        """Above every earlier one: they were taken from earlier times."""
+        """A number above every earlier incarnation, by the wall clock."""
         return max(FOUNDING + 1, self.runtime.wall_ms())
 
 
 def _of_one_time(journal: Journal, storage: Storage) -> bool:
-    """False: one of them was put back from an older copy, or lost its end. A checkpoint never goes beyond what the
-    journal has synced, and the journal is never cut beyond the checkpoint."""
+    """Journal and storage fit. Else one was restored from an old copy, or lost its end: a checkpoint never goes beyond
+    the synced journal, and the journal is never cut beyond the checkpoint."""
     index, term = (storage.applied_index, storage.applied_term) if storage.applied_index else FIRST
     if journal.installing >= index > journal.last_index:
-        return True  # a snapshot was installed, and the journal's new beginning is still to be written
+        return True  # a snapshot was installed, and the journal's reset is still to be written
     return journal.base_index <= index <= journal.last_index and journal.term_at(index) == term
 
 

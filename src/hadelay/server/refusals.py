@@ -1,10 +1,11 @@
-"""What a refusal of apply means to users: errors for rows of a publish and for whole commands, and throttled topics."""
+"""Errors for users out of apply's refusals, of rows of a publish and of whole commands; and throttled topics."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 from hadelay.codec.results import Refused, RowCode
 from hadelay.errors import BadRequest, Conflict, DiskFull, HadelayError, Impossible, LimitReached, NotFound
@@ -17,6 +18,26 @@ _LIMITS = {
     RowCode.TOO_MANY_BYTES: "max_bytes",
     RowCode.TOO_FAST: "publish_rate",
 }
+_PROBLEMS: dict[RowCode, tuple[type[HadelayError], str]] = {
+    RowCode.TOO_FAR: (Impossible, "deliver_at is further ahead than this cluster allows (limits.max_delay)"),
+    RowCode.KEY_CONFLICT: (
+        Impossible, "this Idempotency-Key was used with another payload or other options: take a new key",
+    ),
+    RowCode.KEY_PENDING: (Conflict, "a message with this key is pending; `id` is the first one's"),
+    RowCode.KEY_LEASED: (
+        Conflict, "the message with this key is leased, too late to replace it; publish again when it is settled",
+    ),
+    RowCode.NO_CALLBACK: (
+        Impossible,
+        "callback: {topic} does not allow a message to name its own URL; its webhook's allow_per_message would",
+    ),
+    RowCode.NO_TOPIC: (
+        NotFound, "there is no topic {topic!r}, and topics are not created by publishing here: PUT it first",
+    ),
+    RowCode.HOUR_FULL: (LimitReached, "that hour holds as many messages as it can: choose another time"),
+    RowCode.TOO_MANY_TOPICS: (LimitReached, "the cluster has as many topics as it allows"),
+}  # fmt: skip
+_OUTCOMES = {RowCode.KEY_PENDING: "pending", RowCode.KEY_LEASED: "leased"}
 _REFUSALS: dict[str, type[HadelayError]] = {
     "bad_config": BadRequest,
     "no_topic": NotFound,
@@ -33,17 +54,17 @@ _REFUSALS: dict[str, type[HadelayError]] = {
 
 
 class Refusals:
-    """Refused rows by the limit that refused them. Remembers which topics were published to too fast."""
+    """Counts refused rows, and remembers which topics were published to too fast."""
 
     def __init__(self, monotonic: Callable[[], float], retry_after_ms: Callable[[str], int]) -> None:
-        """retry_after_ms: when a topic's publish rate lets the next message through; 0: now, or not known."""
+        """retry_after_ms: time until a topic's publish rate admits the next message; 0: none, or not known."""
         self._monotonic, self._retry_after_ms = monotonic, retry_after_ms
-        #: Counts of rows, by the limit's name.
+        #: Counts of refused rows, by the limit's name.
         self.counts: Counter[str] = Counter()
         self._throttled_until: dict[str, float] = {}
 
     def throttled(self, drafts: list[Draft]) -> HadelayError | None:
-        """Why these drafts are refused without asking the leader; None: apply decides."""
+        """The error for drafts of a throttled topic, without asking the leader; None: apply decides."""
         if not self._throttled_until:
             return None
         topic = drafts[0].topic
@@ -83,24 +104,7 @@ def _too_fast(topic: str, wait_ms: int) -> HadelayError:
     return LimitReached(f"more than the publish_rate of {topic!r}: come again later", retry_after_ms=max(1, wait_ms))
 
 
-def _problem(code: RowCode, topic: str, other: int = 0) -> HadelayError:
-    if code == RowCode.TOO_FAR:
-        return Impossible("deliver_at is further ahead than this cluster allows (limits.max_delay)")
-    if code == RowCode.KEY_CONFLICT:
-        return Impossible("this Idempotency-Key was used with another payload or other options: take a new key")
-    if code == RowCode.KEY_PENDING:
-        return Conflict(
-            "a message with this key is pending; `id` is the first one's", outcome="pending", id=encode_id(other)
-        )
-    if code == RowCode.KEY_LEASED:
-        detail = "the message with this key is leased, too late to replace it; publish again when it is settled"
-        return Conflict(detail, outcome="leased", id=encode_id(other))
-    if code == RowCode.NO_CALLBACK:
-        return Impossible(
-            f"callback: {topic} does not allow a message to name its own URL; its webhook's allow_per_message would"
-        )
-    if code == RowCode.NO_TOPIC:
-        return NotFound(f"there is no topic {topic!r}, and topics are not created by publishing here: PUT it first")
-    if code == RowCode.HOUR_FULL:
-        return LimitReached("that hour holds as many messages as it can: choose another time")
-    return LimitReached("the cluster has as many topics as it allows")
+def _problem(code: RowCode, topic: str, other: int) -> HadelayError:
+    kind, detail = _PROBLEMS[code]
+    extra: dict[str, Any] = {"outcome": _OUTCOMES[code], "id": encode_id(other)} if code in _OUTCOMES else {}
+    return kind(detail.format(topic=topic), **extra)

@@ -1,4 +1,4 @@
-"""What a node has applied: the ledger in memory, and the files below it."""
+"""The state of a node: the ledger in memory, and the files below it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hadelay.storage.store import Storage
 
 
 class Replica:
-    """An installed snapshot replaces `ledger` and `storage`: parts of a node keep the replica, not what it holds."""
+    """An installed snapshot replaces `ledger` and `storage`, so parts of a node keep the replica instead."""
 
     def __init__(self, storage: Storage) -> None:
         self.load(storage)

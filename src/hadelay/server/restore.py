@@ -1,8 +1,8 @@
-"""A node of a new cluster from a backup of another: its directories, as if it had installed that snapshot.
+"""Restore: fill the directories of a node of a new cluster from a backup, as if the node had installed that snapshot.
 
-Every founding member is restored from the same backup, whatever their number. All of them begin with the same entry:
-their journals stand behind it, and nobody holds more. The group's number changes, since it is a part of every id and
-lease token: the lost cluster may have given out others after the backup, and they are not given out again (ADR 141).
+Every founding member is restored from the same backup, whatever their number, so all journals begin behind the same
+entry. The group's number changes, because it is part of every id and lease token: the lost cluster may have issued
+more of them after the backup, and they must not be issued again (ADR 141).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hadelay.storage.snapshots import Installer, clear, roll_forward
 from hadelay.storage.tables import CHECKPOINT, CORE, ROW, Backend
 
 _CHUNK = 1 << 20
-#: What an unfinished restore leaves behind, and nothing else does.
+#: Files that an unfinished restore leaves behind.
 _OURS = ("incoming", "lock")
 
 
@@ -42,13 +42,12 @@ def restore(
     backend: Callable[[str], Backend] = LmdbBackend,
     copied: Callable[[int], None] = lambda size: None,
 ) -> None:
-    """Fill this node's empty directories, then done(None), or done(error). ConfigError, before anything is touched, for
-    directories that are not empty, and for the lost cluster's own id or group."""
+    """Fill this node's empty directories, then done(None), or done(error). Raises ConfigError, before anything is
+    written, for directories that are not empty, and for the lost cluster's own id or group."""
     directories = Directories(config, disk, runtime, backend)
     data = directories.data
     _refuse(directories, backup)
     directories.make()
-    locks = directories.lock()
 
     def switch(switched: Callable[[HadelayError | None], None]) -> None:
         try:
@@ -60,20 +59,16 @@ def restore(
             switched(None)
 
     def finished(error: HadelayError | None) -> None:
-        for lock in locks:
-            lock.close()
+        held.close()
         done(error)
 
     files = [SnapshotFile(name, known.length, known.crc) for name, known in backup.files.items()]
-    try:
+    with directories.lock() as locks:
         clear(disk, f"{data}/incoming/hours")
         clear(disk, f"{data}/incoming")
         installer = Installer(disk, data, runtime, backend, Manifest(backup.index, backup.term, files), switch)
         _fill(installer, archive, files, copied)
-    except BaseException:
-        for lock in locks:
-            lock.close()
-        raise
+        held = locks.pop_all()
     installer.finish(finished)
 
 
@@ -110,7 +105,7 @@ def _refuse(directories: Directories, backup: Backup) -> None:
 
 
 def _become(directories: Directories, backup: Backup) -> None:
-    """The identity last: without it, a node refuses to start from what is there."""
+    """Make the installed files this node's. The identity is written last: without it a node refuses to start."""
     cluster, data = directories.config.cluster, directories.data
     tables = directories.backend(f"{data}/state.mdb")
     row = msgpack.unpackb(tables.get(CHECKPOINT, ROW) or b"") | {"cluster_id": cluster.id, "group": cluster.group}
