@@ -1,8 +1,8 @@
-"""The whole core state as bytes, and back: what a checkpoint, a snapshot and a comparison of replicas consist of.
+"""The whole ledger as bytes, and back: for checkpoints, snapshots and comparisons of replicas.
 
-One blob for everything that is small, and one per hour that something happened to. `dump` returns only the hours that
-changed since the last one. Equal states give equal bytes: maps are written in a fixed order, bitmaps in their one
-canonical form. What can be derived (leased bitmaps, generations) is not written.
+One blob holds everything that is small, and one blob per hour its HourState. `dump` returns only the hours that changed
+since the last dump. Equal ledgers give equal bytes: maps are written in a fixed order, bitmaps in their one canonical
+form. Derived values (leased bitmaps, generations) are not written.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ _TOPIC = (
 )  # fmt: skip
 _REDRIVE_JOB = ("upto_ms", "rate", "start_ms", "count", "after")
 _MARK = ("generation", "at_ms", "ready")
+_GRANT = ("term", "seq", "consumer", "consumer_number", "request_id", "granted_at_ms")
 
 
 def dump(ledger: Ledger, *, everything: bool = False) -> tuple[bytes, dict[int, bytes]]:
@@ -62,7 +63,7 @@ def dump_main(ledger: Ledger) -> bytes:
             "named": sorted(ledger.named.items()),
             "settings": ledger.settings.to_map(),
             "topics": [_dump_topic(topic) for topic in ledger.topics.all],
-            "grants": [_dump_grant(grant) for grant in ledger.grants.values()],
+            "grants": [[*_values(grant, _GRANT), grant.rows.tobytes()] for grant in ledger.grants.values()],
             "requests": [[consumer, list(map(list, r.items()))] for consumer, r in ledger.requests.items()],
             "incarnations": sorted(ledger.incarnations.items()),
             "retired": _dump_bits(ledger.retired, True),
@@ -116,18 +117,11 @@ def _load_topic(values: list[Any]) -> Topic:
     *plain, job, marks = values
     topic = Topic(**dict(zip(_TOPIC, plain, strict=True)))
     if job is not None:
-        topic.redrive = RedriveJob(**dict(zip(_REDRIVE_JOB, job, strict=True)))
+        topic.redrive = RedriveJob(*job)
         died_ms, first_id = topic.redrive.after
         topic.redrive.after = (died_ms, first_id)
-    topic.marks = [PurgeMark(**dict(zip(_MARK, mark, strict=True))) for mark in marks]
+    topic.marks = [PurgeMark(*mark) for mark in marks]
     return topic
-
-
-def _dump_grant(grant: HeldGrant) -> list[Any]:
-    return [
-        grant.term, grant.seq, grant.consumer, grant.consumer_number, grant.request_id, grant.granted_at_ms,
-        grant.rows.tobytes(),
-    ]  # fmt: skip
 
 
 def load(ledger: Ledger, main: bytes, hours: dict[int, bytes]) -> None:
@@ -139,19 +133,21 @@ def load(ledger: Ledger, main: bytes, hours: dict[int, bytes]) -> None:
     except (HadelayError, OSError):
         raise
     except Exception as error:  # numbers, bitmaps, arrays: each decoder has errors of its own
-        raise FatalError(
-            f"the checkpoint's state can't be read ({type(error).__name__}: {error}); {WAY_OUT}"
-        ) from error
+        raise _unreadable(f"{type(error).__name__}: {error}") from error
 
 
 def _whole(main: bytes) -> dict[str, Any]:
     try:
         whole = msgpack.unpackb(main, strict_map_key=False)
     except (ValueError, msgpack.UnpackException) as error:
-        raise FatalError(f"the checkpoint's state can't be read ({error}); {WAY_OUT}") from error
+        raise _unreadable(str(error)) from error
     if not isinstance(whole, dict):
         raise FatalError(f"the checkpoint's state is no map; {WAY_OUT}")
     return whole
+
+
+def _unreadable(why: str) -> FatalError:
+    return FatalError(f"the checkpoint's state can't be read ({why}); {WAY_OUT}")
 
 
 def _fill(ledger: Ledger, whole: dict[str, Any], hours: dict[int, bytes]) -> None:
@@ -176,9 +172,13 @@ def _fill(ledger: Ledger, whole: dict[str, Any], hours: dict[int, bytes]) -> Non
     ledger.retired = BitMap.deserialize(whole["retired"])
     ledger.ttl_from = b""
     ledger.hours = {hour: _load_hour(blob) for hour, blob in sorted(hours.items()) if blob}
-    ledger.grants = {grant.key: grant for grant in map(_load_grant, whole["grants"])}
+    grants = [
+        HeldGrant(**dict(zip(_GRANT, plain, strict=True)), rows=np.frombuffer(rows, HELD).copy())
+        for *plain, rows in whole["grants"]
+    ]
+    ledger.grants = {grant.key: grant for grant in grants}
     ledger.requests = {consumer: {rid: tuple(key) for rid, key in items} for consumer, items in whole["requests"]}
-    for grant in ledger.grants.values():
+    for grant in grants:
         held = grant.rows[grant.rows["open"] == 1]
         for hour, where in groups(held["hour"]):
             ledger.hours.setdefault(hour, HourState()).leased |= bitmap(held["index"][where])
@@ -195,18 +195,10 @@ def for_new_cluster(main: bytes, group: int) -> bytes:
 def _load_hour(blob: bytes) -> HourState:
     settled, late, others, seconds, returned, carried, retire_at, keyed, at_ms, topics = msgpack.unpackb(blob)
     hour_state = HourState()
-    hour_state.settled = BitMap.deserialize(settled)
-    hour_state.late = BitMap.deserialize(late)
+    hour_state.settled, hour_state.late, hour_state.topics = map(BitMap.deserialize, (settled, late, topics))
     hour_state.others = {Event(event): BitMap.deserialize(bits) for event, bits in others}
     if seconds is not None:
         hour_state.open_seconds = np.frombuffer(seconds, "<u4").astype(np.uint32)
     hour_state.returned, hour_state.carried, hour_state.retire_at = returned, carried, retire_at
     hour_state.keyed, hour_state.settled_at_ms = keyed, at_ms
-    hour_state.topics = BitMap.deserialize(topics)
     return hour_state
-
-
-def _load_grant(values: list[Any]) -> HeldGrant:
-    term, seq, consumer, number, request_id, granted_at_ms, raw = values
-    rows = np.frombuffer(raw, HELD).copy()
-    return HeldGrant(term, seq, consumer, number, request_id, granted_at_ms, rows)

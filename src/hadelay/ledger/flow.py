@@ -1,5 +1,4 @@
-"""Flow: how fast, and how much at once. A token bucket that is told the time, and what the limits of one topic leave
-to be handed out now.
+"""Token buckets that are told the time, and the limits of one topic on hand-outs.
 
 A bucket is one number, the time up to which its tokens are spent (GCRA): a token appears every `interval_ns`, at most
 `depth` of them wait. Whole nanoseconds, so that apply may use it: the same on every node. Intervals are rounded up: a
@@ -15,13 +14,13 @@ from hadelay.model import NEVER_MS
 from hadelay.settings.topic import TopicSettings
 
 _MS, _SECOND = 1_000_000, 1_000_000_000
-#: Tokens that may wait, as time: what a pause between two polls, or between two commits, may catch up with.
+#: Depth of a hand-out bucket, in seconds at its rate: a pause between two polls, or two commits, may be caught up with.
 HAND_OUT_DEPTH_S = 0.1
-#: A batch of as many messages as may be published in a second is not refused.
+#: Depth of a publish bucket, in seconds: a batch of as many messages as may be published in a second is not refused.
 PUBLISH_DEPTH_S = 1.0
-#: Who waits for tokens is not woken more often than this; up to 50 messages/s that is for every single one.
+#: Least time between two wake-ups that wait for tokens; up to 50 messages/s each message has a wake-up.
 _WAKE_NS = 20 * _MS
-#: No rate is lower than one message a year.
+#: Longest interval of a rate: one message a year.
 _LONGEST_NS = 365 * 86_400 * _SECOND
 #: No limit.
 PLENTY = 1 << 30
@@ -42,18 +41,14 @@ class Bucket:
         return max(0, min(self.depth, (now_ms * _MS - self.spent_ns) // self.interval_ns))
 
     def take(self, count: int, now_ms: int) -> None:
-        """Negative: they were not used."""
+        """Spend tokens; negative: give them back."""
         oldest = now_ms * _MS - self.depth * self.interval_ns
         self.spent_ns = max(self.spent_ns, oldest) + count * self.interval_ns
 
     def next_ms(self) -> int:
-        """When to come again for more."""
+        """When enough tokens for the next wake-up are there, in ms."""
         count = min(self.depth, max(1, _WAKE_NS // self.interval_ns))
         return -(-(self.spent_ns + count * self.interval_ns) // _MS)
-
-
-def empty_bucket(rate: float | None, now_ms: int) -> Bucket | None:
-    return None if rate is None else Bucket(rate, HAND_OUT_DEPTH_S, now_ms * _MS)
 
 
 def publish_bucket(rate: float, spent_ns: int) -> Bucket:
@@ -61,7 +56,8 @@ def publish_bucket(rate: float, spent_ns: int) -> Bucket:
 
 
 class Room(NamedTuple):
-    """How many may be handed out, which limit says so, and when it says otherwise (NEVER_MS: not by time alone)."""
+    """Limit of messages that may be handed out now, the setting that limits, and when the limit changes (NEVER_MS: not
+    by time alone)."""
 
     most: int
     cause: str = ""
@@ -72,22 +68,20 @@ UNLIMITED = Room(PLENTY)
 
 
 class Flow:
-    """One topic's limits on hand-outs, as its leader keeps them. Buckets begin empty, so that neither a take-over nor a
-    new setting is a burst."""
+    """One topic's limits on hand-outs, as its leader keeps them."""
 
     __slots__ = ("catch_up", "concurrency", "paused", "rate")
+    rate: Bucket | None
+    catch_up: Bucket | None
 
     def __init__(self, settings: TopicSettings, now_ms: int, before: Flow | None = None) -> None:
-        """before: what was in force until now; what it let go counts on."""
+        """before: limits in force until now, whose hand-outs count on."""
         self.paused, self.concurrency = settings.paused, settings.concurrency
-        self.rate, self.catch_up = empty_bucket(settings.rate, now_ms), empty_bucket(settings.catch_up_rate, now_ms)
-        if before is not None:
-            for new, old in ((self.rate, before.rate), (self.catch_up, before.catch_up)):
-                if new is not None and old is not None and new.interval_ns == old.interval_ns:
-                    new.spent_ns = old.spent_ns
+        self.rate = _bucket(settings.rate, now_ms, before.rate if before else None)
+        self.catch_up = _bucket(settings.catch_up_rate, now_ms, before.catch_up if before else None)
 
     def room(self, held: int, overdue: bool, now_ms: int) -> Room:
-        """held: leased, or offered and not refused yet. overdue: of messages that the catch-up rate is for."""
+        """held: messages leased, or offered and not refused yet. overdue: the catch-up rate counts, too."""
         if self.paused:
             return Room(0, "paused")
         room = UNLIMITED
@@ -99,15 +93,26 @@ class Flow:
         return room
 
     def take(self, count: int, overdue: bool, now_ms: int) -> None:
-        """So many are offered; negative: they were refused."""
+        """Count messages that are offered; negative: that were refused."""
         for bucket in (self.rate, self.catch_up if overdue else None):
             if bucket is not None:
                 bucket.take(count, now_ms)
 
 
+def _bucket(rate: float | None, now_ms: int, before: Bucket | None) -> Bucket | None:
+    """An empty bucket, so that neither a take-over nor a new setting is a burst, or one that goes on at its rate."""
+    if rate is None:
+        return None
+    bucket = Bucket(rate, HAND_OUT_DEPTH_S, now_ms * _MS)
+    if before is not None and before.interval_ns == bucket.interval_ns:
+        bucket.spent_ns = before.spent_ns
+    return bucket
+
+
 def is_limited(settings: TopicSettings) -> bool:
     """The topic is paused, or has a limit that may hold its messages back when they are due."""
-    return settings.paused or (settings.rate, settings.catch_up_rate, settings.concurrency) != (None, None, None)
+    limits = (settings.rate, settings.catch_up_rate, settings.concurrency)
+    return settings.paused or any(limit is not None for limit in limits)
 
 
 def flow_of(settings: TopicSettings, now_ms: int, before: Flow | None = None) -> Flow | None:

@@ -1,67 +1,64 @@
 """The messages of one topic in due order, a page at a time, without loading what is not asked for.
 
 A page begins behind a key {due, id} and takes the next `limit` messages that fit. Hours are looked at in order; within
-an hour, whichever of three ways costs least:
+an hour, in the cheapest of three ways:
 
 - second by second along their chains, as long as that is cheaper than to look at every entry: the usual way;
 - one pass over the hour's index, in slices: when few of its entries are of this topic;
 - the members of a bitmap: when few of its entries are in the states asked for.
 
 So a page costs about what it returns, at most twice one pass over each hour it touches, and no more than BUDGET beyond
-the hour that it is in: what then is missing is on the next page. A listing is a generator that yields after a slice.
+the hour that it is in; the rest is on the next page. A listing is a generator that yields after a slice.
 
-Due is max(deliver_at, start of the second it is filed under): what came late, or was carried into another hour,
-stands where the dispatcher finds it. (due, id) is a total order, and a message's key changes only when it is filed
-anew, so whatever happens to others, none is skipped or repeated. Dead letters come last, in the order in which they
-will be dropped: their hours have the highest numbers.
+Due is max(deliver_at, start of the second of the entry): a message that came late, or was carried into another hour,
+is listed where the dispatcher finds it. (due, id) is a total order, and a message's key changes only when the message
+is filed anew, so whatever happens to others, none is skipped or repeated. Dead letters come last, in the order in
+which they will be dropped: their hours have the highest numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
-from functools import partial
+from collections.abc import Generator, Iterator
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pyroaring import BitMap
 
-from hadelay.codec.formats import I64, INDEX, SECONDS_PER_HOUR, U32, Mask, Rows
+from hadelay.codec.formats import I64, INDEX, SECONDS_PER_HOUR, U32, Rows
 from hadelay.codec.linking import INDEX_CRC
+from hadelay.codec.tags import has_all
 from hadelay.ledger import ttl
 from hadelay.ledger.chain import ChainWalk
-from hadelay.ledger.hourstate import bitmap, indexes_of
+from hadelay.ledger.hourstate import indexes_of, is_in
 from hadelay.ledger.lookup import expired
 from hadelay.ledger.state import Ledger
 from hadelay.model import DEAD_HOURS, HOUR_MS, PENDING, Event, Key, State
 
-#: The unit of cost is an entry of a pass, some 20 ns. A page goes on for at most this many, and to the end of the hour.
+#: Limit of a page's cost, apart from the rest of its last hour. The unit is an entry of a pass, some 20 ns.
 BUDGET = 3_000_000
-#: What may be spent between two yields: one or two milliseconds.
+#: Cost between two yields: one or two milliseconds.
 _SLICE = 65_536
-#: Entries of a pass that are looked at in one go.
+#: Count of entries of a pass that are looked at in one go.
 _ROWS = 16_384
 _HOUR_COST = 64
-#: What is spent of a slice on an hour whose heads have to be read from its files.
+#: Cost of an hour whose heads have to be read from its files.
 _FAR_HOUR = _SLICE // 4
-#: An entry that is walked to, or fetched by its number; in an hour that is not mapped each is a read of its own.
+#: Cost of an entry that is walked to, or fetched by its number, by whether the hour is mapped: each is a read if not.
 _STEP_COST = {True: 10, False: 1_024}
 _SECOND_COST = 2_048
-#: Below this many a loop is quicker than a bitmap.
-_FEW = 64
-
 _STATES = tuple(State)
 _CODE = {state: code for code, state in enumerate(_STATES)}
-#: Not this entry's to tell: the message has another one.
+#: Code of an entry whose message went on to another entry.
 _ELSEWHERE = len(_STATES)
-_ENDED = {Event.TTL_EXPIRED: State.EXPIRED, Event.CANCELLED: State.CANCELLED}
+_SETTLED = {Event.TTL_EXPIRED: State.EXPIRED, Event.CANCELLED: State.CANCELLED}
 _IN_DEAD_HOURS = frozenset((State.DEAD,))
 
 _LAST_ID = (1 << 64) - 1
 
 
 def _first_ms(after: Key) -> int:
-    """The first millisecond of which something may come behind this key."""
+    """The first millisecond in which a message behind this key may be due."""
     return after[0] + (after[1] == _LAST_ID)
 
 
@@ -71,14 +68,14 @@ class MessageQuery(NamedTuple):
     #: due in [from_ms, to_ms)
     from_ms: int
     to_ms: int
-    #: All of these bits; what the mask only seems to have is the caller's to sort out.
+    #: Bits that a tag mask has to have. A mask may have them by chance: the caller looks at the tags.
     tag_mask: int
     after: Key
     limit: int
 
 
 class Page(NamedTuple):
-    """Columns, in order. `after`: where the next page begins; None when there is none."""
+    """Columns, in order. `after`: where the next page begins; None on the last page."""
 
     due_ms: I64
     hours: I64
@@ -87,59 +84,14 @@ class Page(NamedTuple):
     after: Key | None
 
 
-class _Found:
-    """What fits the query so far: the first `limit`, one more to know that there is more, and what came since."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit, self.size = limit, 0
-        #: Nothing that is due later can be on this page.
-        self.bound_ms = 1 << 62
-        self._chunks: list[tuple[I64, I64, NDArray[np.uint8], Rows]] = []
-
-    @property
-    def full(self) -> bool:
-        return self.size >= self.limit
-
-    def add(self, hour: int, due: I64, codes: NDArray[np.uint8], rows: Rows) -> None:
-        if len(rows):
-            self.size += len(rows)
-            self._chunks.append((due, np.full(len(rows), hour), codes, rows))
-            if self.size > 4 * self.limit:
-                self._cut(self.limit + 1)
-
-    def _cut(self, size: int) -> None:
-        due, hours, codes, rows = (np.concatenate(column) for column in zip(*self._chunks, strict=True))
-        order = np.lexsort((rows["first_id"], due))
-        # Rows of a second that turned out to be damaged are met again by the pass.
-        again = (np.diff(due[order]) == 0) & (np.diff(rows["first_id"][order]) == 0)
-        order = np.delete(order, np.flatnonzero(again) + 1)[:size]
-        self._chunks = [(due[order], hours[order], codes[order], rows[order])]
-        self.size = len(order)
-        if self.size > self.limit:
-            self.bound_ms = int(due[order[-1]])
-
-    def page(self, reached: Key | None) -> Page:
-        """reached: everything up to there was looked at; None: everything."""
-        if not self.size:
-            return Page(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, INDEX), [], reached)
-        self._cut(self.limit + 1)
-        more = self.size > self.limit
-        full = self.full
-        self._cut(self.limit)
-        due, hours, codes, rows = self._chunks[0]
-        if more or (full and reached is not None):
-            reached = int(due[-1]), int(rows["first_id"][-1])
-        return Page(due, hours, rows, [_STATES[code] for code in codes.tolist()], reached)
-
-
 def listing(ledger: Ledger, query: MessageQuery, now_ms: int, budget: int = BUDGET) -> Generator[None, None, Page]:
     """The next page. now_ms: cluster time of the question. DamagedFile when an entry that fits does not verify.
 
     Each message is shown as it was at some moment between the first slice and the last.
     """
-    found, spent, slice_spent = _Found(query.limit), 0, 0
+    spent = slice_spent = 0
     after = max(query.after, (query.from_ms - 1, _LAST_ID))
-    look = _Look(ledger, query, now_ms, found)
+    look = _Look(ledger, query, now_ms)
     for hour in look.hours(after):
         slice_spent += 0 if ledger.store.mapped(hour) else _FAR_HOUR
         for cost, reached in look.hour(hour, after):
@@ -147,24 +99,62 @@ def listing(ledger: Ledger, query: MessageQuery, now_ms: int, budget: int = BUDG
             slice_spent += cost
             if reached is not None:
                 after = max(after, reached)
-                if found.full or spent > budget:
-                    return found.page(after)
+                if look.full or spent > budget:
+                    return look.page(after)
             if slice_spent >= _SLICE:
                 slice_spent = 0
                 yield
-    return found.page(None)
+    return look.page(None)
 
 
 class _Look:
-    def __init__(self, ledger: Ledger, query: MessageQuery, now_ms: int, found: _Found) -> None:
-        self.ledger, self.query, self.now_ms, self.found = ledger, query, now_ms, found
-        self.store = ledger.store
+    def __init__(self, ledger: Ledger, query: MessageQuery, now_ms: int) -> None:
+        self.ledger, self.query, self.now_ms, self.store = ledger, query, now_ms, ledger.store
         self.wanted = np.zeros(len(_STATES) + 1, np.bool_)
         self.wanted[[_CODE[s] for s in query.states]] = True
         self.to_ms = min(query.to_ms, now_ms + 1) if query.states == {State.READY} else query.to_ms
-        #: Some that wait are cancelled with their topic, or past their TTL, and no bitmap knows yet.
+        #: Some waiting messages are cancelled with their topic, or past their TTL, and no bitmap says so yet.
         self.unswept_wanted = State.CANCELLED in query.states and ledger.topics[query.topic].tombstoned > 0
         self.unswept_wanted |= State.EXPIRED in query.states and bool(ttl.due(ledger, now_ms, b"", 1))
+        #: Messages that fit so far, as (due, hours, codes, rows): at least the first `limit`, and one more if there is.
+        self._found: list[tuple[I64, I64, NDArray[np.uint8], Rows]] = []
+        self._size = 0
+        #: No message due later than this can be on the page.
+        self._bound_ms = 1 << 62
+
+    @property
+    def full(self) -> bool:
+        return self._size >= self.query.limit
+
+    def page(self, reached: Key | None) -> Page:
+        """reached: everything up to this key was looked at; None: everything."""
+        if not self._size:
+            return Page(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, INDEX), [], reached)
+        self._cut()
+        (due, hours, codes, rows), limit = self._found[0], self.query.limit
+        if len(rows) > limit or (len(rows) == limit and reached is not None):
+            reached = int(due[limit - 1]), int(rows["first_id"][limit - 1])
+        states = [_STATES[code] for code in codes[:limit].tolist()]
+        return Page(due[:limit], hours[:limit], rows[:limit], states, reached)
+
+    def _add(self, hour: int, due: I64, codes: NDArray[np.uint8], rows: Rows) -> None:
+        if len(rows):
+            self._size += len(rows)
+            self._found.append((due, np.full(len(rows), hour), codes, rows))
+            if self._size > 4 * self.query.limit:
+                self._cut()
+
+    def _cut(self) -> None:
+        """Keep the first `limit` messages and one more, in order."""
+        due, hours, codes, rows = (np.concatenate(column) for column in zip(*self._found, strict=True))
+        order = np.lexsort((rows["first_id"], due))
+        # The pass finds rows of a second that turned out to be damaged again.
+        again = (np.diff(due[order]) == 0) & (np.diff(rows["first_id"][order]) == 0)
+        order = np.delete(order, np.flatnonzero(again) + 1)[: self.query.limit + 1]
+        self._found = [(due[order], hours[order], codes[order], rows[order])]
+        self._size = len(order)
+        if self._size > self.query.limit:
+            self._bound_ms = int(due[order[-1]])
 
     def hours(self, after: Key) -> Iterator[int]:
         first, last = _first_ms(after) // HOUR_MS, min((self.to_ms - 1) // HOUR_MS, DEAD_HOURS - 1)
@@ -173,7 +163,7 @@ class _Look:
         return (h for h in self.store.hours() if first <= h <= last)
 
     def hour(self, hour: int, after: Key) -> Iterator[tuple[int, Key | None]]:
-        """(cost, up to where everything was looked at if that is any further) after each slice."""
+        """After each slice, (cost, key up to which everything was looked at if that is any further)."""
         end: Key = (hour * HOUR_MS + HOUR_MS - 1, _LAST_ID)
         count, bits = self.store.count(hour), self._bits(hour)
         few = sum(map(len, bits)) if bits is not None else count
@@ -190,10 +180,8 @@ class _Look:
                 yield from self._pass(hour, count, reached, None, 1)
         yield _HOUR_COST, end
 
-    # the three ways
-
     def _walk(self, hour: int, worth: int, after: Key, step: int) -> Iterator[tuple[int, Key | None]]:
-        """Second by second, until the hour ends or that has cost more than it is worth: as much as a pass."""
+        """Second by second, until the hour ends or the cost exceeds `worth`, that of a pass."""
         start_ms = hour * HOUR_MS
         used, hour_state = self.store.heads(hour).count, self.ledger.hours.get(hour)
         if self.query.states <= PENDING and hour_state is not None and hour_state.open_seconds is not None:
@@ -218,36 +206,28 @@ class _Look:
             yield 0, (start_ms + second * 1000 + 999, _LAST_ID)
         yield 0, (start_ms + HOUR_MS - 1, _LAST_ID)
 
-    def _pass(
-        self, hour: int, count: int, after: Key, members: U32 | None, step: int
-    ) -> Iterator[tuple[int, Key | None]]:
+    def _pass(self, hour: int, count: int, after: Key, members: U32 | None, step: int) -> Iterator[tuple[int, None]]:
         """Over the hour's index, or over those entries of it."""
         store = self.store
         size = max(1, _ROWS // step)
         for at in range(0, count if members is None else len(members), size):
             if store.count(hour) < count:
                 return  # retired meanwhile
-            where: Callable[[NDArray[np.integer]], NDArray[np.integer]] = partial(np.add, at)
-            if members is not None:
-                where = members[at : at + size].take
-                rows = store.entries(hour, members[at : at + size], verify=False)
-            elif store.mapped(hour):
-                rows = store.index_view(hour)[at : min(at + size, count)]
+            end = min(at + size, count)
+            indexes = np.arange(at, end, dtype=np.uint32) if members is None else members[at : at + size]
+            if members is None and store.mapped(hour):
+                rows = store.index_view(hour)[at:end]
             else:
-                rows = store.entries(hour, slice(at, min(at + size, count)), verify=False)
-            yield self._take(hour, rows, after, where) * step, None
+                rows = store.entries(hour, slice(at, end) if members is None else indexes, verify=False)
+            yield self._take(hour, rows, after, indexes) * step, None
 
-    def _take(
-        self, hour: int, rows: Rows, after: Key,
-        where: Callable[[NDArray[np.integer]], NDArray[np.integer]] | None = None,
-    ) -> int:  # fmt: skip
-        """Keep those of `rows` that fit; how many were looked at. Columns first: most rows are not worth a copy.
-        where: the indexes of rows that are not verified yet, by their positions; a damaged row cannot tell its own."""
+    def _take(self, hour: int, rows: Rows, after: Key, indexes: U32 | None = None) -> int:
+        """Keep rows that fit; returns how many were looked at. Columns first: most rows are not worth a copy.
+        indexes: those of rows that are not verified yet; a damaged row cannot tell its own."""
         query = self.query
         fits = rows["topic"] == query.topic
         if query.tag_mask:
-            mask = np.uint64(query.tag_mask)
-            fits &= rows["tag_mask"] & mask == mask
+            fits &= has_all(rows["tag_mask"], query.tag_mask)
         at = np.flatnonzero(fits)
         if not len(at):
             return len(rows)
@@ -255,27 +235,27 @@ class _Look:
         key = due = np.maximum(due, filed)
         if hour >= DEAD_HOURS:
             key, due = filed, rows["deliver_at_ms"][at]
-        fits = (due >= query.from_ms) & (due < self.to_ms) & (key >= after[0]) & (key <= self.found.bound_ms)
+        fits = (due >= query.from_ms) & (due < self.to_ms) & (key >= after[0]) & (key <= self._bound_ms)
         at, key = at[fits], key[fits]
         some = rows.take(at)
         fits = (key > after[0]) | (some["first_id"] > np.uint64(after[1]))
         codes = states_of(self.ledger, hour, some, self.now_ms)
         fits &= self.wanted[codes]
         at, some, key, codes = at[fits], some[fits], key[fits], codes[fits]
-        if where is not None and len(some) and len(bad := INDEX_CRC.bad(some)):
-            self.store.entries(hour, where(at[bad]))  # raises DamagedFile, with where it is
-        self.found.add(hour, key, codes, some)
+        if indexes is not None and len(some) and len(bad := INDEX_CRC.bad(some)):
+            self.store.entries(hour, indexes[at[bad]])  # raises DamagedFile, with the place of the damage
+        self._add(hour, key, codes, some)
         return len(rows)
 
     def _bits(self, hour: int) -> list[BitMap] | None:
-        """Bitmaps that have all entries in the states asked for, and some more; None: no bitmap says."""
+        """Bitmaps that have all entries in the wanted states, and perhaps others; None if there are no such bitmaps."""
         hour_state, states = self.ledger.hours.get(hour), self.query.states
         waiting = _IN_DEAD_HOURS if hour >= DEAD_HOURS else PENDING
         open_wanted = bool(states & waiting) or self.unswept_wanted
         if hour_state is None:
             return None if open_wanted else []
         others = hour_state.others
-        bits = [others[event] for event, state in _ENDED.items() if state in states and event in others]
+        bits = [others[event] for event, state in _SETTLED.items() if state in states and event in others]
         if open_wanted and states & waiting == {State.LEASED} and not self.unswept_wanted:
             bits.append(hour_state.leased)
         elif open_wanted:
@@ -286,7 +266,8 @@ class _Look:
 
 
 def states_of(ledger: Ledger, hour: int, rows: Rows, now_ms: int) -> NDArray[np.uint8]:
-    """places.state_of for many INDEX rows of one hour, as places in `tuple(State)`; one more for what has moved on."""
+    """lookup.state_of for many INDEX rows of one hour, as indexes into `tuple(State)`; `_ELSEWHERE` for entries whose
+    message went on."""
     codes = np.where(rows["deliver_at_ms"] <= now_ms, _CODE[State.READY], _CODE[State.SCHEDULED]).astype(np.uint8)
     codes[~ledger.topics.owed(rows)] = _CODE[State.CANCELLED]
     ended = np.flatnonzero(expired(ledger, rows, now_ms) & (codes == _CODE[State.READY]))
@@ -299,18 +280,10 @@ def states_of(ledger: Ledger, hour: int, rows: Rows, now_ms: int) -> NDArray[np.
     if hour_state is None:
         return codes
     indexes = rows["index"]
-    codes[_in(indexes, hour_state.leased)] = _CODE[State.LEASED]
-    settled = _in(indexes, hour_state.settled)
+    codes[is_in(indexes, hour_state.leased)] = _CODE[State.LEASED]
+    settled = is_in(indexes, hour_state.settled)
     if settled.any():
         codes[settled] = _CODE[State.ACKED]
         for event, bits in hour_state.others.items():
-            codes[_in(indexes, bits)] = _CODE[_ENDED[event]] if event in _ENDED else _ELSEWHERE
+            codes[is_in(indexes, bits)] = _CODE[_SETTLED[event]] if event in _SETTLED else _ELSEWHERE
     return codes
-
-
-def _in(indexes: U32, bits: BitMap) -> Mask:
-    if not bits:
-        return np.zeros(len(indexes), np.bool_)
-    if len(indexes) < _FEW:
-        return np.array([index in bits for index in indexes.tolist()], np.bool_)
-    return np.isin(indexes, indexes_of(bitmap(indexes) & bits))

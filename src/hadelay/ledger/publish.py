@@ -10,13 +10,16 @@ from hadelay.codec.publishcommand import CALLBACK, RELATIVE, Publish
 from hadelay.codec.results import PublishResult, RowCode
 from hadelay.ledger import idempotency, ttl
 from hadelay.ledger.batch import Batch
+from hadelay.ledger.flow import PLENTY, publish_bucket
 from hadelay.ledger.keys import Decision
-from hadelay.ledger.quotas import refuse_beyond_quotas
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.topicchanges import topic_or_new
-from hadelay.ledger.topics import by_topic
+from hadelay.ledger.topics import Topic, by_topic
 from hadelay.ledger.transitions import FLAG_CALLBACK, FLAG_KEYED, FLAG_TTL, filed
 from hadelay.model import HOUR_MS, NONE32
+
+#: No limit: more than there can be.
+_NO_BOUND = 1 << 62
 
 
 def apply_publish(ledger: Ledger, command: Publish) -> PublishResult:
@@ -37,7 +40,7 @@ def apply_publish(ledger: Ledger, command: Publish) -> PublishResult:
     _find_topics(ledger, batch)
     keys = Decision(ledger, batch) if len(command.client_keys) else None
     _refuse_full_hours(ledger, batch)
-    refuse_beyond_quotas(ledger, batch, keys)
+    _refuse_beyond_quotas(ledger, batch, keys)
     _count(ledger, batch)
     if take.any():
         _file(ledger, batch, slice(None) if take.all() else take)
@@ -81,6 +84,57 @@ def _refuse_full_hours(ledger: Ledger, batch: Batch) -> None:
         return
     if full.any():
         batch.refuse(full, RowCode.HOUR_FULL)
+
+
+def _refuse_beyond_quotas(ledger: Ledger, batch: Batch, keys: Decision | None) -> None:
+    """Refuse rows beyond the quotas of their topics: pending messages, pending bytes, publishes per second. Apply
+    decides, so that a quota is the cluster's, also after a failover. A refused row takes no room from the next.
+
+    Rows that replace another message need no room among the messages. Once a row with a client key was refused, the
+    topic's later rows with keys are too: they may build on it.
+    """
+    command, take = batch.command, batch.take
+    for at, number in enumerate(batch.topics.tolist()):
+        if number >= len(ledger.topics.all):
+            continue
+        settings = ledger.topics[number].settings
+        if settings.publish_rate is None and settings.max_messages is None and settings.max_bytes is None:
+            continue
+        mine = np.flatnonzero(take & (command.rows["topic"] == at))
+        if not len(mine):
+            continue
+        keyed, replacing = set(command.client_keys["row"].tolist()), keys.replacing() if keys is not None else set()
+        rows = [(row in keyed, row in replacing) for row in mine.tolist()]
+        refused = _judge(ledger, ledger.topics[number], command.sizes[mine].tolist(), rows)
+        batch.result.codes[mine] = refused
+        take[mine] = np.array(refused) == RowCode.OK
+
+
+def _judge(ledger: Ledger, topic: Topic, sizes: list[int], rows: list[tuple[bool, bool]]) -> list[RowCode]:
+    settings, verdicts, key_refused = topic.settings, [], RowCode.OK
+    bucket = None if settings.publish_rate is None else publish_bucket(settings.publish_rate, topic.spent_ns)
+    tokens = PLENTY if bucket is None else bucket.available(ledger.now_ms)
+    messages = _NO_BOUND if settings.max_messages is None else settings.max_messages - topic.pending
+    room = _NO_BOUND if settings.max_bytes is None else settings.max_bytes - topic.bytes
+    for size, (keyed, replacing) in zip(sizes, rows, strict=True):
+        verdict = RowCode.OK
+        if keyed and key_refused:
+            verdict = key_refused
+        elif messages <= 0 and not replacing:
+            verdict = RowCode.TOO_MANY_MESSAGES
+        elif size > room:
+            verdict = RowCode.TOO_MANY_BYTES
+        elif tokens <= 0:
+            verdict = RowCode.TOO_FAST
+        else:
+            messages, room, tokens = messages - (not replacing), room - size, tokens - 1
+        if keyed:
+            key_refused = verdict
+        verdicts.append(verdict)
+    if bucket is not None:
+        bucket.take(verdicts.count(RowCode.OK), ledger.now_ms)
+        topic.spent_ns = bucket.spent_ns
+    return verdicts
 
 
 def _find_topics(ledger: Ledger, batch: Batch) -> None:
@@ -166,3 +220,11 @@ def _records(command: Publish, take: slice | Mask) -> bytearray:
         return bytearray(command.blob)
     spans = zip(command.starts[take].tolist(), command.sizes[take].tolist(), strict=True)
     return bytearray(b"".join([command.blob[start : start + size] for start, size in spans]))
+
+
+def retry_after_ms(topic: Topic | None, now_ms: int) -> int:
+    """Time in ms until the topic's publish rate lets the next message through; 0: now."""
+    if topic is None or topic.settings.publish_rate is None:
+        return 0
+    bucket = publish_bucket(topic.settings.publish_rate, topic.spent_ns)
+    return 0 if bucket.available(now_ms) else bucket.next_ms() - now_ms

@@ -17,7 +17,7 @@ from hadelay.codec.entries import encode_entry, members_in
 from hadelay.errors import DamagedFile
 from hadelay.ledger.apply import apply_entry
 from hadelay.ledger.idempotency import is_known
-from hadelay.ledger.quotas import retry_after_ms
+from hadelay.ledger.publish import retry_after_ms
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.topics import Topic
 from hadelay.members import Member, Members
