@@ -38,7 +38,7 @@ from hadelay.settings.node import (
     HttpConfig,
     LimitsConfig,
     NodeConfig,
-    RaftConfig,
+    RaftSettings,
     StorageConfig,
 )
 
@@ -130,7 +130,7 @@ class SimCluster(Watch):
             node=NodeConfig(name=name, data_dir="/data"),
             cluster=ClusterConfig(id="sim", init=not machine.founded, group=self.group),
             http=HttpConfig(no_leader_wait_ms=1000),
-            raft=RaftConfig(peers={n: f"{n}:1" for n in peers}, segment_bytes=64 << 10, max_entry_bytes=4 << 10),
+            raft=RaftSettings(peers={n: f"{n}:1" for n in peers}, segment_bytes=64 << 10, max_entry_bytes=4 << 10),
             dispatch=DispatchConfig(sync=self.sync, sweep_ms=2000, preload_ms=3000),  # type: ignore[arg-type]
             limits=LimitsConfig(commit_timeout_ms=3000, idempotency_window_ms=self.window_ms),
             storage=StorageConfig(

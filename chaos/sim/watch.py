@@ -21,7 +21,7 @@ from hadelay.raft.node import RaftNode
 from hadelay.server.clustertime import NEAR_MS
 from hadelay.server.node import Node
 from hadelay.settings.node import (
-    RaftConfig,
+    RaftSettings,
 )
 
 #: How often the log's safety is looked at.
@@ -37,7 +37,7 @@ class Watch:
 
     def __init__(self, world: SimWorld, profile: NetworkProfile | None) -> None:
         self.world, self.history, self.net = world, History(), SimNet(world, profile)
-        self.safety = LogSafety(self.net, self._unsafe, quiet_s=RaftConfig().election_min_ms / 1000)
+        self.safety = LogSafety(self.net, self._unsafe, quiet_s=RaftSettings().election_min_ms / 1000)
         #: The receiver of the limited topic's webhook; None: it has none.
         self.receiver: Receiver | None = None
         self.machines: dict[str, Machine] = {}

@@ -20,7 +20,7 @@ from bench import worst
 from bench.http1 import Connection, request
 from hadelay.http.turns import SLICE
 from hadelay.settings.cluster import Settings
-from hadelay.settings.node import RaftConfig
+from hadelay.settings.node import RaftSettings
 from tests.overload.rig import MIB, REFUSALS, Rig
 
 Figures = dict[str, float]
@@ -33,7 +33,7 @@ _RECEIVES = "hadelay_http_waiting_receives"
 #: What a storm may cost in memory (howto/overload): so many times those two limits, for what Python and malloc make of
 #: them, and what has limits of its own.
 _TIMES, _BESIDES = 4, 256 * MIB
-_INFLIGHT, _ENTRY = RaftConfig().max_inflight_bytes, RaftConfig().max_entry_bytes
+_INFLIGHT, _ENTRY = RaftSettings().max_inflight_bytes, RaftSettings().max_entry_bytes
 
 
 @dataclass(frozen=True)

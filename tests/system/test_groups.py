@@ -20,7 +20,7 @@ from hadelay.process import node_link
 from hadelay.server.node import Node
 from hadelay.server.recover import open_node
 from hadelay.server.service.node import NodeService
-from hadelay.settings.node import ClusterConfig, Config, NodeConfig, RaftConfig, RetentionConfig
+from hadelay.settings.node import ClusterConfig, Config, NodeConfig, RaftSettings, RetentionConfig
 
 NAMES = ("n1", "n2", "n3")
 
@@ -42,7 +42,7 @@ async def groups(directory: Path, numbers: tuple[int, ...]) -> AsyncIterator[dic
                 config = Config(
                     node=NodeConfig(name=name, data_dir=str(directory / name)),
                     cluster=ClusterConfig(id="two", init=True, group=group),
-                    raft=RaftConfig(listen=peers[name], peers=peers, segment_bytes=8 << 20),
+                    raft=RaftSettings(listen=peers[name], peers=peers, segment_bytes=8 << 20),
                     retention=RetentionConfig(),
                 )
                 runtimes.append(runtime := Runtime(asyncio.get_running_loop()))

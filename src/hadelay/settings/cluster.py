@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 _DAY_MS = 86_400_000
@@ -12,6 +12,8 @@ MAX_DELAY_MS = 100 * 365 * _DAY_MS
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
+    """The attributes are the keys in SETTINGS and in checkpoints, in this order. Append new ones; change no others."""
+
     #: Limit of delays; a longer delay is refused, never clamped (S1).
     max_delay_ms: int = 2 * 365 * _DAY_MS
     #: Minimum time that an Idempotency-Key is remembered; the maximum is twice as long.
@@ -29,7 +31,7 @@ class Settings:
     max_lease_ms: int = _DAY_MS // 2
 
     def to_map(self) -> dict[str, Any]:
-        return {key: getattr(self, key) for key in _KEYS}
+        return asdict(self)
 
     @classmethod
     def from_map(cls, value: Any) -> Settings:
@@ -37,18 +39,13 @@ class Settings:
         if not isinstance(value, dict):
             raise ValueError("settings must be a map")
         for key, given in value.items():
-            if key not in _KEYS:
+            if key not in _DEFAULTS:
                 raise ValueError(f"unknown setting {key!r}")
-            if type(given) is not _TYPES[key] or (type(given) is int and not 0 < given < 2**53):
+            if type(given) is not type(_DEFAULTS[key]) or (type(given) is int and not 0 < given < 2**53):
                 raise ValueError(f"{key} cannot be {given!r}")
         if value.get("max_delay_ms", 0) > MAX_DELAY_MS:
             raise ValueError(f"max_delay_ms must be at most {MAX_DELAY_MS}")
         return cls(**value)
 
 
-#: Keys in SETTINGS and in checkpoints, equal to the attributes. Keys and order never change; append new keys.
-_KEYS = (
-    "max_delay_ms", "idempotency_window_ms", "idempotency_max_keys", "auto_create_topics", "max_topics",
-    "max_consumers", "max_reasons", "requests_per_consumer", "max_lease_ms",
-)  # fmt: skip
-_TYPES = {key: type(value) for key, value in Settings().to_map().items()}
+_DEFAULTS = Settings().to_map()

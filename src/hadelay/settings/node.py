@@ -88,7 +88,7 @@ class HttpConfig(tuning.Http, frozen=True, kw_only=True, forbid_unknown_fields=T
     idle_timeout_ms: int = 75 * SECOND
 
 
-class RaftConfig(tuning.Raft, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RaftSettings(tuning.Raft, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The link between nodes."""
 
     #: host:port at which the other nodes reach this one. Change it for a cluster of several machines.
@@ -213,7 +213,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     node: NodeConfig = NodeConfig()
     cluster: ClusterConfig = ClusterConfig()
     http: HttpConfig = field(default_factory=HttpConfig)
-    raft: RaftConfig = field(default_factory=RaftConfig)
+    raft: RaftSettings = field(default_factory=RaftSettings)
     dispatch: DispatchConfig = DispatchConfig()
     limits: LimitsConfig = LimitsConfig()
     storage: StorageConfig = StorageConfig()

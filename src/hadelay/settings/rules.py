@@ -82,18 +82,11 @@ def _addresses(config: Config) -> Iterator[tuple[str, str]]:
             yield key, str(error)
             continue
         if exposed and not config.security.insecure and (missing := _unprotected(config, key)):
-            yield (
-                key,
-                (
-                    f"other machines can reach {address}, and nothing protects it: listen on 127.0.0.1, "
-                    f"set {missing}, or accept the risk with insecure = true under [security]"
-                ),
-            )
+            reached = f"other machines can reach {address}, and nothing protects it: listen on 127.0.0.1"
+            yield key, f"{reached}, set {missing}, or accept the risk with insecure = true under [security]"
     if config.http.advertise and not re.fullmatch(r"https?://[^/\s]+", config.http.advertise):
-        yield (
-            "http.advertise",
-            f"{config.http.advertise!r}: expected a URL without a path, such as http://10.0.0.1:8400",
-        )
+        wrong = repr(config.http.advertise)
+        yield "http.advertise", f"{wrong}: expected a URL without a path, such as http://10.0.0.1:8400"
     for name in config.http.hosts:
         if not re.fullmatch(r"[A-Za-z0-9_.*-]+", name):
             yield "http.hosts", f'{name!r}: expected a name without a port, such as "queue.example.com" or "*.internal"'

@@ -69,12 +69,15 @@ class Alert:
     secret: str = ""
 
 
-def _integer(least: int, most: int, what: str) -> Check:
-    def check(value: Any, settings: Settings) -> str:
-        fine = type(value) is int and least <= value <= most
-        return "" if fine else f"{what}, {least} to {most}, not {value!r}"
+def _must(fine: Callable[[Any, Settings], bool], expected: str) -> Check:
+    """expected: error text; {!r} stands for the value."""
+    return lambda value, settings: "" if fine(value, settings) else expected.format(value)
 
-    return check
+
+def _integer(least: int, most: int, what: str) -> Check:
+    return _must(
+        lambda value, _: type(value) is int and least <= value <= most, f"{what}, {least} to {most}, not {{!r}}"
+    )
 
 
 def _duration(least_ms: int, most: int | str) -> Check:
@@ -88,34 +91,21 @@ def _duration(least_ms: int, most: int | str) -> Check:
     return check
 
 
-def _rate(value: Any, settings: Settings) -> str:
-    if type(value) in (int, float) and math.isfinite(value) and 0 < value <= MAX_RATE:
-        return ""
-    return f"messages per second, more than 0 and at most {MAX_RATE}, not {value!r}; to stop a topic, pause it"
-
-
-def _flag(value: Any, settings: Settings) -> str:
-    return "" if type(value) is bool else f"true or false, not {value!r}"
-
-
-def _defaults(value: Any, settings: Settings) -> str:
-    if type(value) is int and value in DEFAULTS_OF:
-        return ""
-    return f"{' or '.join(map(str, DEFAULTS_OF))}, a feature level that changed the defaults of topics, not {value!r}"
-
-
-def _one_of(*words: str) -> Check:
-    return lambda value, settings: "" if value in words else f"{' or '.join(words)}, not {value!r}"
-
-
-def _reason(value: Any, settings: Settings) -> str:
-    return "" if isinstance(value, str) and len(value.encode()) <= 256 else "text of at most 256 bytes"
-
-
-def _dead_letter(value: Any, settings: Settings) -> str:
-    if isinstance(value, str) and _TOPIC_NAME.fullmatch(value):
-        return ""
-    return f'"keep", or the name of another topic (A-Z a-z 0-9 . _ -), not {value!r}'
+_rate = _must(
+    lambda value, _: type(value) in (int, float) and math.isfinite(value) and 0 < value <= MAX_RATE,
+    f"messages per second, more than 0 and at most {MAX_RATE}, not {{!r}}; to stop a topic, pause it",
+)
+_flag = _must(lambda value, _: type(value) is bool, "true or false, not {!r}")
+_sync = _must(lambda value, _: value in ("commit", "interval"), "commit or interval, not {!r}")
+_defaults = _must(
+    lambda value, _: type(value) is int and value in DEFAULTS_OF,
+    f"{FIRST_LEVEL} or {RETRY_DEFAULTS}, a feature level that changed the defaults of topics, not {{!r}}",
+)
+_reason = _must(lambda value, _: isinstance(value, str) and len(value.encode()) <= 256, "text of at most 256 bytes")
+_dead_letter = _must(
+    lambda value, _: isinstance(value, str) and _TOPIC_NAME.fullmatch(value) is not None,
+    '"keep", or the name of another topic (A-Z a-z 0-9 . _ -), not {!r}',
+)
 
 
 def _backoff(value: Any, settings: Settings) -> str:
@@ -196,18 +186,7 @@ def _headers(value: Any, settings: Settings) -> str:
     return ""
 
 
-def _url(value: Any, settings: Settings) -> str:
-    return url_problem(value)
-
-
-WEBHOOK: dict[str, Check] = {
-    "url": _url, "secrets": _secrets, "timeout_ms": _duration(100, 600 * _SECOND), "headers": _headers,
-    "allow_per_message": _flag,
-}  # fmt: skip
-ALERT: dict[str, Check] = {"url": _url, "secret": _one_secret}
-
-
-def url_problem(url: Any) -> str:
+def url_problem(url: Any, _: Settings | None = None) -> str:
     """Error text for an invalid URL; "" for a valid one. The caller that connects checks the address."""
     if not isinstance(url, str) or not 0 < len(url) <= MAX_URL or not url.isascii() or not url.isprintable():
         return f"a URL is 1 to {MAX_URL} printable ASCII characters"
@@ -229,6 +208,13 @@ def url_problem(url: Any) -> str:
     if parts.fragment:
         return "a URL must not have a fragment (#…), which receivers never see: leave it out"
     return ""
+
+
+WEBHOOK: dict[str, Check] = {
+    "url": url_problem, "secrets": _secrets, "timeout_ms": _duration(100, 600 * _SECOND), "headers": _headers,
+    "allow_per_message": _flag,
+}  # fmt: skip
+ALERT: dict[str, Check] = {"url": url_problem, "secret": _one_secret}
 
 
 class Setting(NamedTuple):
@@ -286,9 +272,7 @@ class TopicSettings:
     paused: bool = _set(False, "Stop handing out messages; publishing continues.", _flag)
     paused_reason: str = _set("", "Reason of the pause, shown with the topic.", _reason)
     #: None: the node's `dispatch.sync`.
-    dispatch_sync: str | None = _set(
-        None, "commit or interval: whether hand-outs wait for replication.", _one_of("commit", "interval")
-    )
+    dispatch_sync: str | None = _set(None, "commit or interval: whether hand-outs wait for replication.", _sync)
     defaults: int = _set(FIRST_LEVEL, _HELP_DEFAULTS, _defaults)
 
 
@@ -299,7 +283,7 @@ _RETRIES = TopicSettings(
     max_attempts=84, backoff=Exponential(_SECOND, _HOUR, factor=2.0, jitter=0.1, longer=True), defaults=RETRY_DEFAULTS
 )
 #: Defaults, by the feature level of the cluster when the topic was created.
-DEFAULTS_OF = {FIRST_LEVEL: TopicSettings(), RETRY_DEFAULTS: _RETRIES}
+DEFAULTS_OF: dict[int, TopicSettings] = {FIRST_LEVEL: TopicSettings(), RETRY_DEFAULTS: _RETRIES}
 #: Newest feature level with its own defaults.
 NEWEST_DEFAULTS = max(DEFAULTS_OF)
 #: Minimum wait between two webhook calls for one message, whatever the topic or the receiver asks for.

@@ -8,6 +8,7 @@ looks whether the archive holds an hour before it proposes to forget the hour (g
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from hadelay.codec.commands import encode_maintain
@@ -38,9 +39,7 @@ class MaintenanceRunner:
         #: Waiting for the next look, and not for an answer.
         self._idle = False
         self._pause_s = _PAUSE_S
-        self._last_topic = -1
-        #: The last command was a SWEEP.
-        self._swept = False
+        self._next = self._rounds()
         self._gate = Gate(retention.archive, term.runtime, self._archived) if retention.archive else None
         self._alarm = term.alarm(self._look)
         self._rest(1.0)
@@ -51,7 +50,7 @@ class MaintenanceRunner:
 
     def watch(self) -> None:
         """Something was applied: it may have brought work. Costs nothing."""
-        if self._idle and self._term.ledger.topics.with_work:
+        if self._idle and self._ledger.topics.with_work:
             self._rest(0.0)
 
     def _rest(self, seconds: float = _LOOK_S) -> None:
@@ -61,7 +60,7 @@ class MaintenanceRunner:
 
     def _look(self) -> None:
         self._pause_s, self._idle = _PAUSE_S, False
-        command = self._next()
+        command = next(self._next)
         if command is None:
             # A redrive that is left waits for its rate.
             redrives = any(topic.redrive is not None for topic in self._ledger.topics.unfinished())
@@ -73,31 +72,24 @@ class MaintenanceRunner:
         # Whatever went wrong may be over at the next look; a refusal would only come back at once.
         self._rest(self._pause_s if isinstance(result, JobResult) else _LOOK_S / 2)
 
-    def _next(self) -> bytes | None:
-        # A redrive may take days: it takes turns with everything else.
-        if (redrive := self._redrive()) is not None:
-            return redrive
-        # And so do sweeps and hours: each purge makes a sweep begin anew, so it may never end.
-        sweeps = self._ledger.topics.to_sweep()
-        self._swept = sweeps and not self._swept
-        command = encode_maintain(Job.SWEEP) if self._swept else self._next_hour()
-        if command is None and sweeps:
-            self._swept = True
-            command = encode_maintain(Job.SWEEP)
-        if command is None and self._last_topic >= 0:
-            self._last_topic = -1
-            return self._redrive()
-        self._last_topic = -1
-        return command
-
-    def _redrive(self) -> bytes | None:
-        """The next topic that redrives, None when each had its turn."""
-        for topic in self._ledger.topics.unfinished():
-            if topic.number > self._last_topic and topic.redrive and not topic.redrive.waits(self._term.now()):
-                self._last_topic = topic.number
-                self._pause_s = _PAUSE_S if topic.redrive.rate is None else _RATE_PAUSE_S
-                return encode_maintain(Job.REDRIVE, topic=topic.name)
-        return None
+    def _rounds(self) -> Iterator[bytes | None]:
+        """The next command, each time; None when a round found none. All take turns: a redrive may take days, and a
+        purge makes a sweep begin anew, so that sweeps may never end."""
+        while True:
+            idle = True
+            for topic in self._ledger.topics.unfinished():
+                if topic.redrive is not None and not topic.redrive.waits(self._term.now()):
+                    idle = False
+                    self._pause_s = _PAUSE_S if topic.redrive.rate is None else _RATE_PAUSE_S
+                    yield encode_maintain(Job.REDRIVE, topic=topic.name)
+            if self._ledger.topics.to_sweep():
+                idle = False
+                yield encode_maintain(Job.SWEEP)
+            if (command := self._next_hour()) is not None:
+                idle = False
+                yield command
+            if idle:
+                yield None
 
     def _next_hour(self) -> bytes | None:
         now = self._term.now()
