@@ -34,9 +34,6 @@ class Filter:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Filter) and (self.all_of, self.any_of) == (other.all_of, other.any_of)
 
-    def __repr__(self) -> str:
-        return f"<Filter all={','.join(self.all_of)} any={','.join(self.any_of)}>"
-
     def may(self, masks: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """By the index alone: False is certain."""
         found = has_all(masks, self._all_mask)

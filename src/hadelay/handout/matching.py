@@ -120,7 +120,7 @@ class Matcher:
                         size = 0
         if not parts:
             return None
-        entries = parts[0].entries if len(parts) == 1 else [place for part in parts for place in part.entries]
+        entries = parts[0].entries if len(parts) == 1 else [entry for part in parts for entry in part.entries]
         rows = parts[0].rows if len(parts) == 1 else np.concatenate([part.rows for part in parts])
         numbers = np.array(entries, np.int64)
         return Offer(poll, parts, entries, (numbers >> 32).astype(np.uint32), numbers.astype(np.uint32), rows)
@@ -145,7 +145,10 @@ class Matcher:
             owed = owed & self._windows.on_time(topic, rows)
         rest: list[int] = []
         left = entries
-        later = self._later(rows, owed, until_ms, more)
+        due = rows["deliver_at_ms"]
+        if not more and owed.any():
+            until_ms = max(until_ms, int(due[owed].min()) + _TOGETHER_MS)
+        later = due > until_ms  # these would defer the answer
         if window.queue.filter is not None or not owed.all() or len(entries) > want or later.any():
             chosen, rest = self._choose(window.queue, hour, rows, owed & ~later, want)
             rest = sorted([*rest, *np.flatnonzero(owed & later).tolist()])
@@ -165,13 +168,6 @@ class Matcher:
         self._turns.charge(window, len(left), cost)
         self._windows.in_flight.update(dict.fromkeys(left, (window,)))
         return Part(window, left, rows), cost
-
-    def _later(self, rows: NDArray[np.void], owed: NDArray[np.bool_], until_ms: int, more: bool) -> NDArray[np.bool_]:
-        """Which of these would defer the answer to after the others in it are due."""
-        due = rows["deliver_at_ms"]
-        if not more and owed.any():
-            until_ms = max(until_ms, int(due[owed].min()) + _TOGETHER_MS)
-        return np.asarray(due > until_ms)
 
     def _choose(
         self, queue: WaitQueue, hour: int, rows: NDArray[np.void], owed: NDArray[np.bool_], want: int

@@ -37,9 +37,6 @@ class Window:
         #: The window is given up, and gets nothing back.
         self.closed = False
 
-    def __repr__(self) -> str:
-        return f"<Window of {self.queue} ready={len(self.entries)} rescan_from={self.rescan_from}>"
-
     @property
     def floor(self) -> int:
         """The first second that can have messages for the window."""
@@ -71,25 +68,14 @@ class WaitQueue:
         self.now = Window(self, overdue=False, rescan_from=rescan_from)
         self.windows: tuple[Window, ...] = (self.now,)
         if topic.overdue_before_ms:
-            self.keep_apart(rescan_from)
+            self.windows = (self.now, Window(self, overdue=True, rescan_from=rescan_from))
         #: The queue stands in `topic.turns`.
         self.in_turn = False
-
-    def __repr__(self) -> str:
-        return f"<WaitQueue {self.topic.name} {self.filter} waiting={len(self.waiters)}>"
 
     @property
     def can_go(self) -> bool:
         """There are polls, and messages that may fit them."""
         return bool(self.waiters and (self.now.entries or self.windows[-1].entries))
-
-    def keep_apart(self, rescan_from: int | None) -> None:
-        """From now on overdue messages have a window of their own."""
-        self.windows = (self.now, Window(self, overdue=True, rescan_from=rescan_from))
-
-    def keep_together(self) -> None:
-        self.windows = (self.now,)
-        self.now.leave_out(0)
 
 
 class TopicTurn:
@@ -119,10 +105,6 @@ class TopicTurn:
         self.in_flight = 0
         #: Name of the limit that stops the topic, "" if none does.
         self.cause = ""
-
-    def __repr__(self) -> str:
-        waiting = sum(len(queue.waiters) for queue in self.queues())
-        return f"<TopicTurn {self.name} ready={len(self.any.now.entries)} waiting={waiting} {self.cause}>"
 
     @property
     def plain(self) -> bool:

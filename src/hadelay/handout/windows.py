@@ -111,10 +111,11 @@ class Windows:
         topic.overdue_before_ms = self.turns.now_ms - OVERDUE_MS if on else 0
         for queue in topic.queues():
             if on:
-                queue.keep_apart(0)
+                queue.windows = (queue.now, Window(queue, overdue=True, rescan_from=0))
             else:
                 self.close(queue.windows[1])
-                queue.keep_together()
+                queue.windows = (queue.now,)
+                queue.now.leave_out(0)
             self.rescan_low(queue)
 
     def on_time(self, topic: TopicTurn, rows: NDArray[np.void]) -> NDArray[np.bool_]:

@@ -45,11 +45,6 @@ class Handout:
     def hand_out(self, offers: list[Offer], now_ms: int) -> None:
         raise NotImplementedError
 
-    def take_over(self, poll: Poll) -> bool:
-        """Messages for the same request are handed out already, and on their way into the log: answer `poll` with
-        what becomes of them."""
-        return False
-
 
 class Grants:
     def __init__(
@@ -70,6 +65,8 @@ class Grants:
         self.seq = 0
         #: Offers on their way, by seq.
         self.offers: dict[int, Offer] = {}
+        #: Interval mode: when each offer that is not committed was handed out, by seq, in order.
+        self.handed_at: dict[int, float] = {}
         #: Polls that wait for leases to be renewed.
         self._renewing: set[Poll] = set()
         #: A planned transfer: nothing is handed out; called when the dispatch state is committed.
@@ -97,25 +94,25 @@ class Grants:
 
     # ---- polls
 
-    def is_repeated(self, poll: Poll, handout: Handout) -> bool:
+    def is_repeated(self, poll: Poll) -> bool:
         """Idempotent receive: the same {consumer, request_id} takes the place of a waiting poll, or gets what it was
         granted before. True if there is nothing more to do now."""
         before = self.polls.same_request(poll)
         if before is not None and self._names_others(poll, set(before.topics)):
             return True
-        if self.polls.replace(poll) or handout.take_over(poll):
+        if self.polls.replace(poll):
             return True
+        for offer in map(self.offers.__getitem__, self.handed_at):
+            if (offer.poll.consumer, offer.poll.request_id) == (poll.consumer, poll.request_id):
+                # The messages are handed out already, and on their way into the log: that decides what `poll` gets.
+                if not self._names_others(poll, set(offer.poll.topics)):
+                    self.polls.succeed(offer.poll, poll)
+                    self.term.record()
+                return True
         held = self.ledger.held_by(poll.consumer, poll.request_id)
         if held is not None:
             self.hand_out_again(poll, held.key)
         return held is not None
-
-    def take_over(self, before: Poll, poll: Poll) -> bool:
-        """What becomes of `before`, which was answered, is for `poll`. False if the poll was refused."""
-        if self._names_others(poll, set(before.topics)):
-            return False
-        self.polls.succeed(before, poll)
-        return True
 
     def _names_others(self, poll: Poll, topics: set[str]) -> bool:
         """Refuse the poll if it does not name these topics: who guesses a request id may not consume from them."""

@@ -16,7 +16,6 @@ import numpy as np
 from hadelay.codec.results import GrantResult
 from hadelay.errors import HadelayError
 from hadelay.handout.matching import Offer
-from hadelay.handout.polls import Poll
 from hadelay.server.delivery.deliveries import first_time
 from hadelay.server.delivery.grants import BACKOFF_S, Grants, Handout
 
@@ -35,13 +34,11 @@ class IntervalHandout(Handout):
         self._alarm, self.term.record = self.term.alarm(self._record), self._record
         #: Not proposed yet.
         self._unsent: list[tuple[Offer, bytes]] = []
-        #: When each offer that is not committed was handed out, by seq, in order.
-        self._handed_at: dict[int, float] = {}
 
     def ready_at(self, mono: float) -> float:
         if mono < self.resting_until:
             return self.resting_until
-        if mono - next(iter(self._handed_at.values()), mono) >= self._interval_s:
+        if mono - next(iter(self.grants.handed_at.values()), mono) >= self._interval_s:
             return math.inf  # an interval's worth of hand-outs is not committed: no more until it is
         return mono if self._has_leader_lease() else mono + BACKOFF_S
 
@@ -55,7 +52,7 @@ class IntervalHandout(Handout):
                 grants.turn_soon()
                 continue
             self._unsent.append((offer, grants.grant(offer, now_ms, handed=True)))
-            self._handed_at[offer.seq] = mono
+            self.grants.handed_at[offer.seq] = mono
             # Half an interval leaves the other half for the commit, so that handing out does not stop in between.
             self._alarm.at(mono + self._interval_s / 2)
             expected = GrantResult(
@@ -67,22 +64,14 @@ class IntervalHandout(Handout):
     def _in_hands(self, offer: Offer) -> bool:
         """A message of the offer was handed out a moment ago as another entry, and was rolled forward or rescheduled
         since. That has to be recorded first: apply then counts the attempt, and the next hand-out is another one."""
-        if not self._handed_at:
+        if not self.grants.handed_at:
             return False
         ids = offer.rows["first_id"]
         own = offer.hours.astype(np.uint64) << np.uint64(32) | offer.indexes
         moved = ids[ids & _ENTRY_OF_ID != own]
         return bool(len(moved)) and any(
-            np.isin(moved, self.grants.offers[seq].rows["first_id"]).any() for seq in self._handed_at
+            np.isin(moved, self.grants.offers[seq].rows["first_id"]).any() for seq in self.grants.handed_at
         )
-
-    def take_over(self, poll: Poll) -> bool:
-        for offer in self.grants.offers.values():
-            if (offer.poll.consumer, offer.poll.request_id) == (poll.consumer, poll.request_id):
-                if self.grants.take_over(offer.poll, poll):
-                    self._record()  # what became of the offer is known in a moment
-                return True
-        return False
 
     def _record(self) -> None:
         self._alarm.cancel()
@@ -98,7 +87,7 @@ class IntervalHandout(Handout):
             self._alarm.at(self.term.runtime.monotonic() + BACKOFF_S)
             return
         grants = self.grants
-        del grants.offers[offer.seq], self._handed_at[offer.seq]
+        del grants.offers[offer.seq], grants.handed_at[offer.seq]
         granted = result.granted if isinstance(result, GrantResult) else np.ones(len(offer.entries), np.bool_)
         grants.core.matcher.settle(offer, granted)
         if grants.polls.has_successor(offer.poll):

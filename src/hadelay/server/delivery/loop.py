@@ -166,7 +166,7 @@ class DeliveryLoop:
             return
         poll.deadline = self.runtime.monotonic() + poll.wait_ms / 1000.0
         self.askers.note(poll.consumer, poll.topics, self._now())
-        if poll.request_id and grants.is_repeated(poll, self._handout):
+        if poll.request_id and grants.is_repeated(poll):
             return
         if problem := grants.core.waiting.problem(poll):
             grants.polls.answer(poll, None, LimitReached(problem, retry_after_ms=1_000))
