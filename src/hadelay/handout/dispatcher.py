@@ -114,13 +114,14 @@ class Dispatcher(Listener):
         if now_ms < self.resume_ms:
             return self.resume_ms
         self.turns.tick(max(now_ms, self.turns.now_ms))
-        self.waiting.end_idle()
-        self._preload.advance()
+        if self.waiting.idle:
+            self.waiting.end_idle()
+        next_ms = self._preload.advance()
         self.scans.first_unloaded = self._preload.first_second
         for at in self._repaired.due(self.turns.now_ms):
             self.scans.recover(at)
         repaired_ms = self._repaired.next()
-        return self._preload.next_ms() if repaired_ms is None else min(self._preload.next_ms(), int(repaired_ms))
+        return next_ms if repaired_ms is None else min(next_ms, int(repaired_ms))
 
     @property
     def past_first(self) -> bool:
@@ -131,13 +132,13 @@ class Dispatcher(Listener):
     @property
     def busy(self) -> bool:
         """Call `work` soon, then `advance`."""
-        return bool(self._preload.loading) or self.scans.busy
+        return bool(self._preload.loading or self.scans.jobs)
 
     def work(self) -> None:
         """One slice, two or three milliseconds: of loading a second, or of the scans."""
         if self._preload.loading:
             self._preload.work()
-        if self.scans.busy and not self._preload.late:
+        if self.scans.jobs and not self._preload.late:
             self.scans.work()
 
     # ---- told by apply
@@ -223,7 +224,7 @@ class Dispatcher(Listener):
     def match(self, now_ms: int) -> list[Offer]:
         """Take messages out of their windows for waiting polls: propose each offer, then call `matcher.settle`. now_ms:
         cluster time, which `advance` may have been told ahead of."""
-        if self.tick_ms < self.resume_ms:
+        if self.turns.now_ms < self.resume_ms:
             return []
         return self.matcher.match(OFFERED - len(self.windows.in_flight), now_ms)
 

@@ -44,6 +44,8 @@ class Preload:
         self._windows, self._turns = windows, windows.turns
         self._owed, self._store = windows.owed, windows.owed.store
         self._preload_ms, self._on_damage, self._read_ahead = preload_ms, on_damage, read_ahead
+        #: The earliest second that was not loaded at the last `advance`, NEVER_MS if there was none.
+        self.first_second = 0
         #: (second, count of its messages that were made ready): the cursor.
         self.reached = (0, 0)
         #: The same, of what this leader made ready: it may have begun in the middle of a second.
@@ -69,38 +71,24 @@ class Preload:
             elif hour < known < DEAD_HOURS:
                 self._hours.set(known, known)
 
-    def advance(self) -> None:
-        """Make ready what is due."""
-        tick_ms = self._turns.now_ms
-        for hour in self._hours.due((tick_ms + self._preload_ms) // HOUR_MS):
+    def advance(self) -> int:
+        """Make ready what is due. Returns when to look again, NEVER_MS if nothing is coming."""
+        now_ms = self._turns.now_ms
+        for hour in self._hours.due((now_ms + self._preload_ms) // HOUR_MS):
             self._open_hour(hour, 0)
-        self._load_seconds()
+        first = self._load_seconds()
+        self.first_second = min(first, min(second.second for second, _ in self.loading)) if self.loading else first
+        next_ms = max(first * 1000 - self._preload_ms, now_ms + 1)
         for second in list(self._seconds.values()):
-            if second.loaded and second.next_ms <= tick_ms:
-                self._run(second)
+            if second.loaded:
+                if second.next_ms <= now_ms:
+                    self._run(second)
+                next_ms = min(next_ms, second.next_ms)
         if self._spilled:
-            self._leave_spilled()
-
-    @property
-    def first_second(self) -> int:
-        """The earliest second that is not loaded yet, NEVER_MS if there is none."""
-        first = self._unloaded.next()
-        at = NEVER_MS if first is None else int(first)
-        return min(at, min(second.second for second, _ in self.loading)) if self.loading else at
-
-    def next_ms(self) -> int:
-        """When to look again, NEVER_MS if nothing is coming."""
-        next_ms = NEVER_MS
-        for second in self._seconds.values():
-            if second.loaded and second.next_ms < next_ms:
-                next_ms = second.next_ms
-        if self._spilled:
-            next_ms = min(next_ms, min(self._spilled) * 1000 + 1000)
-        if (at := self._unloaded.next()) is not None:
-            next_ms = min(next_ms, max(int(at) * 1000 - self._preload_ms, self._turns.now_ms + 1))
-        if (hour := self._hours.next()) is not None:
-            next_ms = min(next_ms, int(hour) * HOUR_MS - self._preload_ms)
-        return next_ms
+            next_ms = min(next_ms, self._leave_spilled())
+        if (hour_next := self._hours.next()) is not None:
+            next_ms = min(next_ms, int(hour_next) * HOUR_MS - self._preload_ms)
+        return min(next_ms, NEVER_MS)
 
     # loading
 
@@ -121,19 +109,21 @@ class Preload:
             at = hour * SECONDS_PER_HOUR + slot
             self._unloaded.set(at, at)
 
-    def _load_seconds(self) -> None:
+    def _load_seconds(self) -> int:
+        """Returns the earliest second that is not even being loaded, NEVER_MS if there is none."""
         budget = SLICE
         while (first := self._unloaded.next()) is not None:
             ahead = int(first) * 1000 - self._turns.now_ms
             if ahead > self._preload_ms or len(self.loading) > self._preload_ms // 1000:
-                break
+                return int(first)
             if ahead > _LAST_MOMENT_MS and sum(second.size for second in self._seconds.values()) > PRELOAD_ROWS:
-                break
+                return int(first)
             (at,) = self._unloaded.due(first)
             walk = self.load(at)
             budget -= walk.left
             if budget >= 0 and len(self.loading) == 1:
                 self.work()  # small, and nothing to interleave with
+        return NEVER_MS
 
     def load(self, at: int) -> ChainWalk:
         """Load the second, also again when its chain was broken and is repaired."""
@@ -182,10 +172,11 @@ class Preload:
             self._counted = (second, len(indexes) + (local if second == counted else 0))
             self.reached = max(self.reached, self._counted)
 
-    def _leave_spilled(self) -> None:
-        """Seconds of which not everything fitted have passed: the rest is due, and left to scans."""
+    def _leave_spilled(self) -> int:
+        """Leave to scans what was not loaded of seconds that have passed. Returns when the next one has passed."""
         for at in [at for at in self._spilled if at * 1000 + 1000 <= self._turns.now_ms]:
             self._windows.leave_out(at, self._spilled.pop(at))
+        return min(self._spilled) * 1000 + 1000 if self._spilled else NEVER_MS
 
     # told by apply
 

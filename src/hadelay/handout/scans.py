@@ -43,7 +43,8 @@ class Scans:
         self.first_unloaded = 0
         #: Messages the sweeper found owed and forgotten: a bug if it is not 0.
         self.swept = 0
-        self._jobs: deque[Iterator[int]] = deque()
+        #: Scans that are not done; each yields its cost, in rows.
+        self.jobs: deque[Iterator[int]] = deque()
         # Take-over: seconds in [_catch_up, _catch_up_end) are still to be looked through.
         self._catch_up = self._catch_up_end = 0
         self._head_start = 0
@@ -56,11 +57,7 @@ class Scans:
         """Look through everything owed before `second`, where the preload starts."""
         self.first_unloaded = self._catch_up_end = second
         self._head_start = _HEAD_START * SLICE
-        self._jobs.append(self._catching_up())
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._jobs)
+        self.jobs.append(self._catching_up())
 
     @property
     def first(self) -> bool:
@@ -70,22 +67,22 @@ class Scans:
     def work(self) -> None:
         """About a slice of the next job; jobs take turns."""
         left = SLICE
-        while self._jobs and left > 0:
-            job = self._jobs.popleft()
+        while self.jobs and left > 0:
+            job = self.jobs.popleft()
             cost = next(job, 0)
             if cost:
-                self._jobs.append(job)
+                self.jobs.append(job)
             left -= max(cost, 1)
         self._head_start -= SLICE - left
 
     def rescan(self, window: Window) -> None:
         """The window has run low: find more, from its mark on."""
         window.scanning = True
-        self._jobs.append(self._rescanning(window))
+        self.jobs.append(self._rescanning(window))
 
     def recover(self, second: int) -> None:
         """The chain of a second that has passed was repaired: find what was out of reach."""
-        self._jobs.append(self._recovering(second))
+        self.jobs.append(self._recovering(second))
 
     def sweep(self) -> bool:
         """One slice of looking for what is owed and forgotten; True when it is once round."""

@@ -31,7 +31,7 @@ class Waiting:
         #: Count of queues with a filter.
         self._filters = 0
         #: Queues of filters that no poll asks for → since when, the longest first.
-        self._idle: dict[WaitQueue, int] = {}
+        self.idle: dict[WaitQueue, int] = {}
 
     def problem(self, poll: Poll) -> str:
         """Why the poll may not wait with the others; "" if it may. A poll of one topic is not refused because others
@@ -54,11 +54,11 @@ class Waiting:
         """The filter is known, or there is room for one more, perhaps in place of an idle one."""
         topics = [self._windows.named(name) for name in poll.topics]
         new = [topic for topic in topics if wanted not in topic.filtered]
-        while self._idle and self._filters + len(new) > MAX_FILTERS:
-            self._end(next(iter(self._idle)))
+        while self.idle and self._filters + len(new) > MAX_FILTERS:
+            self._end(next(iter(self.idle)))
         for topic in new:
             if len(topic.filtered) >= TOPIC_FILTERS:
-                idle = next((queue for queue in self._idle if queue.topic is topic), None)
+                idle = next((queue for queue in self.idle if queue.topic is topic), None)
                 if idle is not None:
                     self._end(idle)
         fits = self._filters + len(new) <= MAX_FILTERS
@@ -91,7 +91,7 @@ class Waiting:
             queue.waiters.pop(poll, None)
             if not queue.waiters:
                 if queue.filter is not None:
-                    self._idle[queue] = self._turns.now_ms
+                    self.idle[queue] = self._turns.now_ms
                     if queue.topic.number is None:
                         self._end(queue)
                 self._forget_name(queue.topic)
@@ -103,21 +103,21 @@ class Waiting:
 
     def end_idle(self) -> None:
         """Give up the queues of filters that no poll asked for in the last minute."""
-        while self._idle and next(iter(self._idle.values())) + _LINGER_MS <= self._turns.now_ms:
-            self._end(next(iter(self._idle)))
+        while self.idle and next(iter(self.idle.values())) + _LINGER_MS <= self._turns.now_ms:
+            self._end(next(iter(self.idle)))
 
     def _queue(self, topic: TopicTurn, wanted: Filter) -> WaitQueue:
         queue = topic.filtered.get(wanted)
         if queue is None:
             self._filters += 1
             queue = topic.filtered[wanted] = WaitQueue(topic, wanted, None if topic.number is None else 0)
-        self._idle.pop(queue, None)
+        self.idle.pop(queue, None)
         return queue
 
     def _end(self, queue: WaitQueue) -> None:
         """Give up an idle queue. Its messages also stand in the window of polls that take any message."""
         assert queue.filter is not None
-        del self._idle[queue], queue.topic.filtered[queue.filter]
+        del self.idle[queue], queue.topic.filtered[queue.filter]
         self._filters -= 1
         for window in queue.windows:
             self._windows.close(window)

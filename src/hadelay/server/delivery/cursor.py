@@ -33,7 +33,7 @@ class CursorKeeper:
 
     def watch(self) -> None:
         """Propose the cursor now or soon, if it has changed."""
-        if self.busy or not self.changed:
+        if self.busy or self._core.cursor == self._sent:
             return
         at = self._sent_at + self._term.config.dispatch.interval_ms / 1000
         if at <= self._term.runtime.monotonic():
