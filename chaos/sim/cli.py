@@ -50,7 +50,7 @@ class Wish:
         try:
             with broken(self.mutation) if self.mutation else nullcontext() as bug:
                 if self.raft or (bug is not None and bug.raft):
-                    return raftsim.run_seed(seed, bug.faults if bug is not None and bug.raft else None)
+                    return raftsim.run_seed(seed, bug.families if bug is not None and bug.raft else None)
                 families = bug.families if bug is not None else {**FAMILIES, self.fault: 1.0} if self.fault else None
                 sync = bug.sync if bug is not None else ""
                 report = run_seed(seed, families, self.only, sync)

@@ -1,30 +1,26 @@
 """A cluster of real nodes in one world: machines with their disks and clocks, processes that come and go on them.
 
 Everything of a node runs but HTTP: the state machine, storage and recovery, the Raft adapter with the real PySyncObj,
-group commit and dispatcher. A node that calls an error fatal ends, as its process would, and is started again like any
-other; when nothing had been done to its disk that explains it, that is a violation.
+group commit and dispatcher.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 
-from chaos.sim.disk import SimCrash, SimDisk
 from chaos.sim.door import Door
-from chaos.sim.file import is_injected
 from chaos.sim.history import Violation
-from chaos.sim.loop import SimLoop
 from chaos.sim.machines import Machine, Process
 from chaos.sim.network import NetworkProfile
 from chaos.sim.receiver import Caller
-from chaos.sim.runtime import SimRuntime, SimWorld
+from chaos.sim.runtime import SimWorld
 from chaos.sim.tables import SimBackend
 from chaos.sim.watch import Watch
-from chaos.sim.workload import HOUR_S, Parts, Workload
-from hadelay.errors import DamagedFile, HadelayError
+from chaos.sim.workload import HOUR_S, Workload
+from hadelay.api.service import Actor
+from hadelay.errors import HadelayError
 from hadelay.raft.journal import Journal
 from hadelay.raft.ports import FOUNDING
 from hadelay.server.node import Node
@@ -49,7 +45,7 @@ BRIEF, STALL_S = 0.4, 0.15
 
 
 class SimCluster(Watch):
-    """See the module. `kill`, `power_cut`, `wipe` and the like are the nemesis's tools."""
+    """See the module."""
 
     def __init__(
         self,
@@ -66,38 +62,25 @@ class SimCluster(Watch):
         restart: bool = True,
         only: frozenset[str] | None = None,
     ) -> None:
-        self.seed, self.names, self.sync, self.group = seed, names, sync, group
-        super().__init__(world or SimWorld(seed, epoch_ms=epoch_ms), profile)
-        #: Those it was founded with; `names` are the members that are meant to be there now.
-        self.founders = names
-        self.world.on_crash = self._crashed_at_io
-        self.parts = Parts(only)
-        self.workload = workload or Workload()
-        self.door = Door(self)
-        self.restart, self.window_ms = restart, window_ms
-        rng = self.world.random
+        #: Brief syncs run on the loop, as in the real runtime: a slow one holds its node up.
+        brief = random.Random(f"{seed} brief").random() < BRIEF
+        world = world or SimWorld(seed, epoch_ms=epoch_ms)
+        self.sync, self.group, self.window_ms = sync, group, window_ms
+        rng = world.random
         #: Small: whoever lags gets files, not entries.
         self.journal_keep_bytes = rng.choice((0, 30_000, 1 << 30))
         self.checkpoint_bytes = rng.choice((1 << 15, 1 << 18, 1 << 20))
         self.far_buffer_bytes = rng.choice((1 << 14, 1 << 20, 1 << 20))
+        super().__init__(world, names, profile, brief=brief, restart=restart, only=only)
+        #: Those it was founded with; `names` are the members that are meant to be there now.
+        self.founders = names
+        self.workload = workload or Workload()
+        self.door = Door(self)
         #: There is a fuzz client (chaos/sim/fuzz.py), and heads of chains are written down early.
         self.fuzzed = random.Random(f"{seed} fuzz").random() < FUZZED
-        #: Brief syncs run on the loop, as in the real runtime: a slow one holds its node up.
-        self.brief = random.Random(f"{seed} brief").random() < BRIEF
-        self.machines |= {name: self._machine(name) for name in names}
-        #: A change of the members that is under way.
-        self.changing = ""
-        self.healed_at = float("inf")
         #: How long all machines were suspended: their monotonic clocks drifted apart, and nobody heard of a leader.
         self.slept_s = 0.0
-        #: Nodes in whose files bits flipped: they may meet damage, and begin anew.
-        self.rotten: set[str] = set()
         self.on_boot: list[Callable[[Node], None]] = []
-
-    def _machine(self, name: str) -> Machine:
-        rng = self.world.random
-        disk = SimDisk(random.Random(f"{self.seed} disk {name}"), record=self.world.record)
-        return Machine(name, disk, rng.uniform(-50e-6, 50e-6), rng.randint(-60, 60))
 
     # -- members
 
@@ -141,27 +124,6 @@ class SimCluster(Watch):
             ),
         )
 
-    def start_all(self) -> None:
-        for name in self.names:
-            self.start(name)
-
-    def start(self, name: str) -> None:
-        machine = self.machines.get(name)
-        if machine is None or machine.process is not None:
-            return
-        runtime = SimRuntime(
-            self.world,
-            name,
-            machine.disk,
-            drift=machine.drift,
-            wall_offset_ms=machine.wall_offset_ms + machine.stepped_ms,
-            brief=self.brief,
-        )
-        network, failed = self.net.network(name, runtime), machine.disk.failed_syncs
-        process = Process(name, runtime, network, SimLoop(runtime), failed_before=failed)
-        machine.process = process
-        runtime.call_soon(self._boot, process)
-
     def _boot(self, process: Process) -> None:
         machine = self.machines[process.name]
 
@@ -194,41 +156,8 @@ class SimCluster(Watch):
         for hook in self.on_boot:
             hook(node)
         node.start()
-        process.node, process.service = node, NodeService(node)
+        process.node, process.raft, process.service = node, node.raft, NodeService(node)
         self.note(f"starts at index {node.raft.applied_index}, journal to {node.raft.last_index}", process.name)
-
-    def _fatal(self, process: Process, error: BaseException) -> None:
-        machine = self.machines[process.name]
-        self.note(f"ends itself: {error!r}", process.name)
-        self.history.count("checked I17 fail-stop, own error")
-        self.history.count("checked I17 fail-stop, failed sync", machine.disk.failed_syncs > process.failed_before)
-        rotten = isinstance(error, DamagedFile) and process.name in self.rotten
-        if not rotten and not is_injected(error):
-            self.violate(
-                Violation("I17 fail-stop, own error", f"{process.name} ended itself: {error!r}", who=process.name)
-            )
-        if machine.process is process:
-            # Not from inside its own call: the stack below still belongs to it.
-            process.runtime.crash()
-            self.world.at(self.world.now, self._end, machine, process)
-            if rotten:
-                self.history.count("rot ended a node")
-                # A node that meets damage while it applies begins anew; for one that does not start, the operator does
-                # what the error says.
-                self.world.at(self.world.now, self._forget if process.node is not None else self._blank, machine)
-            self._restart_later(process.name)
-
-    def _crashed_at_io(self, runtime: SimRuntime) -> None:
-        machine = self.machines[runtime.name]
-        if machine.process is not None and machine.process.runtime is runtime:
-            self.note("crashes at an I/O step", runtime.name)
-            self.history.count("crashed at an I/O step")
-            self.kill(runtime.name)
-            self._restart_later(runtime.name)
-
-    def _restart_later(self, name: str) -> None:
-        if self.restart:
-            self.world.after(self.world.random.uniform(0.05, 2.0), self.start, name)
 
     def _look_at_journal(self, machine: Machine, journal: Journal) -> None:
         """I14: what this disk was said to have is there after a restart."""
@@ -248,79 +177,19 @@ class SimCluster(Watch):
             at -= 1
         machine.held = at
 
-    def _end(self, machine: Machine, process: Process) -> None:
+    def transfer(self, asked: Process, to: str | None) -> None:
+        count = self.history.count
+        self.door.ask(
+            asked,
+            lambda service: service.cluster.transfer(to, Actor()),
+            lambda result, error: count("transferred", error is None),
+            8.0,
+        )
+
+    def _ending(self, machine: Machine, process: Process) -> None:
         self.count_node(process)
         if process.node is not None:
             self._note_held(machine, process.node.raft.journal)
-        process.runtime.crash()
-        process.network.close()
-        for call in list(process.calls):
-            call.broken()
-        process.calls.clear()
-        for relayed in process.relays:
-            relayed.hang_up()
-        process.loop.close()
-        if machine.process is process:
-            machine.process = None
-            machine.disk.kill()
-
-    def kill(self, name: str) -> None:
-        """kill -9."""
-        machine = self.machines[name]
-        if machine.process is not None:
-            self._end(machine, machine.process)
-        machine.disk.kill()
-
-    def power_cut(self, *names: str) -> None:
-        for name in names:
-            self.kill(name)
-            self.machines[name].disk.power_cut()
-
-    def stop(self, name: str) -> None:
-        """A clean end, as SIGTERM's is."""
-        process = self.machines[name].process
-        if process is not None:
-            if process.node is not None:
-                with suppress(SimCrash, OSError):
-                    process.node.stop()
-            self.kill(name)
-
-    def wipe(self, name: str) -> None:
-        """The disk is replaced by an empty one."""
-        self.kill(name)
-        self._blank(self.machines[name])
-
-    def _blank(self, machine: Machine) -> None:
-        machine.disk.wipe()
-        self._forget(machine)
-
-    def _forget(self, machine: Machine) -> None:
-        """Its node begins anew: it has promised nothing."""
-        machine.held = 0
-        self.terms.pop(machine.name, None)
-        self.admitted.discard(machine.name)
-        self.safety.wiped(machine.name)
-
-    def step_clock(self, name: str, stepped_ms: int) -> None:
-        """From now on its wall clock is off by this much (besides its own small error)."""
-        machine = self.machines[name]
-        if machine.process is not None:
-            machine.process.runtime.step_wall(stepped_ms - machine.stepped_ms)
-        machine.stepped_ms = stepped_ms
-
-    @property
-    def leaders(self) -> dict[int, str]:
-        """Term → name of its leader."""
-        return self.safety.leaders
-
-    def process(self, name: str | None) -> Process | None:
-        machine = self.machines.get(name or "")
-        return machine.process if machine is not None else None
-
-    def any_process(self, rng: random.Random) -> Process | None:
-        """Some node that a client may try: it may be paused, cut off, or only starting."""
-        running = [m.process for m in self.machines.values() if m.process is not None]
-        return rng.choice(running) if running else None
 
     def count_node(self, process: Process) -> None:
         """What only the node knows, added to the history's counts."""

@@ -39,8 +39,6 @@ class Door:
 
     def __init__(self, cluster: SimCluster) -> None:
         self.cluster, self.world = cluster, cluster.world
-        #: This share of the answers is lost on the way back.
-        self.lost_answers = 0.0
 
     def call(self, process: Process, begin: Begin, reply: Reply, timeout_s: float = 4.0) -> Call:
         """Run begin(node, done) on the process's node; reply(result, error) at the caller."""
@@ -95,7 +93,8 @@ class Call:
     def done(self, result: Any, error: HadelayError | None) -> None:
         """Called on the node: the answer leaves."""
         door = self.door
-        if door.lost_answers and door.world.random.random() < door.lost_answers:
+        lost = door.cluster.lost_answers
+        if lost and door.world.random.random() < lost:
             result, error = None, OutcomeUnknown("the answer was lost")
         door.world.after(door.latency(), self.answer, result, error)
 

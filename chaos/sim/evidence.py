@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from chaos.sim.cluster import SimCluster
 from chaos.sim.history import HandOut
-from chaos.sim.watch import WATCH_S
+from chaos.sim.machines import WATCH_S
 from hadelay.ledger.keys import KEY, KEYOF
 from hadelay.ledger.lookup import EntryRef, find_entry, state_of
 from hadelay.ledger.state import Ledger

@@ -1,16 +1,34 @@
-"""Machines of a simulated cluster, and the processes that run on them."""
+"""Machines of a simulated world, and the processes that come and go on them.
+
+A node that calls an error fatal ends, as its process would, and is started again like any other; when nothing had been
+done to its disk that explains it, that is a violation.
+"""
 
 from __future__ import annotations
 
+import random
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from chaos.sim.disk import SimDisk
 from chaos.sim.door import Call
+from chaos.sim.file import SimCrash, is_injected
+from chaos.sim.history import History, Violation
+from chaos.sim.logsafety import LogSafety
 from chaos.sim.loop import SimLoop
-from chaos.sim.network import SimNetwork
-from chaos.sim.runtime import SimRuntime
+from chaos.sim.network import NetworkProfile, SimNet, SimNetwork
+from chaos.sim.runtime import SimRuntime, SimWorld
+from chaos.sim.workload import Parts
+from hadelay.errors import DamagedFile
+from hadelay.raft.journal import Journal
+from hadelay.raft.node import RaftNode
 from hadelay.server.node import Node
 from hadelay.server.service.node import NodeService
+
+#: How often the log's safety is looked at.
+WATCH_S = 0.01
+#: A sync may take some seconds on a slow disk, and so may the one that fails.
+FAILED_S = 4.0
 
 
 @dataclass(eq=False)
@@ -42,6 +60,8 @@ class Process:
     network: SimNetwork
     #: For tasks on its virtual time.
     loop: SimLoop
+    #: Once it has started: its consensus, and its node, unless it runs Raft alone.
+    raft: RaftNode | None = None
     node: Node | None = None
     calls: list[Call] = field(default_factory=list)
     #: Receives that it relays to the leader.
@@ -51,3 +71,238 @@ class Process:
     failed_at: float | None = None
     #: Of the node, which it has too then.
     service: NodeService = field(init=False)
+
+
+class Machines:
+    """Base of SimCluster and of RaftSim, which boot their nodes. `kill`, `power_cut`, `wipe` and the like are the
+    nemesis's tools.
+
+    brief: brief syncs run on the loop. restart: a process that ended by itself is started again. only: see Parts."""
+
+    def __init__(
+        self, world: SimWorld, names: tuple[str, ...], profile: NetworkProfile | None = None, *, brief: bool = False,
+        restart: bool = True, only: frozenset[str] | None = None, quiet_s: float,
+    ) -> None:  # fmt: skip
+        """quiet_s: see LogSafety."""
+        self.world, self.seed, self.names, self.brief, self.restart = world, world.seed, names, brief, restart
+        world.on_crash = self._crashed_at_io
+        self.history, self.net, self.parts = History(), SimNet(world, profile), Parts(only)
+        self.safety = LogSafety(self.net, self._unsafe, quiet_s=quiet_s)
+        self.violations: list[Violation] = []
+        self.machines: dict[str, Machine] = {name: self._machine(name) for name in names}
+        #: Those whose nodes are no members any more.
+        self.retired: dict[str, Machine] = {}
+        #: The durable term of each node.
+        self.terms: dict[str, int] = {}
+        #: Nodes that have heard of a term, and vote.
+        self.admitted: set[str] = set()
+        #: Nodes in whose files bits flipped: they may meet damage, and begin anew.
+        self.rotten: set[str] = set()
+        #: Share of the answers to clients that is lost.
+        self.lost_answers = 0.0
+        #: A change of the members that is under way.
+        self.changing = ""
+        self.healed_at = float("inf")
+        world.after(WATCH_S, self._watch)
+
+    def _machine(self, name: str) -> Machine:
+        rng = self.world.random
+        disk = SimDisk(random.Random(f"{self.seed} disk {name}"), record=self.world.record)
+        return Machine(name, disk, rng.uniform(-50e-6, 50e-6), rng.randint(-60, 60))
+
+    def note(self, text: str, who: str = "nemesis") -> None:
+        self.history.note(self.world.now, who, text)
+
+    def violate(self, violation: Violation) -> None:
+        self.note(f"VIOLATION {violation}", violation.who or "nemesis")
+        self.violations.append(violation)
+
+    def _unsafe(self, promise: str, text: str, who: str) -> None:
+        self.violate(Violation(promise, text, who=who))
+
+    def start_all(self) -> None:
+        for name in self.names:
+            self.start(name)
+
+    def start(self, name: str) -> None:
+        machine = self.machines.get(name)
+        if machine is None or machine.process is not None:
+            return
+        runtime = SimRuntime(
+            self.world,
+            name,
+            machine.disk,
+            drift=machine.drift,
+            wall_offset_ms=machine.wall_offset_ms + machine.stepped_ms,
+            brief=self.brief,
+        )
+        network, failed = self.net.network(name, runtime), machine.disk.failed_syncs
+        process = Process(name, runtime, network, SimLoop(runtime), failed_before=failed)
+        machine.process = process
+        runtime.call_soon(self._boot, process)
+
+    def _boot(self, process: Process) -> None:
+        """Start the node of a process; its event."""
+        raise NotImplementedError
+
+    def transfer(self, asked: Process, to: str | None) -> None:
+        """Ask this process to have leadership handed over to `to`; None: to any other node."""
+        raise NotImplementedError
+
+    def _fatal(self, process: Process, error: BaseException) -> None:
+        machine = self.machines[process.name]
+        self.note(f"ends itself: {error!r}", process.name)
+        self.history.count("checked I17 fail-stop, own error")
+        self.history.count("checked I17 fail-stop, failed sync", machine.disk.failed_syncs > process.failed_before)
+        rotten = isinstance(error, DamagedFile) and process.name in self.rotten
+        if not rotten and not is_injected(error):
+            self.violate(
+                Violation("I17 fail-stop, own error", f"{process.name} ended itself: {error!r}", who=process.name)
+            )
+        if machine.process is process:
+            # Not from inside its own call: the stack below still belongs to it.
+            process.runtime.crash()
+            self.world.at(self.world.now, self._end, machine, process)
+            if rotten:
+                self.history.count("rot ended a node")
+                # A node that meets damage while it applies begins anew; for one that does not start, the operator does
+                # what the error says.
+                self.world.at(self.world.now, self._forget if process.node is not None else self._blank, machine)
+            self._restart_later(process.name)
+
+    def _crashed_at_io(self, runtime: SimRuntime) -> None:
+        machine = self.machines[runtime.name]
+        if machine.process is not None and machine.process.runtime is runtime:
+            self.note("crashes at an I/O step", runtime.name)
+            self.history.count("crashed at an I/O step")
+            self.kill(runtime.name)
+            self._restart_later(runtime.name)
+
+    def _restart_later(self, name: str) -> None:
+        if self.restart:
+            self.world.after(self.world.random.uniform(0.05, 2.0), self.start, name)
+
+    def _ending(self, machine: Machine, process: Process) -> None:
+        """A process is about to end."""
+
+    def _end(self, machine: Machine, process: Process) -> None:
+        self._ending(machine, process)
+        process.runtime.crash()
+        process.network.close()
+        for call in list(process.calls):
+            call.broken()
+        process.calls.clear()
+        for relayed in process.relays:
+            relayed.hang_up()
+        process.loop.close()
+        if machine.process is process:
+            machine.process = None
+            machine.disk.kill()
+
+    def kill(self, name: str) -> None:
+        """kill -9."""
+        machine = self.machines[name]
+        if machine.process is not None:
+            self._end(machine, machine.process)
+        machine.disk.kill()
+
+    def power_cut(self, *names: str) -> None:
+        for name in names:
+            self.kill(name)
+            self.machines[name].disk.power_cut()
+
+    def stop(self, name: str) -> None:
+        """A clean end, as SIGTERM's is."""
+        process = self.machines[name].process
+        if process is not None:
+            if process.node is not None:
+                with suppress(SimCrash, OSError):
+                    process.node.stop()
+            self.kill(name)
+
+    def wipe(self, name: str) -> None:
+        """The disk is replaced by an empty one."""
+        self.kill(name)
+        self._blank(self.machines[name])
+
+    def _blank(self, machine: Machine) -> None:
+        machine.disk.wipe()
+        self._forget(machine)
+
+    def _forget(self, machine: Machine) -> None:
+        """Its node begins anew: it has promised nothing."""
+        machine.held = 0
+        self.terms.pop(machine.name, None)
+        self.admitted.discard(machine.name)
+        self.safety.wiped(machine.name)
+
+    def step_clock(self, name: str, stepped_ms: int) -> None:
+        """From now on its wall clock is off by this much (besides its own small error)."""
+        machine = self.machines[name]
+        if machine.process is not None:
+            machine.process.runtime.step_wall(stepped_ms - machine.stepped_ms)
+        machine.stepped_ms = stepped_ms
+
+    @property
+    def leaders(self) -> dict[int, str]:
+        """Term → name of its leader."""
+        return self.safety.leaders
+
+    def leading(self) -> RaftNode | None:
+        """The leader of the newest term, as Raft sees it."""
+        up = [machine.process.raft for machine in self.machines.values() if machine.process is not None]
+        leaders = [raft for raft in up if raft is not None and raft.is_leader]
+        return max(leaders, key=lambda raft: raft.term, default=None)
+
+    def process(self, name: str | None) -> Process | None:
+        machine = self.machines.get(name or "")
+        return machine.process if machine is not None else None
+
+    def any_process(self, rng: random.Random) -> Process | None:
+        """Some node that a client may try: it may be paused, cut off, or only starting."""
+        running = [m.process for m in self.machines.values() if m.process is not None]
+        return rng.choice(running) if running else None
+
+    # -- observers
+
+    def _watch(self) -> None:
+        """I13, log safety, on everything that is up."""
+        self.world.after(WATCH_S, self._watch)
+        up: dict[str, RaftNode] = {}
+        stirred: set[str] = set()
+        for name, machine in self.machines.items():
+            process = machine.process
+            if process is None or process.raft is None or process.runtime.crashed:
+                continue
+            self._watch_syncs(machine, process)
+            up[name] = process.raft
+            if process.runtime.stirred():
+                stirred.add(name)
+                self._watch_process(process, process.raft)
+                self._watch_votes(name, process.raft.journal)
+        self.safety.look(up, stirred.__contains__)
+
+    def _watch_process(self, process: Process, raft: RaftNode) -> None:
+        """A process that did something since it was looked at last."""
+
+    def _watch_syncs(self, machine: Machine, process: Process) -> None:
+        """I17: whoever was told that a sync failed ends, since it cannot know what its disk has."""
+        if machine.disk.failed_syncs == process.failed_before or process.runtime.paused:
+            process.failed_at = None
+            return
+        process.failed_at = self.world.now if process.failed_at is None else process.failed_at
+        if self.world.now > process.failed_at + FAILED_S:
+            process.failed_before = machine.disk.failed_syncs
+            text = f"{machine.name} goes on {FAILED_S:.0f} s after a sync of its disk failed"
+            self.violate(Violation("I17 fail-stop, failed sync", text, who=machine.name))
+
+    def _watch_votes(self, name: str, journal: Journal) -> None:
+        """Check that the durable term of a node never goes back. A term that is not durable has not left the node."""
+        if not journal.all_synced:
+            return
+        self.history.count("checked I13 log safety, term", journal.term > 0)
+        if journal.term < self.terms.get(name, 0):
+            text = f"the term of {name} went back to {journal.term}"
+            self.violate(Violation("I13 log safety, term", text, who=name))
+        self.terms[name] = journal.term
+        (self.admitted.add if journal.admitted and journal.term else self.admitted.discard)(name)

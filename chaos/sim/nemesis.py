@@ -6,9 +6,9 @@ import random
 from collections.abc import Callable
 
 from chaos.sim.cluster import SimCluster
+from chaos.sim.machines import Machines
 from chaos.sim.operator import Operator
 from chaos.sim.workload import HOUR_S
-from hadelay.api.service import Actor
 from hadelay.raft import messages
 
 #: Families and how likely a run has each.
@@ -46,7 +46,7 @@ class Nemesis:
     disk is ever lost: beyond that nothing was promised."""
 
     def __init__(
-        self, cluster: SimCluster, until: float, families: dict[str, float] | None = None, *, pace_s: float = 1.0,
+        self, cluster: Machines, until: float, families: dict[str, float] | None = None, *, pace_s: float = 1.0,
         down: int = 1,
     ) -> None:  # fmt: skip
         """families: how likely a run has each; None: FAMILIES. pace_s: mean seconds between two strikes. down: nodes
@@ -59,9 +59,10 @@ class Nemesis:
             for name, chance in chances.items()
             if self._drawn(name) < chance and (len(cluster.names) > 1 or name not in _NOT_ALONE)
         ]
+        names = [name for name, _ in self.faults]
         # Of two clocks one is no minority.
-        steps = any(name == "clock_step" for name, _ in self.faults)
-        self.operator = Operator(cluster, least=3 if steps else 1)
+        least = 3 if "clock_step" in names else 1
+        self.operator = Operator(cluster, least) if "members" in names and isinstance(cluster, SimCluster) else None
         self.pace_s, self.down = pace_s, down
         self.strikes = 0
         #: Kinds of faults that struck.
@@ -78,6 +79,7 @@ class Nemesis:
         return rng.random()
 
     def members(self) -> None:
+        assert self.operator is not None
         self.operator.strike()
 
     def start(self) -> None:
@@ -109,7 +111,7 @@ class Nemesis:
         self.note("everything is healed")
         self.cluster.net.heal()
         self.cluster.net.profile.hiccup = 0.0
-        self.cluster.door.lost_answers = 0.0
+        self.cluster.lost_answers = 0.0
         self.cluster.safety.at_send.clear()
         for undo in reversed(self._unrot):  # the checks read every file
             undo()
@@ -125,7 +127,7 @@ class Nemesis:
 
     def _node(self) -> str:
         """The leader, half of the time."""
-        leader = self.cluster.leader()
+        leader = self.cluster.leading()
         if leader is not None and self.random.random() < 0.5:
             return leader.name
         return self.random.choice(self.cluster.names)
@@ -183,11 +185,11 @@ class Nemesis:
 
     def lost_answers(self) -> None:
         self.note("every third answer to a client is lost")
-        self.cluster.door.lost_answers = 0.3
+        self.cluster.lost_answers = 0.3
         self._later(0.3, 3.0, self._answers_come)
 
     def _answers_come(self) -> None:
-        self.cluster.door.lost_answers = 0.0
+        self.cluster.lost_answers = 0.0
 
     # -- processes
 
@@ -248,18 +250,12 @@ class Nemesis:
         self.cluster.safety.at_send[name, kind] = strike
 
     def transfer(self) -> None:
-        leader, asked = self.cluster.leader(), self.cluster.any_process(self.random)
+        leader, asked = self.cluster.leading(), self.cluster.any_process(self.random)
         if leader is not None and asked is not None:
             others = [name for name in self.cluster.names if name != leader.name]
             to = self.random.choice([*others, None])
             self.note(f"{asked.name} is asked to have {leader.name} hand over to {to or 'anyone'}")
-            count = self.cluster.history.count
-            self.cluster.door.ask(
-                asked,
-                lambda service: service.cluster.transfer(to, Actor()),
-                lambda result, error: count("transferred", error is None),
-                8.0,
-            )
+            self.cluster.transfer(asked, to)
 
     # -- clocks
 
@@ -306,10 +302,10 @@ class Nemesis:
     def _can_spare_a_disk(self) -> bool:
         """Nobody promised anything of two, and a removal under way may leave two of three."""
         cluster = self.cluster
-        if not self.operator.begun:
+        if self.operator is None or not self.operator.begun:
             return cluster.admitted == set(cluster.names)
-        leader = cluster.leader()
-        voters = leader.raft.membership.voters if leader is not None else frozenset()
+        leader = cluster.leading()
+        voters = leader.membership.voters if leader is not None else frozenset()
         return voters <= cluster.admitted and len(voters) >= (4 if "remove" in cluster.changing else 3)
 
     def wipe(self) -> None:
@@ -326,8 +322,7 @@ class Nemesis:
     def rot(self) -> None:
         """Bits flip in files of one node, always the same, which may lose its disk by that: hour files, and segments of
         the journal but the last one."""
-        changing = any(name == "members" for name, _ in self.faults)
-        if self.wiped or changing or (not self.rotting and not self._can_spare_a_disk()):
+        if self.wiped or self.operator is not None or (not self.rotting and not self._can_spare_a_disk()):
             return
         name = self.rotting or self._node()
         disk, process = self.cluster.machines[name].disk, self.cluster.process(name)

@@ -7,13 +7,12 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 from chaos.sim.disk import SimDisk
-from chaos.sim.runtime import SimRuntime
 from hadelay.errors import FatalError
 from hadelay.members import Members
-from hadelay.raft.node import RaftNode
 from hadelay.storage.manifest import Manifest, SnapshotFile
 
 if TYPE_CHECKING:
+    from chaos.sim.machines import Process
     from chaos.sim.raftsim import RaftSim
 
 
@@ -43,20 +42,24 @@ class PlainMachine:
     def on_link(self, peer: str, up: bool) -> None:
         pass
 
+    def on_leader(self, term: int) -> None:
+        pass
+
+    def on_follower(self) -> None:
+        pass
+
     def release(self, manifest: Manifest) -> None:
         pass
 
 
-class Machine(PlainMachine):
+class RaftMachine(PlainMachine):
     """State: all numbers that were applied. A checkpoint is one file."""
 
-    def __init__(self, sim: RaftSim, name: str, disk: SimDisk, runtime: SimRuntime) -> None:
-        self.sim, self.name, self.disk, self.runtime = sim, name, disk, runtime
+    def __init__(self, sim: RaftSim, process: Process, disk: SimDisk) -> None:
+        self.sim, self.process, self.disk, self.runtime = sim, process, disk, process.runtime
         self.index, self.term = 1, 0
         self.items: list[int] = []
         self.incarnations = {}
-        self.leading = 0
-        self.raft: RaftNode | None = None
         disk.makedirs("/data")
         if disk.exists("/data/state"):
             f = disk.open("/data/state")
@@ -74,20 +77,20 @@ class Machine(PlainMachine):
         self.index, self.term, self.items, self.incarnations = json.loads(body)
 
     def apply(self, index: int, term: int, command: bytes) -> Any:
-        assert index > self.index, f"{self.name}: {index} after {self.index}"
+        assert index > self.index, f"{self.process.name}: {index} after {self.index}"
         self.index, self.term = index, term
         kind, *values = json.loads(command)
         if kind == "inc":
             self.incarnations[values[0]] = values[1]
         else:
             self.items.append(values[0])
-        self.sim.applied(self.name, index, term, command)
+        self.sim.applied(self.process.name, index, term, command)
         if index % 40 == 0:
             self.runtime.call_soon(self.checkpoint)
         return values[0]
 
     def checkpoint(self) -> None:
-        if self.busy or self.raft is None:
+        if self.busy:
             return
         self.busy = True
         data, index = self._dump(), self.index
@@ -95,11 +98,11 @@ class Machine(PlainMachine):
         def done(result: Any, error: BaseException | None) -> None:
             self.busy = False
             if error is not None:
-                self.sim.fatal(self.name, error)
+                self.sim._fatal(self.process, error)
                 return
             self.durable = data
-            if self.raft is not None:
-                self.raft.compact(index)
+            if self.process.raft is not None:
+                self.process.raft.compact(index)
 
         self.runtime.in_thread("disk", lambda: self.write(data), done)
 
@@ -110,12 +113,6 @@ class Machine(PlainMachine):
         f.sync()
         self.disk.rename("/data/state.new", "/data/state")
         self.disk.sync_dir("/data")
-
-    def on_leader(self, term: int) -> None:
-        self.leading = term
-
-    def on_follower(self) -> None:
-        self.leading = 0
 
     def incarnation_command(self, node: str, incarnation: int) -> bytes:
         return json.dumps(["inc", node, incarnation]).encode()
@@ -143,7 +140,7 @@ class Machine(PlainMachine):
 
 
 class Installer:
-    def __init__(self, machine: Machine, manifest: Manifest) -> None:
+    def __init__(self, machine: RaftMachine, manifest: Manifest) -> None:
         self.machine, self.manifest, self.data = machine, manifest, bytearray()
 
     def have(self, name: str) -> int:

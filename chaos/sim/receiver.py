@@ -119,7 +119,7 @@ class Caller:
 
     def _answer(self, call: HandOut, status: str, end: Callable[..., None]) -> None:
         self.receiver.answer(call, status)
-        lost = self.door.lost_answers
+        lost = self.receiver.cluster.lost_answers
         if lost and self.receiver.random.random() < lost:
             self._travel(end, 0, "connection closed")
         elif status == "200":

@@ -17,7 +17,7 @@ from chaos.sim.evidence import (
     where,
 )
 from chaos.sim.history import Message, Violation
-from chaos.sim.watch import WATCH_S
+from chaos.sim.machines import WATCH_S
 from hadelay.ledger.describe import describe
 from hadelay.model import KEEP, Event, State
 from hadelay.server.node import Node

@@ -6,51 +6,35 @@ import pickle
 import zlib
 from typing import Any
 
-from chaos.sim.history import History, Violation
-from chaos.sim.logsafety import LogSafety
-from chaos.sim.machines import Machine, Process
-from chaos.sim.network import NetworkProfile, SimNet
+from chaos.sim.history import Violation
+from chaos.sim.machines import Machines, Process
+from chaos.sim.network import NetworkProfile
 from chaos.sim.receiver import Receiver
 from chaos.sim.runtime import SimWorld
 from hadelay.codec.commands import decode
 from hadelay.codec.commandtypes import Command
 from hadelay.codec.entries import decode_entry, members_in
 from hadelay.codec.results import LeaseOutcome, LeaseResult
-from hadelay.raft.journal import Journal
 from hadelay.raft.node import RaftNode
 from hadelay.server.clustertime import NEAR_MS
 from hadelay.server.node import Node
-from hadelay.settings.node import (
-    RaftSettings,
-)
+from hadelay.settings.node import RaftSettings
 
-#: How often the log's safety is looked at.
-WATCH_S = 0.01
-#: A sync may take some seconds on a slow disk, and so may the one that fails.
-FAILED_S = 4.0
 #: Of one entry in so many the results are compared as well.
 _SAMPLE = 16
 
 
-class Watch:
+class Watch(Machines):
     """What the nodes applied, granted and promised so far, and each broken promise. Base of SimCluster."""
 
-    def __init__(self, world: SimWorld, profile: NetworkProfile | None) -> None:
-        self.world, self.history, self.net = world, History(), SimNet(world, profile)
-        self.safety = LogSafety(self.net, self._unsafe, quiet_s=RaftSettings().election_min_ms / 1000)
+    def __init__(self, world: SimWorld, names: tuple[str, ...], profile: NetworkProfile | None, **more: Any) -> None:
+        super().__init__(world, names, profile, quiet_s=RaftSettings().election_min_ms / 1000, **more)
         #: The receiver of the limited topic's webhook; None: it has none.
         self.receiver: Receiver | None = None
-        self.machines: dict[str, Machine] = {}
-        #: Those whose nodes are no members any more.
-        self.retired: dict[str, Machine] = {}
-        self.violations: list[Violation] = []
         #: What each index was applied as, by whoever was first: (term, crc of entry, crc of results).
         self.applied: dict[int, tuple[int, int, int]] = {}
         #: The entries themselves: when they were first applied, where, and what.
         self.entries: dict[int, tuple[float, str, bytes]] = {}
-        self.terms: dict[str, int] = {}
-        #: Nodes that have heard of a term, and vote.
-        self.admitted: set[str] = set()
         #: When a grant was first applied, its cluster time, and the term it was committed in.
         self.grants: dict[tuple[int, int], tuple[float, int, int]] = {}
         #: When leases that were extended end: (term, seq, position) → cluster time.
@@ -68,14 +52,6 @@ class Watch:
         self.cold_starts: list[float] = []
         #: How wrong, at most, a node may have been that learnt cluster time from slow answers only.
         self.doubt_ms = 0.0
-        self.world.after(WATCH_S, self._watch)
-
-    def note(self, text: str, who: str = "nemesis") -> None:
-        self.history.note(self.world.now, who, text)
-
-    def violate(self, violation: Violation) -> None:
-        self.note(f"VIOLATION {violation}", violation.who or "nemesis")
-        self.violations.append(violation)
 
     def _observe(self, process: Process, node: Node) -> None:
         """Every apply of every node goes through here."""
@@ -151,7 +127,7 @@ class Watch:
                 self.switched = min(self.switched, self.world.now)
         for machine in self.machines.values():
             if machine.process is not None and machine.process.node is not None:
-                machine.had = max(machine.had, machine.process.node.raft.journal.synced_index)
+                machine.had = max(machine.had, machine.process.node.raft.synced_index)
         having = {name for name, m in (*self.machines.items(), *self.retired.items()) if m.had >= index}
         votes = node.raft.membership.electorates(index)
         self.history.count("checked I14 durability, majority")
@@ -169,24 +145,10 @@ class Watch:
             elif kind == Command.ACK and outcome == LeaseOutcome.DONE and self.receiver is not None:
                 self.receiver.settled(row[:3])
 
-    def _watch(self) -> None:
-        """I13, log safety, on everything that is up."""
-        self.world.after(WATCH_S, self._watch)
-        up: dict[str, RaftNode] = {}
-        stirred: set[str] = set()
-        for name, machine in self.machines.items():
-            process = machine.process
-            if process is None or process.node is None or process.runtime.crashed:
-                continue
-            self._watch_syncs(machine, process)
-            raft = up[name] = process.node.raft
-            if process.runtime.stirred():
-                stirred.add(name)
-                self._watch_members(name, raft)
-                self._watch_votes(name, raft.journal)
-                if raft.is_leader and raft.term not in self.safety.leaders:
-                    self.elected.append(self.world.now)
-        self.safety.look(up, stirred.__contains__)
+    def _watch_process(self, process: Process, raft: RaftNode) -> None:
+        self._watch_members(process.name, raft)
+        if raft.is_leader and raft.term not in self.safety.leaders:
+            self.elected.append(self.world.now)
 
     def _watch_members(self, name: str, raft: RaftNode) -> None:
         """I13: majorities go by lists of the members that are in the log."""
@@ -202,28 +164,3 @@ class Watch:
         if wrong:
             text = f"{name} goes by a list of the members, of entry {wrong[0]}, that its log does not have"
             self.violate(Violation("I13 log safety, members", text, who=name))
-
-    def _unsafe(self, promise: str, text: str, who: str) -> None:
-        self.violate(Violation(promise, text, who=who))
-
-    def _watch_syncs(self, machine: Machine, process: Process) -> None:
-        """I17: whoever was told that a sync failed ends, since it cannot know what its disk has."""
-        if machine.disk.failed_syncs == process.failed_before or process.runtime.paused:
-            process.failed_at = None
-            return
-        process.failed_at = self.world.now if process.failed_at is None else process.failed_at
-        if self.world.now > process.failed_at + FAILED_S:
-            process.failed_before = machine.disk.failed_syncs
-            text = f"{machine.name} goes on {FAILED_S:.0f} s after a sync of its disk failed"
-            self.violate(Violation("I17 fail-stop, failed sync", text, who=machine.name))
-
-    def _watch_votes(self, name: str, journal: Journal) -> None:
-        """Check that the durable term of a node never goes back. A term that is not durable has not left the node."""
-        if not journal.all_synced:
-            return
-        self.history.count("checked I13 log safety, term", journal.term > 0)
-        if journal.term < self.terms.get(name, 0):
-            text = f"the term of {name} went back to {journal.term}"
-            self.violate(Violation("I13 log safety, term", text, who=name))
-        self.terms[name] = journal.term
-        (self.admitted.add if journal.admitted and journal.term else self.admitted.discard)(name)

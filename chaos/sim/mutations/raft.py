@@ -161,7 +161,7 @@ def vote_before_sync(_: Original, elections: Elections, name: str, term: int, re
 
 
 @bug(
-    "the name of the segment that a truncation begins is not synced", "split power power_at_send", *LOG,
+    "the name of the segment that a truncation begins is not synced", "partition power_cut power_at_send", *LOG,
     at=(Journal, "truncate"), raft=True,
 )  # fmt: skip  # fmt: skip  # fmt: skip
 def unsynced_name(truncate: Original, journal: Journal, index: int) -> None:
@@ -176,8 +176,8 @@ bug("the files of a snapshot are not synced", "power_at_send power_cut kill part
 
 
 @bug(
-    "what was verified against one leader's log counts for the next one's", "split reset kill", "what leaders count",
-    at=(Follower, "_follow"), raft=True,
+    "what was verified against one leader's log counts for the next one's", "partition reset kill",
+    "what leaders count", at=(Follower, "_follow"), raft=True,
 )  # fmt: skip  # fmt: skip  # fmt: skip
 def kept_verified(follow: Original, follower: Follower, *args: Any) -> None:
     verified = follower.verified
@@ -186,7 +186,7 @@ def kept_verified(follow: Original, follower: Follower, *args: Any) -> None:
 
 
 @bug(
-    "a new leader answers reads before an entry of its own term is committed", "kill slow", "I17", "stale read",
+    "a new leader answers reads before an entry of its own term is committed", "kill slow_sync", "I17", "stale read",
     at=(Replication, "begin"), raft=True,
 )  # fmt: skip  # fmt: skip  # fmt: skip
 def read_before_no_op(begin: Original, leader: Replication, now: float, ready: Ready) -> None:
@@ -195,7 +195,7 @@ def read_before_no_op(begin: Original, leader: Replication, now: float, ready: R
 
 
 @bug(
-    "an answer to an append of an earlier term counts", "split transfer oneway", "what leaders count",
+    "an answer to an append of an earlier term counts", "partition transfer one_way", "what leaders count",
     at=(Replication, "on_reply"), raft=True,
 )  # fmt: skip  # fmt: skip  # fmt: skip
 def old_reply(
@@ -206,7 +206,7 @@ def old_reply(
     on_reply(leader, peer, reply, now, ready)
 
 
-@bug("after a snapshot the commit index is one too high", "kill cut", "I13", at=(Snapshots, "_switch"), raft=True)
+@bug("after a snapshot the commit index is one too high", "kill partition", "I13", at=(Snapshots, "_switch"), raft=True)
 def commit_past_snapshot(switch: Original, snapshots: Snapshots, *args: Any) -> None:
     switch(snapshots, *args)
     if snapshots._stats.snapshots_installed == 1:
@@ -221,14 +221,16 @@ def other_entry(apply: Original, applier: Applier, entry: Any, *rest: Any) -> No
     apply(applier, (command, index, term, record), *rest)
 
 
-@bug("who has voted votes again", "cut kill reset", "I13 log safety, votes", at=(Core, "vote_requested"), raft=True)
+@bug(
+    "who has voted votes again", "partition kill reset", "I13 log safety, votes", at=(Core, "vote_requested"), raft=True
+)
 def two_votes(request: Original, core: Core, *args: Any) -> None:
     core._SyncObj__votedForNodeId = None
     request(core, *args)
 
 
 @bug(
-    "the first vote that a candidate gets elects it", "cut kill reset", "I13 log safety, leaders",
+    "the first vote that a candidate gets elects it", "partition kill reset", "I13 log safety, leaders",
     at=(Elections, "on_vote_reply"), raft=True,
 )  # fmt: skip  # fmt: skip  # fmt: skip
 def one_vote_elects(reply: Original, elections: Elections, peer: Peer, term: int, now: float, ready: Ready) -> None:
@@ -246,7 +248,7 @@ def forgotten_term(vote: Original, journal: Journal, term: int, voted_for: str |
 
 
 @bug(
-    "a new leader's heartbeat sets the commit index back", "kill cut", "I13 log safety, commit index back",
+    "a new leader's heartbeat sets the commit index back", "kill partition", "I13 log safety, commit index back",
     at=(Follower, "_follow"), raft=True,
 )  # fmt: skip  # fmt: skip  # fmt: skip
 def commit_index_back(follow: Original, follower: Follower, *args: Any) -> None:
