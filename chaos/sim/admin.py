@@ -7,10 +7,10 @@ from hashlib import sha256
 from typing import Any
 
 from chaos.sim import receiver
-from chaos.sim.door import Client, Reply, Request
+from chaos.sim.door import Client, Request
 from chaos.sim.history import Order
 from hadelay.api.service import Actor
-from hadelay.errors import HadelayError, NoLeader
+from hadelay.errors import HadelayError
 from hadelay.ledger.topicchanges import DEAD, READY, SCHEDULED
 from hadelay.model import decode_id
 from hadelay.rights import Token
@@ -44,13 +44,6 @@ class AdminClient(Client):
         self.topic, self.workload = self.cluster.workload.limited, self.cluster.workload
         self._limit()
 
-    def _ask(self, request: Request, replied: Reply) -> None:
-        process = self.cluster.any_process(self.random)
-        if process is None:
-            self.world.after(0.1, replied, None, NoLeader("no node runs"))
-        else:
-            self.door.ask(process, request, replied)
-
     def _limit(self) -> None:
         def replied(result: Any, error: HadelayError | None) -> None:
             if error is not None:
@@ -66,7 +59,7 @@ class AdminClient(Client):
         config: dict[str, Any] = {"max_attempts": self.workload.max_attempts, "backoff": backoff}
         if self.cluster.receiver is not None:
             config["webhook"] = receiver.SETTINGS
-        self._ask(lambda service: service.topics.put_topic(self.topic, config, Actor()), replied)
+        self.ask(lambda service: service.topics.put_topic(self.topic, config, Actor()), replied)
 
     def _next(self) -> None:
         self.world.after(0.4 if self.good else self.random.expovariate(1 / 1.5), self._act)
@@ -103,7 +96,7 @@ class AdminClient(Client):
             self.note(f"{self.topic} gets {config}: {error.type if error is not None else 'done'}")
             self.history.count("configured", error is None)
 
-        self._ask(lambda service: service.topics.put_topic(self.topic, config, Actor()), replied)
+        self.ask(lambda service: service.topics.put_topic(self.topic, config, Actor()), replied)
 
     def _manage(self) -> None:
         """A topic that nobody uses: set up, rightly or wrongly, and deleted."""
@@ -113,9 +106,9 @@ class AdminClient(Client):
 
         force, config = self.random.random() < 0.5, self.random.choice(_SETTINGS)
         if self.random.random() < 0.3:
-            self._ask(lambda service: service.topics.delete_topic("scrap", force=force, by=Actor()), replied)
+            self.ask(lambda service: service.topics.delete_topic("scrap", force=force, by=Actor()), replied)
         else:
-            self._ask(lambda service: service.topics.put_topic("scrap", config, Actor()), replied)
+            self.ask(lambda service: service.topics.put_topic("scrap", config, Actor()), replied)
 
     def _grant_access(self) -> None:
         """To somebody, or no longer."""
@@ -133,7 +126,7 @@ class AdminClient(Client):
         def replied(result: Any, error: HadelayError | None) -> None:
             self.history.count("access changed", error is None)
 
-        self._ask(change, replied)
+        self.ask(change, replied)
 
     def _order(self, order: Order, request: Request, what: str) -> None:
         """Send an order. An unanswered order may be carried out later, so a repetition is a new order."""
@@ -147,7 +140,7 @@ class AdminClient(Client):
             for outcome in result if isinstance(result, list) else ():
                 self.history.count(f"redrive {outcome}")
 
-        self._ask(request, replied)
+        self.ask(request, replied)
 
     def _purge(self, states: list[str]) -> None:
         order = Order("purge", self.topic, self.world.now, sum(_STATES[state] for state in states))
@@ -161,7 +154,7 @@ class AdminClient(Client):
             if letters and not self.stopped:
                 self._redrive([decode_id(letter.id) for letter in letters])
 
-        self._ask(lambda service: service.messages.dead_letters(self.topic, b"", 100, body=True, stale=False), listed)
+        self.ask(lambda service: service.messages.dead_letters(self.topic, b"", 100, body=True, stale=False), listed)
 
     def _redrive(self, ids: list[int]) -> None:
         order = Order("redrive", self.topic, self.world.now)

@@ -12,8 +12,8 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
-from itertools import combinations
+from dataclasses import dataclass, field
+from itertools import combinations, product
 from pathlib import Path
 from typing import NoReturn
 
@@ -47,19 +47,19 @@ class Wish:
     raft: bool = False
 
     def run(self, seed: int) -> Report:
-        try:
-            with broken(self.mutation) if self.mutation else nullcontext() as bug:
-                if self.raft or (bug is not None and bug.raft):
-                    return raftsim.run_seed(seed, bug.families if bug is not None and bug.raft else None)
-                families = bug.families if bug is not None else {**FAMILIES, self.fault: 1.0} if self.fault else None
-                sync = bug.sync if bug is not None else ""
-                report = run_seed(seed, families, self.only, sync)
-                if self.shrink and report.failure:
-                    report = shrink(report, lambda parts: _run_again(seed, families, parts, sync))
-                return report
-        finally:
-            # The collector is off while a seed runs (_quiet).
-            gc.collect()
+        with broken(self.mutation) if self.mutation else nullcontext() as bug:
+            families = bug.families if bug is not None else {**FAMILIES, self.fault: 1.0} if self.fault else None
+            sync = bug.sync if bug is not None else ""
+
+            def run(only: frozenset[str] | None) -> Report:
+                gc.collect()  # the collector is off while a seed runs (_quiet)
+                return run_seed(seed, families, only, sync)
+
+            if self.raft or (bug is not None and bug.raft):
+                gc.collect()
+                return raftsim.run_seed(seed, bug.families if bug is not None and bug.raft else None)
+            report = run(self.only)
+            return shrink(report, run) if self.shrink and report.failure else report
 
     def replay(self, seed: int | str, parts: Sequence[str] | None = None) -> str:
         """The command that runs it again. parts: of a run from which others were left out."""
@@ -71,11 +71,6 @@ class Wish:
         if self.raft:
             command += " --raft"
         return command if parts is None else f"{command} --only {','.join(parts) or NOTHING}"
-
-
-def _run_again(seed: int, families: dict[str, float] | None, parts: frozenset[str], sync: str) -> Report:
-    gc.collect()
-    return run_seed(seed, families, parts, sync)
 
 
 @dataclass
@@ -90,7 +85,7 @@ class Totals:
     hand_outs: int = 0
     #: seed → the promise that it broke
     failed: dict[str, str] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
     #: Pairs of faults that struck in one run, with its mode and size: "kill × pause, commit, 5".
     pairs: list[str] = field(default_factory=list)
 
@@ -98,28 +93,23 @@ class Totals:
     def of(cls, report: Report) -> Totals:
         failed = {str(report.seed): report.invariant} if report.failure else {}
         pairs = [f"{one} × {two}, {report.mode}, {report.size}" for one, two in combinations(report.struck, 2)]
-        counts = dict(report.counts)
-        return cls(1, report.simulated_s, report.wall_s, report.messages, report.hand_outs, failed, counts, pairs)
+        return cls(
+            1, report.simulated_s, report.wall_s, report.messages, report.hand_outs, failed, Counter(report.counts),
+            pairs,
+        )  # fmt: skip
 
     def join(self, other: Totals) -> None:
-        self.seeds += other.seeds
-        self.simulated_s += other.simulated_s
-        self.wall_s += other.wall_s
-        self.messages += other.messages
-        self.hand_outs += other.hand_outs
-        self.counts = dict(Counter(self.counts) + Counter(other.counts))
+        for name in ("seeds", "simulated_s", "wall_s", "messages", "hand_outs"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.counts.update(other.counts)
         self.failed |= other.failed
         self.pairs = sorted({*self.pairs, *other.pairs})
 
     @property
     def coverage(self) -> str:
         """How many pairs of faults met in runs of three and of five nodes, in either mode."""
-        every = {
-            f"{one} × {two}, {mode}, {size}"
-            for one, two in combinations(sorted(FAMILIES), 2)
-            for mode in ("commit", "interval")
-            for size in (3, 5)
-        }
+        runs = product(combinations(sorted(FAMILIES), 2), ("commit", "interval"), (3, 5))
+        every = {f"{one} × {two}, {mode}, {size}" for (one, two), mode, size in runs}
         missing = sorted(every - set(self.pairs))
         some = f"; not {'; '.join(missing[:5])}{' …' if len(missing) > 5 else ''}" if missing else ""
         return f"{len(every) - len(missing)} of {len(every)} pairs of faults, by mode and size{some}"
@@ -143,7 +133,7 @@ class Log:
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a") as file:
-                line = {"first": block.start, "count": len(block), "totals": asdict(totals)}
+                line = {"first": block.start, "count": len(block), "totals": vars(totals)}
                 file.write(json.dumps(line) + "\n")
 
 
@@ -191,10 +181,8 @@ def sim(
         print(f"there is no mutation {mutation!r}: {', '.join(MUTATIONS)}", file=sys.stderr)
         return 2
     if fault and (fault not in FAMILIES or mutation):
-        why = (
-            "a mutation has faults of its own" if fault in FAMILIES else f"there is no {fault!r}: {', '.join(FAMILIES)}"
-        )
-        print(f"--fault: {why}", file=sys.stderr)
+        unknown = f"there is no {fault!r}: {', '.join(FAMILIES)}"
+        print(f"--fault: {'a mutation has faults of its own' if fault in FAMILIES else unknown}", file=sys.stderr)
         return 2
     if raft and (fault or shrink or only):
         print("--raft goes without --fault, --shrink and --only", file=sys.stderr)
@@ -210,8 +198,10 @@ def sim(
     before = totals.seeds
     missing = [block for block in blocks if (block.start, len(block)) not in known.blocks]
     reports = run_seeds([one for block in missing for one in block], jobs, wish)
-    with _progress(count) as progress:
-        task = progress.add_task("seeds", total=count, completed=before) if progress is not None else None
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    unseen = count == 1 or not sys.stderr.isatty()
+    with Progress(*columns, console=Console(stderr=True), disable=unseen) as progress:
+        task = progress.add_task("seeds", total=count, completed=before)
         for block in missing:
             here = Totals()
             for _ in block:
@@ -221,9 +211,8 @@ def sim(
                     print(line(report), flush=True)
                 if report.failure:
                     print(story(report, wish), flush=True)
-                if progress is not None and task is not None:
-                    failed = len(totals.failed) + len(here.failed)
-                    progress.update(task, advance=1, description=f"seeds, {failed} failed")
+                failed = len(totals.failed) + len(here.failed)
+                progress.update(task, advance=1, description=f"seeds, {failed} failed")
             known.write(block, here)
             totals.join(here)
     wall = time.perf_counter() - started
@@ -240,14 +229,6 @@ def sim(
     for number, invariant in totals.failed.items():
         print(f"failed: seed {number}: {invariant}: {wish.replay(number)}")
     return 1 if totals.failed else 0
-
-
-def _progress(count: int) -> Progress | nullcontext[None]:
-    """For people who wait."""
-    if count == 1 or not sys.stderr.isatty():
-        return nullcontext()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=Console(stderr=True))
 
 
 def run_seeds(seeds: Sequence[int], jobs: int = 0, wish: Wish | None = None) -> Iterator[Report]:

@@ -240,11 +240,6 @@ class Consumer(Client):
 
     def _settle(self, verdict: _Verdict, some: Sequence[HandOut], retries: int) -> None:
         """One request, for one message or all that came together."""
-        process = self.cluster.any_process(self.random)
-        if process is None:
-            if retries:
-                self.world.after(0.3, self._settle, verdict, some, retries - 1)
-            return
         kind, delay_ms = verdict.kind, verdict.delay_ms
         reason = "cannot be done" if kind == "nack" and delay_ms is None else ""
         for hand_out in some:
@@ -268,8 +263,4 @@ class Consumer(Client):
                 self._settle(_Verdict("ack"), extended, _RETRIES["ack"])
 
         leases = [h.lease for h in some]
-        self.door.ask(
-            process,
-            lambda service: service.consume.settle(kind, leases, delay_ms, reason, count=verdict.count),
-            replied,
-        )
+        self.ask(lambda service: service.consume.settle(kind, leases, delay_ms, reason, count=verdict.count), replied)

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from chaos.sim.door import Client, Reply, Request, whole
+from chaos.sim.door import Client, Reply, whole
 from hadelay.api.service import Handed, ReceiveRequest, SettleKind
 from hadelay.codec.commands import (
     encode_alerted,
@@ -30,7 +30,7 @@ from hadelay.codec.commands import (
     encode_topic_put,
 )
 from hadelay.codec.commandtypes import Command, Job
-from hadelay.errors import is_disk_full
+from hadelay.errors import HadelayError, is_disk_full
 from hadelay.ledger.topicchanges import DEAD, READY, SCHEDULED
 from hadelay.model import DEAD_HOURS, HOUR_MS, KEEP, REJECT, REPLACE, Draft
 from hadelay.rights import SCOPES, Rights
@@ -134,23 +134,16 @@ class FuzzClient(Client):
         request_id, topics = b"%d" % (self.requests - rng.randrange(2)), list(rng.choice((TOPICS[:1], TOPICS[:2])))
         ask = ReceiveRequest(topics, self.name, request_id, 5, rng.choice((0, 300)), 400)
 
-        def replied(handed: Handed) -> None:
-            leases = [message.lease for message in handed.messages]
+        def replied(handed: Handed | None, error: HadelayError | None) -> None:
+            leases = [message.lease for message in handed.messages] if handed is not None else []
             if leases and not self.stopped:
                 leases += leases[: rng.choice((0, 0, 1))] + ["none"] * rng.choice((0, 0, 1))
                 kind: SettleKind = rng.choice(("ack", "nack", "nack"))
                 delay_ms, reason = rng.choice((None, 0, 50)), rng.choice(("", "no"))
                 if rng.random() < 0.8:
-                    self._request(
-                        lambda service: service.consume.settle(kind, leases, delay_ms, reason), lambda outcomes: None
-                    )
+                    self.ask(lambda service: service.consume.settle(kind, leases, delay_ms, reason), lambda *_: None)
 
-        self._request(lambda service: service.consume.receive(ask), replied)
-
-    def _request(self, request: Request, replied: Callable[[Any], None]) -> None:
-        process = self.cluster.any_process(self.random)
-        if process is not None:
-            self.door.ask(process, request, lambda result, error: replied(result) if error is None else None)
+        self.ask(lambda service: service.consume.receive(ask), replied)
 
     def _configure(self) -> None:
         rng = self.random

@@ -59,16 +59,11 @@ class Operator(Client):
         self._ask(op, name, then)
 
     def _ask(self, op: str, name: str, then: Callable[[], None]) -> None:
-        process = self.cluster.any_process(self.random)
-        if process is None:
-            self._later(self._ask, op, name, then)
-            return
-
         async def change(service: NodeService) -> None:
             cluster, by = service.cluster, Actor()
             await (cluster.add_member(name, f"{name}:1", by) if op == "add" else cluster.remove_member(name, by))
 
-        self.door.ask(process, change, lambda result, error: self._answered(op, name, then, error), _TIMEOUT_S)
+        self.ask(change, lambda result, error: self._answered(op, name, then, error), _TIMEOUT_S)
 
     def _answered(self, op: str, name: str, then: Callable[[], None], error: HadelayError | None) -> None:
         if op == "add" and (error is None or "a member already" in str(error)):

@@ -151,7 +151,7 @@ class Producer(Client):
             batch.again = True
             self.world.after(rng.uniform(0.0, 3.0), self._send, batch)
 
-    def _change(self, process: Process, message: Message, request: Request, what: str, then: Reply) -> None:
+    def _change(self, message: Message, request: Request, what: str, then: Reply, rng: random.Random) -> None:
         """Ask for a cancel or a reschedule; then(result, error) unless an answer says in which state the message is."""
 
         def replied(result: Any, error: HadelayError | None) -> None:
@@ -163,12 +163,11 @@ class Producer(Client):
             if error is None or not outcome:
                 then(result, error)
 
-        self.door.ask(process, request, replied)
+        self.ask(request, replied, rng=rng)
 
     def _cancel(self, message: Message, by_key: bool, rng: random.Random) -> None:
         """By key it means whichever message has that key by then: nothing is known of this one."""
-        process = self.cluster.any_process(rng)
-        if process is None or self.stopped:
+        if self.stopped:
             return
         if message.client_key is not None:
             self.history.replaced_keys.add((message.topic, message.client_key))
@@ -184,12 +183,11 @@ class Producer(Client):
                 message.cancelled = self.world.now
 
         what = f"cancel by {'key' if by_key else 'id'}"
-        self._change(process, message, lambda service: service.messages.cancel(target), what, replied)
+        self._change(message, lambda service: service.messages.cancel(target), what, replied, rng)
 
     def _reschedule(self, message: Message, by_key: bool, rng: random.Random, tries: int) -> None:
         """To some time soon, or now."""
-        process = self.cluster.any_process(rng)
-        if process is None or self.stopped:
+        if self.stopped:
             return
         when_ms = rng.choice((0, 5, 700, 3000))
         if by_key:
@@ -209,9 +207,7 @@ class Producer(Client):
                     other.deliver_at_ms = result[1]
 
         what = f"reschedule by {'key' if by_key else 'id'}"
-        self._change(
-            process, message, lambda service: service.messages.reschedule(target, when_ms, True), what, replied
-        )
+        self._change(message, lambda service: service.messages.reschedule(target, when_ms, True), what, replied, rng)
 
 
 def _target(message: Message, by_key: bool) -> Target:

@@ -19,11 +19,12 @@ TRIES = 250
 
 def shrink(whole: Report, run: Callable[[frozenset[str]], Report], tries: int = TRIES) -> Report:
     """The report of the smallest run that was found, `whole` if there is none. run(only): the same seed again."""
-    best, left = whole, _Tries(tries)
+    best = whole
 
     def breaks(parts: list[str]) -> bool:
-        nonlocal best
-        if not left.take():
+        nonlocal best, tries
+        tries -= 1
+        if tries < 0:
             return False
         report = run(frozenset(parts))
         if _promise(report) != _promise(whole):
@@ -41,7 +42,7 @@ def shrink(whole: Report, run: Callable[[frozenset[str]], Report], tries: int = 
         if some != parts and breaks(some):
             parts = list(best.parts)
     size = max(1, len(parts) // 2)
-    while parts and left.tries:
+    while parts and tries > 0:
         at = 0
         while at < len(parts):
             some = parts[:at] + parts[at + size :]
@@ -53,15 +54,6 @@ def shrink(whole: Report, run: Callable[[frozenset[str]], Report], tries: int = 
             break
         size = (size + 1) // 2
     return best
-
-
-class _Tries:
-    def __init__(self, tries: int) -> None:
-        self.tries = tries
-
-    def take(self) -> bool:
-        self.tries -= 1
-        return self.tries >= 0
 
 
 def _kind(part: str) -> str:

@@ -75,7 +75,7 @@ def commit_alone(_: Original, leader: Replication, ready: Ready) -> None:
 @bug(
     "PySyncObj's own follower and sender: batches are sent twice, and matching entries are cut", "reset kill one_way",
     *LOG,
-)  # fmt: skip  # fmt: skip  # fmt: skip
+)  # fmt: skip
 def plain_library() -> Bug:
     matched = Peer.matched
 
@@ -120,11 +120,11 @@ def members_when_applied(derive: Original, membership: Membership) -> None:
 bug(
     "a leader changes the members before an entry of its own term is committed", "members", *LOG,
     name="two_lists_at_once",
-)(instead((Membership, "refusal", lambda membership, members: None)))  # fmt: skip  # fmt: skip  # fmt: skip
+)(instead((Membership, "refusal", lambda membership, members: None)))  # fmt: skip
 bug(
     "a change of the members that is cut off from the log stays in force", "members", "I13 log safety, members",
     name="kept_change",
-)(instead((Membership, "truncated", lambda membership, index, now, ready: None)))  # fmt: skip  # fmt: skip  # fmt: skip
+)(instead((Membership, "truncated", lambda membership, index, now, ready: None)))  # fmt: skip
 bug("who is added is taken for a founder until that is committed", "members", "I12", name="founder_joins")(
     instead((Membership, "min_incarnation", lambda self, name: self._machine.incarnation(name) or FOUNDING))
 )
@@ -133,7 +133,7 @@ bug("who is added is taken for a founder until that is committed", "members", "I
 bug(
     "a read does not wait for what was committed before it", "pause partition slow_link", "stale read",
     name="unconfirmed_read",
-)(instead((Reads, "read", lambda self, done, now, ready: done(None))))  # fmt: skip  # fmt: skip  # fmt: skip
+)(instead((Reads, "read", lambda self, done, now, ready: done(None))))  # fmt: skip
 
 
 @bug("who was told to take over does not wait for a healthy leader until its next campaign", "transfer", "campaigns")
@@ -163,7 +163,7 @@ def vote_before_sync(_: Original, elections: Elections, name: str, term: int, re
 @bug(
     "the name of the segment that a truncation begins is not synced", "partition power_cut power_at_send", *LOG,
     at=(Journal, "truncate"), raft=True,
-)  # fmt: skip  # fmt: skip  # fmt: skip
+)  # fmt: skip
 def unsynced_name(truncate: Original, journal: Journal, index: int) -> None:
     names_changed = journal._names_changed
     truncate(journal, index)
@@ -178,7 +178,7 @@ bug("the files of a snapshot are not synced", "power_at_send power_cut kill part
 @bug(
     "what was verified against one leader's log counts for the next one's", "partition reset kill",
     "what leaders count", at=(Follower, "_follow"), raft=True,
-)  # fmt: skip  # fmt: skip  # fmt: skip
+)  # fmt: skip
 def kept_verified(follow: Original, follower: Follower, *args: Any) -> None:
     verified = follower.verified
     follow(follower, *args)
@@ -188,7 +188,7 @@ def kept_verified(follow: Original, follower: Follower, *args: Any) -> None:
 @bug(
     "a new leader answers reads before an entry of its own term is committed", "kill slow_sync", "I17", "stale read",
     at=(Replication, "begin"), raft=True,
-)  # fmt: skip  # fmt: skip  # fmt: skip
+)  # fmt: skip
 def read_before_no_op(begin: Original, leader: Replication, now: float, ready: Ready) -> None:
     begin(leader, now, ready)
     leader._core.no_op = 0
@@ -197,7 +197,7 @@ def read_before_no_op(begin: Original, leader: Replication, now: float, ready: R
 @bug(
     "an answer to an append of an earlier term counts", "partition transfer one_way", "what leaders count",
     at=(Replication, "on_reply"), raft=True,
-)  # fmt: skip  # fmt: skip  # fmt: skip
+)  # fmt: skip
 def old_reply(
     on_reply: Original, leader: Replication, peer: Peer, reply: AppendReply, now: float, ready: Ready
 ) -> None:
@@ -232,7 +232,7 @@ def two_votes(request: Original, core: Core, *args: Any) -> None:
 @bug(
     "the first vote that a candidate gets elects it", "partition kill reset", "I13 log safety, leaders",
     at=(Elections, "on_vote_reply"), raft=True,
-)  # fmt: skip  # fmt: skip  # fmt: skip
+)  # fmt: skip
 def one_vote_elects(reply: Original, elections: Elections, peer: Peer, term: int, now: float, ready: Ready) -> None:
     reply(elections, peer, term, now, ready)
     for name in elections._members.others:
@@ -250,7 +250,7 @@ def forgotten_term(vote: Original, journal: Journal, term: int, voted_for: str |
 @bug(
     "a new leader's heartbeat sets the commit index back", "kill partition", "I13 log safety, commit index back",
     at=(Follower, "_follow"), raft=True,
-)  # fmt: skip  # fmt: skip  # fmt: skip
+)  # fmt: skip
 def commit_index_back(follow: Original, follower: Follower, *args: Any) -> None:
     follow(follower, *args)
     core = follower._core
@@ -272,7 +272,7 @@ def applied_before_sync(run: Original, applier: Applier, now: float, ready: Read
 @bug(
     "a journal that is opened forgets its last entry", "kill stop", "I14 durability, restart",
     at=(Journal, "_begin_anew"),
-)  # fmt: skip  # fmt: skip  # fmt: skip
+)  # fmt: skip
 def lost_tail(begin: Original, journal: Journal, durable: tuple[int, int]) -> None:
     begin(journal, durable)
     if journal.last_index > journal.base_index + 1:
@@ -289,4 +289,4 @@ def goes_on(fatal: Original, node: RaftNode, error: BaseException) -> None:
 bug(
     "interval mode: whoever leads is sure that nobody else does", "partition pause one_way",
     "I16 fenced leader, interval", sync="interval", name="always_sure",
-)(instead((RaftNode, "has_leader_lease", lambda node: node.is_leader)))  # fmt: skip  # fmt: skip  # fmt: skip
+)(instead((RaftNode, "has_leader_lease", lambda node: node.is_leader)))  # fmt: skip

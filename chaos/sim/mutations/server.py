@@ -283,7 +283,7 @@ def short_leases() -> Bug:
 @bug(
     "interval mode: what comes again after a take-over is not marked", CRASHES, "I6 double lease, interval",
     at=(interval, "first_time"), sync="interval",
-)  # fmt: skip  # fmt: skip  # fmt: skip
+)  # fmt: skip
 def unmarked(first_time: Original, *args: Any) -> Any:
     delivery = first_time(*args)
     return delivery._replace(redelivered=np.zeros(len(delivery.redelivered), np.bool_))
