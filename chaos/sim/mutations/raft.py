@@ -176,8 +176,8 @@ bug("the files of a snapshot are not synced", "power_at_send power_cut kill part
 
 
 @bug(
-    "what was verified against one leader's log counts for the next one's", "partition reset kill",
-    "what leaders count", at=(Follower, "_follow"), raft=True,
+    "what was verified against one leader's log counts for the next one's", "partition transfer", "what leaders count",
+    at=(Follower, "_follow"), raft=True,
 )  # fmt: skip
 def kept_verified(follow: Original, follower: Follower, *args: Any) -> None:
     verified = follower.verified
