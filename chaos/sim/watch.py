@@ -126,8 +126,8 @@ class Watch(Machines):
             elif kind == Command.FEATURE:
                 self.switched = min(self.switched, self.world.now)
         for machine in self.machines.values():
-            if machine.process is not None and machine.process.node is not None:
-                machine.had = max(machine.had, machine.process.node.raft.synced_index)
+            if machine.process is not None and machine.process.raft is not None:
+                machine.had = max(machine.had, machine.process.raft.journal.synced_index)
         having = {name for name, m in (*self.machines.items(), *self.retired.items()) if m.had >= index}
         votes = node.raft.membership.electorates(index)
         self.history.count("checked I14 durability, majority")

@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 from chaos.sim.disk import SimDisk, SimFile
-from chaos.sim.mutations.table import CRASHES, LOG, Bug, Original, bug, instead
+from chaos.sim.mutations.table import CRASHES, LOG, Bug, Original, bug, stub
 from hadelay.codec.entries import encode_entry
 from hadelay.platform.disk import Disk, File
 from hadelay.raft import messages
@@ -28,34 +28,56 @@ from hadelay.raft.ready import Ready
 from hadelay.raft.replication import Replication
 from hadelay.raft.snapshot import Snapshots
 
-bug("no sync reaches the disk", "power_cut_all kill", *LOG, name="no_sync")(
-    instead(
-        (SimDisk, "sync", lambda disk, settle: None),
-        (File, "sync", lambda file: None),
-        (Disk, "sync_dir", lambda disk, path: None),
-        (Disk, "sync_files", lambda disk, paths, root: None),
-    )
-)
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
+def _careless(sync: Callable[[Any], None]) -> Callable[[Any], None]:
+    def careless(file: Any) -> None:
+        with suppress(OSError):
+            sync(file)
+
+    return careless
+
+
+stub(
+    "no_sync", "no sync reaches the disk", "power_cut_all kill", LOG, (SimDisk, "sync", _nothing),
+    (File, "sync", _nothing), (Disk, "sync_dir", _nothing), (Disk, "sync_files", _nothing),
+)  # fmt: skip
+stub(
+    "swallowed_sync_error", "an error of fdatasync is ignored", "failed_sync", ("I17",),
+    (SimFile, "sync", _careless(SimFile.sync)), (File, "sync", _careless(File.sync)),
+)  # fmt: skip
+stub(
+    "unsynced_snapshot", "the files of a snapshot are not synced", "power_at_send power_cut kill partition", LOG,
+    (SimDisk, "sync_files", _nothing),
+)  # fmt: skip
+stub(
+    "two_lists_at_once", "a leader changes the members before an entry of its own term is committed", "members", LOG,
+    (Membership, "refusal", lambda membership, members: None),
+)  # fmt: skip
+stub(
+    "kept_change", "a change of the members that is cut off from the log stays in force", "members",
+    ("I13 log safety, members",), (Membership, "truncated", _nothing),
+)  # fmt: skip
+stub(
+    "founder_joins", "who is added is taken for a founder until that is committed", "members", ("I12",),
+    (Membership, "min_incarnation", lambda self, name: self._machine.incarnation(name) or FOUNDING),
+)  # fmt: skip
+stub(
+    "unconfirmed_read", "a read does not wait for what was committed before it", "pause partition slow_link",
+    ("stale read",), (Reads, "read", lambda self, done, now, ready: done(None)),
+)  # fmt: skip
+stub(
+    "always_sure", "interval mode: whoever leads is sure that nobody else does", "partition pause one_way",
+    ("I16 fenced leader, interval",), (RaftNode, "has_leader_lease", lambda node: node.is_leader), sync="interval",
+)  # fmt: skip
 
 
 @bug("every fifth sync is skipped", "power_cut_all power_cut", *LOG, at=(SimDisk, "sync"))
 def skipped_sync(sync: Original, disk: SimDisk, settle: Callable[[], None]) -> None:
     sync(disk, (lambda: None) if disk.syncs % 5 == 4 else settle)
-
-
-@bug("an error of fdatasync is ignored", "failed_sync", "I17")
-def swallowed_sync_error() -> Bug:
-    def careless(sync: Callable[[Any], None]) -> Callable[[Any], None]:
-        def careless(file: Any) -> None:
-            with suppress(OSError):
-                sync(file)
-
-        return careless
-
-    return [
-        patch.object(SimFile, "sync", careless(SimFile.sync)),
-        patch.object(File, "sync", careless(File.sync)),
-    ]
 
 
 @bug("a follower acknowledges before its disk has it", "power_cut_all slow_sync", *LOG, at=(Follower, "_answer"))
@@ -117,25 +139,6 @@ def members_when_applied(derive: Original, membership: Membership) -> None:
     membership.appended_lists = appended
 
 
-bug(
-    "a leader changes the members before an entry of its own term is committed", "members", *LOG,
-    name="two_lists_at_once",
-)(instead((Membership, "refusal", lambda membership, members: None)))  # fmt: skip
-bug(
-    "a change of the members that is cut off from the log stays in force", "members", "I13 log safety, members",
-    name="kept_change",
-)(instead((Membership, "truncated", lambda membership, index, now, ready: None)))  # fmt: skip
-bug("who is added is taken for a founder until that is committed", "members", "I12", name="founder_joins")(
-    instead((Membership, "min_incarnation", lambda self, name: self._machine.incarnation(name) or FOUNDING))
-)
-
-
-bug(
-    "a read does not wait for what was committed before it", "pause partition slow_link", "stale read",
-    name="unconfirmed_read",
-)(instead((Reads, "read", lambda self, done, now, ready: done(None))))  # fmt: skip
-
-
 @bug("who was told to take over does not wait for a healthy leader until its next campaign", "transfer", "campaigns")
 def deaf_after_transfer() -> Bug:
     heard, campaign = Elections.heard_leader, Elections.campaign
@@ -168,11 +171,6 @@ def unsynced_name(truncate: Original, journal: Journal, index: int) -> None:
     names_changed = journal._names_changed
     truncate(journal, index)
     journal._names_changed = names_changed
-
-
-bug("the files of a snapshot are not synced", "power_at_send power_cut kill partition", *LOG, name="unsynced_snapshot")(
-    instead((SimDisk, "sync_files", lambda disk, paths, root: None))
-)
 
 
 @bug(
@@ -284,9 +282,3 @@ def lost_tail(begin: Original, journal: Journal, durable: tuple[int, int]) -> No
 def goes_on(fatal: Original, node: RaftNode, error: BaseException) -> None:
     if not isinstance(error, OSError) or error.errno != errno.EIO:
         fatal(node, error)
-
-
-bug(
-    "interval mode: whoever leads is sure that nobody else does", "partition pause one_way",
-    "I16 fenced leader, interval", sync="interval", name="always_sure",
-)(instead((RaftNode, "has_leader_lease", lambda node: node.is_leader)))  # fmt: skip

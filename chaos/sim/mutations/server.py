@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from pyroaring import BitMap
 
 from chaos.sim import replicas
-from chaos.sim.mutations.table import CRASHES, Bug, Original, bug, instead
+from chaos.sim.mutations.table import CRASHES, Bug, Original, bug, stub
 from hadelay.codec.commands import decode
 from hadelay.codec.commandtypes import Command
 from hadelay.codec.entries import decode_entry, encode_entry
@@ -27,7 +27,7 @@ from hadelay.ledger.hourstate import groups
 from hadelay.ledger.keys import Decision
 from hadelay.ledger.topics import Topics
 from hadelay.ledger.transitions import Leaving, log_events, settle
-from hadelay.model import Event
+from hadelay.model import Draft, Event
 from hadelay.server import groupcommit
 from hadelay.server.clustertime import ClusterClock
 from hadelay.server.delivery import cursor, interval
@@ -46,15 +46,67 @@ from hadelay.storage.heads import HeadsCache
 from hadelay.storage.tables import Tables
 
 
-def _published_as(change: Callable[[Any], Any]) -> Callable[[], Bug]:
-    """Store another draft than the published one. change: makes it of each Draft."""
+def _published_as(change: Callable[[Draft], Draft]) -> tuple[Any, str, Callable[..., Any]]:
+    """A stand-in that stores other drafts than the published ones."""
     encode = vars(groupcommit)["encode_publish"]
+    return groupcommit, "encode_publish", lambda node, drafts, key=None: encode(node, [*map(change, drafts)], key)
 
-    def other(node: str, drafts: Any, key: bytes | None = None) -> bytes:
-        command: bytes = encode(node, [change(draft) for draft in drafts], key)
-        return command
 
-    return lambda: [patch.object(groupcommit, "encode_publish", other)]
+def _not_expired(ledger: Any, rows: Any, now_ms: int) -> Any:
+    return np.zeros(len(rows), np.bool_)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+stub("deaf_wheel", "the wheel is not told of new messages", "", ("forgotten",), (Dispatcher, "on_filed", _nothing))
+stub("ignored_cancel", "a cancelled message is still owed", "", ("I3",), (changes, "settle", _nothing))
+stub(
+    "ignored_purge", "a purged message is still owed", "", ("I3",),
+    (Topics, "end", lambda topics, topic: topics.note_work(topic)),
+)  # fmt: skip
+stub(
+    "no_ttl", "what is past its TTL is handed out", "kill pause", ("TTL",), (grant, "expired", _not_expired),
+    (leases, "expired", _not_expired), (owed, "expired", _not_expired), (ttl, "_expire", lambda *_: 0),
+)  # fmt: skip
+stub("kept_ttl", "a reschedule keeps the end of the TTL", "kill", ("TTL", "I1 "), (ttl, "begin_again", _nothing))
+stub(
+    "forgotten_key", "idempotency keys are forgotten", "reset kill", ("I8", "I1 "), (idempotency, "remember", _nothing)
+)
+stub(
+    "blind_key", "two messages of one client key are pending", "", ("one per key",),
+    (keys, "_pending", lambda ledger, message_id: (None, False)),
+)  # fmt: skip
+stub(
+    "ignored_filter", "who asks for tags gets others as well", "", ("filters",),
+    (Filter, "may", lambda self, masks: np.ones(len(masks), np.bool_)), (Filter, "matches", lambda self, tags: True),
+)  # fmt: skip
+stub(
+    "foreign_body", "a body is stored that nobody sent", "", ("I3 phantom",),
+    _published_as(lambda d: replace(d, body=d.body[::-1])),
+)  # fmt: skip
+stub(
+    "short_body", "the last byte of a body is lost", "", ("I3 phantom, body",),
+    _published_as(lambda d: replace(d, body=d.body[:-1]) if len(d.body) > 5 else d),
+)  # fmt: skip
+stub(
+    "lost_tags", "tags are stored for filters only", "", ("I3 phantom, tags",),
+    _published_as(lambda d: replace(d, meta=b"")),
+)  # fmt: skip
+stub(
+    "five_ms_early", "delays are 5 ms short", "", ("I9",),
+    _published_as(lambda d: replace(d, when_ms=d.when_ms - 5) if d.relative else d),
+)  # fmt: skip
+stub(
+    "early_time_of_day", "a time of day is taken 600 ms early", "", ("I9 early, time of day",),
+    _published_as(lambda d: d if d.relative else replace(d, when_ms=d.when_ms - 600)),
+)  # fmt: skip
+stub(
+    "kept_poll", "the receive of a consumer that hung up goes on waiting", "", ("hang-ups",),
+    (DeliveryLoop, "cancel_poll", _nothing),
+)  # fmt: skip
+stub("lost_timer", "no lease ever runs out", "", ("I15",), (LeaseExpiry, "add", _nothing))
 
 
 @bug("apply raises an OSError that no disk raised", "", "I17", at=(publish, "filed"))
@@ -87,13 +139,6 @@ def unfenced_grant(_: Original, leadership: Leadership, command: bytes, done: An
     leadership._group_commit.propose(command, done)
 
 
-@bug("delays are 5 ms short", "", "I9", at=(groupcommit, "encode_publish"))
-def five_ms_early(encode: Original, node: str, drafts: Any, key: bytes | None = None) -> bytes:
-    sooner = [replace(d, when_ms=d.when_ms - 5) if d.relative else d for d in drafts]
-    command: bytes = encode(node, sooner, key)
-    return command
-
-
 @bug("grants ahead of their time are answered at once", "", "I9", at=(DeferredDeliveries, "until_due"))
 def not_held_back(
     _: Original, held: DeferredDeliveries, poll: Any, delivery: Any, release: Callable[[Any], None]
@@ -115,11 +160,6 @@ def cursor_ahead(encode: Original, hour: int, second: int, local: int) -> bytes:
     hours, seconds = divmod(second + 8, 3600)
     command: bytes = encode(hour + hours, seconds, local)
     return command
-
-
-bug("the wheel is not told of new messages", "", "forgotten", name="deaf_wheel")(
-    instead((Dispatcher, "on_filed", lambda *_: None))
-)
 
 
 @bug("attempt numbers are used again", "", "I6", at=(grant, "_lease"))
@@ -147,43 +187,15 @@ def dropped_message(filed: Original, ledger: Any, hours: Any, rows: Any) -> None
         settle(ledger, Leaving(hour, rows[lost][where]), Event.CANCELLED)
 
 
-bug("a cancelled message is still owed", "", "I3", name="ignored_cancel")(
-    instead((changes, "settle", lambda *args, **more: None))
-)
-
-
-bug("a purged message is still owed", "", "I3", name="ignored_purge")(
-    instead((Topics, "end", lambda topics, topic: topics.note_work(topic)))
-)
-
-
 @bug("max_attempts allows one attempt more", "", "attempts", at=(leases.ReturnedLeases, "_limits"))
 def one_attempt_more(limits: Original, giving: Any, held: Any) -> Any:
     return limits(giving, held) + 1
-
-
-@bug("what is past its TTL is handed out", "kill pause", "TTL")
-def no_ttl() -> Bug:
-    def never(ledger: Any, rows: Any, now_ms: int) -> Any:
-        return np.zeros(len(rows), np.bool_)
-
-    return [
-        patch.object(grant, "expired", never),
-        patch.object(leases, "expired", never),
-        patch.object(owed, "expired", never),
-        patch.object(ttl, "_expire", lambda *_: 0),
-    ]
 
 
 @bug("max_wait counts from the last publish", "", "max_wait", at=(Decision, "_decide"))
 def no_max_wait(decide: Original, decision: Decision, row: int, *more: Any) -> None:
     decide(decision, row, *more)
     decision._starts.pop(row, None)
-
-
-bug("idempotency keys are forgotten", "reset kill", "I8", "I1 ", name="forgotten_key")(
-    instead((idempotency, "remember", lambda *args: None))
-)
 
 
 @bug("the key index is ahead of the checkpoint", "kill", "I12", "I1 ", at=(Tables, "put"))
@@ -193,25 +205,12 @@ def keys_ahead(put: Original, tables: Tables, table: bytes, key: bytes, value: b
         tables.backend.commit([], [(table, key, value)])
 
 
-bug("two messages of one client key are pending", "", "one per key", name="blind_key")(
-    instead((keys, "_pending", lambda ledger, message_id: (None, False)))
-)
-
-
 @bug(
     "after a restart a second's chain ends too early", "kill stop", "I12", "I15", "forgotten", at=(HeadsCache, "_scan")
 )
 def wrong_local_index(scan: Original, heads: HeadsCache, hour: int, derived: Any, entries: int) -> None:
     scan(heads, hour, derived, entries - 1 if entries > derived.entries + 1 else entries)
     derived.entries = entries
-
-
-bug("who asks for tags gets others as well", "", "filters", name="ignored_filter")(
-    instead(
-        (Filter, "may", lambda self, masks: np.ones(len(masks), np.bool_)),
-        (Filter, "matches", lambda self, tags: True),
-    )
-)
 
 
 @bug(
@@ -229,37 +228,12 @@ def short_window(turn: Original, ledger: Any) -> None:
         ledger.settings = settings
 
 
-@bug("a reschedule keeps the end of the TTL", "kill", "TTL", "I1 ")
-def kept_ttl() -> Bug:
-    return [patch.object(ttl, "begin_again", lambda *_: None)]
-
-
 @bug("what is given back behind its TTL is not written down", "kill", "TTL, written", at=(leases, "settle"))
 def silent_expiry(settle: Original, ledger: Any, leaving: Leaving, event: Event, **more: Any) -> None:
     if event is Event.TTL_EXPIRED:
         ledger.hour_state(leaving.hour).leased -= BitMap(leaving.rows["index"])
     else:
         settle(ledger, leaving, event, **more)
-
-
-bug("a body is stored that nobody sent", "", "I3 phantom", name="foreign_body")(
-    _published_as(lambda d: replace(d, body=d.body[::-1]))
-)
-
-
-bug("the last byte of a body is lost", "", "I3 phantom, body", name="short_body")(
-    _published_as(lambda d: replace(d, body=d.body[:-1]) if len(d.body) > 5 else d)
-)
-
-
-bug("tags are stored for filters only", "", "I3 phantom, tags", name="lost_tags")(
-    _published_as(lambda d: replace(d, meta=b""))
-)
-
-
-bug("a time of day is taken 600 ms early", "", "I9 early, time of day", name="early_time_of_day")(
-    _published_as(lambda d: d if d.relative else replace(d, when_ms=d.when_ms - 600))
-)
 
 
 @bug("leases end half a second early", "", "I6 double lease, overlap")
@@ -316,11 +290,6 @@ def few_waiting(measured: Original, node: Node) -> Any:
     return shown
 
 
-bug("the receive of a consumer that hung up goes on waiting", "", "hang-ups", name="kept_poll")(
-    instead((DeliveryLoop, "cancel_poll", lambda dispatcher, poll: None))
-)
-
-
 @bug("a webhook's Retry-After is ignored", "", "webhooks, Retry-After", at=(Pool, "_called"))
 def ignored_retry_after(called: Original, pool: Pool, feed: Any, job: Any, url: str, host: str, answer: Answer) -> None:
     called(pool, feed, job, url, host, answer._replace(retry_after_ms=None))
@@ -335,11 +304,6 @@ def any_answer_is_yes(called: Original, pool: Pool, feed: Any, job: Any, url: st
 def long_calls(set_: Original, queue: WebhookQueue, *args: Any) -> None:
     set_(queue, *args)
     queue.lease_ms, queue.needs_s = 100, 0.0
-
-
-bug("no lease ever runs out", "", "I15", name="lost_timer")(
-    instead((LeaseExpiry, "add", lambda expiry, until_ms, key: None))
-)
 
 
 @bug("apply depends on the process", "", "I12")

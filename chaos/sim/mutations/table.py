@@ -57,19 +57,17 @@ def broken(name: str) -> Iterator[Mutation]:
 
 
 def bug(
-    what: str, faults: str, *caught_by: str, at: tuple[Any, Any] | None = None, name: str = "", raft: bool = False,
-    sync: str = "",
-) -> Callable[[Function], Function]:  # fmt: skip
-    """Add a bug to the table, under the function's name or `name`. faults: families that give it a chance to matter.
-    at: (owner, name) of what the decorated function replaces; it is called with the original first. Without `at` the
-    function returns the patches."""
+    what: str, faults: str, *caught_by: str, at: tuple[Any, Any] | None = None, raft: bool = False, sync: str = ""
+) -> Callable[[Function], Function]:
+    """Add a bug to the table, under the function's name. faults: families that give it a chance to matter. at: (owner,
+    name) of what the decorated function replaces; it is called with the original first. Without `at` the function
+    returns the patches."""
 
     def add(function: Function) -> Function:
         def apply() -> Bug:
             return function() if at is None else _replaced(*at, function)
 
-        key = name or function.__name__
-        MUTATIONS[key] = Mutation(what, caught_by, tuple(faults.split()), apply, raft, sync)
+        MUTATIONS[function.__name__] = Mutation(what, caught_by, tuple(faults.split()), apply, raft, sync)
         return function
 
     return add
@@ -84,6 +82,13 @@ def _replaced(owner: Any, name: Any, function: Callable[..., Any]) -> Bug:
     return [patch.dict(owner, {name: stand_in}) if isinstance(owner, dict) else patch.object(owner, name, stand_in)]
 
 
-def instead(*stand_ins: tuple[Any, str, Callable[..., Any]]) -> Callable[[], Bug]:
-    """Of bugs that need no more: (owner, name, what it is instead)."""
-    return lambda: [patch.object(*one) for one in stand_ins]
+def stub(
+    name: str, what: str, faults: str, caught_by: tuple[str, ...], *stand_ins: tuple[Any, str, Callable[..., Any]],
+    sync: str = "",
+) -> None:  # fmt: skip
+    """Add a bug that needs no more than stand-ins: (owner, name, what it is instead)."""
+
+    def apply() -> Bug:
+        return [patch.object(*one) for one in stand_ins]
+
+    MUTATIONS[name] = Mutation(what, caught_by, tuple(faults.split()), apply, sync=sync)
