@@ -15,8 +15,8 @@ import errno
 import posixpath
 import random
 import weakref
-import zlib
 from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from chaos.sim.file import Flight, InjectedFault, SimCrash, SimFile
 from chaos.sim.inode import Directory, Inode, NameOp, Op
@@ -25,6 +25,7 @@ from hadelay.platform.disk import Disk, mode_of
 __all__ = ["SECTOR", "SimCrash", "SimDisk", "SimFile"]
 
 SECTOR = 512
+Node = TypeVar("Node", Inode, Directory)
 
 
 class _Lock:
@@ -106,7 +107,8 @@ class SimDisk(Disk):
 
     def flip_bit(self, path: str, offset: int, bit: int = 0) -> Callable[[], None]:
         """Rot: live and durable alike. Call the result to have the byte read right again, unless it was replaced."""
-        inode = self._inode(path)
+        inode = self._lookup(path)
+        assert isinstance(inode, Inode)
         rotten = inode.live[offset] ^ 1 << bit
 
         def flip(content: bytearray) -> None:
@@ -124,10 +126,8 @@ class SimDisk(Disk):
 
     def durable_sizes(self, directory: str) -> dict[str, int]:
         """Path → bytes that are there and on the platter, of all files below a directory."""
-        found = self._lookup(directory) if self.exists(directory) else None
-        if not isinstance(found, Directory):
-            return {}
-        return {path: min(inode.size, len(inode.durable)) for path, inode in self._walk(found, directory, True)}
+        files = self._files().items()
+        return {path: min(f.size, len(f.durable)) for path, f in files if path.startswith(f"{directory}/")}
 
     def kill(self) -> None:
         """kill -9: the page cache stays, handles and locks go, flights stop at some sync."""
@@ -135,7 +135,7 @@ class SimDisk(Disk):
         self.epoch += 1
         self.crash_in, self.crashing = 0, False
         self._locks.clear()
-        for inode in self._inodes(live=True):
+        for inode in self._all(Inode):
             inode.rebuild()
 
     def power_cut(self) -> None:
@@ -146,13 +146,14 @@ class SimDisk(Disk):
             if self.random.random() < chance:
                 op.apply_durable()
         self._name_ops = []
-        for directory in self._dirs(live=False):
+        for directory in self._all(Directory, live=False):
             directory.live = dict(directory.durable)
-        for inode in self._inodes(live=False):
+        inodes = self._all(Inode, live=False)
+        for inode in inodes:
             inode.ops = [kept for op in inode.ops for kept in self._survivors(op, chance)]
             inode.settle(inode.ops)
             inode.rebuild()
-        self.used = sum(inode.size for inode in self._inodes(live=False))
+        self.used = sum(inode.size for inode in inodes)
 
     def _survivors(self, op: Op, chance: float) -> Iterator[Op]:
         if self.random.random() < chance:
@@ -167,17 +168,14 @@ class SimDisk(Disk):
 
     def wipe(self) -> None:
         """A new, empty disk."""
-        self.flight_crash()
-        self.epoch += 1
-        self.crash_in = self.fail_syncs = self.used = 0
-        self.crashing = False
+        self.kill()
+        self.fail_syncs = self.used = 0
         self.bad_paths.clear()
-        self._locks.clear()
         self._root, self._name_ops = Directory(), []
 
     def copy(self) -> dict[str, bytes]:
         """Every file as the process sees it: for comparing, or for putting an old state back."""
-        return {path: bytes(inode.live[: inode.size]) for path, inode in self._walk(self._root, "", True)}
+        return {path: bytes(inode.live[: inode.size]) for path, inode in self._files().items()}
 
     def restore(self, files: dict[str, bytes]) -> None:
         """An old copy put back: all of it durable."""
@@ -191,7 +189,7 @@ class SimDisk(Disk):
         for op in self._name_ops:
             op.apply_durable()
         self._name_ops = []
-        for inode in self._inodes(live=True):
+        for inode in self._all(Inode):
             inode.settle(inode.ops)
 
     # -- flights
@@ -227,12 +225,11 @@ class SimDisk(Disk):
         def done(op: Op | NameOp) -> bool:
             return op.flight is None or op.stage <= op.flight.stage
 
-        for inode in self._inodes(live=True):
-            if not all(map(done, inode.ops)):
-                inode.ops = [op for op in inode.ops if done(op)]
+        for inode in self._all(Inode):
+            inode.ops = list(filter(done, inode.ops))
         if not all(map(done, self._name_ops)):
-            self._name_ops = [op for op in self._name_ops if done(op)]
-            for directory in self._dirs(live=True) + self._dirs(live=False):
+            self._name_ops = list(filter(done, self._name_ops))
+            for directory in self._all(Directory) + self._all(Directory, live=False):
                 directory.live = dict(directory.durable)
             for op in self._name_ops:
                 op.apply_live()
@@ -278,19 +275,16 @@ class SimDisk(Disk):
             directory = node
 
     def protect(self, path: str, *, below: bool = True) -> int:
-        found = [(path, self._lookup(path))]
-        if below and isinstance(found[0][1], Directory):
-            found = list(self._walk(found[0][1], path, True))
-        count = 0
-        for name, node in found:
-            if isinstance(node, Inode) and node.mode != mode_of(name):
-                node.mode = mode_of(name)
-                count += 1
-        return count
+        below_path = f"{path}/" if below else "\0"
+        files = {name: f for name, f in self._files().items() if name == path or name.startswith(below_path)}
+        wrong = [name for name, inode in files.items() if inode.mode != mode_of(name)]
+        for name in wrong:
+            files[name].mode = mode_of(name)
+        return len(wrong)
 
     def modes(self) -> dict[str, int]:
         """Of every file."""
-        return {path: inode.mode for path, inode in self._walk(self._root, "", True)}
+        return {path: inode.mode for path, inode in self._files().items()}
 
     def rename(self, old: str, new: str) -> None:
         self.step(self.epoch, "rename", f"{old} → {new}")
@@ -369,12 +363,6 @@ class SimDisk(Disk):
             node = child
         return node
 
-    def _inode(self, path: str) -> Inode:
-        node = self._lookup(path)
-        if isinstance(node, Directory):
-            raise IsADirectoryError(path)
-        return node
-
     def _dir(self, path: str) -> Directory:
         node = self._lookup(path)
         if not isinstance(node, Directory):
@@ -384,35 +372,22 @@ class SimDisk(Disk):
     def _parent(self, path: str) -> tuple[Directory, str]:
         return self._dir(posixpath.dirname(path)), posixpath.basename(path)
 
-    def _walk(self, directory: Directory, prefix: str, live: bool) -> Iterator[tuple[str, Inode]]:
-        entries = directory.live if live else directory.durable
-        for name in sorted(entries):
-            node = entries[name]
+    def _walk(self, directory: Directory, prefix: str, live: bool) -> Iterator[tuple[str, Inode | Directory]]:
+        """Everything below a directory, by path."""
+        for name, node in sorted((directory.live if live else directory.durable).items()):
+            yield f"{prefix}/{name}", node
             if isinstance(node, Directory):
                 yield from self._walk(node, f"{prefix}/{name}", live)
-            else:
-                yield f"{prefix}/{name}", node
 
-    def _inodes(self, *, live: bool) -> list[Inode]:
-        return [inode for _, inode in self._walk(self._root, "", live)]
+    def _files(self) -> dict[str, Inode]:
+        """Path → file, as the process sees them."""
+        return {path: node for path, node in self._walk(self._root, "", True) if isinstance(node, Inode)}
 
-    def _dirs(self, *, live: bool) -> list[Directory]:
-        found, queue = [], [self._root]
-        while queue:
-            directory = queue.pop()
-            found.append(directory)
-            entries = directory.live if live else directory.durable
-            queue.extend(node for node in entries.values() if isinstance(node, Directory))
-        return found
+    def _all(self, kind: type[Node], *, live: bool = True) -> list[Node]:
+        """All files or all directories."""
+        nodes = [self._root, *(node for _, node in self._walk(self._root, "", live))]
+        return [node for node in nodes if isinstance(node, kind)]
 
 
 def _names(path: str) -> list[str]:
     return [name for name in path.split("/") if name not in ("", ".")]
-
-
-def crc(files: dict[str, bytes]) -> int:
-    """One number for a whole disk."""
-    total = 0
-    for path, data in sorted(files.items()):
-        total = zlib.crc32(data, zlib.crc32(path.encode(), total))
-    return total

@@ -109,16 +109,14 @@ class SimFile(File):
 
     def allocate(self, size: int) -> None:
         if size > self._inode.size:
-            self._disk.step(self._epoch, "allocate", self.path)
-            self._disk.charge(size - self._inode.size, self.path)
-            self._resize(size)
+            self._resize(size, "allocate")
 
     def truncate(self, size: int) -> None:
-        self._disk.step(self._epoch, "truncate", self.path)
-        self._disk.charge(size - self._inode.size, self.path)
-        self._resize(size)
+        self._resize(size, "truncate")
 
-    def _resize(self, size: int) -> None:
+    def _resize(self, size: int, what: str) -> None:
+        self._disk.step(self._epoch, what, self.path)
+        self._disk.charge(size - self._inode.size, self.path)
         self._inode.ops.append(Op(size, None, self._disk.flight, self._disk.stage()))
         self._inode.resize(size)
 

@@ -130,17 +130,15 @@ class NameOp:
     durable: bool = False
 
     def apply_live(self) -> None:
-        for directory, name, node in self.parts:
-            set_name(directory.live, name, node)
+        self._apply([directory.live for directory, _, _ in self.parts])
 
     def apply_durable(self) -> None:
         self.durable = True
-        for directory, name, node in self.parts:
-            set_name(directory.durable, name, node)
+        self._apply([directory.durable for directory, _, _ in self.parts])
 
-
-def set_name(entries: dict[str, Inode | Directory], name: str, node: Inode | Directory | None) -> None:
-    if node is None:
-        entries.pop(name, None)
-    else:
-        entries[name] = node
+    def _apply(self, directories: list[dict[str, Inode | Directory]]) -> None:
+        for entries, (_, name, node) in zip(directories, self.parts, strict=True):
+            if node is None:
+                entries.pop(name, None)
+            else:
+                entries[name] = node
