@@ -110,7 +110,7 @@ def test_a_simulated_disk_has_modes_too() -> None:
     assert disk.modes()
     assert disk.modes() == {path: mode_of(path) for path in disk.modes()}
     for path in disk.modes():
-        disk._inode(path).mode = 0o644
+        disk._lookup(path).mode = 0o644
     cluster.kill("n1")
     cluster.start("n1")
     cluster.world.run_for(2.0)

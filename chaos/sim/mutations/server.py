@@ -206,7 +206,7 @@ def keys_ahead(put: Original, tables: Tables, table: bytes, key: bytes, value: b
 
 
 @bug(
-    "after a restart a second's chain ends too early", "kill stop", "I12", "I15", "forgotten", at=(HeadsCache, "_scan")
+    "after a restart a second's chain ends too early", "kill stop", "I12 divergence, replicas", at=(HeadsCache, "_scan")
 )
 def wrong_local_index(scan: Original, heads: HeadsCache, hour: int, derived: Any, entries: int) -> None:
     scan(heads, hour, derived, entries - 1 if entries > derived.entries + 1 else entries)
