@@ -20,7 +20,7 @@ from hadelay.pipeline.schema import Options, hour_int, hour_number
 from hadelay.pipeline.session import check_spark
 from hadelay.pipeline.stores import listing as list_hours
 from hadelay.pipeline.tasks import no_connect
-from hadelay.storage.locations import absolute
+from hadelay.storage.locations import Location, absolute
 
 #: Offending rows that are Python objects at once.
 _ROWS = 10_000
@@ -169,7 +169,7 @@ def frame(
     )
     found = reader.options(onTorn=options.on_torn, splitRows=options.split_rows, verify=options.verify).load()
     hours = [files.hour for files in listing.hours if files.archived]
-    paths = [f"{archive}/{part['path']}" for hour in hours for part in parts(archive, hour, kind)]
+    paths = [f"{archive}/{part['path']}" for hour in hours for part in parts(Location(archive), hour, kind)]
     if paths:
         old = spark.read.option("basePath", f"{archive}/{kind}").parquet(*paths).selectExpr("*", "false AS dead")
         found = found.union(old.select(*columns))

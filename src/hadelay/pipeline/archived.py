@@ -53,7 +53,7 @@ def open_hours(options: Options, archive: str) -> Store:
     if not archive:
         return store
     topics = {name: number for number, name in enumerate(store.names().topics)}
-    return WithArchive(store, absolute(archive), options.verify, options.on_torn == "skip", topics)
+    return WithArchive(store, Location(absolute(archive)), options.verify, options.on_torn == "skip", topics)
 
 
 def difference(archive: Location, part: Part) -> str:
@@ -89,9 +89,9 @@ def read_manifest(archive: Location, hour: int, catalogue: Catalogue | None = No
     return found
 
 
-def parts(archive: str, hour: int, kind: str) -> Sequence[Part]:
+def parts(archive: Location, hour: int, kind: str) -> Sequence[Part]:
     """The hour's files of a kind, in the order of their rows."""
-    return manifests.of_kind(read_manifest(Location(archive), hour), kind)
+    return manifests.of_kind(read_manifest(archive, hour), kind)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class WithArchive:
     """A Store of live and archived hours."""
 
     store: Store
-    archive: str
+    archive: Location
     #: Compare each file with its manifest before use.
     verify: bool
     #: Omit hours of the catalogue that have no manifest.
@@ -107,23 +107,18 @@ class WithArchive:
     #: Numbers of the store's topics. Numbers are never reused, so they cover the archived hours.
     topics: dict[str, int]
 
-    @property
-    def max_gap(self) -> int:
-        return self.store.max_gap
-
     def list(self) -> Listing:
         found = self.store.list()
         live = {files.hour for files in found.hours}
-        location = Location(self.archive)
-        hours, catalogue = manifests.manifest_hours(location) - live, manifests.load_catalogue(location)
+        hours, catalogue = manifests.manifest_hours(self.archive) - live, manifests.load_catalogue(self.archive)
         if not self.skip_torn and (lost := sorted(catalogue.hours.keys() - hours - live)):
             shown = ", ".join(map(hour_name, lost[:5])) + (", …" if len(lost) > 5 else "")
             raise NotFound(
-                f"{location.path('_manifest')}: the catalogue names {len(lost)} hours without a manifest: {shown}. "
+                f"{self.archive.path('_manifest')}: the catalogue names {len(lost)} hours without a manifest: {shown}. "
                 "Restore them; `hadelay pipeline archive --audit` says what is left; onTorn=skip leaves these hours out"
             )
         with ThreadPoolExecutor(_READERS) as pool:
-            archived = pool.map(partial(_listed, location, catalogue), sorted(hours))
+            archived = pool.map(partial(_listed, self.archive, catalogue), sorted(hours))
             return found._replace(hours=sorted([*found.hours, *archived]))
 
     def names(self) -> Names:
@@ -132,7 +127,7 @@ class WithArchive:
     def where(self, files: HourFiles, suffix: str) -> str:
         if not files.archived:
             return self.store.where(files, suffix)
-        return Location(self.archive).path(f"{KIND[suffix]}/hour={hour_name(files.hour)}")
+        return self.archive.path(f"{KIND[suffix]}/hour={hour_name(files.hour)}")
 
     def read(self, files: HourFiles, suffix: str, start: int, stop: int) -> Bytes:
         if not files.archived:
@@ -153,16 +148,15 @@ class WithArchive:
 
     def _table(self, files: HourFiles, suffix: str, part: Part) -> Any:
         """The needed columns of a file. DamagedFile; OSError from the store."""
-        location, hour = Location(self.archive), f"hour {hour_name(files.hour)}"
-        path = location.path(part["path"])
-        if self.verify and (problem := difference(location, part)):
+        path, hour = self.archive.path(part["path"]), f"hour {hour_name(files.hour)}"
+        if self.verify and (problem := difference(self.archive, part)):
             raise DamagedFile(path, 0, f"{hour}: {problem}")
         try:
-            with location.open(part["path"]) as file:
+            with self.archive.open(part["path"]) as file:
                 parquet = pq.ParquetFile(file)
                 return parquet.read(columns=[n for n in _COLUMNS[suffix] if n in parquet.schema_arrow.names])
         except (OSError, pa.ArrowInvalid) as error:
-            location.size(part["path"])  # OSError if the store does not answer
+            self.archive.size(part["path"])  # OSError if the store does not answer
             raise DamagedFile(path, 0, f"{hour}: {error}") from None
 
 

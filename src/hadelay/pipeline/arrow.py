@@ -65,9 +65,7 @@ def _four_characters() -> npt.NDArray[np.uint32]:
     return np.asarray(_ID_CHARS[np.arange(1 << 20)[:, None] >> shifts & 31].view("<u4").ravel())
 
 
-def binaries(
-    data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
-) -> pa.Array:  # fmt: skip
+def binaries(data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> pa.Array:
     """Pieces of data, which may overlap, in any order. Each piece is copied once, from a view of the data."""
     views = np.zeros(len(starts), _VIEW)
     views["size"], views["buffer"], views["offset"] = sizes, starts >> _BUFFER_BITS, starts & (1 << _BUFFER_BITS) - 1

@@ -14,15 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hadelay.model import hour_name
-from hadelay.pipeline.archived import LOST, difference
+from hadelay.pipeline.archived import KIND, LOST, difference
 from hadelay.pipeline.jobs import AuditOptions, JobSummary
-from hadelay.pipeline.schema import hour_int
+from hadelay.pipeline.schema import hour_int, within
 from hadelay.pipeline.tasks import Progress, each, silent
 from hadelay.storage import manifests
 from hadelay.storage.locations import Location, absolute
 from hadelay.storage.manifests import Catalogue, Manifest, Part
 
-KINDS = ("messages", "events")
 #: Column with a row's number in its hour, and columns that are never null.
 _NEEDED = {"messages": ("entry", ["id", "topic"]), "events": ("number", ["id", "topic", "event"])}
 _ROWS = 1 << 17
@@ -32,12 +31,12 @@ def run(spark: Any, options: AuditOptions, progress: Progress = silent) -> JobSu
     where = absolute(options.out)
     location = Location(where)
     there, catalogue = manifests.manifest_hours(location), manifests.load_catalogue(location)
-    hours = sorted(hour for hour in there | catalogue.hours.keys() if options.takes(hour))
+    hours = sorted(hour for hour in there | catalogue.hours.keys() if within(hour, options.hour_from, options.hour_to))
     found = each(spark, partial(audit_hour, where, catalogue), hours, progress)
     lost = not catalogue.names and any(hour["version"] > 1 for hour in found)
     problem = f"{location.path('_catalogue')}: {LOST}" if lost else ""
     whole = [hour for hour in found if hour["status"] == "ok"]
-    messages, events = (sum(hour[kind] for hour in whole) for kind in KINDS)
+    messages, events = (sum(hour[kind] for hour in whole) for kind in KIND.values())
     summary = JobSummary("audit", messages=messages, events=events, hours=found, problem=problem)
     said = f"{len(whole):,} of {len(found):,} archived hours are ok: {messages:,} messages, {events:,} events"
     return summary.show(
@@ -63,11 +62,11 @@ def audit_hour(where: str, catalogue: Catalogue, hour: int) -> dict[str, Any]:
     except ValueError as error:
         return found | {"status": "damaged", "detail": f"{location.path(name)}: {error}"}
     found |= {"version": manifest["version"], "bytes": sum(part["bytes"] for part in manifest["files"])}
-    found |= {kind: manifests.rows(manifest, kind) for kind in KINDS}
+    found |= {kind: manifests.rows(manifest, kind) for kind in KIND.values()}
     problems = [f"{location.path(name)} {problem}" for problem in _of_manifest(manifest, hour)]
     if listed is not None and not catalogue.lists(hour, data):
         problems.insert(0, f"{location.path(name)} is not the one that the catalogue names")
-    for kind in KINDS:
+    for kind in KIND.values():
         problems += _of_files(location, manifest, hour, kind)
     if problems:
         more = f"; {len(problems) - 1} more" if len(problems) > 1 else ""
@@ -83,7 +82,7 @@ def _of_manifest(manifest: Manifest, hour: int) -> list[str]:
     if manifest["hour"] != hour_int(hour):
         found.append(f"is of hour {manifest['hour']}")
     source = manifests.source_of(manifest)
-    rows = tuple(manifests.rows(manifest, kind) for kind in KINDS)
+    rows = tuple(manifests.rows(manifest, kind) for kind in KIND.values())
     if manifest["version"] > 1 and (source is None or rows != source[:2]):
         found.append(f"names files of {rows[0]} messages and {rows[1]} events, and its source has others")
     return found

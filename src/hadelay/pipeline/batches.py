@@ -27,6 +27,8 @@ from hadelay.pipeline.schema import KINDS, Options, hour_int
 CODED = frozenset(("topic", "state", "content_type", "event", "consumer", "node", "reason"))
 #: Limit of the bytes of records per batch.
 _BATCH_BYTES = 64 << 20
+#: Limit of the bytes between two records that are read along: cheaper than another request to a store.
+_MAX_GAP = 1 << 20
 _EVENTS_AT_ONCE = 1 << 20
 #: Offset of each field in a record's header.
 _AT = {name: int(field[1]) for name, field in (RECORD.fields or {}).items()}
@@ -41,9 +43,7 @@ _EVENT_NAMES = [event.name.lower() for event in Event]  # they are numbered from
 _IS_MOVE = np.isin(np.arange(256), (Event.MOVED, Event.DEAD, Event.REDRIVEN))
 
 
-def schema(
-    kind: str, columns: Sequence[str], *, as_codes: bool = False, required: Container[str] = ()
-) -> pa.Schema:  # fmt: skip
+def schema(kind: str, columns: Sequence[str], *, as_codes: bool = False, required: Container[str] = ()) -> pa.Schema:
     codes = pa.dictionary(pa.int32(), pa.string())
     types = {name: codes if as_codes and name in CODED else ARROW[KINDS[kind][name].type] for name in columns}
     return pa.schema([pa.field(name, types[name], name not in required) for name in columns])
@@ -78,7 +78,7 @@ def read(
     are never null by the schema."""
     target = schema(options.kind, columns, as_codes=as_codes, required=required)
     reader = (_Messages if options.kind == "messages" else _Events)(store, options, split)
-    needs_log = any(KINDS[options.kind][name].needs == "log" for name in columns)
+    needs_log = any(KINDS[options.kind][name].log for name in columns)
     for start in range(split.start, split.stop, options.batch_rows):
         for batch in reader.batches(start, min(start + options.batch_rows, split.stop), needs_log):
             found = [batch.column(name) for name in target.names]
@@ -268,13 +268,13 @@ class _Messages(_Reader):
 def _records(
     store: Store, files: HourFiles, offsets: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """(bytes, where each record starts in them), read in few pieces: the store's max_gap says which gaps to read."""
+    """(bytes, where each record starts in them), read in few pieces."""
     starts = offsets
     if (starts[1:] < starts[:-1]).any():  # usually ascending
         order = offsets.argsort(kind="stable")
         starts, ends = offsets[order], ends[order]
     ends = np.maximum.accumulate(ends)
-    cuts = np.flatnonzero(starts[1:] - ends[:-1] > store.max_gap) + 1
+    cuts = np.flatnonzero(starts[1:] - ends[:-1] > _MAX_GAP) + 1
     firsts, lasts = starts[np.r_[0, cuts]], ends[np.r_[cuts - 1, len(ends) - 1]]
     pieces = [store.read(files, "log", a, b) for a, b in zip(firsts.tolist(), lasts.tolist(), strict=True)]
     if len(pieces) == 1:

@@ -18,13 +18,11 @@ from hadelay.codec.checksums import crc32c
 from hadelay.codec.formats import NAME_SIZE, nack_reason
 from hadelay.errors import DamagedFile
 from hadelay.model import NONE32, Event, hour_name
-from hadelay.pipeline.archived import KIND, WithArchive, read_manifest
+from hadelay.pipeline.archived import KIND, WithArchive, parts
 from hadelay.pipeline.audit import problem_of
 from hadelay.pipeline.hourfiles import ROW, WAY_OUT, HourFiles, Names, Rows, Store, damage, find_damage, rows
 from hadelay.pipeline.schema import Options
 from hadelay.pipeline.tasks import Progress, each, silent
-from hadelay.storage import manifests
-from hadelay.storage.locations import Location
 
 #: In this order, because entries say where records are.
 SUFFIXES = ("idx", "dsp", "log")
@@ -78,11 +76,11 @@ def _check_archived(store: Store, files: HourFiles, suffix: str) -> None:
     if suffix not in KIND:
         return
     assert isinstance(store, WithArchive)
-    location, at = Location(store.archive), 0
-    for part in manifests.of_kind(read_manifest(location, files.hour), KIND[suffix]):
-        if problem := problem_of(location, part, KIND[suffix], at, files.entries):
+    at = 0
+    for part in parts(store.archive, files.hour, KIND[suffix]):
+        if problem := problem_of(store.archive, part, KIND[suffix], at, files.entries):
             what = f"{problem}; restore the file, or leave the hour out with onTorn=skip"
-            raise DamagedFile(location.path(part["path"]), 0, f"hour {hour_name(files.hour)}: {what}")
+            raise DamagedFile(store.archive.path(part["path"]), 0, f"hour {hour_name(files.hour)}: {what}")
         at += part["rows"]
 
 

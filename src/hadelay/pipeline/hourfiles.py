@@ -26,7 +26,9 @@ from hadelay.storage.names import KINDS, decode_names
 Rows = npt.NDArray[np.void]
 Bytes = npt.NDArray[np.uint8]
 WAY_OUT = "copy it from another node, or leave it out with onTorn=skip"
-#: Rows and bytes that are checked at a time.
+#: Limit of events that are read at a time.
+EVENTS_AT_ONCE = 1 << 20
+#: Limits of rows and bytes that are checked at a time.
 _ROWS_AT_ONCE, _BYTES_AT_ONCE = 1 << 16, 8 << 20
 
 
@@ -65,14 +67,14 @@ class Listing(NamedTuple):
     def encode(self) -> str:
         return base64.b64encode(zlib.compress(msgpack.packb((self.hours, self.as_of_ms)))).decode()
 
-
-def decode_listing(text: str) -> Listing:
-    """BadRequest unless `Listing.encode` made the text."""
-    try:
-        hours, as_of_ms = msgpack.unpackb(zlib.decompress(base64.b64decode(text)), use_list=False)
-        return Listing([HourFiles(*hour) for hour in hours], as_of_ms)
-    except (ValueError, TypeError, zlib.error):
-        raise BadRequest("option listing: expected what Listing.encode gives") from None
+    @classmethod
+    def decode(cls, text: str) -> Listing:
+        """BadRequest unless `encode` made the text."""
+        try:
+            hours, as_of_ms = msgpack.unpackb(zlib.decompress(base64.b64decode(text)), use_list=False)
+            return cls([HourFiles(*hour) for hour in hours], as_of_ms)
+        except (ValueError, TypeError, zlib.error):
+            raise BadRequest("option listing: expected what Listing.encode gives") from None
 
 
 class Names(NamedTuple):
@@ -86,14 +88,24 @@ class Names(NamedTuple):
     def topic(self, number: int) -> str | None:
         return self.topics[number] if 0 <= number < len(self.topics) else None
 
+    @classmethod
+    def decode(cls, data: bytes, path: str, *, tolerant: bool = False) -> Names:
+        """Names in a file `names`. DamagedFile for a damaged name; tolerant: ignore the file from there on."""
+        found: dict[int, list[str]] = {kind: [] for kind in KINDS}
+        try:
+            for name in decode_names(data, path):
+                known = found.get(name.kind)
+                if known is None or name.number != len(known):
+                    raise DamagedFile(path, name.offset, f"{name.name!r} has number {name.number}, out of order")
+                known.append(name.name)
+        except DamagedFile as error:
+            if not tolerant:
+                raise DamagedFile(path, error.offset, f"{error.what}; {WAY_OUT}") from None
+        return cls(*found.values())
+
 
 class Store(Protocol):
     """Read access to hour files. Stores are pickled into tasks."""
-
-    @property
-    def max_gap(self) -> int:
-        """Limit of the bytes between two pieces of a .log that are read along instead of skipped."""
-        ...
 
     def list(self) -> Listing: ...
 
@@ -163,21 +175,6 @@ def damage(store: Store, files: HourFiles, suffix: str, number: int, what: str) 
     size, name = ROW[suffix].dtype.itemsize, ROW[suffix].name
     said = f"hour {hour_name(files.hour)}, {name} {number}: {what}; {WAY_OUT}"
     return DamagedFile(store.where(files, suffix), number * size, said, size=size)
-
-
-def names_of(data: bytes, path: str, *, tolerant: bool = False) -> Names:
-    """Names in a file `names`. DamagedFile for a damaged name; tolerant: ignore the file from there on."""
-    found: dict[int, list[str]] = {kind: [] for kind in KINDS}
-    try:
-        for name in decode_names(data, path):
-            known = found.get(name.kind)
-            if known is None or name.number != len(known):
-                raise DamagedFile(path, name.offset, f"{name.name!r} has number {name.number}, out of order")
-            known.append(name.name)
-    except DamagedFile as error:
-        if not tolerant:
-            raise DamagedFile(path, error.offset, f"{error.what}; {WAY_OUT}") from None
-    return Names(*found.values())
 
 
 # ---- damage

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from hadelay.errors import BadRequest
-from hadelay.pipeline.schema import Options, within
+from hadelay.pipeline.schema import Options
 
 #: Members of summary.json and of -o json, by job.
 FACTS = {
@@ -145,9 +145,6 @@ class AuditOptions:
     def __post_init__(self) -> None:
         if not self.out:
             raise BadRequest("archive: out is missing: name the archive's directory or URI")
-
-    def takes(self, hour: int) -> bool:
-        return within(hour, self.hour_from, self.hour_to)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from hadelay.pipeline import tasks
 from hadelay.pipeline.archived import open_hours
 from hadelay.pipeline.arrow import hour_ints, ids, instants, named, without, write_parquet
 from hadelay.pipeline.check import SUFFIXES, check
-from hadelay.pipeline.hourfiles import HourFiles, Listing, Names, Rows, Store, usable
+from hadelay.pipeline.hourfiles import EVENTS_AT_ONCE, HourFiles, Listing, Names, Rows, Store, usable
 from hadelay.pipeline.jobs import VERDICTS, JobSummary, ReconcileOptions
 from hadelay.pipeline.schema import hour_int
 from hadelay.pipeline.stores import listing as list_hours
@@ -45,7 +45,6 @@ OF_STATUS = np.array([VERDICTS.index(name) for name in _OF_STATUS], np.uint8)
 AHEAD_MS = 100
 #: Minimum age of a live hour when deleted; dead hours may be deleted at their end.
 RETIRED_MS = 2 * HOUR_MS
-_EVENTS_AT_ONCE = 1 << 20
 _NEVER = np.iinfo(np.int64).min
 #: Number of entries of moved messages per task.
 _MOVED_AT_ONCE = 1 << 20
@@ -212,8 +211,8 @@ def entry_facts(store: Store, part: Part, rule: Rule) -> tuple[Columns, npt.NDAr
     facts |= {"codes": np.zeros(n, np.uint8), "early": np.zeros(n, np.bool_)}
     facts |= {"granted": np.full(n, _NEVER), "delay": np.zeros(n, np.int64)}
     orphans = [np.zeros(0, np.uint32)]
-    for start in range(0, files.events, _EVENTS_AT_ONCE):
-        events, sound = take("dsp", start, min(start + _EVENTS_AT_ONCE, files.events))
+    for start in range(0, files.events, EVENTS_AT_ONCE):
+        events, sound = take("dsp", start, min(start + EVENTS_AT_ONCE, files.events))
         events = events if sound is None else events[sound]
         entries = np.ascontiguousarray(events["index"])
         if part.start == 0 and entries.max(initial=0) >= files.entries:

@@ -19,8 +19,8 @@ class Column(NamedTuple):
     #: Type in Spark SQL.
     type: str
     doc: str
-    #: Additional file that the column is read from: "log", "idx", "dsp" or none.
-    needs: str = ""
+    #: The column is read from the .log.
+    log: bool = False
     #: Whether values may be null; Spark reads other columns faster.
     null: bool = True
 
@@ -42,25 +42,20 @@ MESSAGES = {
     "tag_mask": Column("BIGINT", "hashes of the tags, combined by OR", null=False),
     "size": Column("INT", "size of the record, in bytes", null=False),
     "state": Column(
-        "STRING",
-        "scheduled, ready, leased, acked, cancelled, expired, dead; moved: the message has a later entry",
-        "dsp",
-        null=False,
+        "STRING", "scheduled, ready, leased, acked, cancelled, expired, dead; moved: a later entry exists", null=False
     ),
-    "published_at": Column("TIMESTAMP", "cluster time of the publish's commit", "log", null=False),
-    "content_type": Column("STRING", "", "log"),
-    "key": Column("STRING", "client key of the message", "log"),
-    "tags": Column("ARRAY<STRING>", "", "log"),
-    "meta": Column("MAP<STRING,STRING>", "", "log"),
-    "body": Column("BINARY", "only with `columns` or `body`", "log", null=False),
+    "published_at": Column("TIMESTAMP", "cluster time of the publish's commit", log=True, null=False),
+    "content_type": Column("STRING", "", log=True),
+    "key": Column("STRING", "client key of the message", log=True),
+    "tags": Column("ARRAY<STRING>", "", log=True),
+    "meta": Column("MAP<STRING,STRING>", "", log=True),
+    "body": Column("BINARY", "only with `columns` or `body`", log=True, null=False),
 }
 EVENTS = {
     **_ENTRY,
     "number": Column("BIGINT", "position of the event in its file", null=False),
     "event": Column("STRING", "leased, acked, nacked, lease_expired, ttl_expired, cancelled, moved, dead, redriven"),
-    "at": Column(
-        "TIMESTAMP", "cluster time; for a grant, time of its commit, possibly before the due time", null=False
-    ),
+    "at": Column("TIMESTAMP", "cluster time; a grant may be committed before the due time", null=False),
     "attempt": Column("INT", "", null=False),
     "consumer": Column("STRING", "consumer of the lease; null if unknown"),
     "node": Column("STRING", "node that handled the event"),
@@ -72,10 +67,10 @@ EVENTS = {
         "BIGINT", "acked, nacked: time from the grant to the answer to the consumer; null if unknown"
     ),
     "previous": Column("BIGINT", "number of the entry's previous event"),
-    "id": Column("STRING", "id of the message; null if the entry is missing", "idx"),
-    "first_id": Column("BIGINT", "", "idx"),
-    "topic": Column("STRING", "", "idx"),
-    "deliver_at": Column("TIMESTAMP", "due time of the entry", "idx"),
+    "id": Column("STRING", "id of the message; null if the entry is missing"),
+    "first_id": Column("BIGINT", ""),
+    "topic": Column("STRING", ""),
+    "deliver_at": Column("TIMESTAMP", "due time of the entry"),
 }
 #: Kinds of rows: dispatches are hand-outs (`leased`), settlements all other events, events both.
 KINDS = {"messages": MESSAGES, "dispatches": EVENTS, "settlements": EVENTS, "events": EVENTS}

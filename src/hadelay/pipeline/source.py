@@ -17,31 +17,15 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceArrowWriter,
-    DataSourceReader,
-    DataSourceStreamArrowWriter,
-    DataSourceStreamReader,
-    DataSourceStreamWriter,
-    DataSourceWriter,
-    InputPartition,
-    WriterCommitMessage,
-)
+from pyspark.sql import datasource
+from pyspark.sql.datasource import InputPartition, WriterCommitMessage
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from hadelay.errors import BadRequest
 from hadelay.pipeline import batches, stream
 from hadelay.pipeline.hourfiles import Listing
-from hadelay.pipeline.schema import (
-    KINDS,
-    Options,
-    WriteOptions,
-    check_published,
-    parse_options,
-    parse_write_options,
-)
+from hadelay.pipeline.schema import KINDS, Options, WriteOptions, check_published, parse_options, parse_write_options
 from hadelay.pipeline.stores import listing, open_store
 from hadelay.storage.locations import absolute
 
@@ -53,7 +37,7 @@ if TYPE_CHECKING:
 _SPARKS = {"checkpointlocation", "queryname"}
 
 
-class HadelaySource(DataSource):
+class HadelaySource(datasource.DataSource):
     """Hour files of hadelay. Options: docs/reference/pipeline.md."""
 
     @classmethod
@@ -65,10 +49,10 @@ class HadelaySource(DataSource):
         columns = {name: KINDS[options.kind][name] for name in options.projection()}
         return ", ".join(f"{name} {c.type}{'' if c.null else ' NOT NULL'}" for name, c in columns.items())
 
-    def reader(self, schema: StructType) -> DataSourceReader:
+    def reader(self, schema: StructType) -> datasource.DataSourceReader:
         return _Reader(self._reads(schema), schema)
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+    def streamReader(self, schema: StructType) -> datasource.DataSourceStreamReader:
         return _StreamReader(self._reads(schema), schema)
 
     def _reads(self, schema: StructType) -> Options:
@@ -84,12 +68,12 @@ class HadelaySource(DataSource):
                 raise BadRequest(f"column {column.name} may be null")
         return options
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+    def writer(self, schema: StructType, overwrite: bool) -> datasource.DataSourceWriter:
         if overwrite:
             raise BadRequest("messages that are published cannot be overwritten: mode('append')")
         return _Writer(self._writes(schema))
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+    def streamWriter(self, schema: StructType, overwrite: bool) -> datasource.DataSourceStreamWriter:
         options = self._writes(schema)
         if overwrite:
             raise BadRequest("messages that are published cannot be taken back: outputMode('append')")
@@ -118,13 +102,13 @@ class _Reads:
             yield from batches.read(self.store, self.options, self.columns, split, required=self.required)
 
 
-class _Reader(_Reads, DataSourceReader):
+class _Reader(_Reads, datasource.DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         found = listing(self.store, self.options)
         return [InputPartition(split) for split in batches.splits(found, self.options, even=True)]
 
 
-class _StreamReader(_Reads, DataSourceStreamReader, SupportsTriggerAvailableNow):
+class _StreamReader(_Reads, datasource.DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Made once per query, in a process of the driver."""
 
     #: With availableNow: the listing at the start of the query.
@@ -156,7 +140,7 @@ class _Written(WriterCommitMessage):
     done: Published
 
 
-class _Writer(DataSourceArrowWriter):
+class _Writer(datasource.DataSourceArrowWriter):
     """Made once per write, and sent to every attempt of every task."""
 
     def __init__(self, options: WriteOptions) -> None:
@@ -173,7 +157,7 @@ class _Writer(DataSourceArrowWriter):
             raise BadRequest(done.refusal())
 
 
-class _StreamWriter(DataSourceStreamArrowWriter):
+class _StreamWriter(datasource.DataSourceStreamArrowWriter):
     """Made for each micro-batch, and again for its commit."""
 
     def __init__(self, options: WriteOptions) -> None:

@@ -24,19 +24,7 @@ from hadelay.codec.checksums import crc32c
 from hadelay.codec.formats import DISPATCH_SIZE, INDEX_SIZE
 from hadelay.errors import BadRequest, DamagedFile, NotFound
 from hadelay.model import hour_from_name, hour_name
-from hadelay.pipeline.hourfiles import (
-    ROW,
-    WAY_OUT,
-    Bytes,
-    HourFiles,
-    Listing,
-    Names,
-    Store,
-    damage,
-    decode_listing,
-    find_damage,
-    names_of,
-)
+from hadelay.pipeline.hourfiles import ROW, WAY_OUT, Bytes, HourFiles, Listing, Names, Store, damage, find_damage
 from hadelay.pipeline.schema import Options
 from hadelay.storage.lmdbtables import read_checkpoint
 from hadelay.storage.locations import Location, absolute
@@ -52,26 +40,27 @@ def open_store(options: Options) -> Store:
     if options.endpoint:
         urls = [url.strip().rstrip("/") for url in options.endpoint.split(",") if url.strip()]
         return HttpStore(urls, options.token, options.timeout)
-    return FileStore(_group_directory(options.path), options.on_torn == "skip")
+    return FileStore(_group(options.path), options.on_torn == "skip")
 
 
 def listing(store: Store, options: Options) -> Listing:
-    found = decode_listing(options.listing) if options.listing else store.list()
+    found = Listing.decode(options.listing) if options.listing else store.list()
     return found._replace(as_of_ms=options.as_of) if options.as_of else found
 
 
-def _group_directory(path: str) -> str:
-    path = absolute(path.rstrip("/"))
-    location = Location(path)
+def _group(path: str) -> Location:
+    """Directory of a group: this one, or the only one in it."""
+    location = Location(absolute(path.rstrip("/")))
+    path = location.where
     if (names := location.list("")) is None:
         raise NotFound(f"{path}: no such directory")
     if location.list("hours") is not None:
-        return path
-    groups = [name for name in names if location.list(f"{name}/hours") is not None]
-    if len(groups) == 1:
-        return location.below(groups[0])
+        return location
+    groups = [location.below(name) for name in names if location.list(f"{name}/hours") is not None]
+    if len(groups) > 1:
+        raise BadRequest(f"{path} has several groups: name one of {', '.join(groups)}")
     if groups:
-        raise BadRequest(f"{path} has several groups: name one of {', '.join(map(location.below, groups))}")
+        return Location(groups[0])
     raise NotFound(f"{path}: no directory hours/ in it, so it is not the data directory of a node or group")
 
 
@@ -83,30 +72,24 @@ class FileStore:
     Without, a file ends at its trailing zeroes, and the CRCs of its last rows must be right.
     """
 
-    directory: str
+    location: Location
     #: Omit damaged parts.
     skip_torn: bool
 
     @property
-    def _location(self) -> Location:
-        return Location(self.directory)
-
-    @property
     def _is_local(self) -> bool:
-        return "://" not in self.directory
-
-    @property
-    def max_gap(self) -> int:
-        return 1 << 62 if self._is_local else 1 << 20  # local files are mapped: gaps cost nothing
+        return "://" not in self.location.where
 
     # ---- listing
 
     def list(self) -> Listing:
-        location = self._location
+        location = self.location
         if location.size("state.mdb") is None:
             parts = [name.rpartition(".") for name in location.list("hours") or ()]
-            hours = {hour_from_name(hour) for hour, _, suffix in parts if suffix in ("idx", "log", "dsp")}
-            return Listing([self._without_checkpoint(hour) for hour in sorted(hours)], time.time_ns() // 1_000_000)
+            hours = sorted({hour_from_name(hour) for hour, _, suffix in parts if suffix in ("idx", "log", "dsp")})
+            whole, size = self._whole_rows, self._size
+            files = [HourFiles(hour, whole(hour, "idx"), whole(hour, "dsp"), size(hour, "log")) for hour in hours]
+            return Listing(files, time.time_ns() // 1_000_000)
         problem: Exception = DamagedFile(
             location.path("state.mdb"), 0, "each attempt met a new checkpoint: copy the directory, or use endpoint"
         )
@@ -130,10 +113,10 @@ class FileStore:
         with self._tables() as path:
             found = read_checkpoint(path)
         if found.row is None or not len(found.hours):
-            stems = [name for name in self._location.list("hours") or () if name.endswith(".idx")]
+            stems = [name for name in self.location.list("hours") or () if name.endswith(".idx")]
             if stems and not (found.row and found.row["index"] == 0):
                 what = f"it names no hour, and hours/ has {len(stems)}: start the node once, or use endpoint"
-                raise DamagedFile(self._location.path("state.mdb"), 0, what)
+                raise DamagedFile(self.location.path("state.mdb"), 0, what)
         if found.row and not self.skip_torn:
             self._check_names(found.row["names_length"], found.row["names_crc"])
         return [self._with_checkpoint(int(hour), row) for hour, row in zip(found.hours, found.rows, strict=True)]
@@ -141,7 +124,7 @@ class FileStore:
     @contextmanager
     def _tables(self) -> Iterator[str]:
         """Local path of state.mdb, or of a temporary copy."""
-        tables = f"{self.directory}/state.mdb"
+        tables = self.location.path("state.mdb")
         if self._is_local:
             if not os.access(tables, os.R_OK):
                 raise BadRequest(
@@ -151,24 +134,24 @@ class FileStore:
             yield tables
             return
         with tempfile.TemporaryDirectory() as directory:
-            with self._location.open("state.mdb") as source, open(f"{directory}/state.mdb", "wb") as copy:
+            with self.location.open("state.mdb") as source, open(f"{directory}/state.mdb", "wb") as copy:
                 shutil.copyfileobj(source, copy, _CHUNK)
             yield copy.name
 
     def _check_names(self, length: int, crc: int) -> None:
         """DamagedFile unless the first `length` bytes of `names` have this checksum."""
-        path, data = self._location.path("names"), self._names_bytes()[:length]
+        path, data = self.location.path("names"), self._names_bytes()[:length]
         if crc32c(data) == crc and len(data) == length:
             return
-        names_of(data, path)
+        Names.decode(data, path)
         if len(data) < length:
             what = f"the file ends here; the checkpoint knows {length} bytes; {WAY_OUT}"
             raise DamagedFile(path, len(data), what)
         what = "every name verifies, and their checksum is another one than the checkpoint's"
-        raise DamagedFile(self._location.path("state.mdb"), 0, f"{what}: it is of another directory; {WAY_OUT}")
+        raise DamagedFile(self.location.path("state.mdb"), 0, f"{what}: it is of another directory; {WAY_OUT}")
 
     def _size(self, hour: int, suffix: str) -> int:
-        return self._location.size(f"hours/{hour_name(hour)}.{suffix}") or 0
+        return self.location.size(f"hours/{hour_name(hour)}.{suffix}") or 0
 
     def _with_checkpoint(self, hour: int, row: np.void) -> HourFiles:
         crcs = (int(row["log_crc"]), int(row["idx_crc"]), int(row["dsp_crc"]))
@@ -193,10 +176,6 @@ class FileStore:
         what = f"the file ends here; the checkpoint knows {known // row_bytes}"
         raise damage(self, files, suffix, have // row_bytes, what)
 
-    def _without_checkpoint(self, hour: int) -> HourFiles:
-        entries, events = (self._whole_rows(hour, suffix) for suffix in ("idx", "dsp"))
-        return HourFiles(hour, entries, events, self._size(hour, "log"))
-
     def _whole_rows(self, hour: int, suffix: str) -> int:
         """Number of rows before the trailing zeroes, which are space allocated ahead, and before a damaged end."""
         dtype, crc, name = ROW[suffix]
@@ -220,18 +199,18 @@ class FileStore:
     def names(self) -> Names:
         """DamagedFile for a damaged name. With a checkpoint, which says how much of the file counts, the end may be
         incomplete."""
-        tolerant = self.skip_torn or self._location.size("state.mdb") is not None
-        return names_of(self._names_bytes(), self._location.path("names"), tolerant=tolerant)
+        tolerant = self.skip_torn or self.location.size("state.mdb") is not None
+        return Names.decode(self._names_bytes(), self.location.path("names"), tolerant=tolerant)
 
     def _names_bytes(self) -> bytes:
         try:
-            return self._location.load("names")
+            return self.location.load("names")
         except FileNotFoundError:
             return b""  # no name was registered yet
 
     def where(self, files: HourFiles, suffix: str) -> str:
         own = suffix in ("names", "state.mdb")
-        return self._location.path(suffix if own else f"hours/{hour_name(files.hour)}.{suffix}")
+        return self.location.path(suffix if own else f"hours/{hour_name(files.hour)}.{suffix}")
 
     def read(self, files: HourFiles, suffix: str, start: int, stop: int) -> Bytes:
         if start >= stop:
@@ -240,7 +219,7 @@ class FileStore:
         try:
             if self._is_local:
                 return np.memmap(path, np.uint8, "r", shape=(stop,))[start:].view(np.ndarray)
-            with self._location.open(f"hours/{hour_name(files.hour)}.{suffix}") as file:
+            with self.location.open(f"hours/{hour_name(files.hour)}.{suffix}") as file:
                 file.seek(start)
                 data = np.frombuffer(file.read(stop - start), np.uint8)
             if len(data) == stop - start:
@@ -258,7 +237,6 @@ class HttpStore:
     urls: list[str]
     token: str
     timeout_s: float
-    max_gap: int = 1 << 16
 
     def list(self) -> Listing:
         members = self._ask_json("/v1/cluster")[0]["members"]

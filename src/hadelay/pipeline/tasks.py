@@ -49,9 +49,7 @@ def _spread(spark: Any, items: Sequence[Any]) -> Any:
     return spark.sparkContext.parallelize(items, count)
 
 
-def each(
-    spark: Any, work: Callable[[T], R], items: Sequence[T], progress: Progress = silent
-) -> list[R]:  # fmt: skip
+def each(spark: Any, work: Callable[[T], R], items: Sequence[T], progress: Progress = silent) -> list[R]:
     """work(item) of each item, collected."""
     if spark is not None and items:
         return [*_spread(spark, items).map(work).collect()]
@@ -91,9 +89,7 @@ class Kept(Generic[R]):
             self.results.unpersist()
 
 
-def keep(
-    spark: Any, work: Callable[[T], Iterable[R]], items: Sequence[T], progress: Progress = silent
-) -> Kept[R]:  # fmt: skip
+def keep(spark: Any, work: Callable[[T], Iterable[R]], items: Sequence[T], progress: Progress = silent) -> Kept[R]:
     """All results of work(item) of each item. Results are small: Java holds one at a time."""
     if spark is None or not items:
         return Kept([*chain.from_iterable(each(None, lambda item: [*work(item)], items, progress))])

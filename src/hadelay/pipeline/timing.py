@@ -20,7 +20,7 @@ from hadelay.codec.formats import handout_delay_ms
 from hadelay.model import DEAD_HOURS, HOUR_MS, Event
 from hadelay.pipeline.archived import open_hours
 from hadelay.pipeline.check import check
-from hadelay.pipeline.hourfiles import HourFiles, Names, Rows, Store, rows, topic_mask
+from hadelay.pipeline.hourfiles import EVENTS_AT_ONCE, HourFiles, Names, Rows, Store, rows, topic_mask
 from hadelay.pipeline.jobs import JobOptions
 from hadelay.pipeline.schema import hour_int
 from hadelay.pipeline.stores import listing
@@ -28,7 +28,6 @@ from hadelay.pipeline.tasks import Progress, each
 
 R = TypeVar("R")
 
-_EVENTS_AT_ONCE = 1 << 20
 _COUNTS = ("due", "waiting", "handed_out", "acked")
 #: Counts of a topic in a second (Unix time): due and waiting by the due time, handed_out and acked by the event's.
 SECONDS = np.dtype([("topic", "<u4"), ("second", "<i8"), *((name, "<i8") for name in _COUNTS)])
@@ -80,8 +79,8 @@ def entries(store: Store, verify: bool, files: HourFiles) -> Entries:
     )  # fmt: skip
     never = np.iinfo(np.int64).max
     first, delay = np.full(n, never, np.int64), np.full(n, -1, np.int64)
-    for start in range(0, files.events, _EVENTS_AT_ONCE):
-        events = rows(store, files, "dsp", start, min(start + _EVENTS_AT_ONCE, files.events), verify=verify)
+    for start in range(0, files.events, EVENTS_AT_ONCE):
+        events = rows(store, files, "dsp", start, min(start + EVENTS_AT_ONCE, files.events), verify=verify)
         at = events["index"].astype(np.int64)
         if at.max(initial=0) >= n:  # reconcile reports events without an entry
             events, at = events[at < n], at[at < n]
