@@ -16,9 +16,9 @@ import msgpack
 import pytest
 
 from chaos.freeports import free_ports
+from hadelay.cli.backup import restore as restore_node
 from hadelay.cli.dev import Layout
 from hadelay.cli.output import Printing
-from hadelay.cli.restore import restore as restore_node
 from hadelay.errors import NotFound
 from hadelay.platform.disk import Disk, File
 from hadelay.storage.backup import Archive, Directory

@@ -1,22 +1,27 @@
-"""`hadelay backup`: copy a running cluster into a directory or object store, and verify backups."""
+"""`hadelay backup`: copy a running cluster into a directory or object store, and verify backups; `hadelay restore`."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from hadelay import uris
 from hadelay.cli.output import Printing, Remote, emit_json, note, progress, show, table
 from hadelay.cli.remote import call
-from hadelay.errors import BadRequest, ConfigError, DamagedFile, HadelayError, NoLeader, NotFound, Overloaded
+from hadelay.cli.serve import Settings
+from hadelay.errors import BadRequest, ConfigError, DamagedFile, DiskFull, HadelayError, NoLeader, NotFound, Overloaded
 from hadelay.paths import segment
 from hadelay.pipeline.objects import Objects
 from hadelay.platform.disk import Disk
+from hadelay.settings.load import load
+from hadelay.settings.node import Config
 from hadelay.storage.backup import BLOCK, Archive, Backup, Contents, Directory
 
 #: Size of one request, in bytes.
@@ -184,3 +189,51 @@ class _Copying:
             return data
 
         return read
+
+
+async def _restore(config: Config, archive: Archive, backup: Backup, copied: Callable[[int], None]) -> None:
+    from hadelay.platform.runtime import Runtime
+    from hadelay.server.restore import restore as fill
+
+    loop = asyncio.get_running_loop()
+    runtime = Runtime(loop)
+    ended: asyncio.Future[HadelayError | None] = loop.create_future()
+    try:
+        fill(config, archive, backup, Disk(), runtime, ended.set_result, copied=copied)
+        if (error := await ended) is not None:
+            raise error
+    finally:
+        runtime.close()
+
+
+def restore(
+    backup: str, file: Path | None = None, /, *, data_dir: Path | None = None, index: int | None = None,
+    settings: Settings = (), printing: Printing = Printing(),
+) -> None:  # fmt: skip
+    """Create the data directory of a node of a new cluster from a backup. Repeat this for each node. The new cluster
+    needs another id and another group than the old one.
+
+    Args:
+        backup: Directory or URI of the backup.
+        file: TOML file of the node, as for serve.
+        data_dir: Empty directory that replaces node.data_dir.
+        index: Index of an older backup in the directory. Default: the newest.
+        settings: KEY=VALUE that overrides the file, such as cluster.id=orders-2 and cluster.group=1. May be repeated.
+    """
+    named = () if data_dir is None else (f"node.data_dir={data_dir}",)
+    config = load(None if file is None else str(file), os.environ, (*named, *settings))
+    archive = archive_at(backup)
+    found = archive.read(index)
+    try:
+        with progress(found.size, sizes=True) as update:
+            asyncio.run(_restore(config, archive, found, lambda size: update(advance=size)))
+    except (OSError, DiskFull) as failed:
+        raise OSError(
+            f"{config.node.data_dir}: {failed}. Nothing was restored: fix the cause and run the command again"
+        ) from failed
+    done = {
+        "node": config.node.name, "cluster_id": config.cluster.id, "group": config.cluster.group,
+        "data_dir": config.node.data_dir,
+    }  # fmt: skip
+    show(summary(found) | done, printing)
+    note("Restore all nodes, then start them with `hadelay serve`, without --init.")

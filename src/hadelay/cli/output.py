@@ -12,7 +12,7 @@ from inspect import Parameter as Argument
 from inspect import Signature, signature
 from itertools import zip_longest
 from textwrap import wrap
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from cyclopts import Parameter
@@ -61,30 +61,19 @@ class Remote(Printing):
         return [url.strip().rstrip("/") for url in self.servers.split(",") if url.strip()]
 
 
-class Option(NamedTuple):
-    """A command's option that is declared elsewhere. default: dataclasses.MISSING for a required option."""
-
-    name: str
-    kind: Any
-    default: Any
-    help: str
+def option(name: str, kind: Any, default: Any, help: str) -> Argument:
+    """An option of a command that is declared elsewhere. default: dataclasses.MISSING for a required option."""
+    default = Argument.empty if default is MISSING else default
+    return Argument(name, Argument.KEYWORD_ONLY, default=default, annotation=Annotated[kind, Parameter(help=help)])
 
 
-def takes(options: Iterable[Option], help: str = "") -> Callable[[Callable[..., R]], Callable[..., R]]:
+def takes(options: Iterable[Argument], help: str = "") -> Callable[[Callable[..., R]], Callable[..., R]]:
     """Decorator of a command with **given, which receives these options. help: text for a missing docstring."""
 
     def decorate(command: Callable[..., R]) -> Callable[..., R]:
         own = [one for one in signature(command, eval_str=True).parameters.values() if one.kind is not one.VAR_KEYWORD]
-        made = [
-            Argument(
-                option.name, Argument.KEYWORD_ONLY,
-                default=Argument.empty if option.default is MISSING else option.default,
-                annotation=Annotated[option.kind, Parameter(help=option.help)],
-            )
-            for option in options
-        ]  # fmt: skip
         first = sum(one.kind is one.POSITIONAL_ONLY for one in own)
-        found = [*own[:first], *made, *own[first:]]
+        found = [*own[:first], *options, *own[first:]]
         command.__signature__ = Signature(found)  # type: ignore[attr-defined]
         command.__annotations__ = {one.name: one.annotation for one in found}
         command.__doc__ = command.__doc__ or help

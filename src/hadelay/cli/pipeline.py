@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from cyclopts import Parameter
 
-from hadelay.cli.output import Format, Option, Printing, Remote, Topic, emit_json, note, progress, show, table, takes
+from hadelay.cli.output import Format, Printing, Remote, Topic, emit_json, note, option, progress, show, table, takes
 from hadelay.errors import ConfigError
 from hadelay.pipeline import jobs
 from hadelay.pipeline.schema import Options
@@ -99,7 +99,7 @@ def _takes(kind: Any) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Decorator of a command whose options are the fields of `kind` with a help text."""
     types = get_type_hints(kind)
     options = [
-        Option(field.name, types[field.name], field.default, field.metadata["help"])
+        option(field.name, types[field.name], field.default, field.metadata["help"])
         for field in fields(kind)
         if "help" in field.metadata
     ]

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from hadelay.api.text import format_duration, parse_duration, parse_instant
-from hadelay.cli.output import Option, Remote, Several, Stale, Topic, Yes, confirm, show, span, takes
+from hadelay.cli.output import Remote, Several, Stale, Topic, Yes, confirm, option, show, span, takes
 from hadelay.cli.remote import call
 from hadelay.errors import BadRequest, Conflict, NotFound
 from hadelay.paths import segment
@@ -76,7 +76,7 @@ _DEFAULT = "default"
 
 
 @takes(
-    Option(shown_name(name), str | None, None, known.help) for name, known in SETTINGS.items() if name not in _OTHERS
+    option(shown_name(name), str | None, None, known.help) for name, known in SETTINGS.items() if name not in _OTHERS
 )
 def set_(
     topic: str, /, *,

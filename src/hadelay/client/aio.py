@@ -13,7 +13,10 @@ import msgspec
 
 from hadelay.client import wire
 from hadelay.client.consumer import Consumer, Leased
-from hadelay.client.encoding import (
+from hadelay.client.requests import Requests, Topics
+from hadelay.client.transport import Transport
+from hadelay.client.types import Body, Delay, OnConflict, Put, PutResult, Receipt, When
+from hadelay.client.wire import (
     HEADER_VALUE,
     MSGPACK,
     batches,
@@ -25,9 +28,6 @@ from hadelay.client.encoding import (
     present_span,
     seconds_of,
 )
-from hadelay.client.requests import Requests, Topics
-from hadelay.client.transport import Transport
-from hadelay.client.types import Body, Delay, OnConflict, Put, PutResult, Receipt, When
 from hadelay.errors import HadelayError
 from hadelay.paths import segment
 

@@ -11,7 +11,6 @@ import msgspec
 from hadelay.api import cluster as api
 from hadelay.api import messages
 from hadelay.client import wire
-from hadelay.client.encoding import BATCH_ITEMS, MSGPACK, each, new_key, plain, seconds_of, when_of
 from hadelay.client.transport import Transport
 from hadelay.client.types import (
     AckOutcome,
@@ -32,6 +31,7 @@ from hadelay.client.types import (
     TopicSettings,
     When,
 )
+from hadelay.client.wire import BATCH_ITEMS, MSGPACK, each, new_key, plain, seconds_of, when_of
 from hadelay.errors import HadelayError
 from hadelay.paths import message_path, segment, with_query
 

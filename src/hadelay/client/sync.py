@@ -19,8 +19,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from hadelay.client.aio import AsyncClient
 from hadelay.client.consumer import Consumer, Leased
-from hadelay.client.encoding import batches, own_or_new_key
 from hadelay.client.types import AckOutcome, Delay, ExtendOutcome, Message, NackOutcome, Put, PutResult
+from hadelay.client.wire import batches, own_or_new_key
 
 P = ParamSpec("P")
 R = TypeVar("R")

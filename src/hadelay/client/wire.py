@@ -1,19 +1,185 @@
-"""Decoding of answers. An error here means that the answer is not a node's."""
+"""Headers, queries and bodies of the client's requests, and its answers. An error of decoding means that the answer is
+not a node's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import datetime
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from hadelay.api.problems import error_of
 from hadelay.api.publishing import BatchResult, BatchResults
+from hadelay.api.text import parse_duration
 from hadelay.client.transport import Answer
-from hadelay.client.types import Bucket, Message, PutResult, Receipt, TopicInfo
+from hadelay.client.types import Body, Bucket, Delay, Message, Put, PutResult, Receipt, TopicInfo, When
+from hadelay.errors import BadRequest
 
 T = TypeVar("T")
+
+#: Text that a header carries unchanged: no space around it, and no control character.
+HEADER_VALUE = re.compile(r"([^\0-\x20\x7f]([^\0-\x1f\x7f]*[^\0-\x20\x7f])?)?")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+#: Limits of one request of put_many: large enough that requests cost little, small enough that no message waits long.
+BATCH_ITEMS, _BATCH_BYTES = 1_000, 8 << 20
+_HEADERS = {
+    "delay": "Hadelay-Delay", "deliver_at": "Hadelay-Deliver-At", "key": "Hadelay-Key", "tags": "Hadelay-Tags",
+    "on_conflict": "Hadelay-On-Conflict", "max_wait": "Hadelay-Max-Wait", "ttl": "Hadelay-TTL",
+    "callback": "Hadelay-Callback",
+}  # fmt: skip
+MSGPACK = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}
+
+
+def new_key() -> str:
+    return os.urandom(16).hex()
+
+
+def own_or_new_key(given: str | None) -> str:
+    """The Idempotency-Key of a request. ValueError for an empty key: all publishes with it would be the same."""
+    if given is None:
+        return new_key()
+    if not given or not HEADER_VALUE.fullmatch(given):
+        raise ValueError(f"idempotency_key {given!r}: at least one character, none of control, no space around it")
+    return given
+
+
+def each(values: str | Iterable[str]) -> list[str]:
+    """A list of the values; a string is one value."""
+    return [values] if isinstance(values, str) else list(values)
+
+
+def plain(value: Any) -> Any:
+    """A duration, or settings with durations, as JSON. ValueError for nan and inf, which JSON would send as null."""
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is not a number that can be sent")
+    if isinstance(value, Mapping):
+        return {name: plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    return value
+
+
+def seconds_of(delay: Delay) -> float:
+    """A duration in seconds; ValueError in words."""
+    try:
+        return parse_duration("duration", plain(delay)) / 1000
+    except BadRequest as error:
+        raise ValueError(error.detail) from None
+
+
+def when_of(at: When | None) -> str | int | None:
+    if not isinstance(at, datetime):
+        return at
+    if at.tzinfo is None:
+        raise ValueError(f"{at!r} has no time zone, so it could be any of 24 hours: use datetime.now(UTC), for one")
+    return at.isoformat()
+
+
+def present_span() -> str | None:
+    """W3C's traceparent of OpenTelemetry's current span; None for a program that has not imported OpenTelemetry."""
+    api = sys.modules.get("opentelemetry.trace")
+    if api is None:
+        return None
+    span = api.get_current_span().get_span_context()
+    return f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}" if span.is_valid else None
+
+
+def payload_of(body: Body, content_type: str | None) -> tuple[bytes, str]:
+    """(bytes, content type) of a body."""
+    if isinstance(body, bytes | bytearray | memoryview):
+        return bytes(body), content_type or "application/octet-stream"
+    if isinstance(body, str):
+        return body.encode(), content_type or "text/plain; charset=utf-8"
+    return msgspec.json.encode(body), content_type or "application/json"
+
+
+def batches(puts: Iterable[Put]) -> Iterator[list[dict[str, Any]]]:
+    """Items of each request of `put_many`."""
+    items: list[dict[str, Any]] = []
+    size = 0
+    for put in puts:
+        item = _item(put)
+        if items and (len(items) == BATCH_ITEMS or size + len(item["body"]) > _BATCH_BYTES):
+            yield items
+            items, size = [], 0
+        items.append(item)
+        size += len(item["body"])
+    if items:
+        yield items
+
+
+def _item(put: Put) -> dict[str, Any]:
+    body, kind = payload_of(put.body, put.content_type)
+    item: dict[str, Any] = {"topic": put.topic, "body": body}
+    if put.content_type or not isinstance(put.body, bytes):
+        item["content_type"] = kind
+    if put.meta:
+        item["meta"] = dict(put.meta)
+    if put.idempotency_key is not None:
+        item["idempotency_key"] = own_or_new_key(put.idempotency_key)
+    if put.traceparent:
+        item["traceparent"] = put.traceparent
+    return item | options_of(put)
+
+
+def options_of(put: Put) -> dict[str, Any]:
+    """Options given, of those that a header and an item of a batch have in common, by their names in the item."""
+    _check_text("topic", put.topic)
+    if put.key is not None:
+        _check_text("key", put.key)
+    for tag in put.tags or ():
+        _check_text("tag", tag)
+    for name, value in (put.meta or {}).items():
+        _check_text("name of meta", name)
+        _check_text(f"meta[{name!r}]", value)
+    given: dict[str, Any] = {
+        "delay": plain(put.delay),
+        "deliver_at": when_of(put.at),
+        "key": put.key,
+        "on_conflict": put.on_conflict,
+        "max_wait": plain(put.max_wait),
+        "tags": each(put.tags) if put.tags else None,
+        "ttl": plain(put.ttl),
+        "callback": put.callback,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _check_text(name: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a str, not {type(value).__name__}: {name}={str(value)!r}")
+
+
+def headers_of(options: Mapping[str, Any], meta: Mapping[str, str]) -> dict[str, str]:
+    """Headers of a publish. ValueError for an option that a header cannot carry."""
+    headers = {_HEADERS[name]: _header_text(value) for name, value in options.items()}
+    for name, value in meta.items():
+        if not _HEADER_NAME.fullmatch(name) or not HEADER_VALUE.fullmatch(value):
+            raise ValueError(f"meta {name!r}: not what a header can carry as it is; put_many can")
+        headers[f"Hadelay-Meta-{name}"] = value
+    return headers
+
+
+def _header_text(value: Any) -> str:
+    if isinstance(value, list):
+        if any("," in tag for tag in value):
+            raise ValueError(f"tags {value!r}: a tag has no comma")
+        return ",".join(value)
+    # str would write 1e-05.
+    return format(Decimal(repr(value)), "f") if isinstance(value, float) else str(value)
+
+
+# ---- answers
 
 
 class Page(msgspec.Struct, Generic[T]):
