@@ -65,9 +65,9 @@ def _structures(size: int) -> bytes:
 
 #: name → (media type, body of at most so many bytes, status, words)
 _BATCHES: dict[str, tuple[str, Callable[[int], bytes], int, str]] = {
-    "objects": (JSON, lambda size: _repeated("[{}", ",{}", "]", size), 413, "max_batch_items"),
-    "numbers": (JSON, lambda size: _repeated("[1", ",1", "]", size), 413, "max_batch_items"),
-    "lines": (NDJSON, lambda size: b"{}\n" * (size // 3), 413, "max_batch_items"),
+    "objects": (JSON, lambda size: _repeated("[{}", ",{}", "]", size), 413, "a batch has at most"),
+    "numbers": (JSON, lambda size: _repeated("[1", ",1", "]", size), 413, "a batch has at most"),
+    "lines": (NDJSON, lambda size: b"{}\n" * (size // 3), 413, "a batch has at most"),
     "values in a line": (NDJSON, lambda size: b"{} " * MIB, 400, "trailing"),
     "empty lines": (NDJSON, lambda size: b"\n" * size, 200, ""),
     "nested": (JSON, lambda size: b"[" * size, 400, "nested"),
@@ -83,7 +83,7 @@ _BATCHES: dict[str, tuple[str, Callable[[int], bytes], int, str]] = {
     "all options, msgpack": (MSGPACK, lambda size: msgspec.msgpack.encode(_all_options(size)), 200, ""),
     "wrong values": (JSON, _wrong_values, 200, ""),
     "nothings": (MSGPACK, _nothings, 200, ""),
-    "claims": (MSGPACK, lambda size: b"\xdd\xff\xff\xff\xff" + b"\x80" * (size // 16), 413, "max_batch_items"),
+    "claims": (MSGPACK, lambda size: b"\xdd\xff\xff\xff\xff" + b"\x80" * (size // 16), 413, "a batch has at most"),
     "structures": (MSGPACK, _structures, 200, ""),
 }
 

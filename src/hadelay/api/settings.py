@@ -7,20 +7,22 @@ from typing import Any
 
 import msgspec
 
-from hadelay.api.base import Duration
 from hadelay.api.text import format_duration, parse_duration
 from hadelay.api.topics import PutTopic
 from hadelay.errors import BadRequest
-from hadelay.settings.topic import MAX_BACKOFF_STEPS, SETTINGS, WEBHOOK, mask_header, mask_secret
+from hadelay.settings.topic import MAX_BACKOFF_STEPS, SETTINGS, WEBHOOK, mask_header, mask_secret, shown_name
 from hadelay.version import FIRST_LEVEL
 
-#: Names under which settings and their parts are kept: of durations with `_ms`.
-_KEPT = {*SETTINGS, *WEBHOOK, "min_ms", "max_ms"}
+#: Stored names of durations: of settings, of a webhook's fields and of a backoff's.
+_DURATIONS = {name for name in (*SETTINGS, *WEBHOOK, "min_ms", "max_ms") if name.endswith("_ms")}
 
 
 def settings_in(body: PutTopic) -> dict[str, Any]:
-    """What PUT names; None takes a setting back."""
-    config: dict[str, Any] = _in(body)
+    """The settings that a PUT names, as stored; None resets a setting. Raises BadRequest."""
+    config = _stored(msgspec.to_builtins(body, enc_hook=int))
+    for name in ("backoff", "webhook"):
+        if isinstance(part := config.get(name), dict):
+            config[name] = _stored(part)
     if isinstance(backoff := config.get("backoff"), list):
         if len(backoff) > MAX_BACKOFF_STEPS:  # not one by one before that is known
             raise BadRequest(f"backoff: {len(backoff)} durations; at most {MAX_BACKOFF_STEPS}, the last one repeats")
@@ -33,37 +35,25 @@ def settings_in(body: PutTopic) -> dict[str, Any]:
     return config
 
 
+def _stored(part: dict[str, Any]) -> dict[str, Any]:
+    return {f"{name}_ms" if f"{name}_ms" in _DURATIONS else name: value for name, value in part.items()}
+
+
 def settings_out(config: dict[str, Any]) -> dict[str, Any]:
-    """What was set, ready for api.topics.Topic."""
-    shown: dict[str, Any] = {"defaults": FIRST_LEVEL} | _out(config)
-    webhook = shown.get("webhook") or {}
-    if "secrets" in webhook:
-        webhook["secrets"] = [mask_secret(secret) for secret in webhook["secrets"]]
-    if "headers" in webhook:
-        webhook["headers"] = {name: mask_header(text) for name, text in webhook["headers"].items()}
+    """Fields of api.topics.Topic for the settings that were set."""
+    shown = {"defaults": FIRST_LEVEL} | _shown(config)
+    if (backoff := shown.get("backoff")) is not None:
+        shown["backoff"] = _shown(backoff) if isinstance(backoff, dict) else [format_duration(ms) for ms in backoff]
+    if (webhook := shown.get("webhook")) is not None:
+        webhook = shown["webhook"] = _shown(webhook)
+        if "secrets" in webhook:
+            webhook["secrets"] = [mask_secret(secret) for secret in webhook["secrets"]]
+        if "headers" in webhook:
+            webhook["headers"] = {name: mask_header(text) for name, text in webhook["headers"].items()}
     if (alert := shown.get("alert")) is not None and "secret" in alert:
-        alert["secret"] = mask_secret(alert["secret"])
+        shown["alert"] = {**alert, "secret": mask_secret(alert["secret"])}
     return shown
 
 
-def _in(value: Any) -> Any:
-    if isinstance(value, Duration):
-        return int(value)
-    if isinstance(value, list):
-        return [_in(one) for one in value]
-    if not isinstance(value, msgspec.Struct):
-        return value
-    named = {name: getattr(value, name) for name in value.__struct_fields__}
-    return {
-        f"{name}_ms" if f"{name}_ms" in _KEPT else name: _in(one)
-        for name, one in named.items()
-        if one is not msgspec.UNSET
-    }
-
-
-def _out(value: Any, name: str = "") -> Any:
-    if isinstance(value, dict):
-        return {one.removesuffix("_ms"): _out(part, one) for one, part in value.items()}
-    if isinstance(value, list):
-        return [_out(part, name) for part in value]
-    return format_duration(value) if type(value) is int and (name.endswith("_ms") or name == "backoff") else value
+def _shown(part: dict[str, Any]) -> dict[str, Any]:
+    return {shown_name(name): format_duration(value) if name in _DURATIONS else value for name, value in part.items()}

@@ -1,14 +1,18 @@
-"""A whole answer of HTTP, and its media types."""
+"""Whole answers of HTTP: their media types, and errors as `application/problem+json` (RFC 9457)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from http import HTTPStatus
+from typing import Literal, NamedTuple
 
 import msgspec
 
+from hadelay.errors import HadelayError, Overloaded, is_disk_full
+
 JSON, MSGPACK, NDJSON = "application/json", "application/msgpack", "application/x-ndjson"
 JSON_TYPE, MSGPACK_TYPE = {"Content-Type": JSON}, {"Content-Type": MSGPACK}
+PROBLEM = "application/problem+json"
 
 
 class Answer(NamedTuple):
@@ -26,8 +30,44 @@ def header_lines(headers: Mapping[str, str]) -> bytes:
     return "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode("utf-8", "surrogateescape")
 
 
-def encoded(value: Any, *, packed: bool) -> Answer:
-    """200 with `value` as JSON, or packed: as msgpack."""
-    if packed:
-        return Answer(200, MSGPACK_TYPE, msgspec.msgpack.encode(value))
-    return Answer(200, JSON_TYPE, msgspec.json.encode(value))
+class Problem(msgspec.Struct):
+    """The document of every refusal."""
+
+    #: A stable name: docs/reference/errors.md lists them.
+    type: str
+    title: str
+    status: int
+    #: What to do about it.
+    detail: str
+    #: The same request may succeed later, here or at another node.
+    retryable: bool
+    #: false: it may or may not have happened. Retry only with the same Idempotency-Key or request_id.
+    outcome_known: bool
+    retry_after_ms: int | msgspec.UnsetType | None = msgspec.UNSET
+    #: Of a conflict: the state that forbids it.
+    outcome: Literal["pending", "leased", "acked", "cancelled", "expired", "dead"] | msgspec.UnsetType = msgspec.UNSET
+    #: Of a conflict over a key: the message that has it.
+    id: str | msgspec.UnsetType = msgspec.UNSET
+
+
+def unexpected(error: BaseException | None, method: str) -> HadelayError:
+    """A bug of ours: how far the request got, and whether it is in the log by now, nobody knows who answers it. Or a
+    disk without room for what has to be written before it can be read: another node may have some."""
+    if is_disk_full(error) and method in ("GET", "HEAD"):
+        what = "this node's disk is full, and it has to write before it can answer: ask another one"
+        return Overloaded(what, retry_after_ms=1_000)
+    found = HadelayError("the node failed; its log says why")
+    found.outcome_known = False  # type: ignore[misc]
+    return found
+
+
+def refusal(error: HadelayError) -> Answer:
+    """Retry-After counts in whole seconds, rounded up: too early is refused again."""
+    found = {"Content-Type": PROBLEM}
+    if error.retry_after_ms is not None:
+        found["Retry-After"] = str(-(-error.retry_after_ms // 1000))
+    if error.http_status == HTTPStatus.UNAUTHORIZED:
+        found["WWW-Authenticate"] = "Bearer"
+    if "allow" in error.extra:
+        found["Allow"] = error.extra["allow"]
+    return Answer(error.http_status, found, msgspec.json.encode(error.document()))

@@ -10,7 +10,7 @@ from typing import Any, cast
 from aiohttp import web
 
 from hadelay.errors import BadRequest, HadelayError, Overloaded
-from hadelay.http import cluster, consume, dead, files, health, messages, publish, tokens, topics
+from hadelay.http import cluster, consume, files, health, messages, publish, tokens, topics
 from hadelay.http.access import Authenticator, check_site
 from hadelay.http.answers import Answer
 from hadelay.http.bodies import Reservation
@@ -26,7 +26,7 @@ from hadelay.settings.node import HttpConfig, SecurityConfig
 from hadelay.settings.rules import split_address
 
 ROUTES = Routes()
-for _part in (publish, messages, dead, consume, topics, cluster, files, tokens, health):
+for _part in (publish, messages, consume, topics, cluster, files, tokens, health):
     ROUTES.include(_part.routes)
 
 
@@ -97,7 +97,7 @@ class HttpServer(Context):
             access = self.admit(route, path, request.headers.getall("Authorization", ()))
             call = Call(self, request, route, path, access=access, reservation=reservation)
             if not route.own_head:
-                check_headers(request.raw_headers, route.known_headers)
+                check_headers(request.raw_headers)
                 call.query = decode_query(parse_query(query), route.query)
             answer = await call.run()
         except HadelayError as error:

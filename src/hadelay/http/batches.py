@@ -24,7 +24,7 @@ import numpy as np
 from hadelay.api.publishing import BatchItem
 from hadelay.errors import BadRequest, HadelayError, TooLarge, UnsupportedMediaType
 from hadelay.http.answers import JSON, MSGPACK, NDJSON
-from hadelay.http.decoding import decoded, is_msgpack
+from hadelay.http.decoding import MSGPACK_NAMES, decoded
 from hadelay.http.turns import ITEM
 
 #: Limits of a slice: bytes of JSON and of MessagePack that are cut, bytes that are decoded, items that are passed on.
@@ -78,7 +78,7 @@ def slices(data: bytes, kind: str, max_items: int, max_body_bytes: int) -> Slice
         if len(data) <= _LIGHT and (weight := _weight(data, lines)) <= _LIGHT:
             return _passed(_light_json(data, max_items, lines), weight // _FRACTION, last=True)
         return _json(data, max_items, max_body_bytes, lines)
-    if is_msgpack(kind):
+    if kind in MSGPACK_NAMES:
         if len(data) <= _DECODE:
             return _passed(_light_msgpack(data, max_items), len(data), last=True)
         return _msgpack(data, max_items)

@@ -1,4 +1,4 @@
-"""What a handler gets: one request (`Call`), and what all requests of a node share (`Context`)."""
+"""One request, for its handler (`Call`), and the state that all requests of a node share (`Context`)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any
 
+import msgspec
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from hadelay.api.service import Actor
 from hadelay.api.text import check_topic
 from hadelay.errors import HadelayError, TooLarge
-from hadelay.http import problems
 from hadelay.http.access import UNRESTRICTED, Access, Authenticator, Denials, Hosts
-from hadelay.http.answers import Answer, encoded, header_lines
+from hadelay.http.answers import JSON_TYPE, MSGPACK_TYPE, Answer, header_lines, refusal, unexpected
 from hadelay.http.bodies import ByteBudget, Reservation, read_body
 from hadelay.http.decoding import decode_body
 from hadelay.http.metrics import Metrics
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class Context:
-    """What all requests of a node share. `max_delay_ms` refuses what the log would refuse anyway, before it travels.
+    """State that all requests of a node share. max_delay_ms: `limits.max_delay`, checked here before the log checks it.
 
     Raises ConfigError if the certificate can't be used.
     """
@@ -43,7 +43,7 @@ class Context:
     ) -> None:
         self.service, self.config, self.max_delay_ms, self.routes = service, config, max_delay_ms, routes
         self.tls = Certificates("http", config.tls_cert, config.tls_key, config.tls_ca) if config.tls_cert else None
-        #: None: nobody is asked for a token.
+        #: None: requests need no token.
         self.authenticator: Authenticator | None = None
         self.hosts = Hosts(config, tokens=tokens)
         self.polls, self.relay = Polls(), Relay(config, self.tls)
@@ -52,11 +52,11 @@ class Context:
         self.metrics = Metrics(service, self.denials.counts, self.turns)
         self.log_limit = LogLimit(time.monotonic)
         self.budget = ByteBudget(config.max_reading_bytes)
-        #: Receives that wait, here or for a leader.
+        #: Number of receives that wait, here or for a leader.
         self.waiting = 0
-        #: Connections of clients, spares aside.
+        #: Number of clients' connections without spares.
         self.connections = 0
-        #: /openapi.json; empty until somebody asks for it.
+        #: /openapi.json; empty until the first request for it.
         self.openapi = b""
         self._common: tuple[int, str | None, bytes] = (-1, None, b"")
 
@@ -65,7 +65,8 @@ class Context:
         return self.polls.draining
 
     def admit(self, route: Route, path: Mapping[str, str], authorization: Sequence[str]) -> Access:
-        """Who asks for that. Raises Unauthorized, Forbidden; NoLeader while this node cannot tell."""
+        """Access of a request with these Authorization headers. Raises Unauthorized, Forbidden; NoLeader while this
+        node does not know the tokens yet."""
         if self.authenticator is None or route.scope == OPEN:
             return UNRESTRICTED
         access = self.authenticator.admit(authorization)
@@ -78,13 +79,13 @@ class Context:
         """The answer to an unexpected error, which is logged with its traceback. where: the route or path."""
         if count := self.log_limit.count(f"request_failed {type(error).__name__}"):
             log.error("request_failed", exc_info=error, extra={"path": where, "count": count})
-        return problems.answer(problems.unexpected(error, method))
+        return refusal(unexpected(error, method))
 
     def refused(self, route: str, error: HadelayError) -> Answer:
         self.denials.note(route, error)
         if error.http_status == HTTPStatus.INTERNAL_SERVER_ERROR:
             self.failed(route, error, "")
-        return problems.answer(error)
+        return refusal(error)
 
     def count(self, route: str, status: int) -> None:
         self.metrics.requests[route, status] += 1
@@ -96,7 +97,7 @@ class Context:
             headers["Hadelay-Leader"] = leader
 
     def head_of(self, status: int, lines: bytes, size: int) -> bytes:
-        """What goes before a body of `size` bytes; `lines`: its own headers. Much of it is the same for a second."""
+        """Head of an answer with a body of `size` bytes; lines: its own headers. The others are made once a second."""
         second, leader = int(time.time()), self.service.leader_name
         if self._common[0] != second or self._common[1] != leader:
             common = {"Date": formatdate(second, usegmt=True)}
@@ -109,7 +110,7 @@ _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in
 
 
 class ParsedHead:
-    """A request's head that connection.py has parsed: the same for all requests that repeat it."""
+    """A request's head that requestheads.py has parsed, shared by all requests that repeat it."""
 
     def __init__(self, method: str, raw_path: str, raw_headers: tuple[tuple[bytes, bytes], ...]) -> None:
         self.method, self.raw_path, self.raw_headers = method, raw_path, raw_headers
@@ -123,16 +124,16 @@ class Call:
     """One request on its way through a handler."""
 
     context: Context
-    #: web.BaseRequest; or ParsedHead, in routes that are short.
+    #: web.BaseRequest; ParsedHead on the short way.
     request: Any
     route: Route
     path: dict[str, str]
     query: Any = None
     body: Any = None
-    #: The bytes of the body. None: not read yet.
+    #: Bytes of the body; None: not read yet.
     data: bytes | None = None
     access: Access = UNRESTRICTED
-    #: None: the body is here.
+    #: None: the body has been read.
     reservation: Reservation | None = None
 
     @property
@@ -145,23 +146,23 @@ class Call:
 
     @property
     def topic(self) -> str:
-        """Of the path. Raises BadRequest."""
+        """Topic of the path. Raises BadRequest."""
         return check_topic(self.path["topic"])
 
     @property
     def target(self) -> str:
-        """Path and query, as they were sent."""
+        """Path and query as sent."""
         return origin_form(self.request.raw_path)
 
     async def run(self) -> Any:
-        """What the handler answers, once the query is here. Raises HadelayError."""
+        """Decode the body and run the handler. Raises HadelayError."""
         route = self.route
         if route.body is not None:
             self.body = decode_body(self.request, route, await self.read(route.max_bytes, "of this request"))
         return await route.handler(self)
 
     async def read(self, limit: int, name: str) -> bytes:
-        """The body. Raises TooLarge, and what bodies.read_body raises."""
+        """The body; limit: in bytes, of the setting `name`. Raises TooLarge, and the errors of bodies.read_body."""
         if self.data is None:
             assert self.reservation is not None
             self.data = await read_body(self.request, limit, self.context.config.io_timeout_ms, name, self.reservation)
@@ -172,11 +173,12 @@ class Call:
     def wants_msgpack(self) -> bool:
         return "msgpack" in self.request.headers.get("Accept", "")
 
+    def encode(self, value: Any) -> bytes:
+        return msgspec.msgpack.encode(value) if self.wants_msgpack() else msgspec.json.encode(value)
+
     def answer(self, value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
-        """Of a stale read, also which index it shows."""
+        """The answer to a stale read also says which applied index it shows."""
         if getattr(self.query, "stale", False):
             headers = {"Hadelay-Applied": str(self.service.applied_index)}
-        answer = encoded(value, packed=self.wants_msgpack())
-        if status == 200 and not headers:
-            return answer
-        return Answer(status, {**answer.headers, **(headers or {})}, answer.body)
+        kind = MSGPACK_TYPE if self.wants_msgpack() else JSON_TYPE
+        return Answer(status, {**kind, **headers} if headers else kind, self.encode(value))

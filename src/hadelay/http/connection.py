@@ -25,8 +25,8 @@ from aiohttp import web
 
 from hadelay.api.service import Receipts
 from hadelay.errors import BadRequest, HadelayError
-from hadelay.http import problems, receipts
-from hadelay.http.answers import Answer, header_lines
+from hadelay.http import receipts
+from hadelay.http.answers import Answer, header_lines, refusal
 from hadelay.http.call import Call, Context
 from hadelay.http.options import DraftTemplate
 from hadelay.http.privates import Protocol, Server
@@ -124,8 +124,8 @@ class Connection(Protocol):
             assert answer is not None
             try:
                 status, message_id, document = receipts.one(self._template.draft, answer)
-            except HadelayError as refusal:
-                error = refusal
+            except HadelayError as refused:
+                error = refused
             else:
                 lines = b"Content-Type: application/json\r\nLocation: /v1/messages/%b\r\n" % message_id.encode()
                 self._write("publish", status, lines, document)
@@ -230,7 +230,7 @@ class Connection(Protocol):
         if request.writer.output_size > 0:
             raise ConnectionError("the answer broke off") from exc
         if status < HTTPStatus.INTERNAL_SERVER_ERROR:
-            answer = problems.answer(BadRequest(" ".join((message or "not HTTP").split())[:200]))
+            answer = refusal(BadRequest(" ".join((message or "not HTTP").split())[:200]))
         else:
             answer = self._context.failed(request.path, exc, request.method)
         response = web.Response(status=answer.status, body=answer.body, headers=answer.headers)

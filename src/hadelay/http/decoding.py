@@ -1,4 +1,4 @@
-"""Query, headers and body of a request into the declared types. What is wrong becomes BadRequest, in words."""
+"""Decodes query, headers and body of a request into the declared types; errors become BadRequest, in plain words."""
 
 from __future__ import annotations
 
@@ -17,32 +17,27 @@ from hadelay.http.answers import JSON, MSGPACK
 from hadelay.http.routes import SHOWN, Route
 from hadelay.words import plain
 
-#: What clients send for JSON when they do not think about it (curl -d, raw bytes).
+#: Media types read as JSON: clients send them by default (curl -d, raw bytes).
 _JSON_ENOUGH = frozenset(
     (JSON, "", "text/json", "text/plain", "application/x-www-form-urlencoded", "application/octet-stream")
 )
-_MSGPACK_NAMES = frozenset((MSGPACK, "application/x-msgpack", "application/vnd.msgpack"))
+MSGPACK_NAMES = frozenset((MSGPACK, "application/x-msgpack", "application/vnd.msgpack"))
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `([^`]*)`(?: - at `(.*)`)?$")
 
 
 def parse_query(query: str) -> list[tuple[str, str]]:
-    """`query` without the question mark, still encoded."""
+    """query: without the question mark, percent-encoded. Raises BadRequest."""
     try:
         return parse_qsl(query, keep_blank_values=True, errors="strict")
     except UnicodeDecodeError:
         raise BadRequest("query: is not UTF-8, percent-encoded") from None
 
 
-def check_headers(headers: Iterable[tuple[bytes, bytes]], known: frozenset[bytes]) -> None:
+def check_headers(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Raises BadRequest for options in headers, which only a publish has."""
     for name, _ in headers:
-        if name[:8].lower() == b"hadelay-" and name.lower() not in known:
-            lowered = name.lower()
-            if not (lowered.startswith(b"hadelay-meta-") and b"hadelay-meta-*" in known):
-                refuse_unknown("header", name.decode("latin-1"), [_titled(k) for k in known])
-
-
-def _titled(name: bytes) -> str:
-    return name.decode().title().replace("Ttl", "TTL")
+        if name[:8].lower() == b"hadelay-":
+            refuse_unknown("header", name.decode("latin-1"), ())
 
 
 def refuse_unknown(what: str, name: str, known: Iterable[str], where: str = "") -> NoReturn:
@@ -69,41 +64,38 @@ def decode_query(pairs: list[tuple[str, str]], kind: type[Request] | None) -> An
     try:
         return msgspec.convert(found, kind, strict=False, dec_hook=decode_hook)
     except msgspec.ValidationError as error:
-        # Everything in a query is text, so that it is text is not what is wrong.
+        # Every value of a query is text: "not text" would mislead.
         raise BadRequest(_words("query", error, kind).removesuffix(", not text")) from None
 
 
 def media_type(request: Any) -> str:
-    """Without parameters, in lower case, "" when there is none."""
+    """Media type without parameters, in lower case; "" without one."""
     kind: str = request.headers.get("Content-Type", "")
     return kind.partition(";")[0].strip().lower()
 
 
 def decode_body(request: Any, route: Route, data: bytes) -> Any:
-    """No body is an empty object: everything in it may be optional."""
-    body, json, msgpack = route.body, route.json, route.msgpack
-    assert body is not None
-    assert json is not None
-    assert msgpack is not None
+    """An absent body is an empty object, whose members may all be optional."""
+    assert route.body is not None
     kind = media_type(request)
     if not data.strip():
         kind, data = JSON, b"{}"
-    if kind in _MSGPACK_NAMES:
-        return decoded(lambda: msgpack.decode(data), body)
+    if kind in MSGPACK_NAMES:
+        return decoded(lambda: route.msgpack.decode(data), route.body)
     if kind not in _JSON_ENOUGH and not kind.endswith("+json"):
         raise UnsupportedMediaType(f"{kind!r} is not understood here; send application/json or application/msgpack")
-    return decoded(lambda: json.decode(data), body)
+    return decoded(lambda: route.json.decode(data), route.body)
 
 
 def decoded(decode: Callable[[], Any], kind: type[Request]) -> Any:
-    """Runs a msgspec decoder; what it refuses becomes BadRequest, with a suggestion for a mistyped field."""
+    """Run a msgspec decoder; its refusal becomes BadRequest, with a suggestion for a mistyped field."""
     try:
         return decode()
     except msgspec.ValidationError as error:
         unknown = _UNKNOWN_FIELD.match(str(error))
         if unknown:
             where = f" at {unknown[2]}" if unknown[2] else ""
-            known = () if "." in where else _names(kind)  # else it is of something within `kind`
+            known = () if "." in where else _names(kind)  # a nested field is not of `kind`
             refuse_unknown("field", unknown[1], known, where)
         raise BadRequest(_words("body", error, kind)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -111,7 +103,7 @@ def decoded(decode: Callable[[], Any], kind: type[Request]) -> Any:
 
 
 def _words(where: str, error: msgspec.ValidationError, kind: type[Request]) -> str:
-    """With the member that is wrong at the front, as it is everywhere else."""
+    """Text of a refusal; begins with the wrong member, as all refusals do."""
     text, _, path = str(error).partition(" - at `$")
     member = (path[1:] if path.startswith(".") else where + path).rstrip("`")
     of = {f.encode_name: f.type for f in msgspec.structs.fields(kind)}.get(member.partition("[")[0])
@@ -119,10 +111,6 @@ def _words(where: str, error: msgspec.ValidationError, kind: type[Request]) -> s
 
 
 def _choices(kind: Any) -> list[str]:
-    """The words that a type allows."""
+    """Words that a type allows."""
     inner = get_args(kind)
     return [str(word) for word in inner] if get_origin(kind) is Literal else [w for one in inner for w in _choices(one)]
-
-
-def is_msgpack(kind: str) -> bool:
-    return kind in _MSGPACK_NAMES

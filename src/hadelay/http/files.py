@@ -27,9 +27,8 @@ routes = Routes()
 async def hours(call: Call) -> Answer:
     """This node's hour files: committed entries, bytes and checksums, all at one applied index"""
     (applied_index, rows), turns = await call.service.files.hours(), call.context.turns
-    encode = msgspec.msgpack.encode if call.wants_msgpack() else msgspec.json.encode
     found: list[Any] = []
-    while some := [msgspec.Raw(encode(hour)) for hour in islice(rows, _HOURS)]:
+    while some := [msgspec.Raw(call.encode(hour)) for hour in islice(rows, _HOURS)]:
         found += some
         turns.count(ITEM * len(some))
         await turns.next()

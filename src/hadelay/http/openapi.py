@@ -12,9 +12,8 @@ import msgspec
 from hadelay.api.base import Document, schema_hook
 from hadelay.api.consuming import Received
 from hadelay.api.publishing import BatchItem
-from hadelay.http.answers import JSON, MSGPACK
+from hadelay.http.answers import JSON, MSGPACK, PROBLEM, Problem
 from hadelay.http.options import HEADERS
-from hadelay.http.problems import CONTENT_TYPE, Problem
 from hadelay.http.routes import OPEN, Route
 from hadelay.version import VERSION
 
@@ -134,7 +133,7 @@ def _operation(route: Route, refs: dict[Any, Any], tokens: bool) -> dict[str, An
     if route.scope != OPEN:
         refused.update((401, 403))
     for status in sorted(refused):
-        responses[str(status)] = _response(status) | {"content": {CONTENT_TYPE: {"schema": refs[Problem]}}}
+        responses[str(status)] = _response(status) | {"content": {PROBLEM: {"schema": refs[Problem]}}}
     operation: dict[str, Any] = {
         "operationId": route.name,
         "summary": route.summary,
@@ -172,9 +171,10 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
             {"name": name, "in": "query", "required": name in required, "schema": _given(prop)}
             for name, prop in schema["properties"].items()
         ]
-    for name, text in _HEADERS.items():
-        if name.lower().encode() in route.known_headers:
-            found.append({"name": name, "in": "header", "description": text, "schema": {"type": "string"}})
+    found += [
+        {"name": name, "in": "header", "description": _HEADERS[name], "schema": {"type": "string"}}
+        for name in route.headers
+    ]
     for name in _STANDARD_HEADERS.get(route.name, ()):
         found.append({"name": name, "in": "header", "schema": _HEADER_SCHEMAS.get(name, {"type": "string"})})
     return found

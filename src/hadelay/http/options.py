@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from hadelay.api.publishing import BatchItem
+from hadelay.api.publishing import BatchItem, PublishQuery
 from hadelay.api.text import DOTS, check_new_topic, parse_duration, parse_instant
 from hadelay.codec.meta import OCTETS, Meta, pack, unpack
 from hadelay.codec.tags import mask_of
@@ -30,9 +30,9 @@ HEADERS = (
     "Hadelay-Delay", "Hadelay-Deliver-At", "Hadelay-Key", "Hadelay-On-Conflict", "Hadelay-Max-Wait", "Hadelay-Tags",
     "Hadelay-TTL", "Hadelay-Callback", "Hadelay-Meta-*",
 )  # fmt: skip
-#: What few messages have.
-_EXTRAS = ("key", "on_conflict", "max_wait", "tags", "ttl", "callback")
-_KNOWN_QUERY = ("delay", "deliver_at", *_EXTRAS)
+_KNOWN_QUERY = PublishQuery.__struct_fields__
+#: Options that few messages have.
+_EXTRAS = frozenset(_KNOWN_QUERY) - {"delay", "deliver_at"}
 _ON_CONFLICT = {"keep": KEEP, "replace": REPLACE, "reject": REJECT}
 _MAX_CONTENT_TYPE = 256
 _MAX_IDEMPOTENCY_KEY = 255

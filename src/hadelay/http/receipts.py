@@ -7,6 +7,7 @@ from itertools import islice
 
 import msgspec
 import numpy as np
+from msgpack import Packer
 from numpy.typing import NDArray
 
 from hadelay.api.publishing import BatchResult
@@ -53,7 +54,7 @@ async def batch(
         if len(parts) < total:
             await turns.next()
     if msgpack:
-        return b"".join((_MSGPACK[3], _array_header(total), *parts))
+        return b"".join((_MSGPACK[3], Packer().pack_array_header(total), *parts))
     return b"%b%b%b" % (_JSON[3], b",".join(parts), _JSON[4])
 
 
@@ -68,14 +69,8 @@ def _plain(receipts: Receipts, msgpack: bool) -> bytes:
         rows[:, at : at + columns.shape[-1]] = columns
         at += columns.shape[-1]
     if msgpack:
-        return head + _array_header(count) + rows.tobytes()
+        return head + Packer().pack_array_header(count) + rows.tobytes()  # type: ignore[no-any-return]
     return head + rows.tobytes()[: -1 if count else None] + end
-
-
-def _array_header(count: int) -> bytes:
-    if count < 16:
-        return bytes((0x90 | count,))
-    return b"\xdc" + count.to_bytes(2, "big") if count < 1 << 16 else b"\xdd" + count.to_bytes(4, "big")
 
 
 def _mixed(receipts: Receipts, problems: dict[int, HadelayError], total: int) -> Iterator[BatchResult[str]]:

@@ -168,7 +168,7 @@ class RequestHeads:
             route, found = self.context.routes.find(line[1].decode(), path)
             if not route.short or (fields.body_bytes is None and route.body is not None):
                 return None
-            check_headers(fields.lines, route.known_headers)
+            check_headers(fields.lines)
             decoded = decode_query(parse_query(query), route.query)
             access = self.context.admit(route, found, fields.authorization)
         except HadelayError:

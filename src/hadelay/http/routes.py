@@ -1,10 +1,10 @@
-"""Routes as they are declared, and looked up by path. They know nothing of what handles them.
+"""Routes, declared by their handlers and looked up by path. This module imports no handler.
 
     @routes.add("PUT", "/v1/topics/{topic}", scope="admin", body=PutTopic, returns={200: Topic})
     async def put_topic(call: Call) -> Answer: ...
 
-A handler gets a `Call`: path parameters as text, query and body as the declared msgspec types. What the types do not
-say (limits, names) the handler checks; whatever it raises from `hadelay.errors` becomes the answer.
+A handler gets a `Call`: path parameters as text, query and body as the declared msgspec types. The handler checks
+limits and names, which the types do not express; an error of `hadelay.errors` becomes the answer.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import msgspec
 from hadelay.api.base import Request, decode_hook
 from hadelay.errors import BadRequest, MethodNotAllowed, NotFound
 
-#: Takes a Call; an Answer, or what aiohttp sends in pieces.
+#: Takes a Call; returns an Answer, or aiohttp's response that was sent in pieces.
 Handler = Callable[[Any], Awaitable[Any]]
 H = TypeVar("H", bound=Handler)
 
 #: Scope of routes that take no token.
 OPEN = "open"
-#: Limit of a body that says nothing else: a topic's settings are up to 20 KiB.
+#: Default limit of a body in bytes: a topic's settings are up to 20 KiB.
 MAX_BYTES = 64 << 10
 _AUTHORITY = re.compile(r"https?://[^/?]*", re.IGNORECASE)
-#: More of a name that is not known is not shown, nor compared.
+#: Limit of the characters of an unknown name that are shown and compared.
 SHOWN = 64
 
 
@@ -41,36 +41,34 @@ class Route:
     returns: Mapping[int, Any]
     query: type[Request] | None = None
     body: type[Request] | None = None
-    #: `Hadelay-*` request headers that the route understands.
+    #: `Hadelay-*` request headers, for the description of the API; only a route with its own head has some.
     headers: Iterable[str] = ()
     errors: tuple[int, ...] = ()
-    #: Media types of a body that the handler reads by itself (payloads, batches): limits and types are its own.
+    #: Media types of a body that the handler reads and limits itself (payloads, batches).
     raw_body: tuple[str, ...] = ()
-    #: The handler reads headers and query by itself.
+    #: The handler reads headers and query itself.
     own_head: bool = False
-    #: The handler gives an `Answer` and looks at nothing that `ParsedHead` lacks: connection.py may call it without
-    #: aiohttp.
+    #: The handler returns an `Answer` and needs no more of the request than `ParsedHead` has: connection.py calls the
+    #: handler without aiohttp.
     short: bool = False
-    #: What a token needs for it (rights.py), for the topic in its path or else for all of them; or OPEN.
+    #: Scope that a token needs (rights.py) for the topic in the path, or for all topics without one; or OPEN.
     scope: str = "admin"
-    #: What it is about is known to the handler alone, which asks `Call.access` itself; here the scope is enough.
+    #: The handler finds the topics and checks the scope for them; the route needs the scope for any topic.
     own_topics: bool = False
-    #: Limit of its body, which is decoded at once; of a raw body the handler has its own.
+    #: Limit of a decoded body, in bytes.
     max_bytes: int = MAX_BYTES
     #: Default: the handler's name and the first line of its docstring.
     name: str = ""
     summary: str = ""
-    #: `headers` in lower case.
-    known_headers: frozenset[bytes] = field(init=False)
-    json: msgspec.json.Decoder[Any] | None = field(init=False)
-    msgpack: msgspec.msgpack.Decoder[Any] | None = field(init=False)
+    #: Decoders of `body`.
+    json: msgspec.json.Decoder[Any] = field(init=False)
+    msgpack: msgspec.msgpack.Decoder[Any] = field(init=False)
 
     def __post_init__(self) -> None:
         self.name = self.name or self.handler.__name__
         self.summary = self.summary or (self.handler.__doc__ or "").partition("\n")[0]
-        self.known_headers = frozenset(name.lower().encode() for name in self.headers)
-        self.json = msgspec.json.Decoder(self.body, dec_hook=decode_hook) if self.body else None
-        self.msgpack = msgspec.msgpack.Decoder(self.body, dec_hook=decode_hook) if self.body else None
+        self.json = msgspec.json.Decoder(self.body or Request, dec_hook=decode_hook)
+        self.msgpack = msgspec.msgpack.Decoder(self.body or Request, dec_hook=decode_hook)
 
 
 @dataclass(slots=True)
@@ -96,7 +94,7 @@ class Routes:
             self._static.setdefault(route.path, {})[route.method] = route
             return
         parts = re.split(r"\{(\w+)\}", route.path)
-        # What follows a colon is a verb, but in keys, which may have any text.
+        # A colon begins a verb, except in a key, which may have any text.
         text = "".join(
             f"(?P<{p}>[^/{'' if p == 'key' else ':'}]*)" if n % 2 else re.escape(p) for n, p in enumerate(parts)
         )
@@ -111,8 +109,7 @@ class Routes:
             self._register(route)
 
     def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
-        """`path` still percent-encoded: %2F is part of a name, not a separator. Raises NotFound, MethodNotAllowed,
-        BadRequest."""
+        """path: percent-encoded, so that %2F is part of a name. Raises NotFound, MethodNotAllowed, BadRequest."""
         methods, found = self._static.get(path), {}
         if methods is None:
             for pattern, candidates in self._patterns:
@@ -140,5 +137,5 @@ def _decoded(text: str) -> str:
     try:
         return unquote(text, errors="strict")
     except UnicodeDecodeError:
-        # Whatever stood for it would stand for others too.
+        # Replacement characters would make different names equal.
         raise BadRequest(f"the address: {text[:SHOWN]!r} is not UTF-8, percent-encoded") from None

@@ -73,11 +73,10 @@ async def get_topic(call: Call) -> Answer:
 async def list_topics(call: Call) -> Answer:
     """All topics that the token may read, with their counts"""
     found = await call.service.topics.list_topics(stale=call.query.stale)
-    encode = msgspec.msgpack.encode if call.wants_msgpack() else msgspec.json.encode
     topics: list[Any] = []
     for first in range(0, len(found), _TOPICS_AT_ONCE):
         few = found[first : first + _TOPICS_AT_ONCE]
-        topics += [msgspec.Raw(encode(topic)) for topic in few if call.access.may("read", topic.topic)]
+        topics += [msgspec.Raw(call.encode(topic)) for topic in few if call.access.may("read", topic.topic)]
         await asyncio.sleep(0)
     return call.answer(Topics(topics))
 

@@ -1,9 +1,8 @@
-"""Large requests take turns on the event loop: each does a slice of its work, and then the others have theirs."""
+"""Large requests take turns on the event loop: each does a slice of its work, then other requests have their turn."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 
 #: Limit of the work of one slice: bytes read, decoded or written, an item counting as ITEM of them. Some milliseconds.
 SLICE = 256 << 10
@@ -14,9 +13,8 @@ class Turns:
     """One per server. However many large requests there are, a pass of the loop has one slice of one of them."""
 
     def __init__(self) -> None:
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._running = False
-        #: Turns so far, and the most work of one slice.
+        self._lock = asyncio.Lock()
+        #: Number of turns so far, and the largest work of one slice.
         self.given = self.largest = 0
 
     def count(self, work: int) -> None:
@@ -25,21 +23,6 @@ class Turns:
 
     async def next(self) -> None:
         """Wait until it is this request's turn again."""
-        loop = asyncio.get_running_loop()
-        turn: asyncio.Future[None] = loop.create_future()
-        self._waiting.append(turn)
-        if not self._running:
-            self._running = True
-            loop.call_soon(self._give)
-        await turn
-
-    def _give(self) -> None:
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():  # else its request was cancelled
-                turn.set_result(None)
-                self.given += 1
-                break
-        self._running = bool(self._waiting)
-        if self._running:
-            asyncio.get_running_loop().call_soon(self._give)
+        async with self._lock:  # first come, first served
+            await asyncio.sleep(0)
+        self.given += 1
