@@ -50,11 +50,11 @@ def test_what_apply_refuses_is_no_bug(code: str, status: int, retryable: bool) -
 async def test_a_read_whose_leader_falls_silent_may_be_asked_again() -> None:
     """A follower asks the leader how many are ready; that has no outcome to be unsure of."""
 
-    def silent(peer: str, name: str, payload: Any, timeout_s: float, done: Any) -> None:
+    def silent(name: str, payload: Any, timeout_s: float, done: Any) -> None:
         done(None, OutcomeUnknown("the leader did not answer in time"))
 
     node: Any = SimpleNamespace(
-        name="n1", leading=False, raft=SimpleNamespace(leader="n2"), link=SimpleNamespace(call=silent),
+        name="n1", leading=False, raft=SimpleNamespace(leader="n2"), leadership=SimpleNamespace(ask_leader=silent),
         config=SimpleNamespace(http=HttpConfig()),
     )  # fmt: skip
     with pytest.raises(HadelayError) as caught:
