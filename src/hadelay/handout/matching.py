@@ -14,12 +14,12 @@ from hadelay.handout.waiting import Waiting
 from hadelay.handout.windows import Windows
 from hadelay.ledger.hourstate import groups
 
-#: Limit of bytes in one answer, unless a single message is larger.
+#: Size limit of one answer, in bytes, unless a single message is larger.
 GRANT_BYTES = 4 << 20
-#: An answer is deferred until the last message in it is due. Messages that are not due yet go together when no more
-#: than this lies between them.
+#: Limit of the time between the due times of messages in one answer that are not due yet: an answer is deferred until
+#: its last message is due.
 _TOGETHER_MS = 8
-#: Limit of entries to look at in one go, of a window of which nothing is owed any more.
+#: Limit of entries looked at together while a window has only entries that are not owed any more.
 _MAX_AHEAD = 4_096
 
 
@@ -49,12 +49,12 @@ class Offer:
 class Matcher:
     def __init__(self, windows: Windows, waiting: Waiting) -> None:
         self._windows, self._waiting, self._turns, self._owed = windows, waiting, windows.turns, windows.owed
-        #: Messages whose tags were read, and those that only seemed to match.
+        #: Counts of messages whose tags were read, and of those that only seemed to match by their masks.
         self.checked = self.false_positives = 0
 
     def match(self, room: int, now_ms: int) -> list[Offer]:
-        """Offers for as many waiting polls as there are messages for, of at most `room` messages together. now_ms: what
-        falls due after it is handed out ahead of its time."""
+        """Offers to waiting polls, of at most `room` messages together. now_ms: messages due later are handed out ahead
+        of their time."""
         offers: list[Offer] = []
 
         def offer(queue: WaitQueue, room: int) -> int:
@@ -101,7 +101,7 @@ class Matcher:
                         self._turns.activate(each.queue)
 
     def _offer(self, poll: Poll, first: WaitQueue, room: int, now_ms: int) -> Offer | None:
-        """From the queue whose turn it is, then from the poll's others, until the answer is full."""
+        """Take from the queue whose turn it is, then from the poll's other queues, until the answer is full."""
         want, size, until_ms = min(poll.max, room), GRANT_BYTES, now_ms
         parts: list[Part] = []
         for queue in (first, *(queue for queue in self._waiting.queues[poll] if queue is not first)):
@@ -126,10 +126,10 @@ class Matcher:
         return Offer(poll, parts, entries, (numbers >> 32).astype(np.uint32), numbers.astype(np.uint32), rows)
 
     def _take(self, window: Window, want: int, size: int, until_ms: int, more: bool) -> tuple[Part, int]:
-        """Take up to `want` entries of one hour off the window, and drop those that are gone. Returns them with their
-        bytes (1 if there are more, which do not fit).
-        until_ms: what is due later stays. more: the answer has messages already, so none needs to fit that does not;
-        else the message that is due first goes, and those that are due with it."""
+        """Take up to `want` owed entries of one hour off the window, and drop those that are not owed any more. Returns
+        them with their size in bytes; 1 if none was taken because none fits.
+        until_ms: messages due later stay. more: the answer has messages already; else the message that is due first is
+        taken whatever its size, and those that are due with it."""
         topic, waiting = window.queue.topic, window.entries
         hour = waiting[0] >> 32
         count = max(want, window.scan_ahead)
@@ -148,14 +148,14 @@ class Matcher:
         due = rows["deliver_at_ms"]
         if not more and owed.any():
             until_ms = max(until_ms, int(due[owed].min()) + _TOGETHER_MS)
-        later = due > until_ms  # these would defer the answer
+        later = due > until_ms
         if window.queue.filter is not None or not owed.all() or len(entries) > want or later.any():
             chosen, rest = self._choose(window.queue, hour, rows, owed & ~later, want)
             rest = sorted([*rest, *np.flatnonzero(owed & later).tolist()])
             left = [entries[n] for n in chosen]
             self._windows.give_back(window, [entries[n] for n in rest])
             rows = rows[chosen]
-        # The more was gone, the more is looked at next time: nothing is looked at twice for long.
+        # Look at twice as many entries next time if all were gone, so that long runs of them are skipped quickly.
         window.scan_ahead = 0 if left or rest else min(2 * looked, _MAX_AHEAD)
         cost = int(rows["size"].sum(dtype=np.int64)) or int(more and bool(rest))
         if cost > size:
@@ -172,7 +172,7 @@ class Matcher:
     def _choose(
         self, queue: WaitQueue, hour: int, rows: NDArray[np.void], owed: NDArray[np.bool_], want: int
     ) -> tuple[list[int], list[int]]:
-        """(the first `want` of those owed that the filter lets pass, what is left over for the next poll)"""
+        """Positions of (the first `want` owed rows that pass the filter, the others that may pass)."""
         waiting = np.flatnonzero(owed).tolist()
         if queue.filter is None:
             return waiting[:want], waiting[want:]

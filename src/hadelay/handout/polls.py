@@ -1,4 +1,4 @@
-"""Receives that wait on the leader, and what they are answered with."""
+"""Receives that wait on the leader, and their answers."""
 
 from __future__ import annotations
 

@@ -27,12 +27,12 @@ class Window:
     def __init__(self, queue: WaitQueue, *, overdue: bool, rescan_from: int | None = None) -> None:
         self.queue, self.overdue = queue, overdue
         self.entries: deque[int] = deque()
-        #: Low-water mark: the earliest second of which a message was left out. None: no message was.
+        #: Low-water mark: the earliest second of which a message was left out; None if no message was.
         self.rescan_from = rescan_from
-        #: The same, for what was left out since the running scan began.
+        #: The same mark, of messages left out since the running scan began.
         self.missed_since_scan: int | None = None
         self.scanning = False
-        #: Count of entries to look at next time, beyond the wanted ones: the last ones were all gone.
+        #: Least count of entries to look at next time: the last ones were all gone.
         self.scan_ahead = 0
         #: The window is given up, and gets nothing back.
         self.closed = False
@@ -48,7 +48,7 @@ class Window:
         self.missed_since_scan = second if self.missed_since_scan is None else min(self.missed_since_scan, second)
 
     def pick(self, rows: NDArray[np.void]) -> NDArray[np.bool_]:
-        """Which of these INDEX rows of the topic belong here, by the index alone."""
+        """Mask of the INDEX rows of the topic that belong into this window, by the index alone."""
         topic, wanted = self.queue.topic, self.queue.filter
         picked = np.ones(len(rows), np.bool_) if wanted is None else wanted.may(rows["tag_mask"])
         if topic.overdue_before_ms:

@@ -1,9 +1,9 @@
-"""Finding what is owed again: after a take-over, when a window has run low, after a repair, and to be sure (S3).
+"""Scans of the index for owed messages: after a take-over, when a window has run low, after a repair, and to be sure
+that none was forgotten (the sweep, S3).
 
-A scan starts from the oldest second that still has something open (counted by apply), walks that second's chain, and
-goes on to the next such second: never whole hours. Scans are generators that yield after every slice, so that ten
-million overdue messages are looked through between other work. They run beside the preload, not before it: messages
-that fall due now do not wait for the past.
+A scan starts at the oldest second that has open entries (apply counts them), walks that second's chain, and goes on to
+the next such second: never whole hours. Scans are generators that yield their cost after every slice, so that ten
+million overdue messages are scanned between other work. Messages that fall due now do not wait for scans.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from hadelay.handout.windows import Windows
 from hadelay.ledger.chain import ChainWalk, Damage
 from hadelay.model import NONE32
 
-#: Rows looked at in one go: two to three milliseconds.
+#: Limit of rows in one slice: two to three milliseconds.
 SLICE = 8_192
-#: What a second costs at least, in rows.
+#: Least cost of a second, in rows.
 _SECOND_COST = 128
-#: What a look into a window costs, in rows; and so many entries in it as much as one row.
+#: Cost of a look into a window, in rows; and count of entries in the window that cost one row more.
 _WINDOW_COST, _ENTRIES_PER_ROW = 64, 8
-#: A take-over looks through so many rows before it goes on with the present, so that what fell due while nobody led
-#: comes in order; a longer past is looked through beside it.
+#: Limit of slices that a take-over scans before it hands out what falls due now, so that messages which fell due
+#: without a leader come in order; further slices are scanned beside.
 _HEAD_START = 8
-#: Rows of one second that a take-over keeps in memory; what is beyond is found by the scans of its topics.
+#: Limit of rows of one second that a take-over keeps in memory; later scans of the topics find the others.
 _CATCH_UP_ROWS = 1 << 18
 
 
@@ -41,27 +41,27 @@ class Scans:
         self._on_damage = on_damage
         #: The preload has not loaded the seconds from here on, and will make their messages ready.
         self.first_unloaded = 0
-        #: Messages the sweeper found owed and forgotten: a bug if it is not 0.
+        #: Count of messages that the sweep found owed and forgotten: a bug if it is not 0.
         self.swept = 0
         #: Scans that are not done; each yields its cost, in rows.
         self.jobs: deque[Iterator[int]] = deque()
-        # Take-over: seconds in [_catch_up, _catch_up_end) are still to be looked through.
+        # Take-over: seconds in [_catch_up, _catch_up_end) are still to be scanned.
         self._catch_up = self._catch_up_end = 0
         self._head_start = 0
-        # What the slice that was looked at last has cost, in rows.
+        # Cost of the last slice, in rows.
         self._cost = 0
         self._sweep: Iterator[int] | None = None
         windows.on_low = self.rescan
 
     def start(self, second: int) -> None:
-        """Look through everything owed before `second`, where the preload starts."""
+        """Scan all seconds before `second`, where the preload starts."""
         self.first_unloaded = self._catch_up_end = second
         self._head_start = _HEAD_START * SLICE
         self.jobs.append(self._catching_up())
 
     @property
     def first(self) -> bool:
-        """The past comes first: what was owed before the take-over, unless it is too much."""
+        """Messages that were owed before the take-over come first, unless they are too many."""
         return self._head_start > 0 and self._catch_up < self._catch_up_end
 
     def work(self) -> None:
@@ -76,16 +76,16 @@ class Scans:
         self._head_start -= SLICE - left
 
     def rescan(self, window: Window) -> None:
-        """The window has run low: find more, from its mark on."""
+        """The window has run low: scan from its mark on."""
         window.scanning = True
         self.jobs.append(self._rescanning(window))
 
     def recover(self, second: int) -> None:
-        """The chain of a second that has passed was repaired: find what was out of reach."""
+        """The chain of a second that has passed was repaired: scan what lay behind the damage."""
         self.jobs.append(self._recovering(second))
 
     def sweep(self) -> bool:
-        """One slice of looking for what is owed and forgotten; True when it is once round."""
+        """One slice of the search for owed messages that were forgotten. True when all seconds were searched."""
         if self._sweep is None:
             self._sweep = self._sweeping()
         if next(self._sweep, 0):
@@ -96,7 +96,7 @@ class Scans:
     # the scans
 
     def _owed_rows(self, second: int) -> Iterator[NDArray[np.void]]:
-        """Rows of that second that are due, neither settled nor leased: a slice at a time."""
+        """INDEX rows of that second that are due and owed, a slice at a time."""
         hour, slot = divmod(second, SECONDS_PER_HOUR)
         walk = ChainWalk(self._owed.store, hour, slot)
         while not walk.done:
@@ -154,8 +154,7 @@ class Scans:
             window.scanning = False
 
     def _next_scannable(self, second: int) -> int | None:
-        """The next second at or after this one that has something owed and is not the catching up's business, which
-        adds what it finds by itself."""
+        """The next second at or after this one with open entries, except those that the take-over still scans."""
         found = self._owed.next_second(second, self._turns.now_ms)
         if found is not None and self._catch_up <= found < self._catch_up_end:
             found = self._owed.next_second(self._catch_up_end, self._turns.now_ms)
@@ -178,8 +177,8 @@ class Scans:
                 self.swept += yield from self._add_forgotten(second, rows)
 
     def _add_forgotten(self, second: int, rows: NDArray[np.void]) -> Generator[int, None, int]:
-        """Make ready what is in no window, not proposed, and below no mark; how many that were. Yields what it has
-        cost, like the scans: many topics, and many filters, are more than a slice."""
+        """Make ready the rows that are in no window, not in flight, and below no mark. Returns their count; yields its
+        cost as scans do: many topics with many filters are more than a slice."""
         count, spent, hour = 0, self._cost, second // SECONDS_PER_HOUR
         by_topic = rows["topic"].astype(np.uint64) << np.uint64(32) | rows["index"]  # in the order of publishing
         rows = rows.take(by_topic.argsort())

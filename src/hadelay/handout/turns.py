@@ -1,7 +1,7 @@
-"""Whose turn it is: fairness between topics, and the limits of each topic.
+"""Fairness between topics, and the limits of each topic.
 
-Topics take turns (deficit round robin): a topic that hands out large messages, or many, waits until the others had as
-much; within a topic its queues take turns. Nothing here costs more because 10,000 polls are waiting.
+Topics take turns (deficit round robin): a topic that hands out large messages, or many, waits until the others handed
+out as much. The queues of a topic take turns, too. The cost does not depend on the number of waiting polls.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hadelay.ledger.flow import UNLIMITED, Room
 from hadelay.ledger.topics import Topics
 from hadelay.model import NEVER_MS
 
-#: What one turn of a topic may hand out before the next topic has its turn, in bytes; a message also costs a fixed sum.
+#: Limit of what a topic may hand out in one turn, in bytes; each message costs a fixed sum besides its size.
 _QUANTUM = 64 * 1024
 _MESSAGE_COST = 256
 
@@ -24,7 +24,7 @@ class Turns:
     def __init__(self, topics: Topics) -> None:
         #: Cluster time of the last `tick`.
         self.now_ms = 0
-        #: How often a topic that had a message for a poll was stopped by a limit, by the limit's name.
+        #: Times that a limit stopped a topic which had a message for a poll, by the limit's name.
         self.throttled: Counter[str] = Counter()
         self._topics = topics
         self._ring: deque[TopicTurn] = deque()
@@ -65,7 +65,7 @@ class Turns:
             self.activate(queue)
 
     def leases_ended(self) -> bool:
-        """Leases ended, or offers were decided: True if topics at their concurrency may go on."""
+        """Leases ended, or offers were decided. Returns whether topics at their concurrency may go on."""
         full, self._full = self._full, {}
         for topic in full:
             self.go_on(topic)
@@ -130,7 +130,7 @@ class Turns:
         return topic.flow.room(self._topics[topic.number].leased + topic.in_flight, window.overdue, self.now_ms)
 
     def charge(self, window: Window, count: int, size: int) -> None:
-        """So many messages of the window, of `size` bytes together, are offered."""
+        """Count messages of the window, of `size` bytes together, as offered."""
         topic = window.queue.topic
         self._served += 1
         topic.served = self._served
@@ -140,6 +140,6 @@ class Turns:
             topic.flow.take(count, window.overdue, self.now_ms)
 
     def refund(self, window: Window, count: int) -> None:
-        """So many messages were not granted: the rates do not count them."""
+        """Take back from the rates what `charge` counted: these messages were not granted."""
         if window.queue.topic.flow is not None:
             window.queue.topic.flow.take(-count, window.overdue, self.now_ms)

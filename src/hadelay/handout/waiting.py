@@ -70,7 +70,7 @@ class Waiting:
         return False
 
     def wait(self, poll: Poll, *, first: bool = False) -> None:
-        """first: the poll's turn had come already, but its offer failed."""
+        """first: put the poll at the head of its queues; its turn had come already, but its offer failed."""
         self.named += len(poll.topics)
         self.deadlines.set(poll, poll.deadline)
         queues = self.queues[poll] = []

@@ -23,11 +23,11 @@ from hadelay.handout.queues import TopicTurn, WaitQueue, Window, split
 from hadelay.handout.turns import Turns
 from hadelay.ledger.flow import flow_of
 
-#: Limit of entries in all windows. Beyond it a window is small while somebody polls it, and empty otherwise.
+#: Limit of entries in all windows. Beyond it, a window that is polled keeps few entries, and others none.
 _TOTAL = 1 << 19
 _SMALL_WINDOW = 1_024
-#: A message is overdue if it fell due longer ago than this when the line between past and present was drawn. The line
-#: is drawn anew when a message twice as old is met.
+#: A topic with a catch-up rate has a line between overdue messages and those on time. A new line is this long before
+#: the present; the line is drawn anew when a message on the wrong side is twice as old.
 OVERDUE_MS = 5_000
 
 
@@ -107,7 +107,7 @@ class Windows:
     # the line between past and present
 
     def _separate(self, topic: TopicTurn, on: bool) -> None:
-        """Keep overdue messages apart from now on, or no longer."""
+        """Give overdue messages windows of their own from now on, or no longer."""
         topic.overdue_before_ms = self.turns.now_ms - OVERDUE_MS if on else 0
         for queue in topic.queues():
             if on:
@@ -119,7 +119,7 @@ class Windows:
             self.rescan_low(queue)
 
     def on_time(self, topic: TopicTurn, rows: NDArray[np.void]) -> NDArray[np.bool_]:
-        """Which of these are not overdue. Draw the line anew if one of them is far beyond it."""
+        """Mask of the rows that are not overdue. Draws the line anew if one of them is far beyond it."""
         due = rows["deliver_at_ms"]
         if len(due) and int(due.min()) < self.turns.now_ms - 2 * OVERDUE_MS:
             before, topic.overdue_before_ms = topic.overdue_before_ms, self.turns.now_ms - OVERDUE_MS
@@ -205,7 +205,7 @@ class Windows:
             self.in_flight[entry] += (window,)
 
     def _drop_gone(self, window: Window) -> None:
-        """The window is full, perhaps of messages that other windows gave up too."""
+        """Drop entries that are not owed any more: other windows may have handed them out."""
         kept: list[int] = []
         entries = np.array(window.entries, np.int64)
         hours = entries >> 32

@@ -8,9 +8,20 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from hadelay import uris
-from hadelay.settings.node import DAY, GIB, HOUR, KIB, MIB, Config, WebhooksConfig
+from hadelay.settings.node import DAY, GIB, HOUR, KIB, MIB, Config
 
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_NAME = r"[A-Za-z0-9._-]{1,64}", "1 to 64 of A-Z a-z 0-9 . _ -"
+#: Key → (pattern, expected text) of a text, of the texts of a list, or of the names in a table.
+_TEXTS: dict[str, tuple[str, str]] = {
+    "node.name": _NAME,
+    "node.data_dir": (r"[\s\S]+", "the path of a directory"),
+    "cluster.id": _NAME,
+    "http.advertise": (r"(https?://[^/\s]+)?", "a URL without a path, such as http://10.0.0.1:8400"),
+    "http.hosts": (r"[A-Za-z0-9_.*-]+", 'a name without a port, such as "queue.example.com" or "*.internal"'),
+    "raft.peers": _NAME,
+    "webhooks.alert_url": (r"(https?://[^\s@/]+(/\S*)?)?", "a URL such as https://alerts.example.com/hadelay"),
+    "webhooks.user_agent": ("[ -~]*", "printable ASCII: the value is sent as a header"),
+}
 #: Key → (minimum, maximum); other numbers must be positive.
 _RANGES: dict[str, tuple[int, int]] = {
     "cluster.group": (0, 255), "http.max_body_bytes": (1, 64 * MIB), "http.max_batch_bytes": (1, 256 * MIB),
@@ -45,16 +56,10 @@ def is_loopback(address: str) -> bool:
 def problems(config: Config) -> Iterator[tuple[str, str]]:
     """(key, problem and expected value) of every invalid key."""
     yield from _numbers(config)
-    for key, name in (("node.name", config.node.name), ("cluster.id", config.cluster.id)):
-        if not _NAME.fullmatch(name):
-            yield key, f"{name!r}: expected 1 to 64 of A-Z a-z 0-9 . _ -"
-    if not config.node.data_dir:
-        yield "node.data_dir", "must not be empty"
+    yield from _texts(config)
     yield from _addresses(config)
+    yield from _peers(config)
     yield from _certificates(config)
-    if not re.fullmatch(r"([0-9a-f]{64})?", config.security.bootstrap_token_hash):
-        yield "security.bootstrap_token_hash", "expected 64 hex digits: `hadelay token bootstrap` prints them"
-    yield from _webhooks(config.webhooks)
     yield from _archive(config.retention.archive)
     yield from _relations(config)
 
@@ -72,6 +77,22 @@ def _numbers(config: Config) -> Iterator[tuple[str, str]]:
                 yield key, f"is {value:,}; must be {bound}"
 
 
+def _texts(config: Config) -> Iterator[tuple[str, str]]:
+    for key, (pattern, expected) in _TEXTS.items():
+        section, _, name = key.partition(".")
+        value = getattr(getattr(config, section), name)
+        for text in value if isinstance(value, list | dict) else [value]:
+            if not re.fullmatch(pattern, text):
+                yield f"{key}.{text}" if isinstance(value, dict) else key, f"{text!r}: expected {expected}"
+    if not re.fullmatch(r"([0-9a-f]{64})?", config.security.bootstrap_token_hash):
+        yield "security.bootstrap_token_hash", "expected 64 hex digits: `hadelay token bootstrap` prints them"
+    for network in config.webhooks.allow:
+        try:
+            ipaddress.ip_network(network)
+        except ValueError as error:
+            yield "webhooks.allow", f'{error}: expected networks such as "10.0.0.0/8"'
+
+
 def _addresses(config: Config) -> Iterator[tuple[str, str]]:
     named = [("http.listen", config.http.listen), ("raft.listen", config.raft.listen)]
     named += [(f"raft.peers.{name}", address) for name, address in config.raft.peers.items()]
@@ -84,18 +105,12 @@ def _addresses(config: Config) -> Iterator[tuple[str, str]]:
         if exposed and not config.security.insecure and (missing := _unprotected(config, key)):
             reached = f"other machines can reach {address}, and nothing protects it: listen on 127.0.0.1"
             yield key, f"{reached}, set {missing}, or accept the risk with insecure = true under [security]"
-    if config.http.advertise and not re.fullmatch(r"https?://[^/\s]+", config.http.advertise):
-        wrong = repr(config.http.advertise)
-        yield "http.advertise", f"{wrong}: expected a URL without a path, such as http://10.0.0.1:8400"
-    for name in config.http.hosts:
-        if not re.fullmatch(r"[A-Za-z0-9_.*-]+", name):
-            yield "http.hosts", f'{name!r}: expected a name without a port, such as "queue.example.com" or "*.internal"'
+
+
+def _peers(config: Config) -> Iterator[tuple[str, str]]:
     peers = config.raft.peers
     if peers and config.node.name not in peers:
         yield "raft.peers", f"lists every member, but not this node ({config.node.name}): add it"
-    for name in peers:
-        if not _NAME.fullmatch(name):
-            yield f"raft.peers.{name}", "a node's name is 1 to 64 of A-Z a-z 0-9 . _ -"
     if config.cluster.survivor and len(config.members) > 1:
         yield "cluster.survivor", "needs a cluster of this node alone: --set raft.peers=NAME=HOST:PORT of this node"
     if len(set(peers.values())) < len(peers):
@@ -120,18 +135,6 @@ def _certificates(config: Config) -> Iterator[tuple[str, str]]:
             yield f"{section}.{given[0]}", f"needs {' and '.join(missing)}"
     if config.http.tls_cert and config.http.advertise.startswith("http:"):
         yield "http.advertise", f"{config.http.advertise}: this node serves HTTPS (tls_cert): use https://…"
-
-
-def _webhooks(webhooks: WebhooksConfig) -> Iterator[tuple[str, str]]:
-    for network in webhooks.allow:
-        try:
-            ipaddress.ip_network(network)
-        except ValueError as error:
-            yield "webhooks.allow", f'{error}: expected networks such as "10.0.0.0/8"'
-    if webhooks.alert_url and not re.fullmatch(r"https?://[^\s@/]+(/\S*)?", webhooks.alert_url):
-        yield "webhooks.alert_url", f"{webhooks.alert_url!r}: expected a URL such as https://alerts.example.com/hadelay"
-    if not webhooks.user_agent.isprintable() or not webhooks.user_agent.isascii():
-        yield "webhooks.user_agent", "must be printable ASCII: the value is sent as a header"
 
 
 def _archive(where: str) -> Iterator[tuple[str, str]]:
