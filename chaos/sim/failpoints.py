@@ -76,7 +76,7 @@ STEPS = {
     "dispatch.grant": Step("server.delivery.grants:Grants.grant", "leader"),
     "dispatch.decided": Step("server.delivery.commit:CommitHandout._decided", "leader"),
     "dispatch.hold": Step("server.delivery.deferred:DeferredDeliveries.until_due", "leader"),
-    "dispatch.answer": Step("server.delivery.polls:Polls.answer", "leader"),
+    "dispatch.answer": Step("server.delivery.grants:Grants.answer", "leader"),
     "dispatch.cursor": Step("server.delivery.cursor:CursorKeeper.send", "leader"),
     "dispatch.expired": Step("server.maintenance.leases:LeaseExpiry._expired", "leader"),
     # Checkpoints and snapshots.

@@ -71,7 +71,7 @@ class CommitHandout(Handout):
         for offers in self._rounds:
             offers.discard(offer)
         self._rounds = [offers for offers in self._rounds if offers]
-        poll = grants.polls.current(offer.poll)
+        poll = grants.current(offer.poll)
         granted = error is None and isinstance(result, GrantResult) and result.existing is None
         grants.core.matcher.settle(offer, result.granted if granted else None)
         if granted:
@@ -81,7 +81,7 @@ class CommitHandout(Handout):
         else:
             self.resting_until = mono + BACKOFF_S
             if error is None or isinstance(error, OutcomeUnknown):
-                grants.polls.answer(poll, None, error or HadelayError(f"the grant was refused: {result}"))
+                grants.answer(poll, None, error or HadelayError(f"the grant was refused: {result}"))
             else:
                 grants.wait_on(poll)
         grants.changed()

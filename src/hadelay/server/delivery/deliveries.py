@@ -52,9 +52,3 @@ def again(grant: HeldGrant, store: HourReader) -> tuple[Delivery, NDArray[np.voi
         held["attempt"].copy(), rows, held["until_ms"].copy(), np.ones(len(held), np.bool_), 0,
     )  # fmt: skip
     return delivery, leases
-
-
-def still_held(delivery: Delivery, held: NDArray[np.bool_], until_ms: int, now_ms: int) -> Delivery:
-    """Those of a delivery whose leases were extended."""
-    left = delivery.only(held)
-    return left._replace(until_ms=np.full(len(left.rows), until_ms, np.int64), now_ms=now_ms)

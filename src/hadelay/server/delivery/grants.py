@@ -6,18 +6,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from hadelay.codec.commands import encode_extend, encode_grant
 from hadelay.codec.commandtypes import MAX_SEQ, Grant
 from hadelay.codec.results import LeaseOutcome, LeaseResult
 from hadelay.errors import Conflict, DamagedFile, HadelayError, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.handout.dispatcher import Dispatcher
 from hadelay.handout.matching import Offer
-from hadelay.handout.polls import DONE, PROPOSED, Delivery, Poll
+from hadelay.handout.polls import DONE, PROPOSED, WAITING, Delivery, Poll
 from hadelay.ledger.topics import by_topic
 from hadelay.server.delivery.cursor import CursorKeeper
 from hadelay.server.delivery.deferred import DeferredDeliveries
-from hadelay.server.delivery.deliveries import again, empty, still_held
-from hadelay.server.delivery.polls import Polls
+from hadelay.server.delivery.deliveries import again, empty
 from hadelay.server.delivery.term import Term
 
 #: Pause after a proposal that could not be made, in seconds.
@@ -57,7 +58,11 @@ class Grants:
         """turn_soon: have the loop look again. on_delivery: messages are handed out to the poll now."""
         self.term, self.core, self.ledger = term, core, term.ledger
         self.turn_soon, self._on_delivery = turn_soon, on_delivery
-        self.polls = Polls(core.waiting)
+        self.waiting = core.waiting
+        #: Polls by {consumer, request_id}, while they wait or their grant is on its way.
+        self._requests: dict[tuple[str, bytes], Poll] = {}
+        #: A poll whose grant is on its way → the poll that took its place.
+        self._successors: dict[Poll, Poll] = {}
         #: Granted ahead of their time.
         self.deferred = DeferredDeliveries(term)
         self.cursor = CursorKeeper(term, core, self.changed)
@@ -77,13 +82,13 @@ class Grants:
     def stop(self) -> None:
         """Answer every poll."""
         asked = [*(offer.poll for offer in self.offers.values()), *self._renewing, *self.deferred.polls()]
-        unanswered = [poll for poll in map(self.polls.current, asked) if poll.phase == PROPOSED]
+        unanswered = [poll for poll in map(self.current, asked) if poll.phase == PROPOSED]
         self.deferred.stop()
         unknown = OutcomeUnknown("the leader changed; ask again with the same request_id")
         for poll in unanswered:
-            self.polls.answer(poll, None, unknown)
-        for poll in self.core.waiting.polls():
-            self.polls.answer(poll, None, NoLeader("the leader changed; nothing was handed out", retry_after_ms=100))
+            self.answer(poll, None, unknown)
+        for poll in self.waiting.polls():
+            self.answer(poll, None, NoLeader("the leader changed; nothing was handed out", retry_after_ms=100))
         if self._held is not None:
             self._held()
 
@@ -94,19 +99,25 @@ class Grants:
 
     # ---- polls
 
+    def wait(self, poll: Poll, *, first: bool = False) -> None:
+        """The poll waits for messages; `first`: its turn had come already."""
+        poll.phase = WAITING
+        self.waiting.wait(poll, first=first)
+
     def is_repeated(self, poll: Poll) -> bool:
         """Idempotent receive: the same {consumer, request_id} takes the place of a waiting poll, or gets what it was
         granted before. True if there is nothing more to do now."""
-        before = self.polls.same_request(poll)
+        before = self._requests.get((poll.consumer, poll.request_id))
         if before is not None and self._names_others(poll, set(before.topics)):
             return True
-        if self.polls.replace(poll):
+        self._requests[poll.consumer, poll.request_id] = poll
+        if before is not None and self._replace(before, poll):
             return True
         for offer in map(self.offers.__getitem__, self.handed_at):
             if (offer.poll.consumer, offer.poll.request_id) == (poll.consumer, poll.request_id):
                 # The messages are handed out already, and on their way into the log: that decides what `poll` gets.
                 if not self._names_others(poll, set(offer.poll.topics)):
-                    self.polls.succeed(offer.poll, poll)
+                    self._succeed(offer.poll, poll)
                     self.term.record()
                 return True
         held = self.ledger.held_by(poll.consumer, poll.request_id)
@@ -114,31 +125,76 @@ class Grants:
             self.hand_out_again(poll, held.key)
         return held is not None
 
+    def _replace(self, before: Poll, poll: Poll) -> bool:
+        """The poll takes the place of `before`. True if the grant of that is on its way, which the poll gets."""
+        on_its_way = before.phase == PROPOSED
+        if on_its_way:
+            self._succeed(before, poll)
+        else:
+            self.waiting.unwait(before)
+        before.phase = DONE
+        before.done(None, Conflict("another receive with the same consumer and request_id took this one's place"))
+        return on_its_way
+
+    def _succeed(self, before: Poll, poll: Poll) -> None:
+        self._successors[before] = poll
+        poll.phase = PROPOSED
+
+    def has_successor(self, poll: Poll) -> bool:
+        return poll in self._successors
+
+    def current(self, poll: Poll) -> Poll:
+        """The poll, or the one that took its place while its grant was on its way."""
+        while poll in self._successors:
+            poll = self._successors.pop(poll)
+        return poll
+
     def _names_others(self, poll: Poll, topics: set[str]) -> bool:
-        """Refuse the poll if it does not name these topics: who guesses a request id may not consume from them."""
+        """Refuse the poll if it does not name these topics: a client that guesses a request id must not consume from
+        them."""
         if topics <= set(poll.topics):
             return False
-        self.polls.answer(poll, None, Conflict(_OTHER_TOPICS))
+        self.answer(poll, None, Conflict(_OTHER_TOPICS))
         return True
 
     def wait_on(self, poll: Poll) -> None:
-        """The poll's grant came to nothing: it is the next in line, unless it has waited long enough."""
+        """The poll's grant failed: the poll is the next in line, unless it has waited long enough."""
         if poll.phase == DONE:
             return
         if poll.deadline <= self.term.runtime.monotonic():
-            self.polls.answer(poll, empty(self.term.now()))
+            self.answer(poll, empty(self.term.now()))
             return
-        self.polls.wait(poll, first=True)
+        self.wait(poll, first=True)
         self.turn_soon()
 
     def answer_late_polls(self, mono: float) -> float | None:
-        """Returns the monotonic time of the next timeout."""
-        deadlines = self.core.waiting.deadlines
+        """Answer the polls that time out at `mono`. Returns the monotonic time of the next timeout."""
+        deadlines = self.waiting.deadlines
         if (deadline := deadlines.next()) is not None and deadline <= mono:
-            for poll in self.polls.take_late(mono):
-                self.polls.answer(poll, empty(self.term.now()))
+            late = deadlines.due(mono)
+            for poll in late:
+                self.waiting.unwait(poll)
+                poll.phase = PROPOSED
+            for poll in late:
+                self.answer(poll, empty(self.term.now()))
             deadline = deadlines.next()
         return deadline
+
+    def cancel(self, poll: Poll) -> None:
+        if poll.phase == WAITING:
+            self.waiting.unwait(poll)
+        self._close(poll)
+
+    def answer(self, poll: Poll, delivery: Delivery | None, error: HadelayError | None = None) -> None:
+        if poll.phase != DONE:
+            self._close(poll)
+            poll.done(delivery, error)
+
+    def _close(self, poll: Poll) -> None:
+        poll.phase = DONE
+        key = (poll.consumer, poll.request_id)
+        if self._requests.get(key) is poll:
+            del self._requests[key]
 
     # ---- grants
 
@@ -165,20 +221,20 @@ class Grants:
 
     def deliver(self, poll: Poll, delivery: Delivery) -> None:
         """Hand out messages for the first time."""
-        poll = self.polls.current(poll)
+        poll = self.current(poll)
         if poll.phase != DONE:  # else it hung up meanwhile: the lease has to run out
             self._on_delivery(poll, delivery)
         self._answer(poll, delivery)
 
     def _answer(self, poll: Poll, delivery: Delivery) -> None:
         """Answer the poll, or the one that took its place while the delivery was deferred."""
-        poll = self.polls.current(poll)
+        poll = self.current(poll)
         if (int(delivery.until_ms.min()) - delivery.now_ms) * 2 < poll.lease_ms:
             # The commit took so long, or this process slept: too little of the lease is left to be worth an answer, and
             # another consumer may have the messages by now. A whole lease, or nothing.
             self.hand_out_again(poll, (delivery.term, delivery.seq))
         else:
-            self.polls.answer(poll, delivery)
+            self.answer(poll, delivery)
         self._check_held()
 
     def hand_out_again(self, poll: Poll, key: tuple[int, int]) -> None:
@@ -195,7 +251,7 @@ class Grants:
         try:
             delivery, leases = again(grant, self.ledger.store)
         except DamagedFile as damage:
-            self.polls.answer(poll, None, damage)
+            self.answer(poll, None, damage)
             return
         self._renewing.add(poll)
         # As in a grant, the lease counts from when it can be handed out.
@@ -205,17 +261,18 @@ class Grants:
 
     def _renewed(self, asked: Poll, delivery: Delivery, result: Any, error: HadelayError | None) -> None:
         self._renewing.discard(asked)
-        poll = self.polls.current(asked)
+        poll = self.current(asked)
         now = self.term.now()
         if error is not None or not isinstance(result, LeaseResult):
-            self.polls.answer(poll, None, error or Overloaded("the lease could not be renewed", retry_after_ms=100))
+            self.answer(poll, None, error or Overloaded("the lease could not be renewed", retry_after_ms=100))
         elif not (held := result.outcomes == LeaseOutcome.DONE).any():
             self.wait_on(poll)
         elif (result.until_ms - now) * 2 < poll.lease_ms:
             late = Overloaded("the commit took longer than half of the lease", retry_after_ms=1_000)
-            self.polls.answer(poll, None, late)
+            self.answer(poll, None, late)
         else:
-            left = still_held(delivery, held, result.until_ms, now)
+            left = delivery.only(held)
+            left = left._replace(until_ms=np.full(len(left.rows), result.until_ms, np.int64), now_ms=now)
             self.deferred.until_due(poll, left, partial(self._answer, poll))
         self._check_held()
 

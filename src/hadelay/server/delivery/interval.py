@@ -90,6 +90,6 @@ class IntervalHandout(Handout):
         del grants.offers[offer.seq], grants.handed_at[offer.seq]
         granted = result.granted if isinstance(result, GrantResult) else np.ones(len(offer.entries), np.bool_)
         grants.core.matcher.settle(offer, granted)
-        if grants.polls.has_successor(offer.poll):
-            grants.hand_out_again(grants.polls.current(offer.poll), (self.term.number, offer.seq))
+        if grants.has_successor(offer.poll):
+            grants.hand_out_again(grants.current(offer.poll), (self.term.number, offer.seq))
         grants.changed()

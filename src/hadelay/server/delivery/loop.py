@@ -169,15 +169,15 @@ class DeliveryLoop:
         if poll.request_id and grants.is_repeated(poll):
             return
         if problem := grants.core.waiting.problem(poll):
-            grants.polls.answer(poll, None, LimitReached(problem, retry_after_ms=1_000))
+            grants.answer(poll, None, LimitReached(problem, retry_after_ms=1_000))
         else:
-            grants.polls.wait(poll)
+            grants.wait(poll)
             self._turn_soon()
 
     def cancel_poll(self, poll: Poll) -> None:
         """The consumer is gone: unless a grant is proposed for it already, it gets none. `done` is not called."""
         if self._grants is not None:
-            self._grants.polls.cancel(poll)
+            self._grants.cancel(poll)
         poll.phase = DONE
 
     # ---- one turn: what is due, who gets it, when to look again
