@@ -43,22 +43,23 @@ from hadelay.version import VERSION
 
 #: EX_SOFTWARE: the node ended itself because going on could have broken a promise.
 FATAL = 70
-#: How long a leader may take to hand over before it simply stops.
+#: Timeout of a leader's hand-over at a stop, in seconds.
 _HAND_OVER_S = 3.0
-#: How long webhook calls that are under way may take to end.
+#: Timeout of running webhook calls at a stop, and the interval of looking whether they have ended, in seconds.
 _CALLS_S = 5.0
 _LOOK_S = 0.02
-#: When the log says for the first time why the node is not ready yet, and how often it repeats that.
+#: Time before the log first says why the node is not ready, and the interval of its repeats, in seconds.
 _PATIENCE_S, _REMIND_S = 3.0, 60.0
-#: How long the last checkpoint may take. Without it the next start replays more of the journal.
+#: Timeout of the last checkpoint, in seconds. Without this checkpoint the next start replays more of the journal.
 _CHECKPOINT_S = 10.0
-#: How often the certificates' files are looked at. SIGHUP: at once.
+#: Interval of looking for changed certificate files, in seconds; SIGHUP looks at once.
 _CERTIFICATES_S = 10.0
-#: From when on a certificate that is over soon is told of, daily; the alert HadelayCertificate looks as far.
+#: Days before a certificate expires from which on a daily log line warns; the alert HadelayCertificate warns as early.
 _SOON_DAYS, _DAY_S = 14, 86_400
-#: Batches on their way are many objects and no cycles: the default, 700, looks at each of them twice.
+#: Thresholds of the garbage collector: batches are many objects without cycles, which the default of 700 visits twice.
 _GC = (20_000, 20, 50)
-#: A sync that has ended waits for the interpreter as long as the loop keeps it: 5 ms by default, more than most syncs.
+#: Switch interval of threads, in seconds: a thread that has ended a sync waits this long for the interpreter. The
+#: default of 5 ms is longer than most syncs.
 _SWITCH_S = 0.0005
 
 log = structlog.get_logger("hadelay")
@@ -162,30 +163,26 @@ def node_link(config: Config, runtime: Runtime) -> AsyncioNetwork:
 
 
 def _watch(certificates: list[Certificates], runtime: Runtime) -> None:
+    def tell(one: Certificates) -> None:
+        days = (one.expires_s - runtime.wall_ms() / 1000) / _DAY_S
+        if days < _SOON_DAYS:
+            log.warning("certificate_expires", path=one.paths["tls_cert"], days=round(days, 1))
+
     def refresh() -> None:
         for one in certificates:
             if one.refresh():
                 log.info("certificate_read", path=one.paths["tls_cert"])
                 tell(one)
 
-    def again() -> None:
-        refresh()
-        runtime.call_later(_CERTIFICATES_S, again)
-
-    def tell(one: Certificates) -> None:
-        days = (one.expires_s - runtime.wall_ms() / 1000) / _DAY_S
-        if days < _SOON_DAYS:
-            log.warning("certificate_expires", path=one.paths["tls_cert"], days=round(days, 1))
-
-    def daily() -> None:
-        for one in certificates:
-            tell(one)
-        runtime.call_later(_DAY_S, daily)
+    def repeat(seconds: float, look: Callable[[], None]) -> None:
+        look()
+        runtime.call_later(seconds, repeat, seconds, look)
 
     if certificates:
         runtime.loop.add_signal_handler(signal.SIGHUP, refresh)
-        runtime.call_later(_CERTIFICATES_S, again)
-        daily()
+        runtime.call_later(_CERTIFICATES_S, repeat, _CERTIFICATES_S, refresh)
+        for one in certificates:
+            repeat(_DAY_S, partial(tell, one))
 
 
 async def _ready(node: Node, ending: asyncio.Event) -> None:

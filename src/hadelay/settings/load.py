@@ -12,7 +12,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import msgspec
 
@@ -30,45 +30,40 @@ _DURATION = re.compile(r"(?:\d+(?:ms|[smhd]))+")
 _SIZE = re.compile(r"(\d+) ?(B|[KMGT]iB)")
 
 
-class Setting(NamedTuple):
-    """A value and its origin (file and line, variable, or option), the prefix of error messages."""
-
-    value: Any
-    origin: str
-    #: Origins of the entries of a table (raft.peers), by key.
-    inner: Mapping[str, str] = {}
-
-
 def load(
     path: str | None = None, environ: Mapping[str, str] | None = None, overrides: Iterable[str] = (),
     warn: Callable[[str], object] = lambda text: print(f"hadelay: {text}", file=sys.stderr, flush=True),
 ) -> Config:  # fmt: skip
     """The configuration of one node. ConfigError lists all problems, one per line. warn: called for each retired key,
     which still has effect."""
-    settings: dict[str, Setting] = {}
+    values: dict[str, Any] = {}
+    #: File and line, variable, or option of each key: the prefix of error messages.
+    origins: dict[str, str] = {}
     if path is not None:
-        settings |= _from_file(path)
-    settings |= _from_environment(environ or {})
-    settings |= _from_overrides(overrides)
-    found, complaints = _build(settings)
+        tree, lines = read_toml(path)
+        values = dict(_leaves(tree))
+        origins = {key: f"{path}:{line_of(lines, key)}" for key in {**lines, **values}}
+    for key, text, origin in (*_from_environment(environ or {}), *_from_overrides(overrides)):
+        values[key] = _text_value(key, text)
+        origins = {known: at for known, at in origins.items() if not known.startswith(f"{key}.")} | {key: origin}
+    found, complaints = _build(values, origins)
     if found is not None:
-        complaints += [f"{_origin(settings, key)}: {key}: {what}" for key, what in problems(found)]
+        complaints += [f"{_origin(origins, key)}: {key}: {what}" for key, what in problems(found)]
     if complaints or found is None:
         raise ConfigError("\n".join(complaints))
-    for key in sorted(RETIRED & settings.keys()):
+    for key in sorted(RETIRED & values.keys()):
         warn(
-            f"{settings[key].origin}: {key} is retired. Its value is used in this release; the next release refuses "
+            f"{origins[key]}: {key} is retired. Its value is used in this release; the next release refuses "
             "the key and uses a constant. Remove the key (docs/howto/upgrade.md)"
         )
     return found
 
 
-def _origin(settings: Mapping[str, Setting], key: str) -> str:
+def _origin(origins: Mapping[str, str], key: str) -> str:
     """Origin of a key; for a default, the origin of the nearest parent (`raft.peers.n2` → `raft.peers`)."""
-    asked = key
     while key:
-        if key in settings:
-            return settings[key].inner.get(asked, settings[key].origin)
+        if key in origins:
+            return origins[key]
         key = key.rpartition(".")[0]
     return "default"
 
@@ -113,15 +108,6 @@ def line_of(lines: Mapping[str, int], key: str) -> int:
     return 1
 
 
-def _from_file(path: str) -> dict[str, Setting]:
-    tree, lines = read_toml(path)
-    found = {}
-    for key, value in _leaves(tree):
-        inner = {k: f"{path}:{n}" for k, n in lines.items() if k.startswith(f"{key}.")}
-        found[key] = Setting(value, f"{path}:{line_of(lines, key)}", inner)
-    return found
-
-
 def _leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """(section.key, value) of all keys; a key outside a section has its bare name, which is refused later."""
     for section, part in tree.items():
@@ -132,23 +118,21 @@ def _leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"{section}.{name}", value
 
 
-def _from_environment(environ: Mapping[str, str]) -> dict[str, Setting]:
-    found = {}
+def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """(key, text, origin) of each variable."""
     for name, text in sorted(environ.items()):
         if name.startswith("HADELAY_") and name not in CLIENT_VARIABLES:
             key = name.removeprefix("HADELAY_").lower().replace("__", ".")
-            found[key] = Setting(_text_value(key, text), f"environment variable {name}")
-    return found
+            yield key, text, f"environment variable {name}"
 
 
-def _from_overrides(overrides: Iterable[str]) -> dict[str, Setting]:
-    found = {}
+def _from_overrides(overrides: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+    """(key, text, origin) of each --set."""
     for item in overrides:
         key, equals, text = item.partition("=")
         if not equals:
             raise ConfigError(f"--set {item}: expected KEY=VALUE, such as --set http.listen=127.0.0.1:8400")
-        found[key.strip()] = Setting(_text_value(key.strip(), text.strip()), f"--set {item}")
-    return found
+        yield key.strip(), text.strip(), f"--set {item}"
 
 
 def _text_value(key: str, text: str) -> Any:
@@ -167,24 +151,24 @@ def _text_value(key: str, text: str) -> Any:
 # --- from settings to the tree ---------------------------------------------------------------------------------------
 
 
-def _build(settings: Mapping[str, Setting]) -> tuple[Config | None, list[str]]:
+def _build(values: Mapping[str, Any], origins: Mapping[str, str]) -> tuple[Config | None, list[str]]:
     known = keys()
     tree: dict[str, dict[str, Any]] = {}
     complaints = []
-    for key, (value, origin, _) in settings.items():
+    for key, value in values.items():
         table, _, member = key.rpartition(".")
         if table == "raft.peers":
             peers = tree.setdefault("raft", {}).get("peers", {})
             tree["raft"]["peers"] = {**peers, member: str(value)}
             continue
         if key not in known:
-            complaints.append(f"{origin}: {key}: {_unknown(key, known)}")
+            complaints.append(f"{origins[key]}: {key}: {_unknown(key, known)}")
             continue
         section, _, name = key.partition(".")
         try:
             tree.setdefault(section, {})[name] = msgspec.convert(_in_unit(name, value, known[key]), known[key])
         except (msgspec.ValidationError, ValueError) as error:
-            complaints.append(f"{origin}: {key}: {_in_words(error, value, known[key])}")
+            complaints.append(f"{origins[key]}: {key}: {_in_words(error, value, known[key])}")
     return (None, complaints) if complaints else (msgspec.convert(tree, Config), [])
 
 

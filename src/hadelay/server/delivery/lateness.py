@@ -38,8 +38,8 @@ Counts = NDArray[np.int64]
 
 
 class Late(NamedTuple):
-    """Of what was handed out: messages, and how late they were, in ms. Quantiles are of the nearest rank, at
-    most 0.8 % too high; the largest is exact."""
+    """Count of messages that were handed out, and their lateness in ms. Quantiles are of the nearest rank, at most
+    0.8 % too high; the maximum is exact."""
 
     messages: int
     p50_ms: int
@@ -48,7 +48,7 @@ class Late(NamedTuple):
 
 
 class _Counted:
-    """Of one topic in one minute: how many messages by the code of their lateness, and the largest lateness in ms."""
+    """One topic in one minute: count of messages by the code of their lateness, and the largest lateness in ms."""
 
     __slots__ = ("by_code", "max_ms")
 
@@ -67,7 +67,7 @@ class Lateness:
     each topic over the last minutes. A node that takes over begins anew."""
 
     def __init__(self) -> None:
-        #: Not cumulative; one more bucket than bounds, for what is above the last.
+        #: Counts per bucket, not cumulative; the last bucket is above the last bound.
         self.counts = [0] * (len(_BOUNDS) + 1)
         self.sum_ms = 0
         #: minute → topic number → counts
@@ -84,7 +84,7 @@ class Lateness:
             minute.setdefault(number, _Counted()).add(codes[mine].tolist(), int(late[mine].max()))
 
     def recent(self, now_ms: int, numbers: Iterable[int] | None = None) -> dict[int, Late]:
-        """Per topic number (of these, or of all) that something was handed out of in the last minutes."""
+        """By topic number, of these or of all that messages were handed out of in the last minutes."""
         self._minute(now_ms)
         minutes = list(self._minutes.values())
         wanted = dict.fromkeys(chain.from_iterable(minutes)) if numbers is None else numbers
@@ -114,16 +114,15 @@ class Lateness:
 
 
 class Delays:
-    """The cluster's own part of the lateness: how long a message was due while a receive waited for it. Lateness alone
-    cannot say whether a message was late because the cluster was slow or because nobody asked for it."""
+    """The cluster's own part of the lateness: how long a message was due while a receive waited for it. Lateness is
+    also large when no consumer asks."""
 
     def __init__(self) -> None:
         self.histogram = Histogram.of(_DELAYS_S)
 
     def count(self, delivery: Delivery, waited_ms: float, is_limited: Callable[[int], bool]) -> None:
-        """waited_ms: how long the receive waited. is_limited(topic number): a limit may have held its messages back.
-
-        Only first attempts count: a later one was leased to somebody else for a part of the time since it was due."""
+        """waited_ms: how long the receive waited. is_limited(topic number): a limit may have delayed its messages. Only
+        first attempts count: before a later one, the message was leased for a part of the time."""
         numbers = delivery.rows["topic"].tolist()
         limited = {number for number in set(numbers) if is_limited(number)}
         # Most deliveries are a few messages, for which a step of numpy's costs more than this loop.
@@ -190,8 +189,8 @@ class HandoutDelays:
 
 
 def _ranked(owners: Counts, code: Counts, count: Counts, largest: Counts) -> list[list[int]]:
-    """Per owner (0, 1, 2, …): the sum of its counts, p50, p99, and the largest. Of the nearest rank, so of one
-    message every quantile is its own lateness."""
+    """Columns, with a row per owner (0, 1, 2, …): sum of its counts, p50, p99, and the largest. Quantiles are of the
+    nearest rank."""
     order = np.lexsort((code, owners))
     sums = count[order].cumsum()
     ends = sums[np.searchsorted(owners, np.arange(len(largest)), "right") - 1]

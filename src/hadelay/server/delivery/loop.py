@@ -65,9 +65,8 @@ class DeliveryLoop:
         watch: Callable[[Topic], None] = lambda topic: None,
         read_ahead: ReadAhead | None = None,
     ) -> None:
-        """propose: Leadership's. on_damage(hour, index, what): a chain is broken at that entry; after the repair
-        call `repaired(hour)`. has_leader_lease: no other node can be leading yet (interval mode hands out on that).
-        watch: handout.dispatcher's; while this node leads."""
+        """on_damage(hour, index, what): a chain is broken at that entry; after the repair call `repaired(hour)`.
+        has_leader_lease: no other node can be leading yet (for interval mode). watch: see Dispatcher."""
         self.ledger, self.runtime, self.clock = ledger, runtime, clock
         self.propose, self.config, self.on_damage = propose, config, on_damage
         self.has_leader_lease, self.watch, self._read_ahead = has_leader_lease, watch, read_ahead
@@ -194,7 +193,7 @@ class DeliveryLoop:
             return
         if grants.holding:
             self._answer_late_polls(grants)
-            return  # the wheels stand still, too: their tick is what is handed over
+            return  # the wheels stand still, too: the next leader gets their tick
         core, ahead_ms, now_ms = grants.core, self._handout.ahead_ms, self._now()
         aligned = now_ms + ahead_ms >= core.resume_ms
         if aligned and core.busy:
@@ -239,8 +238,8 @@ class DeliveryLoop:
     # ---- settlements, and what is proposed behind the hand-outs
 
     def in_order(self, command: bytes, done: Done) -> Done:
-        """What may stop a topic's hand-outs is answered after those that were granted before: nothing of a topic is
-        handed out once its pause, purge or deletion is answered."""
+        """`done`, called after the deferred deliveries that were granted before, for commands that may stop a topic's
+        hand-outs: after the answer to its pause, purge or deletion nothing of the topic is handed out."""
 
         def decided(result: Any, error: HadelayError | None) -> None:
             if self._grants is not None:
@@ -287,7 +286,7 @@ class DeliveryLoop:
     def _sweep(self, slices: int = _SWEEP_SLICES) -> None:
         if self._grants is None:
             return
-        self._turn_soon()  # the wheels may have stood still for long: the sweeper looks at what they have passed
+        self._turn_soon()  # the wheels may have stood still for long: the sweep covers what they have passed
         core = self._grants.core
         before = core.scans.swept
         if slices and not core.busy and not core.scans.sweep():
@@ -301,16 +300,16 @@ class DeliveryLoop:
 
     @property
     def sweeper_found(self) -> int:
-        """Messages that were owed and forgotten, since this process started. A bug unless 0."""
+        """Count of messages that were owed and forgotten since this process started. A bug unless 0."""
         return self._swept_before + (self._grants.core.scans.swept if self._grants is not None else 0)
 
     def throttled(self) -> dict[str, int]:
-        """How often a topic with a message for somebody was stopped, by the limit's name; `filters`: polls refused."""
+        """Times that a limit stopped a topic with messages, by the limit's name; `filters`: polls refused."""
         now = self._grants.core.turns.throttled if self._grants is not None else Counter[str]()
         return dict(self._throttled_before + now)
 
     def tag_checks(self) -> tuple[int, int]:
-        """Records whose tags were read because their mask fitted, and how many of them did not match."""
+        """Counts of records whose tags were read because their mask fitted, and of those that did not match."""
         matcher = self._grants.core.matcher if self._grants is not None else None
         return (matcher.checked, matcher.false_positives) if matcher is not None else (0, 0)
 
@@ -322,8 +321,8 @@ class DeliveryLoop:
         return self._grants.core.windows.size if self._grants is not None else 0
 
     def ready_counts(self, numbers: Iterable[int] | None = None) -> dict[int, tuple[int, int]]:
-        """Per topic number, of these or of all: how many messages are due, not leased and not settled, and when the
-        oldest fell due. Topics without any are left out."""
+        """Per topic number, of these or of all: count of messages that are due, not leased and not settled, and when
+        the oldest fell due. Topics without such messages are left out."""
         if self._grants is None:
             return {}
         core = self._grants.core

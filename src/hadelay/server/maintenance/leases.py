@@ -1,7 +1,7 @@
-"""Leases that run out, on the leader: grants by the time of their earliest lease.
+"""Expiry of leases, on the leader: grants by the time of their earliest lease.
 
-The time only says when to look. Apply judges every position against the time of its entry, and what became of a grant
-is noticed when the grant comes up: nothing here has to be told about acks and nacks.
+The time only says when to look: apply judges every lease against the time of its Raft entry, and acks and nacks are
+noticed when the grant's time comes.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Key = tuple[int, int]
 #: Limit of grants named in one EXPIRE, and looked at in one go after a take-over.
 _BATCH = 512
 _RETRY_MS = 100
-#: Limit of grants that are over, beyond twice the others: then they are dropped.
+#: Limit of remembered grants beyond twice the held ones; then those that are over are dropped.
 _STALE = 1_024
 
 
 class LeaseExpiry:
-    """One per term. Nothing expires before `not_before_ms`: after a take-over the clocks of those who hold leases
-    have the skew bound to be right."""
+    """One per term. Nothing expires before `not_before_ms`: after a take-over, consumers' leases count by the clock of
+    the previous leader, which may be behind by the skew bound."""
 
     def __init__(self, term: Term, not_before_ms: int) -> None:
         self._term, self._ledger, self._not_before_ms = term, term.ledger, not_before_ms
@@ -46,7 +46,7 @@ class LeaseExpiry:
         self._arm()
 
     def _take_over(self, keys: Iterator[Key]) -> None:
-        """Find the grants that earlier leaders gave, some hundred at a time."""
+        """Add the grants of earlier leaders, some hundred at a time."""
         if self._term.over:
             return
         for _ in range(_BATCH):

@@ -1,7 +1,7 @@
-"""Messages whose TTL is over, on the leader.
+"""Expiry of messages by their TTL, on the leader.
 
-Table `ttl` is in the order of time. What was acked in time leaves a row in it, so whatever comes up is looked at first:
-nothing is proposed unless a message waits and is over, or many rows have nothing to say any more.
+Table `ttl` is in the order of time, and keeps rows of messages that were acked. So rows whose time has come are read
+first: TTL_EXPIRE is proposed only if one of their messages waits, or if many rows are useless.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from hadelay.ledger import ttl
 from hadelay.model import NEVER_MS
 from hadelay.server.delivery.term import Term
 
-#: Limit of rows of table `ttl` looked at in one go; count of rows that say nothing any more, which is worth a command.
+#: Limit of rows of table `ttl` read at once; least count of useless rows that is worth a command.
 _ROWS = 250
 _SILENT_ROWS = 500
-#: Pause between two looks, in ms: what falls due meanwhile expires together. Apply hands out none of it meanwhile.
+#: Pause between two looks, in ms: messages expire together. Apply grants none of them meanwhile.
 _PAUSE_MS = 100
 
 
@@ -29,14 +29,15 @@ class TtlExpiry:
     def __init__(self, term: Term) -> None:
         self._term, self._ledger = term, term.ledger
         self._alarm = term.alarm(self._look)
-        #: Rows before this one were looked at: nothing of them waits.
+        #: No message of the rows before this key waits.
         self._start = b""
         self._silent = 0
         self._rest_until_ms = 0
         self._look_at(ttl.first_ms(self._ledger))
 
     def filed(self, at_ms: int) -> None:
-        """Unix ms, cluster time. It may be over: what was passed as leased waits again."""
+        """Look at this cluster time, in Unix ms. It may have passed: a message whose row was skipped while it was
+        leased waits again."""
         self._start = min(self._start, ttl.KEY.pack(at_ms, 0))
         self._look_at(at_ms)
 
