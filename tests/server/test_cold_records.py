@@ -19,7 +19,7 @@ from hadelay.codec.checksums import crc32c
 from hadelay.codec.formats import INDEX, RECORD, RECORD_SIZE
 from hadelay.platform.disk import Disk
 from hadelay.platform.runtime import Runtime
-from hadelay.server import readahead, reading
+from hadelay.server import reading
 from hadelay.storage.identity import Identity
 from hadelay.storage.store import Storage
 
@@ -135,8 +135,8 @@ async def test_a_list_does_not_hold_up_hand_outs(tmp_path: Path, hour: int, monk
 async def test_what_falls_due_soon_is_in_memory(tmp_path: Path, hour: int) -> None:
     rig = Rig(tmp_path, hour)
     rig.drop()
-    ahead = readahead.ReadAhead(rig.disk, rig.runtime, rig.storage.hours.path)
-    ahead.records(hour, rig.rows, readahead.AHEAD_S)
+    ahead = reading.ReadAhead(rig.disk, rig.runtime, rig.storage.hours.path)
+    ahead.records(hour, rig.rows, reading.AHEAD_S)
     await asyncio.sleep(0)
     extents = reading.extents_of(rig.hours, rig.rows)
     async with asyncio.timeout(20):
@@ -150,4 +150,4 @@ async def test_what_falls_due_soon_is_in_memory(tmp_path: Path, hour: int) -> No
 
 def test_neighbours_are_read_together() -> None:
     starts = np.array([1_000_000, 0, 4_096, 40_000])
-    assert readahead.spans(starts, starts + 4_096) == [(0, 44_096), (1_000_000, 1_004_096)]
+    assert reading.spans(starts, starts + 4_096) == [(0, 44_096), (1_000_000, 1_004_096)]

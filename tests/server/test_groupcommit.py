@@ -121,9 +121,9 @@ def group_commit(timers: Any, wire: Any, max_entry_bytes: int = 10_000) -> Group
 
 def door(batcher: GroupCommit) -> Publishing:
     """The door to that queue, of a node that has space."""
-    leadership: Any = SimpleNamespace(drained=False, leading=0)
-    peers: Any = SimpleNamespace(full=[])
-    return Publishing(batcher, leadership, peers, Guard(), lambda drafts, key: False, 50_000)
+    peers = SimpleNamespace(full=[])
+    leadership: Any = SimpleNamespace(drained=False, leading=0, group_commit=batcher, peers=peers)
+    return Publishing(leadership, Guard(), lambda drafts, key: False, 50_000)
 
 
 @pytest.fixture

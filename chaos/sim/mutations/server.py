@@ -136,7 +136,7 @@ def dispatch_before_commit(_: Original, loop: DeliveryLoop, grants: Grants) -> I
 
 @bug("a grant of a leader that lost office reaches the next one", CRASHES, "I16", at=(Leadership, "propose"))
 def unfenced_grant(_: Original, leadership: Leadership, command: bytes, done: Any) -> None:
-    leadership._group_commit.propose(command, done)
+    leadership.group_commit.propose(command, done)
 
 
 @bug("grants ahead of their time are answered at once", "", "I9", at=(DeferredDeliveries, "until_due"))

@@ -30,7 +30,7 @@ _LAST_MOMENT_MS = 1_000
 
 
 class ReadAhead(Protocol):
-    """Reads files before they are needed (server/readahead.py)."""
+    """Reads files before they are needed (server/reading.py)."""
 
     def index(self, hour: int) -> None: ...
 

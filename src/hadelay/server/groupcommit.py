@@ -24,8 +24,7 @@ from hadelay.model import Draft
 from hadelay.platform.runtime import Handle, Runtime
 from hadelay.raft.node import RaftNode
 from hadelay.raft.ports import Done
-from hadelay.server.clustertime import ClusterClock
-from hadelay.server.link import Link
+from hadelay.server.peers import Peers
 from hadelay.server.refusals import Refusals, refusal
 from hadelay.server.replica import Replica
 
@@ -73,16 +72,10 @@ class Outlet:
     """Where a node's batches go: into its log when it leads, else over the node link to the leader."""
 
     def __init__(
-        self,
-        raft: RaftNode,
-        replica: Replica,
-        clock: ClusterClock,
-        link: Link,
-        leading: Callable[[], int],
-        timeout_s: float,
+        self, raft: RaftNode, replica: Replica, peers: Peers, leading: Callable[[], int], timeout_s: float
     ) -> None:
         """leading: the term that this node leads, else 0. timeout_s: of a batch sent to the leader."""
-        self._raft, self._replica, self._clock, self._link = raft, replica, clock, link
+        self._raft, self._replica, self._clock, self._link = raft, replica, peers.clock, peers.link
         self.term, self._timeout_s = leading, timeout_s
 
     def ready(self) -> bool:

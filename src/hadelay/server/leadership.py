@@ -1,4 +1,4 @@
-"""When this node leads: its terms, planned transfers, drains, and what a leader agrees on with the other nodes."""
+"""Leading: the terms of this node, planned transfers, drains, and settings that the leader makes equal everywhere."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from typing import Any, Protocol
 
 from hadelay.codec.commands import encode_feature, encode_settings
 from hadelay.errors import Conflict, HadelayError, NoLeader, Overloaded
-from hadelay.platform.runtime import Runtime
 from hadelay.raft.node import RaftNode
 from hadelay.raft.ports import Done, Finished
-from hadelay.server.clustertime import ClusterClock
 from hadelay.server.delivery.loop import DeliveryLoop
 from hadelay.server.groupcommit import GroupCommit
-from hadelay.server.link import Link, Reply
+from hadelay.server.link import Reply
 from hadelay.server.peers import Peers
 from hadelay.server.replica import Replica
 from hadelay.settings.node import Config
@@ -28,7 +26,7 @@ _NOT_LEADING = "this node does not lead (any more)"
 
 
 class Part(Protocol):
-    """Something that works only while this node leads."""
+    """A part that works only while this node leads."""
 
     def on_leader(self, term: int) -> None: ...
 
@@ -39,21 +37,13 @@ class Leadership:
     """One per node."""
 
     def __init__(
-        self,
-        config: Config,
-        runtime: Runtime,
-        replica: Replica,
-        clock: ClusterClock,
-        raft: RaftNode,
-        *,
-        link: Link,
-        peers: Peers,
-        group_commit: GroupCommit,
+        self, config: Config, replica: Replica, raft: RaftNode, peers: Peers, group_commit: GroupCommit,
         dispatcher: DeliveryLoop,
-    ) -> None:
-        self._config, self._runtime, self._replica, self._clock, self._raft = config, runtime, replica, clock, raft
-        self._link, self._peers, self._group_commit, self.dispatcher = link, peers, group_commit, dispatcher
-        #: The term this node leads and may propose in: cluster time is known, and everything before it is applied.
+    ) -> None:  # fmt: skip
+        self._config, self._replica, self._raft, self._clock = config, replica, raft, peers.clock
+        self.link, self.peers, self.group_commit, self.dispatcher = peers.link, peers, group_commit, dispatcher
+        #: The term in which this node leads and may propose: cluster time is known, and all before the term is applied.
+        #: 0 while it does not lead.
         self.leading = 0
         self._elected = 0
         self._transferring = False
@@ -61,45 +51,43 @@ class Leadership:
         self.on_sign: Callable[[], None] = lambda: None
         #: In the order of `on_leader`; `on_follower` comes in the reverse order.
         self.parts: list[Part] = [dispatcher]
-        link.handlers |= {
+        self.link.handlers |= {
             "ready": self._on_ready, "consumers": self._on_consumers,
             "transfer": lambda peer, to, reply: self.transfer(to, partial(reply, None)),
             "drain": lambda peer, drained, reply: self.drain(bool(drained), partial(reply, None)),
         }  # fmt: skip
 
     def serves(self) -> bool:
-        """A leader is known, and what was committed before this node started is applied here."""
+        """A leader is known, and everything committed before this node started is applied here."""
         leads = bool(self.leading)
         follows = self._raft.leader not in (None, self._raft.name) and self._clock.ready
         return (leads or follows) and self._raft.applied_index >= self._raft.commit_index
 
     def propose(self, command: bytes, done: Done) -> None:
-        """A command of this leader. One of a term that is over must not reach the next leader: nobody waits for it."""
+        """Propose a command of this leader, in its term only: nobody waits for the command in a later term."""
         if self.leading:
-            self._group_commit.propose(command, done, self.leading)
+            self.group_commit.propose(command, done, self.leading)
         else:
-            self._runtime.call_soon(done, None, NoLeader(_NOT_LEADING))
-
-    # terms
+            self._raft.runtime.call_soon(done, None, NoLeader(_NOT_LEADING))
 
     def on_leader(self, term: int) -> None:
         self._elected = term
-        self._clock.lead(self._replica.ledger.now_ms, self._runtime.monotonic())
-        self._peers.tell()  # so the others keep to its clock at once
+        self._clock.lead(self._replica.ledger.now_ms, self._raft.runtime.monotonic())
+        self.peers.tell()  # so that the others follow this clock at once
         self.clock_changed()
 
     def on_follower(self) -> None:
         self._elected = self.leading = 0
-        self._clock.follow(self._runtime.monotonic())
+        self._clock.follow(self._raft.runtime.monotonic())
         self.stop()
-        self._group_commit.flush_soon()
+        self.group_commit.flush_soon()
 
     def stop(self) -> None:
         for part in reversed(self.parts):
             part.on_follower()
 
     def clock_changed(self) -> None:
-        """Elected, and cluster time is known: now this node leads. Until then it proposes nothing of its own."""
+        """Lead once elected and cluster time is known; before that this node proposes nothing of its own."""
         if self._elected and not self.leading and self._clock.ready:
             self.leading = self._elected
             self.agree_on_settings()
@@ -112,16 +100,16 @@ class Leadership:
             self._agree_on_level()
 
     def leader_seen(self) -> None:
-        """There is a sign of a leader, perhaps of a new one: send what waits."""
-        self._group_commit.flush_soon()
+        """A leader showed a sign of life, perhaps a new one: send waiting commands."""
+        self.group_commit.flush_soon()
         self.on_sign()
 
     def _agree_on_level(self) -> None:
-        if (level := self._peers.common_level()) > self._replica.ledger.level:
+        if (level := self.peers.common_level()) > self._replica.ledger.level:
             self.propose(encode_feature(level), _ignore)
 
     def agree_on_settings(self) -> None:
-        """What apply decides by must be the same everywhere, whatever each node's file says: the leader's counts."""
+        """Replicate the leader's settings that apply decides by; other nodes' files do not count."""
         limits = self._config.limits
         wanted = {
             "max_delay_ms": limits.max_delay_ms,
@@ -136,7 +124,7 @@ class Leadership:
     # planned transfers and drains
 
     def transfer(self, to: str | None, done: Finished) -> None:
-        """A planned hand-over: hand out nothing more, commit the dispatch state, then let go. Leader only."""
+        """Hand leadership over: stop hand-outs, commit the dispatch state, then transfer. Leader only."""
         if not self.leading:
             done(NoLeader("this node does not lead"))
             return
@@ -146,12 +134,12 @@ class Leadership:
         self._transferring = True
 
         def held() -> None:
-            self._group_commit.hold(True)
+            self.group_commit.hold(True)
             self._raft.transfer(to, over)
 
         def over(error: HadelayError | None) -> None:
             self._transferring = False
-            self._group_commit.hold(False)
+            self.group_commit.hold(False)
             if self.leading:
                 self.dispatcher.resume()
             done(error)
@@ -160,11 +148,11 @@ class Leadership:
 
     @property
     def drained(self) -> bool:
-        """This node takes no publishes and no polls, unless it has to lead after all."""
+        """This node takes no publishes and polls, unless it leads after all."""
         return self._raft.elections.draining and not self.leading
 
     def drain(self, drained: bool, done: Finished) -> None:
-        """Hand over, and take nothing new; or end that. A restart ends a drain, too."""
+        """Hand over and take nothing new; or end the drain. A restart ends it, too."""
         raft = self._raft
         if drained and raft.membership.sole_voter:
             done(Conflict(f"{raft.name} is the only voter; draining it would stop the cluster"))
@@ -182,15 +170,15 @@ class Leadership:
         else:
             done(None)
 
-    # what only the leader knows
+    # calls to the leader
 
     def ask_leader(self, op: str, payload: Any, timeout_s: float, done: Reply) -> None:
         """Call a link operation of the leader; of this node if it leads, or knows no leader."""
         leader, name = self._raft.leader, self._raft.name
         if self.leading or leader is None or leader == name:
-            self._link.handlers[op](name, payload, done)
+            self.link.handlers[op](name, payload, done)
         else:
-            self._link.call(leader, op, payload, timeout_s, done)
+            self.link.call(leader, op, payload, timeout_s, done)
 
     def _on_ready(self, peer: str, payload: Any, reply: Reply) -> None:
         if self.leading:
@@ -203,4 +191,4 @@ class Leadership:
 
 
 def _ignore(result: Any, error: HadelayError | None) -> None:
-    """A leader that fails here is none any more; the next one proposes the command again."""
+    """A leader whose proposal fails has lost its office; the next leader proposes the command again."""

@@ -37,10 +37,8 @@ from hadelay.server.link import Link
 from hadelay.server.peers import Peer, Peers
 from hadelay.server.proposals import Proposals
 from hadelay.server.publishing import Publishing
-from hadelay.server.readahead import ReadAhead
-from hadelay.server.reading import Reader
+from hadelay.server.reading import ReadAhead, Reader, Repairer
 from hadelay.server.refusals import Refusals
-from hadelay.server.repair import Repairer
 from hadelay.server.replica import Replica
 from hadelay.settings.node import Config
 from hadelay.storage.identity import note_damage
@@ -96,7 +94,7 @@ class Node:
         return GroupCommit(
             self.name,
             self.runtime,
-            Outlet(self.raft, self.replica, self.clock, self.link, lambda: self.leading, commit_timeout_s),
+            Outlet(self.raft, self.replica, self.peers, lambda: self.leading, commit_timeout_s),
             Refusals(self.runtime.monotonic, lambda topic: retry_after_ms(self.ledger.topic(topic), self.now_ms())),
             max_entry_bytes=config.raft.max_entry_bytes,
             leaderless_wait_s=config.http.no_leader_wait_ms / 1000,
@@ -117,28 +115,13 @@ class Node:
             watch=lambda topic: self.on_topic(topic),
             read_ahead=ReadAhead(self.disk, runtime, lambda hour: self.storage.hours.path(hour)),
         )
-        self.leadership = Leadership(
-            config,
-            runtime,
-            self.replica,
-            self.clock,
-            self.raft,
-            link=self.link,
-            peers=self.peers,
-            group_commit=self.group_commit,
-            dispatcher=self.dispatcher,
-        )
+        self.leadership = Leadership(config, self.replica, self.raft, self.peers, self.group_commit, self.dispatcher)
         queue_bytes = config.limits.publish_queue_bytes
         self.guard = Guard(config.webhooks.allow)
         self.publish = Publishing(
-            self.group_commit,
-            self.leadership,
-            self.peers,
-            self.guard,
-            lambda drafts, request_key: is_known(self.ledger, drafts, request_key),
-            queue_bytes,
+            self.leadership, self.guard, lambda drafts, key: is_known(self.ledger, drafts, key), queue_bytes
         ).publish
-        self.propose = Proposals(self.leadership, self.group_commit, self.peers, self.link, queue_bytes).propose
+        self.propose = Proposals(self.leadership, queue_bytes).propose
 
     def __repr__(self) -> str:
         return f"<Node {self.name} {'leads' if self.leading else 'follows'} term {self.raft.term} {self.ledger!r}>"

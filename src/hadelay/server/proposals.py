@@ -10,10 +10,9 @@ from hadelay.codec.entries import is_whole, kind_of
 from hadelay.codec.results import Refused
 from hadelay.errors import HadelayError, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.raft.ports import Done
-from hadelay.server.groupcommit import GroupCommit, gather
+from hadelay.server.groupcommit import gather
 from hadelay.server.leadership import Leadership
-from hadelay.server.link import Link, Reply
-from hadelay.server.peers import Peers
+from hadelay.server.link import Reply
 
 #: Only the leader changes members, after it has checked the change.
 _NEVER = frozenset({Command.MEMBERS})
@@ -24,13 +23,11 @@ _LEADERS = frozenset({Command.FEATURE, Command.INCARNATION})
 class Proposals:
     """One per node. In interval mode hand-outs are proposed first, because apply judges leases by them."""
 
-    def __init__(
-        self, leadership: Leadership, group_commit: GroupCommit, peers: Peers, link: Link, max_queue_bytes: int
-    ) -> None:
+    def __init__(self, leadership: Leadership, max_queue_bytes: int) -> None:
         """max_queue_bytes: limit of publishes that wait here; beyond, followers' batches are refused."""
-        self._leadership, self._group_commit, self._peers = leadership, group_commit, peers
+        self._leadership, self._group_commit, self._peers = leadership, leadership.group_commit, leadership.peers
         self._max_queue_bytes = max_queue_bytes
-        link.handlers["submit"] = self._on_submit
+        leadership.link.handlers["submit"] = self._on_submit
 
     def propose(self, command: bytes, done: Done, term: int = 0) -> None:
         """Propose any command, on any node. term: as in GroupCommit.propose."""

@@ -12,10 +12,9 @@ from hadelay.api.service import PublishDone, Receipts
 from hadelay.codec.meta import unpack
 from hadelay.errors import DiskFull, HadelayError, Impossible, OutcomeUnknown, Overloaded
 from hadelay.model import Draft
-from hadelay.server.groupcommit import GroupCommit, gather
+from hadelay.server.groupcommit import gather
 from hadelay.server.guard import Guard
 from hadelay.server.leadership import Leadership
-from hadelay.server.peers import Peers
 
 #: Cost of a draft besides its payload, in bytes: a record's header, row and list overhead.
 _DRAFT_BYTES = 128
@@ -27,18 +26,14 @@ class Publishing:
     """One per node."""
 
     def __init__(
-        self,
-        group_commit: GroupCommit,
-        leadership: Leadership,
-        peers: Peers,
-        guard: Guard,
-        is_known: Callable[[list[Draft], bytes | None], bool],
+        self, leadership: Leadership, guard: Guard, is_known: Callable[[list[Draft], bytes | None], bool],
         max_queue_bytes: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """is_known: whether these drafts, with this request key, were stored before. max_queue_bytes: limit of
         publishes without an answer."""
-        self._group_commit, self._leadership, self._peers, self._guard = group_commit, leadership, peers, guard
-        self._is_known, self._max_queue_bytes = is_known, max_queue_bytes
+        self._group_commit, self._peers = leadership.group_commit, leadership.peers
+        self._leadership, self._guard, self._is_known = leadership, guard, is_known
+        self._max_queue_bytes = max_queue_bytes
 
     def publish(self, drafts: list[Draft], request_key: bytes | None, done: PublishDone) -> None:
         """Commit the drafts in one entry. `request_key` covers all of them: with other drafts under it, Impossible.

@@ -1,4 +1,11 @@
-"""Reading records and tables for consumers and other askers; what is damaged is repaired before anybody sees it."""
+"""Reading records and tables, off the loop and verified; what is damaged is repaired first.
+
+Read-ahead (leader): a thread brings records that fall due soon into memory, in the order of the file. Nothing depends
+on it: a record that is not in memory at its hand-out is read in a thread.
+
+Repair: the files of all nodes are the same bytes, so damaged bytes are fetched from any live peer and written over the
+damaged ones. A peer verifies what it serves; storage verifies again what it writes.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +16,37 @@ from collections.abc import Callable, Generator
 from itertools import groupby
 from operator import itemgetter
 from pathlib import PurePath
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.codec.formats import RECORD_SIZE
+from hadelay.codec.formats import INDEX_SIZE, RECORD_SIZE
 from hadelay.codec.records import check_record
-from hadelay.errors import DamagedFile
+from hadelay.errors import BadRequest, DamagedFile, HadelayError
 from hadelay.model import hour_from_name
 from hadelay.platform.disk import Disk
 from hadelay.platform.runtime import Runtime
-from hadelay.server.repair import Repairer
+from hadelay.server.link import Link, Reply
+from hadelay.server.peers import Peers
 from hadelay.server.replica import Replica
+from hadelay.storage.repair import check_repair
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-#: Limit of records looked for in memory in vain before the rest is left to the thread.
+#: Time from the read-ahead to the records' second: early enough for a slow disk, and late enough that a small page
+#: cache still has the records when they are handed out.
+AHEAD_S = 2.0
+#: Limit of the gap between two records that are read ahead as one span, in bytes.
+_GAP = 32 << 10
+#: Limit of records that are looked for in memory in vain before the rest is left to the thread.
 _MISSES = 32
-#: Names of threads that read: leases run while a hand-out is read, so it does not wait behind the pages of lists.
+#: Names of threads that read. Leases run while a hand-out is read, so hand-outs do not wait behind pages of lists.
 HAND_OUTS, LISTS = "records", "lists"
+#: Timeout of a request for sound bytes, in seconds.
+_FETCH_S = 2.0
+_MAX_BYTES = 80 << 20
+_SUFFIXES = (".log", ".idx", ".dsp")
 
 
 class Extent(NamedTuple):
@@ -48,7 +66,7 @@ class Reader:
         self.counts: Counter[str] = Counter()
 
     async def records(self, hours: NDArray[np.integer], rows: NDArray[np.void]) -> list[bytes]:
-        """The record of each INDEX row, verified. DamagedFile when no live node has a good copy of one."""
+        """The record of each INDEX row, verified. DamagedFile when no live node has a good copy of a record."""
         extents = extents_of(hours, rows)
         found = await self.read_off_loop(extents)
         records = []
@@ -60,8 +78,8 @@ class Reader:
         return records
 
     def record(self, extent: Extent, done: Callable[[bytes | None], None]) -> bytes | None:
-        """The record if it is in memory and sound. Else None, and done(record) later; done(None) when no live node has
-        a good copy."""
+        """The record if it is in memory and sound. Else None, and done(record) later; done(None) if no live node has a
+        good copy."""
         found = self._cached([extent])
 
         def verify() -> bytes | None:
@@ -81,8 +99,7 @@ class Reader:
         return None
 
     async def read_off_loop(self, extents: list[Extent], lane: str = HAND_OUTS) -> list[bytes | None]:
-        """The records, not verified, without the loop waiting for the disk: afterwards they are in memory. None for
-        those that cannot be read."""
+        """The records, not verified, read without blocking the loop. None for records that cannot be read."""
         found = self._cached(extents)
         if None in found:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -91,8 +108,8 @@ class Reader:
         return found
 
     def _cached(self, extents: list[Extent]) -> list[bytes | None]:
-        """The records that are in memory, not verified; None for the others. After `_MISSES` of those the rest is not
-        looked for: a miss costs the loop more than a hit."""
+        """The records that are in memory, not verified; None for the others. Stops after `_MISSES` misses, because a
+        miss costs the loop more than a hit."""
         hours, misses = self._replica.storage.hours, 0
         found: list[bytes | None] = [None] * len(extents)
         for at, extent in enumerate(extents):
@@ -104,8 +121,8 @@ class Reader:
         return found
 
     def _fetch(self, extents: list[Extent], found: list[bytes | None], done: Callable[[], None], lane: str) -> None:
-        """Read in a thread, in the order of the files, what `found` lacks; then done(). What cannot be read stays
-        None."""
+        """Read the records that `found` lacks in a thread, in the order of the files; then done(). A record that cannot
+        be read stays None."""
         disk, path = self._replica.storage.disk, self._replica.storage.hours.path
         wanted = sorted(
             (f"{path(extent.hour)}.log", extent.offset, extent.size, at)
@@ -119,13 +136,13 @@ class Reader:
                 some = list(group)
                 try:
                     _read_file(disk, name, [item[1:] for item in some], found)
-                except OSError as error:  # retired meanwhile, or a disk that fails: the loop finds out as before
+                except OSError as error:  # retired meanwhile, or a disk error: `_verified` reads again
                     log.debug("record_not_read", extra={"path": name, "error": str(error)})
 
         self._runtime.in_thread(lane, read, lambda result, error: done())
 
     def _verified(self, extent: Extent, record: bytes | None) -> bytes:
-        """`record` if it is sound, else as it is read now. DamagedFile, also for a record whose hour was retired."""
+        """`record` if it is sound, else the record read again. DamagedFile, also if its hour was retired."""
         if record is not None and not check_record(record, extent.size):
             return record
         hours = self._replica.storage.hours
@@ -136,7 +153,7 @@ class Reader:
             raise DamagedFile(path, extent.offset, "the hour is past its retention", size=extent.size) from None
 
     async def repaired(self, read: Callable[[], T]) -> T:
-        """What `read` returns, once everything that it meets is sound. DamagedFile when that cannot be had."""
+        """The result of `read`, once all bytes that it reads are sound. DamagedFile when a repair fails."""
 
         def once() -> Generator[None, None, T]:
             yield from ()
@@ -145,8 +162,8 @@ class Reader:
         return await self.in_slices(once)
 
     async def in_slices(self, read: Callable[[], Generator[None, None, T]]) -> T:
-        """What the generator returns; others have their turn after each of its slices. Damage is repaired, and then all
-        is read again. DamagedFile when no live node has a good copy."""
+        """The result of the generator; others on the loop have a turn after each slice. Damage is repaired, and then
+        `read` begins again. DamagedFile when no live node has a good copy."""
         repaired: set[tuple[str, int]] = set()
         while True:
             slices = read()
@@ -183,7 +200,7 @@ def extents_of(hours: NDArray[np.integer], rows: NDArray[np.void]) -> list[Exten
 def _read_file(disk: Disk, path: str, wanted: list[tuple[int, int, int]], found: list[bytes | None]) -> None:
     file = disk.open(path)
     try:
-        for offset, size, _ in wanted:  # first, so that the disk has them all to do at once
+        for offset, size, _ in wanted:  # first, so that the disk gets all requests at once
             file.will_need(size, offset)
         for offset, size, at in wanted:
             found[at] = file.pread(size, offset)
@@ -195,3 +212,124 @@ def split_record(record: bytes) -> tuple[bytes, bytes]:
     """(meta, body) of a verified record."""
     end = RECORD_SIZE + int.from_bytes(record[4:8], "little")
     return record[RECORD_SIZE:end], record[end:]
+
+
+# ---- repair
+
+
+class Repairer:
+    """One per node. Serves the link operation "bytes"."""
+
+    def __init__(self, name: str, replica: Replica, link: Link, peers: Peers) -> None:
+        self._name, self._replica, self._link, self._peers = name, replica, link, peers
+        #: Count of repairs.
+        self.repaired = 0
+        link.handlers["bytes"] = self._serve
+
+    def repair(self, hour: int, suffix: str, offset: int, size: int, done: Callable[[bytes | None], None]) -> None:
+        """Fetch sound bytes and write them here; done(bytes), or done(None) if no live peer has a good copy."""
+        peers = [name for name in self._peers.peers if name != self._name and self._peers.live(name)]
+        self._ask(peers, (hour, suffix, offset, size), done)
+
+    def repair_entry(self, hour: int, index: int, done: Callable[[], None]) -> None:
+        """Repair an INDEX row, and its record if that is damaged too. `done` is called only if both are sound."""
+
+        def repaired(data: bytes | None) -> None:
+            if data is not None:
+                done()
+
+        def row_repaired(data: bytes | None) -> None:
+            store = self._replica.storage.hours  # read here: a snapshot may have been installed meanwhile
+            if data is None or not store.count(hour):
+                return
+            row = store.entries(hour, slice(index, index + 1))[0]
+            try:
+                store.record(hour, int(row["offset"]), int(row["size"]), verify=True)
+            except DamagedFile as damage:
+                self.repair(hour, ".log", damage.offset, damage.size, repaired)
+            else:
+                done()
+
+        self.repair(hour, ".idx", index * INDEX_SIZE, INDEX_SIZE, row_repaired)
+
+    def _ask(self, peers: list[str], where: tuple[int, str, int, int], done: Callable[[bytes | None], None]) -> None:
+        if not peers:
+            done(None)
+            return
+        peer, *others = peers
+        hour, suffix, offset, size = where
+
+        def answered(data: Any, error: HadelayError | None) -> None:
+            if error is None and isinstance(data, bytes) and len(data) == size:
+                try:
+                    self._replica.storage.hours.repair(hour, suffix, offset, data)
+                except (BadRequest, OSError):
+                    pass
+                else:
+                    self.repaired += 1
+                    log.warning("repaired", extra={"hour": hour, "file": suffix, "offset": offset, "source": peer})
+                    done(data)
+                    return
+            self._ask(others, where, done)
+
+        self._link.call(peer, "bytes", list(where), _FETCH_S, answered)
+
+    def _serve(self, peer: str, payload: Any, reply: Reply) -> None:
+        try:
+            hour, suffix, offset, size = payload
+            if suffix not in _SUFFIXES or not 0 < size <= _MAX_BYTES:
+                raise BadRequest("no such bytes")
+            store = self._replica.storage.hours
+            data = store.read_file(hour, suffix[1:], offset, size)
+            check_repair(suffix, offset, data, store.lengths(hour)[_SUFFIXES.index(suffix)], store.index_view(hour))
+            reply(data, None)
+        except (BadRequest, DamagedFile, OSError, TypeError, ValueError) as error:
+            reply(None, BadRequest(f"no good copy here: {error}"))
+
+
+# ---- read-ahead
+
+
+class ReadAhead:
+    def __init__(self, disk: Disk, runtime: Runtime, path: Callable[[int], str]) -> None:
+        """path: gives the path of an hour's files, without suffix."""
+        self._disk, self._runtime, self._path = disk, runtime, path
+
+    def index(self, hour: int) -> None:
+        """Read the index of an hour that begins soon or is running: walks along its chains touch all of it."""
+        self._in_thread("index-ahead", hour, ".idx", lambda size: [(0, size)])
+
+    def records(self, hour: int, rows: NDArray[np.void], in_s: float) -> None:
+        """Read the records of INDEX rows whose second begins in `in_s` seconds."""
+        if len(rows):
+            starts, sizes = rows["offset"].astype(np.int64), rows["size"].astype(np.int64)
+            self._runtime.call_later(max(0.0, in_s - AHEAD_S), self._records, hour, starts, starts + sizes)
+
+    def _records(self, hour: int, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
+        self._in_thread("read-ahead", hour, ".log", lambda size: spans(starts, ends))
+
+    def _in_thread(self, lane: str, hour: int, suffix: str, wanted: Callable[[int], list[tuple[int, int]]]) -> None:
+        path = self._path(hour) + suffix
+
+        def read() -> None:
+            file = self._disk.open(path)
+            try:
+                for start, end in wanted(file.size()):
+                    file.will_need(end - start, start)
+            finally:
+                file.close()
+
+        def done(_: None, error: BaseException | None) -> None:
+            if error is not None and not isinstance(error, FileNotFoundError):  # retired meanwhile
+                log.debug("read_ahead_failed", extra={"path": path, "error": str(error)})
+
+        self._runtime.in_thread(lane, read, done)
+
+
+def spans(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """(start, end) of what to read, ascending; near neighbours are joined."""
+    order = starts.argsort()
+    starts, ends = starts[order], np.maximum.accumulate(ends[order])
+    first = np.flatnonzero(np.append(True, starts[1:] > ends[:-1] + _GAP))
+    last = np.append(first[1:], len(starts)) - 1
+    return list(zip(starts[first].tolist(), ends[last].tolist(), strict=True))

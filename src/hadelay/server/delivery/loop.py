@@ -36,7 +36,7 @@ from hadelay.server.delivery.term import Term
 from hadelay.server.maintenance.leases import LeaseExpiry
 from hadelay.server.maintenance.runner import MaintenanceRunner
 from hadelay.server.maintenance.ttl import TtlExpiry
-from hadelay.server.readahead import ReadAhead
+from hadelay.server.reading import ReadAhead
 from hadelay.settings.node import Config
 
 log = logging.getLogger(__name__)
