@@ -18,24 +18,16 @@ from hadelay.cli.output import Printing, Several, show
 from hadelay.errors import BadRequest, HadelayError, NotFound
 
 _CA_DAYS = 3650
-_CA = """
-[req]
-distinguished_name = name
-prompt = no
-x509_extensions = authority
-[name]
-CN = hadelay cluster authority
-[authority]
-basicConstraints = critical, CA:TRUE, pathlen:0
-keyUsage = critical, keyCertSign, cRLSign
-subjectKeyIdentifier = hash
-"""
-_NODE = """
+_CONFIG = """
 [req]
 distinguished_name = name
 prompt = no
 [name]
 CN = {name}
+[authority]
+basicConstraints = critical, CA:TRUE, pathlen:0
+keyUsage = critical, keyCertSign, cRLSign
+subjectKeyIdentifier = hash
 [node]
 basicConstraints = critical, CA:FALSE
 keyUsage = critical, digitalSignature
@@ -82,8 +74,12 @@ def make_authority(directory: Path) -> None:
         return
     with tempfile.TemporaryDirectory(dir=directory) as name:
         scratch = Path(name)
-        (scratch / "config").write_text(_CA)
-        _openssl(scratch, "req", "-x509", *_NEW_KEY, "-config", "config", "-days", str(_CA_DAYS), *_OUT)
+        (scratch / "config").write_text(_CONFIG.format(name="hadelay cluster authority", names=""))
+        _openssl(
+            scratch,
+            *("req", "-x509", *_NEW_KEY, "-config", "config", "-extensions", "authority", "-days", str(_CA_DAYS)),
+            *("-keyout", "key", "-out", "cert"),
+        )
         _move(scratch, directory, "ca")
 
 
@@ -99,7 +95,7 @@ def make_certificate(directory: Path, name: str, hosts: Sequence[str] = (), days
     names = ", ".join(f"{'IP' if _is_address(host) else 'DNS'}:{host}" for host in dict.fromkeys((name, *hosts)))
     with tempfile.TemporaryDirectory(dir=directory) as made:
         scratch, authority = Path(made), directory.absolute()
-        (scratch / "config").write_text(_NODE.format(name=name, names=names))
+        (scratch / "config").write_text(_CONFIG.format(name=name, names=names))
         _openssl(scratch, "req", "-new", *_NEW_KEY, "-config", "config", "-keyout", "key", "-out", "request")
         _openssl(
             scratch,
@@ -108,9 +104,6 @@ def make_certificate(directory: Path, name: str, hosts: Sequence[str] = (), days
             *("-set_serial", f"0x{secrets.token_hex(16)}", "-extfile", "config", "-extensions", "node", "-sha256"),
         )
         return _move(scratch, directory, name)
-
-
-_OUT = ("-keyout", "key", "-out", "cert")
 
 
 def _is_address(host: str) -> bool:

@@ -142,7 +142,7 @@ def _wait(remote: Remote, name: str) -> None:
         except (HadelayError, OSError) as error:
             if isinstance(error, HadelayError) and not error.retryable:
                 raise
-            member = {"role": "unknown", "lag": ""}
+            member = {"role": "unknown"}
         if member is None:
             raise OutcomeUnknown(f"{name} was removed while this command waited for it")
         if member["role"] in ("leader", "follower"):
