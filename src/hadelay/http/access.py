@@ -1,8 +1,8 @@
-"""Who asks, and what they may: bearer tokens, looked up before anything else of a request is read (ADR 122).
+"""Authenticates requests by bearer tokens, before anything else of a request is read (ADR 122).
 
-Where tokens are asked for, every request names one, but for those of routes that are open (health, the description of
-the API). What a token may is remembered by its header to the byte, and forgotten as soon as the tokens of the cluster
-are others, or one of them expires; so is what connection.py remembers of whole heads.
+With tokens switched on, every request needs one, except to open routes (health, the description of the API). The access
+of a token is cached by the bytes of its header. The cache, and that of whole heads in requestheads.py, is cleared when
+the cluster's tokens change or one of them expires.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from hadelay.settings.node import HttpConfig, SecurityConfig
 log = logging.getLogger(__name__)
 AccessDenied = TypeVar("AccessDenied", Unauthorized, Forbidden)
 
-#: Before a token's 43 random characters: for people, and for programs that look for secrets where none should be.
+#: Prefix of a token's 43 random characters, for people and for scanners that look for leaked secrets.
 PREFIX = "hadelay_"
 _TOKEN = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{43}}")
 _BEARER = re.compile(r"bearer +(\S+) *", re.I)
-#: Headers remembered: each token has one, however it is spelt.
+#: Limit of cached headers: a token has one per spelling of the header.
 _MOST = 4_096
-#: At least so often the clock is asked whether a token expired, in seconds.
+#: Longest time between two looks at the clock for expired tokens, in seconds.
 _LOOK_S = 1.0
 
 
 def hash_token(token: str) -> bytes:
-    """What is kept of a token. It has 256 random bits: there is nothing to slow a guesser down for."""
+    """The stored form of a token. A token has 256 random bits, so guessing needs no slow hash."""
     return hashlib.sha256(token.encode()).digest()
 
 
@@ -49,8 +49,8 @@ def _with_reason(reason: str, error: AccessDenied) -> AccessDenied:
 
 
 class Denials:
-    """Requests that were refused for who asked. Counted by reason, and told in the log: a line per reason in ten
-    seconds, with how many there were since the last one."""
+    """Refusals of authentication and of rights, counted by reason and logged: at most one line per reason in ten
+    seconds, with the number since the last line."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self.counts: Counter[str] = Counter()
@@ -68,8 +68,8 @@ class Denials:
 
 
 def check_site(method: str, headers: Mapping[str, str]) -> None:
-    """A web page of another site may make a browser send requests to addresses that only the browser can reach, such as
-    loopback. Browsers say so; what is no browser says nothing. Raises Forbidden, for what changes something."""
+    """Raises Forbidden for a change that a web page of another site sends through a user's browser, which may reach
+    addresses that the page cannot, such as loopback. Browsers name the site in headers; other clients do not."""
     if method in ("GET", "HEAD", "OPTIONS"):
         return
     site, origin = headers.get("Sec-Fetch-Site"), headers.get("Origin")
@@ -84,10 +84,9 @@ def check_site(method: str, headers: Mapping[str, str]) -> None:
 
 
 class Hosts:
-    """Names that requests may ask this node by. An attacker's name may lead to any address, loopback too. Then the
-    attacker's web page is of the same site as this node, and reads and changes everything (DNS rebinding). An address
-    in place of the name cannot be forged so. A browser shows no token by itself: where tokens are asked for, names are
-    checked only if `http.hosts` has some."""
+    """Host names that requests may use for this node, against DNS rebinding: an attacker's name may resolve to any
+    address, loopback too, and makes the attacker's web page and this node one site. Addresses in place of names are
+    safe. Browsers add no token by themselves, so with tokens names are checked only if `http.hosts` has some."""
 
     def __init__(self, config: HttpConfig, *, tokens: bool) -> None:
         self._checks = bool(config.hosts) or not tokens
@@ -95,7 +94,7 @@ class Hosts:
         self._patterns = tuple(name.lower() for name in (*config.hosts, *own, "localhost", "*.localhost") if name)
 
     def allows(self, host: str) -> bool:
-        """host: as the header says, with a port or without."""
+        """host: the header's value, with or without a port."""
         if not self._checks:
             return True
         name = _host_of(host.strip()).lower().removesuffix(".")
@@ -110,7 +109,7 @@ class Hosts:
 
 
 def _host_of(address: str) -> str:
-    """Of host, host:port, or [v6]:port."""
+    """Host of host, host:port or [v6]:port."""
     if address.startswith("["):
         return address[1:].partition("]")[0]
     return address.rpartition(":")[0] if address.count(":") == 1 else address
@@ -125,24 +124,24 @@ def _is_address(name: str) -> bool:
 
 
 class Access:
-    """What one request may do."""
+    """Rights of one request."""
 
     def __init__(self, actor: Actor, rights: Rights, *, first_only: bool = False) -> None:
         self.actor, self.rights = actor, rights
-        #: The bootstrap token: good for making a token, and nothing else.
+        #: The bootstrap token may create a token and nothing else.
         self.first_only = first_only
 
     def may(self, scope: str, topic: str | None) -> bool:
         return self.rights.may(scope, topic)
 
     def need(self, scope: str, topic: str | None) -> None:
-        """Raises Forbidden. topic None: all topics, and the cluster."""
+        """Raises Forbidden. topic: None for all topics and the cluster."""
         if not self.rights.may(scope, topic):
             where = "for the whole cluster" if topic is None else f"for topic {topic[:128]!r}"
             raise Forbidden(f"the token {self.actor.token!r} has no scope {scope} {where}")
 
     def need_of(self, scope: str, topic: str, what: str) -> None:
-        """The same for the topic of `what`, which the request did not name: neither does the answer."""
+        """The same for the topic of a message or a lease (`what`); neither request nor answer names the topic."""
         if not self.rights.may(scope, topic):
             raise Forbidden(f"the token {self.actor.token!r} has no scope {scope} for the topic of this {what}")
 
@@ -159,12 +158,12 @@ class Access:
             raise Forbidden(f"the token {self.actor.token!r} has no scope {scope}")
 
 
-#: Access of every request where no tokens are asked for.
+#: Access of requests that need no token.
 UNRESTRICTED = Access(Actor(), Rights(("admin",)))
 
 
 class Authenticator:
-    """Looks tokens up. `monotonic`: seconds. `forget` is called when a request that was allowed may be so no more."""
+    """Looks tokens up. monotonic: returns seconds. forget: called when a token's rights end, to clear other caches."""
 
     def __init__(
         self, service: TokenService, config: SecurityConfig, monotonic: Callable[[], float], forget: Callable[[], None]
@@ -174,19 +173,19 @@ class Authenticator:
         self._by_hash: dict[bytes, Token] = {}
         self._known: dict[str, Access] = {}
         self._has_admin = False
-        #: When the next token expires, in cluster time; and until when that need not be looked at.
+        #: Cluster time at which the next token expires, and monotonic time until which no look at the clock is needed.
         self._next_ms: int | None = None
         self._until = 0.0
 
     def look(self) -> None:
-        """Before anything is answered from memory. Costs next to nothing while nothing changes."""
+        """Clear the caches if tokens changed or expired. Call this before each answer from a cache."""
         if self.service.tokens is self._tokens and (self._next_ms is None or self.monotonic() < self._until):
             return
         tokens, now_ms = self.service.tokens, self.service.now_ms()
         if tokens is not self._tokens or (self._next_ms is not None and now_ms >= self._next_ms):
             living = [token for token in tokens.values() if token.holds(now_ms)]
             self._tokens, self._known = tokens, {}
-            # The others too, so that who comes with one is told that it expired.
+            # Expired tokens too: their requests get a refusal that says so.
             self._by_hash = {token.hash: token for token in tokens.values()}
             self._has_admin = any(Rights(token.scopes).may("admin", None) for token in living)
             self._next_ms = min((t.expires_at_ms for t in living if t.expires_at_ms is not None), default=None)
@@ -195,7 +194,7 @@ class Authenticator:
             self._until = self.monotonic() + min(_LOOK_S, (self._next_ms - now_ms) / 1000)
 
     def admit(self, headers: Sequence[str]) -> Access:
-        """headers: every Authorization of the request. Raises Unauthorized; NoLeader while this node knows of none."""
+        """headers: all Authorization headers. Raises Unauthorized; NoLeader while the tokens are not known yet."""
         if len(headers) != 1:
             what = "two Authorization headers" if headers else "no token"
             what += f": send Authorization: Bearer {PREFIX}… (hadelay token create makes one)"
@@ -217,7 +216,7 @@ class Authenticator:
             what = f"this is not a whole token: {PREFIX} and 43 characters, not {len(given[1])} in all"
             raise _with_reason("malformed", Unauthorized(what))
         if not self.service.knows_tokens:
-            # It was off: what it remembers may hold no longer.
+            # Tokens may have been revoked while this node was down.
             raise NoLeader("this node has just started and does not know the tokens yet", retry_after_ms=500)
         digest = hash_token(given[1])
         token = self._by_hash.get(digest)

@@ -31,7 +31,7 @@ for _part in (publish, messages, consume, topics, cluster, files, tokens, health
 
 
 class HttpServer(Context):
-    """Serves `service`. sockets: see Listener. Raises ConfigError if the certificate can't be used."""
+    """sockets: see Listener. Raises ConfigError if the certificate can't be used."""
 
     def __init__(
         self, service: NodeService, config: HttpConfig, max_delay_ms: int, security: SecurityConfig | None = None,
@@ -50,7 +50,7 @@ class HttpServer(Context):
     # ---- life
 
     async def start(self) -> str:
-        """Listens; returns the address, with the port that was taken for port 0."""
+        """Listen; returns the address, with the assigned port if the configured port is 0."""
         host, port = split_address(self.config.listen)
         server = self._server = Server(
             self.handle,
@@ -67,12 +67,12 @@ class HttpServer(Context):
         return self.address
 
     async def stop(self, grace_s: float = 10.0) -> None:
-        """Drains: no new connections, waiting polls answered, publishes under way finished. Then closes."""
+        """Accept no more connections, answer waiting polls, finish requests under way for `grace_s`, then close."""
         self.polls.drain()
         self.metrics.stop()
         if self._listener is not None and self._server is not None:
             self._listener.close()
-            await asyncio.sleep(0)  # what has just arrived begins, so that its connection is not idle
+            await asyncio.sleep(0)  # requests that have just arrived begin: their connections are not idle
             self._server.pre_shutdown()
             await self._server.shutdown(grace_s)
         await self.relay.close()

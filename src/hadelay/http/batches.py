@@ -1,11 +1,10 @@
-"""The bytes of a batch into items, in slices (ADR 190).
+"""Decodes the bytes of a batch in slices (ADR 190).
 
 A decoder holds the interpreter until it has finished, in a thread too. So a large batch is first cut at the ends of its
-items, which can pause anywhere, and its items are counted meanwhile; then a few items at a time are decoded. An item
-that is large by itself is cut again, into its members: only its payload may be large.
+items, which can pause anywhere and counts the items; then a few items at a time are decoded. A large item is cut again,
+into its members: only its payload may be large.
 
-The cuts are not trusted. Between two of them there have to be whole items again, so that joined they are what decoding
-everything at once would have given.
+The cuts are not trusted: each group between two cuts is decoded as a list of its own, so a wrong cut is refused.
 """
 
 from __future__ import annotations
@@ -27,39 +26,39 @@ from hadelay.http.answers import JSON, MSGPACK, NDJSON
 from hadelay.http.decoding import MSGPACK_NAMES, decoded
 from hadelay.http.turns import ITEM
 
-#: Limits of a slice: bytes of JSON and of MessagePack that are cut, bytes that are decoded, items that are passed on.
+#: Limits of a slice: cut bytes of JSON and of MessagePack, decoded bytes, items.
 _CUT_JSON, _CUT_MSGPACK, _DECODE, _ITEMS = 64 << 10, 256 << 10, 128 << 10, 500
-#: JSON of at most so many bytes, a comma counting as _COMMA of them, is decoded at once: that takes as long as _DECODE
-#: bytes that are all commas and braces.
+#: Limit of the weight of JSON that is decoded at once: its bytes, and _COMMA for each comma. This takes as long as
+#: _DECODE bytes of nothing but commas and braces.
 _LIGHT, _COMMA = 1 << 20, 100
 #: Limit of the members of an item.
 _MEMBERS = 32
-#: JSON may write one byte of text as six characters.
+#: Limit of the characters of JSON for one byte of text.
 _GROWTH = 6
-#: Limit of the bytes of any member that is no payload; and of a payload of MessagePack that is neither bytes nor text,
-#: since it becomes JSON all at once.
+#: Limit in bytes of a member that is no payload, and of a MessagePack payload that is neither bytes nor text: its
+#: conversion to JSON cannot pause.
 _BESIDES = 128 << 10
-#: Work of light JSON, and of one large item, is so many times less than their bytes.
+#: Divisors for the work of light JSON, and of one large item: both cost less than their bytes.
 _FRACTION, _LARGE = 4, 32
 
 
 class Slice(NamedTuple):
-    """What one slice of work gave: items in order, or an error in the place of one that is not decoded."""
+    """Result of one slice of work: items in order, with an error in the place of an item that is not decoded."""
 
     items: list[Any]
-    #: Bytes, a large payload's counting a fraction, and ITEM of them for each item.
+    #: Bytes (a fraction of them for a large payload), and ITEM for each item.
     work: int
     #: Another slice follows.
     more: bool = True
 
 
 Slices = Iterator[Slice]
-#: Slices of looking for ends; returns their offsets.
+#: Yields a slice for each part searched; returns the offsets of the ends.
 _Cut = Generator[Slice, None, list[int]]
 
 
 class _JsonItem(BatchItem):
-    """Keeps `body` as the text it was sent as: 1e3 stays 1e3, and nothing is parsed twice."""
+    """Keeps `body` as sent: 1e3 stays 1e3, and nothing is parsed twice."""
 
     body: msgspec.Raw = msgspec.Raw(b"")
 
@@ -72,7 +71,7 @@ _skim_lines = msgspec.json.Decoder(msgspec.Raw).decode_lines
 
 
 def slices(data: bytes, kind: str, max_items: int, max_body_bytes: int) -> Slices:
-    """The items of a batch of the media type `kind`. Raises TooLarge, BadRequest, UnsupportedMediaType."""
+    """Items of a batch. kind: its media type. Raises TooLarge, BadRequest, UnsupportedMediaType."""
     lines = kind in (NDJSON, "application/ndjson", "application/jsonl")
     if lines or kind == JSON or kind.endswith("+json"):
         if len(data) <= _LIGHT and (weight := _weight(data, lines)) <= _LIGHT:
@@ -91,14 +90,14 @@ def _weight(data: bytes, lines: bool) -> int:
 
 
 def _passed(items: list[Any], work: int, *, last: bool = False) -> Slices:
-    """Items that took so much work to decode, some at a time; last: nothing follows them."""
+    """Slices of decoded items. work: of decoding them; last: no items follow."""
     for first in range(0, max(len(items), 1), _ITEMS):
         some = items[first : first + _ITEMS]
         yield Slice(some, (0 if first else work) + ITEM * len(some), not last or first + _ITEMS < len(items))
 
 
 def _work(size: int) -> int:
-    """Of decoding so many bytes: more than _DECODE are one item, and most of them its payload."""
+    """Work of decoding `size` bytes. More than _DECODE are one item, mostly payload."""
     return size if size <= _DECODE else size // _LARGE
 
 
@@ -108,7 +107,7 @@ def _check_count(items: int, at_most: int) -> None:
 
 
 def _groups(ends: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
-    """What is decoded together: (number of its first item, offset where it begins, where it ends, items)."""
+    """Groups of items to decode together: (number of the first item, begin and end as offsets, number of items)."""
     first = 0
     while first < len(ends) - 1:
         fit = bisect_right(ends, ends[first] + _DECODE) - 1
@@ -118,7 +117,7 @@ def _groups(ends: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _decoded(decode: Callable[[], list[Any]], number: int, at: int) -> list[Any]:
-    """Items from `number`, at offset `at`, on. Raises BadRequest with numbers and offsets as they are in the batch."""
+    """Items from number `number` at offset `at`. Raises BadRequest with numbers and offsets of the whole batch."""
     try:
         return decoded(decode, BatchItem)  # type: ignore[no-any-return]
     except BadRequest as error:
@@ -136,7 +135,7 @@ def _light_json(data: bytes, max_items: int, lines: bool) -> list[Any]:
     decode, skim = (_decode_lines, _skim_lines) if lines else (_decode_json, _skim_json)
 
     def checked() -> list[Any]:
-        data.decode()  # Raw fields are not looked into, and broken UTF-8 is broken JSON
+        data.decode()  # msgspec does not check the UTF-8 of Raw fields
         if data.count(b"{") > max_items:
             _check_count(len(skim(data)), max_items)
         return decode(data)
@@ -168,7 +167,7 @@ def _json(data: bytes, max_items: int, max_body_bytes: int, lines: bool) -> Slic
 
 
 def _problem_of_large_json(item: bytes, number: int, largest: int) -> Generator[Slice, None, HadelayError | None]:
-    """Why an item should not be decoded."""
+    """The refusal of a large item before it is decoded, or None."""
     if len(item) > largest:
         return TooLarge(f"an item of {len(item)} bytes: more than any with a payload of max_body_bytes")
     if item.lstrip(_SPACE)[:1] != b"{":
@@ -182,9 +181,9 @@ def _problem_of_large_json(item: bytes, number: int, largest: int) -> Generator[
 
 _SPACE = b" \t\r\n"
 _PAYLOAD = re.compile(rb'[ \t\r\n]{0,1000}"body(?:_base64)?"')
-#: Limit of the depth of values within values: about what decoding bears.
+#: Limit of the depth of nested values, about that of the decoder.
 _DEEPEST = 1_000
-#: Bytes that end values or nest them, and what each does to the depth.
+#: Kinds of the bytes that end or nest values, and the change of depth by each.
 _QUOTE, _OPEN, _CLOSE, _COMMA_KIND, _NEWLINE = 1, 2, 3, 4, 5
 _KINDS = np.zeros(256, np.uint8)
 for _bytes, _kind in (b'"', _QUOTE), (b"[{", _OPEN), (b"]}", _CLOSE), (b",", _COMMA_KIND):
@@ -205,7 +204,7 @@ def _cut_json(data: bytes, opening: bytes, at_most: int, limit: str) -> _Cut:
     utf8 = getincrementaldecoder("utf-8")()
     while at < len(data):
         piece = data[at : at + _CUT_JSON]
-        if (len(piece) - len(piece.rstrip(b"\\"))) & 1:  # the last one escapes the byte behind it
+        if (len(piece) - len(piece.rstrip(b"\\"))) & 1:  # the last backslash escapes the next byte
             piece = data[at : at + _CUT_JSON + 1]
         _check_utf8(utf8, piece)
         where, kinds, inside = _outside_strings(piece, inside, _KINDS if opening else _KINDS_OF_LINES)
@@ -219,7 +218,7 @@ def _cut_json(data: bytes, opening: bytes, at_most: int, limit: str) -> _Cut:
         if len(closed):
             ending[closed], ending[closed[0] + 1 :] = True, False
         found = where[ending]
-        if not opening and len(found):  # of empty lines not even the ends count
+        if not opening and len(found):  # skip empty lines
             found = found[np.diff(found, prepend=-2) > 1]
         if len(ends) + len(found) > at_most + 1 + (not opening):
             raise TooLarge(f"more than {at_most} {'members' if opening == b'{' else 'items'}: {limit}")
@@ -248,7 +247,7 @@ def _check_utf8(decoder: Any, piece: bytes) -> None:
 
 
 def _opening(piece: bytes, where: np.ndarray, opening: bytes) -> list[int]:
-    """Where the bracket is that data begins with; nothing if there is only space so far."""
+    """Offset of the first bracket; empty if the piece is all space."""
     first = int(where[0]) if len(where) else len(piece)
     if piece[:first].strip(_SPACE) or piece[first : first + 1] not in (opening, b""):
         raise BadRequest("body: expected `array`: a batch is a list of messages")
@@ -298,7 +297,7 @@ def _msgpack(data: bytes, max_items: int) -> Slices:
 
 
 def _problem_of_large_msgpack(item: bytes, number: int) -> Generator[Slice, None, HadelayError | None]:
-    """Why an item should not be decoded."""
+    """The refusal of a large item before it is decoded, or None."""
 
     def check(members: int) -> None:
         if members > _MEMBERS:
@@ -326,7 +325,7 @@ _BYTES_OR_TEXT = b"\xc4\xc5\xc6\xd9\xda\xdb"
 def _cut_msgpack(
     data: bytes, header: Callable[[msgpack.Unpacker], int], values_each: int, check: Callable[[int], None]
 ) -> _Cut:
-    """Offset of the first value behind the header, and of the end of each. check: of what the header counts."""
+    """Offset of the first value behind the header, and of the end of each value. check: raises for a bad count."""
     unpacker, ends, values = msgpack.Unpacker(max_buffer_size=len(data)), list[int](), 0
     skip, tell = unpacker.skip, unpacker.tell
     for at in range(0, len(data), _CUT_MSGPACK):

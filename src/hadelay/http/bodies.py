@@ -1,5 +1,5 @@
-"""Reading request bodies: never more than the limit, never longer than the time a request may take to arrive, and never
-more of all connections together than a node has a budget for (ADR 180)."""
+"""Reads request bodies within three limits: bytes of one body, time to arrive, and bytes of all arriving bodies of a
+node together (ADR 180)."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from hadelay.errors import BadRequest, Overloaded, RequestTimeout, TooLarge, Uns
 
 
 class ByteBudget:
-    """For bodies that arrive in pieces: what has arrived counts, until the request is answered."""
+    """Bytes of bodies that arrive in pieces; they count until their request is answered."""
 
     def __init__(self, at_most: int) -> None:
         self.at_most, self.taken = at_most, 0
 
     def check(self, size: int, own: int = 0) -> None:
-        """Raises Overloaded if so much more is too much. A request alone, which has `own` of it, is always let in."""
+        """Raises Overloaded if `size` more bytes exceed the budget, unless no other request than the caller's, with
+        `own` bytes, uses it."""
         if self.taken > own and self.taken + size > self.at_most:
             raise Overloaded("too many large bodies are on their way in to this node; come again", retry_after_ms=200)
 
 
 class Reservation:
-    """What one request takes of the budget."""
+    """One request's part of the budget."""
 
     def __init__(self, budget: ByteBudget) -> None:
         self.budget, self.taken = budget, 0
@@ -41,8 +42,8 @@ class Reservation:
 async def read_body(
     request: web.BaseRequest, limit: int, timeout_ms: int, name: str, reservation: Reservation
 ) -> bytes:
-    """Raises TooLarge as soon as it is certain: from Content-Length before a byte is read, else at the limit. Raises
-    Overloaded when there is no budget left, before a byte is read if that is certain; then nothing has happened."""
+    """Raises TooLarge and Overloaded as early as possible: before the first byte if Content-Length tells. name: setting
+    of `limit`, for the error."""
     encoding = request.headers.get("Content-Encoding", "identity")
     if encoding.lower() not in ("", "identity"):
         raise UnsupportedMediaType(f"Content-Encoding {encoding[:40]!r} is not understood: send the body as it is")

@@ -1,17 +1,13 @@
-"""One client's connection: aiohttp's, with a short way for the requests that there are most of.
+"""One client's connection: aiohttp's, with a short way for the most frequent requests.
 
-aiohttp gives every request a parsed head, two tasks, a request and a response object; that is four times what a publish
-costs otherwise. So a request that arrives whole is taken out of the bytes here: its head is looked up among the heads
-of recent requests (clients repeat theirs to the byte). A publish's body becomes a draft, and the answer is written when
-the commit calls back: no task, no future, no header map. Routes that are declared `short` (batches, receive, ack, and
-what is asked of one message) run as they do otherwise, in a task that gets the parsed head and the body, and whose
-answer is written here.
+aiohttp's parsed head, two tasks, request and response objects cost four times as much as the rest of a publish. So a
+request that arrives whole is read here, and `RequestHeads` finds its head among recent ones. A publish's body becomes a
+draft, and the commit's callback writes the answer: no task, no future, no header map. Handlers of routes declared
+`short` (batches, receive, ack, one message) run in a task with the parsed head and the body.
 
-Only heads of the plainest form come this way (`RequestHeads` is strict: a Host, no name twice, nothing that changes
-framing). Whatever else arrives is fed to aiohttp, which keeps its parser, its limits and its errors. The two never
-overlap: the short way is open only while aiohttp's parser is between two requests and its handler waits for the next,
-and bytes that arrive while a request is under way wait until it is answered (so pipelined requests are answered in
-order).
+Only plain heads go the short way (a Host, no name twice, nothing that changes the framing); aiohttp reads all others.
+The two ways never overlap: the short way is open only while aiohttp's parser is between two requests and its handler
+waits. Bytes that arrive during a request are held until it is answered, so pipelined requests are answered in order.
 """
 
 from __future__ import annotations
@@ -34,9 +30,9 @@ from hadelay.http.requestheads import RequestHeads, ShortRequest
 
 log = logging.getLogger(__name__)
 
-#: An answer up to so large is copied behind its head.
+#: Limit in bytes of an answer that is copied behind its head.
 _JOIN_BYTES = 64 << 10
-#: While a task runs, so much of what follows its request is read.
+#: Limit in bytes of what is read behind a request while its task runs.
 _MAX_HELD = 64 << 10
 
 
@@ -115,7 +111,7 @@ class Connection(Protocol):
             missing = self._missing - len(data)
             self._missing = missing if missing >= 0 else -1
         elif data:
-            # Fed while aiohttp is busy: where these bytes end is its secret.
+            # aiohttp is busy and does not tell where these requests end.
             self._missing = -1
         super().data_received(data)
 
@@ -165,14 +161,14 @@ class Connection(Protocol):
         else:
             transport.writelines((head, body))
         if self._held:
-            # Not at once: an answer may come from within data_received, and this must not nest.
+            # In the next pass of the loop: data_received may be the caller, and calls must not nest.
             self.loop.call_soon(self._go_on)
         else:
             self._busy = False
 
     def _hold(self, data: bytes) -> None:
         self._held += data
-        # What runs in a task ends when its client hangs up, which is only seen by reading on.
+        # A disconnect cancels the task, and only reading on notices a disconnect.
         if self._task is None or len(self._held) > _MAX_HELD:
             self.pause_transport()
 
@@ -205,7 +201,7 @@ class Connection(Protocol):
             self._stalled.cancel()
             self._stalled = None
         self._held = b""
-        if self._task is not None:  # it hung up
+        if self._task is not None:
             self._task.cancel()
             self._task = None
             self.end_request()
@@ -226,7 +222,7 @@ class Connection(Protocol):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """What is not even HTTP, and what our own code did not expect."""
+        """Answer requests that are not HTTP, and unexpected errors."""
         if request.writer.output_size > 0:
             raise ConnectionError("the answer broke off") from exc
         if status < HTTPStatus.INTERNAL_SERVER_ERROR:

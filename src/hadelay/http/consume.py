@@ -1,7 +1,7 @@
 """Receive, ack, nack, extend.
 
-A poll belongs to its connection: a hang-up cancels the handler, and with it the poll, so that nothing is leased to
-somebody who left. Only the leader hands out; elsewhere the answer is 307, or a relay for those who cannot follow it.
+A disconnect cancels the handler and its poll, so that nothing is leased to a client that left. Only the leader hands
+out; other nodes answer 307, or relay the poll for clients that cannot follow a redirect.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ routes = Routes()
 _MAX_TOPICS = 1_000
 _MAX_CONSUMER = 128
 _MAX_REQUEST_ID = 64
-#: Leases named by one ack, nack or extend.
+#: Limit of leases of one ack, nack or extend.
 _MAX_LEASES = 10_000
-#: A leader that lost its place while polls waited is looked for this often before the poll gives up.
+#: Limit of searches for a leader by one poll: the leader may be deposed while the poll waits.
 _ATTEMPTS = 3
 _RECEIVING: Any = {
     "query": consuming.ReceiveQuery, "returns": {200: consuming.ReceivedMessages, 307: None}, "errors": (404, 409, 429),
@@ -143,7 +143,7 @@ def _answer(call: Call, handed: Handed) -> Answer:
 
 
 def _text(payload: Any, content_type: str) -> Any:
-    """UNSET: it is none."""
+    """The payload as text; UNSET: its content type or its bytes are not text."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind.startswith("text/") or kind in _TEXTUAL or kind.endswith(("+json", "+xml")):
         try:

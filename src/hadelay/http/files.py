@@ -35,10 +35,10 @@ async def hours(call: Call) -> Answer:
     return call.answer(Hours(str(applied_index), found))
 
 
-#: Hours that become a part of the answer in one slice.
+#: Limit of hours encoded in one slice.
 _HOURS = 200
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
-#: Read at a time, between what else the node does.
+#: Limit of bytes read at a time, so that other requests have their turn.
 _CHUNK = 256 << 10
 
 
@@ -58,7 +58,7 @@ async def hour_file(call: Call) -> web.StreamResponse:
 
 
 async def _send(call: Call, length: int, read: Callable[[int, int], Awaitable[bytes]]) -> web.StreamResponse:
-    """Those of `length` bytes that are asked for, by read(offset, size)."""
+    """Send the requested range of a file of `length` bytes; read(offset, size) returns its bytes."""
     request = call.request
     start, end = _range(request.headers.get("Range"), length)
     partial = (start, end) != (0, length)
@@ -82,7 +82,7 @@ class RangeNotSatisfiable(HadelayError):
 
 
 def _range(header: str | None, length: int) -> tuple[int, int]:
-    """[start, end) of the one range asked for; what is not such a range is the whole file, as RFC 9110 has it."""
+    """[start, end) of the one requested range; any other header means the whole file, as RFC 9110 says."""
     match = _RANGE.fullmatch(header.strip()) if header else None
     if match is None or match[0] == "bytes=-":
         return 0, length

@@ -31,7 +31,7 @@ _AT_ONCE = 16
 _RETRY_S = 0.1
 #: Timeout of a TLS handshake.
 _HANDSHAKE_S = 10.0
-#: Limit of spares, and how long one may take, its TLS handshake included.
+#: Limit of spares, and their lifetime in seconds, TLS handshake included.
 _SPARES, _SPARE_S = 64, 2.0
 
 
@@ -57,13 +57,13 @@ class Listener:
 
     @property
     def full(self) -> bool:
-        """No descriptor is left for another socket."""
+        """Whether no descriptor is left for another socket."""
         return self._context.connections + self._context.relay.count >= self._sockets
 
     # ---- accepting
 
     def listen(self, host: str, port: int) -> int:
-        """Listens on every address of `host`; returns the port. Raises ConfigError or Taken."""
+        """Listen on every address of `host`; returns the port. Raises ConfigError or Taken."""
         where = self._context.config.listen
         try:
             for sock, family, address in _sockets(host, port):
@@ -85,7 +85,7 @@ class Listener:
         return int(self._listening[0].getsockname()[1])
 
     def close(self) -> None:
-        """No new connections; those that are there stay, except TLS handshakes: they have asked nothing yet."""
+        """Accept no more connections. Open ones stay, except spares and TLS handshakes, which have no request yet."""
         for sock in self._listening:
             self._loop.remove_reader(sock)
             sock.close()
@@ -163,7 +163,7 @@ class Listener:
     def _start(
         self, connection: socket.socket, make: Callable[[], asyncio.Protocol], gone: Callable[[], None]
     ) -> asyncio.Task[None]:
-        """`gone` is called if `connection` comes to nothing; otherwise its protocol gets to know when it is lost."""
+        """Connect the protocol of `make`; calls `gone` if that fails."""
 
         def over(task: asyncio.Task[None]) -> None:
             self._connecting.discard(task)
@@ -171,7 +171,7 @@ class Listener:
             if task.cancelled() or error is not None:
                 connection.close()
                 gone()
-            if error is not None and not isinstance(error, OSError):  # it left, or speaks no TLS
+            if error is not None and not isinstance(error, OSError):  # it left, or its TLS failed
                 log.error("accept_failed", exc_info=error)
 
         task = self._loop.create_task(self._connect(connection, make))
@@ -189,9 +189,9 @@ class Listener:
 
 
 def _sockets(host: str, port: int) -> Iterator[tuple[socket.socket, int, Any]]:
-    """(socket, its family, address to bind it to) of every address of `host`. OSError if there is none.
+    """(socket, family, address to bind) of every address of `host`. Raises OSError without one.
 
-    /etc/hosts may name an address twice, and a resolver addresses of a family that the kernel does not have.
+    /etc/hosts may name an address twice, and a resolver may name addresses of a family that the kernel lacks.
     """
     found, unsupported = 0, None
     for family, kind, protocol, _, address in dict.fromkeys(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)):
@@ -209,7 +209,7 @@ def _sockets(host: str, port: int) -> Iterator[tuple[socket.socket, int, Any]]:
 
 
 def _network_of(address: str) -> str:
-    """Who an address stands for: whoever has one of IPv6 has the 2^64 of its network."""
+    """Unit in which clients are counted: an IPv4 address, or the /64 network of an IPv6 address."""
     if ":" not in address:
         return address
     try:

@@ -42,16 +42,16 @@ _READ: Any = {
 }  # fmt: skip
 _CANCEL: Any = {"returns": {200: Outcome}, "errors": (404, 409), "short": True, "scope": "publish"}
 _MOVE: Any = {"returns": {200: Rescheduled[str]}, "errors": (404, 409), "short": True, "scope": "publish"}
-#: Whose topic is that of the message.
+#: The topic is that of the message.
 _OWN: Any = {"own_topics": True}
 
 
-#: Bytes of the longest key that 0.1.0 could be told to take: what is stored under one can be read and cancelled.
+#: Limit of a key in bytes, as 0.1.0 allowed at most: such messages can still be read and cancelled.
 _LONGEST_KEY = 1 << 10
 
 
 async def _changed(call: Call) -> Target:
-    """What is to be changed: the topic of an id is looked up for tokens that may not publish to all of them."""
+    """The message to change. Raises Forbidden if the token may not publish to its topic."""
     target = _target(call)
     if isinstance(target, int) and not call.access.may("publish", None):
         topic = (await call.service.messages.describe(target, body=False, stale=False)).topic
@@ -117,7 +117,7 @@ async def _reschedule(call: Call, when_ms: int, relative: bool) -> Answer:
 # ---- lists
 
 _STATES = {**{str(state): frozenset((state,)) for state in State}, "pending": PENDING, "all": frozenset(State)}
-#: Key {due_ms, id}, and CRC-32C of the question it belongs to.
+#: Key {due_ms, id} of the last message, and CRC-32C of the query.
 _CURSOR = struct.Struct(">QQI")
 
 
@@ -173,7 +173,7 @@ def _decode(text: str, question: int) -> Key:
 # ---- dead letters, and the purge of what a topic holds
 
 _MAX_IDS = 1_000
-#: A cursor is {died_at_ms u64, id u64}, in hex.
+#: A cursor of dead letters is {died_at_ms u64, id u64} in hex.
 _DEAD_CURSOR_BYTES = 16
 
 

@@ -1,6 +1,5 @@
-"""/metrics in Prometheus' text format 0.0.4, written here: in slices, which prometheus-client cannot (ADR 130).
-docs/reference/metrics.md lists every family.
-"""
+"""Writes /metrics in Prometheus' text format 0.0.4, in slices, which prometheus-client cannot (ADR 130).
+docs/reference/metrics.md lists every family."""
 
 from __future__ import annotations
 
@@ -21,10 +20,10 @@ from hadelay.server.service.node import NodeService
 from hadelay.version import VERSION
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-#: Lines of a family that are written at once, and the longest time before the others on the loop have their turn.
+#: Limits of one slice: lines of a family, and seconds.
 _LINES = 200
 _SLICE_S = 0.0005
-#: How often the loop is looked at, and upper bounds of how late it was.
+#: Interval at which the loop's delay is measured, and bounds of the histogram's buckets, in seconds.
 _LOOK_S = 0.1
 _DELAYS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
@@ -63,10 +62,10 @@ FAMILIES = (
 
 
 class Metrics:
-    """What the HTTP layer counts, and the text."""
+    """Counters of the HTTP layer."""
 
     def __init__(self, service: NodeService, denied: Counter[str], turns: Turns) -> None:
-        """denied: requests refused for who asked, by reason."""
+        """denied: refusals of authentication and of rights, by reason."""
         self.service, self.denied, self.turns = service, denied, turns
         #: (route, status) → answers
         self.requests: Counter[tuple[str, int]] = Counter()
@@ -75,7 +74,7 @@ class Metrics:
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self) -> None:
-        """Look at the loop from now on, until `stop`."""
+        """Measure the loop's delay from now on, until `stop`."""
         loop = asyncio.get_running_loop()
         due = loop.time() + _LOOK_S
 
@@ -114,20 +113,20 @@ class Metrics:
 
 
 def lines(family: Family, values: Values) -> Iterator[str]:
-    """Some at a time, each with its end; a family without a value is left out."""
+    """Whole lines, some at a time; none of a family without a value."""
     name = family.name
     if isinstance(values, dict) and not values:
         return
     yield f"# HELP {name} {family.help}\n# TYPE {name} {family.kind}\n"
     if isinstance(values, Histogram):
-        # At once: it may be counted on meanwhile.
+        # In one slice: the counts may change between slices.
         counts = list(accumulate(values.counts))
         rows = zip((*map(str, values.bounds), "+Inf"), counts, strict=True)
         buckets = "".join([f'{name}_bucket{{le="{bound}"}} {count}\n' for bound, count in rows])
         yield f"{buckets}{name}_sum {values.sum}\n{name}_count {counts[-1]}\n"
     elif isinstance(values, dict):
         form = f"{name}{{" + ",".join(f'{label}="%s"' for label in family.labels) + "} %s\n"
-        items = iter(list(values.items()))  # they may change while others have their turn
+        items = iter(list(values.items()))  # the map may change between slices
         while some := list(islice(items, _LINES)):
             yield "".join([form % (*map(_escaped, texts), value) for texts, value in some])
     else:
@@ -136,7 +135,7 @@ def lines(family: Family, values: Values) -> Iterator[str]:
 
 @lru_cache(4_096)
 def _escaped(text: str) -> str:
-    """The names of topics come once per family."""
+    """Cached, because each family repeats the names of topics."""
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
@@ -152,10 +151,10 @@ def _process() -> tuple[float, ...]:
 
 
 def _started() -> float:
-    """/proc/stat, which knows when the machine began, may be hidden from a service (ProcSubset=pid)."""
+    """Start of the process, Unix time. /proc/stat, which has the boot time, may be hidden (ProcSubset=pid)."""
     ticks = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + int(ticks) / os.sysconf("SC_CLK_TCK")
 
 
-#: Once: a wall clock that is stepped would make another process of it.
+#: Computed once: after a step of the wall clock the result would differ, as of another process.
 _STARTED_S = _started()

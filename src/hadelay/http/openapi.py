@@ -1,4 +1,4 @@
-"""OpenAPI 3.1 from the declared routes: the types that validate requests are the ones described."""
+"""OpenAPI 3.1 from the declared routes, with the types that validate requests."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _PLAIN: dict[Any, tuple[str, dict[str, Any]]] = {
 _HEADERS = {
     name: f"As the query parameter {name[8:].lower().replace('-', '_')}" for name in HEADERS if not name.endswith("*")
 } | {"Hadelay-Meta-*": "Any number of headers whose names begin so; they travel with the message"}
-#: Request headers of HTTP's own that routes look at, by operation.
+#: Standard request headers that routes read, by operation.
 _STANDARD_HEADERS = {
     "publish": ("Idempotency-Key",),
     "publish_batch": ("Idempotency-Key",),
@@ -50,9 +50,9 @@ _HEADER_SCHEMAS: dict[str, dict[str, Any]] = {
     "Idempotency-Key": {"type": "string", "minLength": 1, "maxLength": 255},
     "Accept-Body": {"enum": ["text"]},
 }
-#: What a body of these routes holds: they read it by themselves.
+#: Types of bodies that routes read themselves.
 _RAW_BODIES: dict[str, Any] = {"publish_batch": list[BatchItem]}
-#: What can be done next with the id that a publish answered.
+#: Operations on the id that a publish returns.
 _LINKS = {"publish": ("get_message", "cancel_message", "reschedule_message", "deliver_now")}
 _ANSWER_HEADERS = {
     "Hadelay-Node": "The node that answers",
@@ -63,7 +63,7 @@ _ANSWER_HEADERS = {
 
 
 def document(routes: Iterable[Route], *, tokens: bool = False) -> bytes:
-    """tokens: they are asked for here."""
+    """The encoded document. tokens: whether requests need tokens."""
     routes = list(routes)
     types: dict[Any, None] = {Problem: None}
     for route in routes:
@@ -88,7 +88,7 @@ def document(routes: Iterable[Route], *, tokens: bool = False) -> bytes:
             },
         }
     )
-    # Times are text, and so nothing is said of what the documents are generic in.
+    # Names without the type parameter of times, which are always text.
     return encoded.replace(b"_str_", b"").replace(b"[str]", b"")
 
 
@@ -127,9 +127,9 @@ def _operation(route: Route, refs: dict[Any, Any], tokens: bool) -> dict[str, An
     if route.body or route.raw_body:
         refused.update((408, 413, 415, 422))
     if route.method != "GET":
-        # What goes through the log may find no leader, lose it half-way, or find the log full.
+        # A command may find no leader, lose it half-way, or find the disk full.
         refused.update((503, 504, 507))
-        refused.add(403)  # a page of another site
+        refused.add(403)  # sent by a page of another site
     if route.scope != OPEN:
         refused.update((401, 403))
     for status in sorted(refused):
@@ -181,12 +181,12 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
 
 
 def _given(schema: dict[str, Any]) -> dict[str, Any]:
-    """Without null: a query parameter is there, or it is not."""
+    """Schema of a query parameter, which is never null."""
     return _left_out(schema) if schema.get("default", "") is None else schema
 
 
 def _left_out(schema: dict[str, Any]) -> dict[str, Any]:
-    """Without null and without a default: of a member that is there, or is not."""
+    """Schema of an optional member that is never null: without null and default."""
     bare = {name: value for name, value in schema.items() if name not in ("anyOf", "default")}
     options = [option for option in schema.get("anyOf", ()) if option != {"type": "null"}]
     return bare | (options[0] if len(options) == 1 else {"anyOf": options} if options else {})

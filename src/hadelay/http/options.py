@@ -1,7 +1,7 @@
-"""What a publish says about its message besides the payload: by header, by query, or as fields of a batch item.
+"""Options of a publish: headers and query of a single one, fields of a batch item.
 
-The result is a `DraftTemplate`: all of a `Draft` but the body. A template depends on nothing but the bytes of the
-request, so the connection keeps those of recent requests (requestheads.py), and most publishes parse nothing at all.
+A single publish becomes a `DraftTemplate`, which has all but the body. It depends on the bytes of the head alone, so
+requestheads.py caches those of recent heads, and most publishes parse nothing.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ _EXTRAS = frozenset(_KNOWN_QUERY) - {"delay", "deliver_at"}
 _ON_CONFLICT = {"keep": KEEP, "replace": REPLACE, "reject": REJECT}
 _MAX_CONTENT_TYPE = 256
 _MAX_IDEMPOTENCY_KEY = 255
-#: https://www.w3.org/TR/trace-context/; whatever else it may be is left out, as that page asks.
+#: https://www.w3.org/TR/trace-context/; another value is ignored, as that page asks.
 TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
-#: One option, and nothing that would have to be decoded: what most queries are.
+#: The most common query: one option without percent-encoding.
 _PLAIN_QUERY = re.compile(r"(delay|deliver_at)=([0-9A-Za-z.:-]*)")
 
 
 class DraftTemplate(NamedTuple):
     """A publish of one message without its body."""
 
-    #: Has an empty body.
+    #: Its body is empty.
     draft: Draft
-    #: Of the request.
+    #: Idempotency-Key of the request.
     idempotency_key: bytes | None = None
-    #: The content type is that of a form, which `curl -d` says of whatever it sends.
+    #: The content type is a form's, which `curl -d` sends with any body; JSON is recognised.
     form: bool = False
 
     def with_body(self, body: bytes) -> Draft:
@@ -60,13 +60,13 @@ class DraftTemplate(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What the headers say; the request line says the rest."""
+    """Options in the headers of a publish; others may be in its request line."""
 
     found: dict[str, str]
     content_type: str
     own_meta: dict[str, str]
     traceparent: str | None
-    #: These three, packed: the usual meta.
+    #: Content type, own meta and traceparent, packed.
     meta: bytes
     idempotency_key: bytes | None
     form: bool
@@ -75,7 +75,7 @@ class Options(NamedTuple):
 def parse_head(
     limits: HttpConfig, max_delay_ms: int, topic: str, query: str, headers: Iterable[tuple[bytes, bytes]]
 ) -> DraftTemplate:
-    """`query` without the question mark, still encoded. Raises BadRequest, Impossible or UnsupportedMediaType."""
+    """query: without the question mark, percent-encoded. Raises BadRequest, Impossible or UnsupportedMediaType."""
     return with_line(limits, max_delay_ms, topic, query, parse_headers(limits, headers))
 
 
@@ -190,7 +190,7 @@ def with_trace(template: DraftTemplate, trace: bytes, limits: HttpConfig) -> Dra
 
 
 def check_tags(limits: HttpConfig, tags: Iterable[str]) -> tuple[str, ...]:
-    """Without repetitions, in the order given. What is between two commas is a tag, less the space around it."""
+    """Distinct tags in the order given, without spaces around them. Raises BadRequest."""
     found = tuple(dict.fromkeys(tag.strip() for tag in tags))
     if len(found) > limits.max_tags:
         raise BadRequest(f"{len(found)} tags; at most {limits.max_tags}")
@@ -201,7 +201,7 @@ def check_tags(limits: HttpConfig, tags: Iterable[str]) -> tuple[str, ...]:
 
 
 def _is_json(body: bytes) -> bool:
-    """Whether it parses. Nothing is made of it: 1 MiB takes 3 ms at most."""
+    """Whether the body parses. Without building values, 1 MiB takes 3 ms at most."""
     try:
         _RAW.decode(body)
         body.decode()
@@ -229,7 +229,7 @@ def _once(found: dict[str, str], option: str, text: str) -> None:
 
 
 def text_of(value: bytes) -> str:
-    """A header's value: UTF-8, or latin-1 as HTTP once had it."""
+    """A header's value: UTF-8, else latin-1."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -237,7 +237,7 @@ def text_of(value: bytes) -> str:
 
 
 def when(max_delay_ms: int, delay: object, deliver_at: object) -> tuple[int, bool]:
-    """(when_ms, relative). Neither, zero or past: now, which is a delay of zero."""
+    """(when_ms, relative) of a draft; without both, a delay of zero. Raises BadRequest or Impossible."""
     if delay is not None:
         if deliver_at is not None:
             raise BadRequest("delay and deliver_at contradict each other: give one of them")

@@ -1,4 +1,4 @@
-"""Receives that wait: ended when the node drains; and relayed to the leader, for clients that cannot be redirected."""
+"""Waiting receives: a stop of the node ends them; Relay sends them to the leader for clients that do not redirect."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _ANSWERED = ("Content-Type", "Retry-After", "Location")
 
 
 class Polls:
-    """Waiting receives. Draining ends them with an answer that sends the consumer, with the same request_id, elsewhere:
-    503, or 504 when something may have been granted to it already."""
+    """Waiting receives. Draining answers them 503, or 504 if a grant may have been made; the consumer asks another node
+    with the same request_id."""
 
     def __init__(self) -> None:
         self.tasks: set[asyncio.Task[Any]] = set()
@@ -56,27 +56,27 @@ class Polls:
 
 
 class Relay:
-    """Asks the leader for polls that this node took. full: whether no socket is left for another one."""
+    """Forwards polls to the leader. full: whether no socket is left for another one."""
 
     def __init__(self, config: HttpConfig, tls: Certificates | None) -> None:
         self._config, self._tls = config, tls
         self.full: Callable[[], bool] = lambda: False
-        #: Polls that wait for the leader's answer, each on a connection to it.
+        #: Number of polls that wait for the leader's answer, each on its own connection.
         self.count = 0
         self._session: aiohttp.ClientSession | None = None
 
     async def ask(
         self, leader: Leader, method: str, path: str, data: bytes | None, headers: Mapping[str, str], wait_ms: int
     ) -> Answer:
-        """The same poll to the leader. path: without the query. Whoever is asked and does not lead answers with a
-        redirect, which is followed some times, and does not relay the poll in turn."""
+        """Send the poll to the leader. path: without the query, so that a node that does not lead answers with a
+        redirect, which is followed, and does not relay the poll again."""
         if self.full():
             raise Overloaded("no socket is left to ask the leader: ask it yourself", retry_after_ms=1_000)
         if self._session is None:
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), auto_decompress=False)
         sent = {name: headers[name] for name in _RELAYED if name in headers}
         if self._tls is not None and not leader.url.startswith("https:"):
-            sent.pop("Authorization", None)  # what came encrypted does not leave otherwise
+            sent.pop("Authorization", None)  # an encrypted token leaves only encrypted
         config = self._config
         timeout = aiohttp.ClientTimeout(
             total=None,

@@ -1,7 +1,7 @@
 """POST /v1/topics/{topic}/messages and POST /v1/messages:batch.
 
-Single publishes usually never come here: connection.py answers them without a task. This is the same thing for
-requests that need more of HTTP (chunked bodies, Expect, a body in many pieces), and for mistakes.
+connection.py answers most single publishes without a task. The handler here answers those that need more of HTTP
+(chunked bodies, Expect, a body in many pieces), and wrong ones.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ routes = Routes()
 
 
 async def commit(call: Call, drafts: list[Draft], key: bytes | None) -> Receipts:
-    """When the client hangs up meanwhile, the message stays."""
+    """Publish and wait for the commit; a disconnect does not undo the publish."""
     found: Receipts = await answered(lambda done: call.service.publish(drafts, key, done))
     return found
 
@@ -104,9 +104,9 @@ _NO_OPTIONS = (None,) * 7
 
 
 class _Drafts:
-    """Items of one batch into drafts. A wrong item is refused in its place; the others are published.
+    """Drafts of the items of one batch. A wrong item is refused in its place; the others are published.
 
-    Topics, times and metas repeat within a batch, so what was worked out for one item serves the next.
+    Topics, times and metas repeat within a batch, so their results are cached.
     """
 
     def __init__(self, call: Call) -> None:
@@ -115,13 +115,13 @@ class _Drafts:
         self.topics: set[str] = set()
         self.whens: dict[tuple[object, object], tuple[int, bool]] = {}
         self.metas: dict[str, bytes] = {}
-        #: Of items that say nothing of their own.
+        #: Traceparent of items without one.
         self.trace = check_traceparent(call.request.headers.get("traceparent", "").encode("utf-8", "surrogateescape"))
         self.plain = pack(Meta(tp=self.trace))
         self.drafts: list[Draft] = []
-        #: Items that were refused, by their place.
+        #: Refusals of items, by place in the batch.
         self.problems: dict[int, HadelayError] = {}
-        #: Items so far.
+        #: Number of items so far.
         self.total = 0
 
     def add(self, items: list[Any]) -> None:
@@ -130,7 +130,7 @@ class _Drafts:
         self.total += len(items)
         topics, when_of, one = self.topics, self._when, self._one
         max_body, max_delay_s = self.limits.max_body_bytes, self.max_delay_ms // 1000
-        # So many characters are not too many bytes, whatever they are.
+        # In characters: UTF-8 has at most four bytes for one.
         short_key = self.limits.max_key_bytes // 4
         for place, item in enumerate(items, first):
             if isinstance(item, HadelayError):
@@ -171,7 +171,7 @@ class _Drafts:
                 self.problems[place] = error
 
     def _when(self, delay: object, at: object) -> tuple[int, bool]:
-        # 1 and true and 1.0 are one key of a dict; the types have sorted out true before.
+        # 1, 1.0 and True are one key of a dict; the item's type has refused True.
         times = self.whens.get((delay, at))
         if times is None:
             times = self.whens[delay, at] = when(self.max_delay_ms, delay, at)
@@ -220,5 +220,5 @@ def payload(item: Any) -> tuple[bytes, str]:
         return b"", given
     try:
         return msgspec.json.encode(body), given or "application/json"
-    except (TypeError, ValueError, RecursionError) as error:  # of msgpack, what JSON has no word for
+    except (TypeError, ValueError, RecursionError) as error:  # a value that only MessagePack has
         raise BadRequest(f"body: {error}; send bytes") from None

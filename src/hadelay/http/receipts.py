@@ -1,4 +1,4 @@
-"""Answers to publishes, as bytes."""
+"""Encodes the answers to publishes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hadelay.errors import HadelayError
 from hadelay.http.turns import ITEM, Turns
 from hadelay.model import Draft, encode_id
 
-#: Results that are encoded in one slice.
+#: Limit of results encoded in one slice.
 _RESULTS = 250
 _JSON = (b'{"id":"', b'","deliver_at":"', b'"},', b'{"results":[', b"]}")
 # fixmap of 2, fixstr of 2, fixstr of 13 … fixstr of 10, fixstr of 24
@@ -25,7 +25,7 @@ _MSGPACK = (b"\x82\xa2id\xad", b"\xaadeliver_at\xb8", b"", b"\x81\xa7results", b
 
 
 def one(draft: Draft, receipts: Receipts) -> tuple[int, str, bytes]:
-    """(status, id, JSON) of a publish of one message. Raises what the row was refused for."""
+    """(status, id, JSON) of the publish of one message. Raises its refusal."""
     if receipts.problems:
         raise receipts.problems[0]
     message_id = encode_id(receipts.ids[0])
@@ -42,7 +42,7 @@ def one(draft: Draft, receipts: Receipts) -> tuple[int, str, bytes]:
 async def batch(
     receipts: Receipts, problems: dict[int, HadelayError], total: int, msgpack: bool, turns: Turns
 ) -> bytes:
-    """The answer to a batch of `total`. `problems`: items refused before they got to the log, by their place."""
+    """The answer to a batch of `total` items. problems: refusals before the log, by place in the batch."""
     if not problems and not receipts.problems and not receipts.duplicates and not receipts.replaced:
         return _plain(receipts, msgpack)
     encode = msgspec.msgpack.encode if msgpack else msgspec.json.encode
@@ -59,7 +59,7 @@ async def batch(
 
 
 def _plain(receipts: Receipts, msgpack: bool) -> bytes:
-    """Every item has the same width: the whole answer is one matrix of bytes."""
+    """Without refusals and duplicates all results have one width, and the answer is a matrix of bytes."""
     lead, middle, tail, head, end = _MSGPACK if msgpack else _JSON
     count, width = len(receipts.ids), len(lead) + ID_CHARS + len(middle) + INSTANT_CHARS + len(tail)
     rows = np.empty((count, width), np.uint8)

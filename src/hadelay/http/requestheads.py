@@ -1,4 +1,4 @@
-"""Heads of recent requests, byte for byte: clients repeat theirs, so most requests parse nothing at all."""
+"""Caches parsed request heads by their bytes: clients repeat their heads, so most requests parse nothing."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ from hadelay.http.options import (
 )
 from hadelay.http.routes import Route
 
-#: As many bytes, and lines, as aiohttp takes.
+#: aiohttp's limits of a head, in bytes and lines.
 _MAX_HEAD, _MAX_LINES = 8_190, 128
 _TARGET = re.compile(rb'(GET|POST|PUT|DELETE|PATCH) (/[!"$-~]*) HTTP/1\.1\r\n')
 _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\x80-\xff]*)\r\n")
 _PUBLISH = re.compile(rb"/v1/topics/([A-Za-z0-9._-]+)/messages(?:\?(.*))?")
 _DIGITS = re.compile(rb"\d{1,15}")
-#: Headers that hardly come again.
+#: Headers whose values rarely repeat.
 _OWN = frozenset((b"idempotency-key", b"hadelay-key", b"traceparent"))
 #: Parts of a path that name a message.
 _OWN_PATH = frozenset(("id", "key"))
-#: Headers that change how a message is framed, or need an answer of their own.
+#: Headers that change the framing, or that only the long way checks.
 _AIOHTTP_ONLY = frozenset(
     (b"transfer-encoding", b"expect", b"upgrade", b"content-encoding", b"te", b"trailer", b"origin", b"sec-fetch-site")
 )
 
 
 class Fields(NamedTuple):
-    """The header lines of a request: of many requests the same, whatever their request lines ask."""
+    """The parsed header lines of a request, which requests with other request lines may share."""
 
-    #: None: there is no Content-Length.
+    #: None: without Content-Length.
     body_bytes: int | None
-    #: None: something in them is wrong, or not for a publish.
+    #: None: not valid for a publish.
     options: Options | None
     lines: tuple[tuple[bytes, bytes], ...]
-    #: They may come again, to the byte.
+    #: Other requests may repeat these lines.
     common: bool
     authorization: tuple[str, ...]
 
 
 class ShortRequest(NamedTuple):
-    """What a request asks that a route answers without aiohttp, but for its body."""
+    """A request without its body, for a route that answers without aiohttp."""
 
     route: Route
     path: dict[str, str]
@@ -152,7 +152,7 @@ class RequestHeads:
         try:
             options = parse_headers(self.context.config, headers)
         except HadelayError:
-            options = None  # the route says the same again, with all that belongs to an answer
+            options = None  # the long way refuses it
         authorization = tuple(value.decode("latin-1") for name, value in headers if name.lower() == b"authorization")
         fields = Fields(length, options, tuple(headers), common, authorization)
         if common:
