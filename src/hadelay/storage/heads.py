@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -29,18 +30,20 @@ _SCAN = 16_384
 ReadRows = Callable[[int, int, int], npt.NDArray[np.void]]
 
 
+def no_counters() -> npt.NDArray[np.void]:
+    return np.zeros(0, COUNTER)
+
+
+@dataclass(slots=True)
 class Derived:
-    """Heads of the first `entries` index entries of an hour, and counters of the first `counted`."""
+    """Heads of the first `entries` index entries of an hour, and counters of the first `counted`. on_disk: number of
+    entries that the `.heads` file covers."""
 
-    __slots__ = ("counted", "counters", "entries", "heads", "on_disk")
-
-    def __init__(self) -> None:
-        self.heads = no_heads()
-        self.entries = 0
-        self.counters = no_counters()
-        self.counted = 0
-        #: Number of entries that the `.heads` file covers.
-        self.on_disk = 0
+    heads: Heads = field(default_factory=no_heads)
+    entries: int = 0
+    counters: npt.NDArray[np.void] = field(default_factory=no_counters)
+    counted: int = 0
+    on_disk: int = 0
 
 
 def encode_heads(hour: int, derived: Derived) -> bytes:
@@ -66,17 +69,10 @@ def decode_heads(data: bytes, hour: int) -> Derived | None:
         return None
     if len(body) != whole or crc32c(body, crc32c(data[: HEADS.itemsize - 4])) != header["crc"]:
         return None
-    derived = Derived()
-    heads = np.frombuffer(body, HEAD, SECONDS_PER_HOUR)
-    derived.heads = Heads(heads["last"].copy(), heads["count"].copy())
-    derived.counters = np.frombuffer(body, COUNTER, offset=SECONDS_PER_HOUR * HEAD.itemsize).copy()
-    derived.entries, derived.counted = int(header["entries"]), int(header["counted"])
-    derived.on_disk = derived.entries
-    return derived
-
-
-def no_counters() -> npt.NDArray[np.void]:
-    return np.zeros(0, COUNTER)
+    rows, entries = np.frombuffer(body, HEAD, SECONDS_PER_HOUR), int(header["entries"])
+    heads = Heads(rows["last"].copy(), rows["count"].copy())
+    counters = np.frombuffer(body, COUNTER, offset=SECONDS_PER_HOUR * HEAD.itemsize).copy()
+    return Derived(heads, entries, counters, int(header["counted"]), on_disk=entries)
 
 
 def count_topics(counters: npt.NDArray[np.void], rows: npt.NDArray[np.void]) -> npt.NDArray[np.void]:

@@ -217,18 +217,16 @@ class HourReader:
         """Copy of these DISPATCH rows. DamagedFile when a CRC is wrong."""
         n = self.event_count(hour)
         if isinstance(numbers, slice):
-            first, end, step = numbers.indices(n)
-        else:
-            first, end, step = (int(numbers.min()), int(numbers.max()) + 1, 1) if len(numbers) else (0, 0, 1)
-        if end <= first:
+            numbers = np.arange(*numbers.indices(n))
+        if not len(numbers):
             return np.zeros(0, DISPATCH)
+        first, end = int(numbers.min()), int(numbers.max()) + 1
         if first < 0 or end > n:
             raise IndexError(f"hour {hour_name(hour)} has {n} events")
         path = self.path(hour) + ".dsp"
         data = self._handles.read(path, (end - first) * DISPATCH_SIZE, first * DISPATCH_SIZE)
-        rows = np.frombuffer(data, DISPATCH)
-        rows = rows[::step] if isinstance(numbers, slice) else rows.take(numbers - first)
-        if verify and len(bad := DISPATCH_CRC.bad(np.ascontiguousarray(rows))):
-            at = np.arange(n)[numbers][bad[0]]
-            raise DamagedFile(path, int(at) * DISPATCH_SIZE, "the event's CRC is wrong", size=DISPATCH_SIZE)
+        rows = np.frombuffer(data, DISPATCH).take(numbers - first)
+        if verify and len(bad := DISPATCH_CRC.bad(rows)):
+            at = int(numbers[bad[0]]) * DISPATCH_SIZE
+            raise DamagedFile(path, at, "the event's CRC is wrong", size=DISPATCH_SIZE)
         return rows

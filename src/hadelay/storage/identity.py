@@ -104,11 +104,7 @@ def refuse_strangers(directory: str, found: Identity, expected: Identity) -> Non
 def note_damage(disk: Disk, directory: str, what: str) -> None:
     """Note that apply found a damaged file: this copy of the data must not be used, also after a restart. The note is
     durable on return."""
-    file = disk.open(f"{directory}/damaged", create=True)
-    file.pwrite(what.encode(), 0)
-    file.sync()
-    file.close()
-    disk.sync_dir(directory)
+    replace_file(disk, f"{directory}/damaged", what.encode())
 
 
 def noted_damage(disk: Disk, directory: str) -> str | None:
