@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from chaos.sim.disk import SimDisk
 from hadelay.errors import FatalError
 from hadelay.members import Members
+from hadelay.storage import snapshots
 from hadelay.storage.manifest import Manifest, SnapshotFile
 
 if TYPE_CHECKING:
@@ -139,7 +140,9 @@ class RaftMachine(PlainMachine):
         return Installer(self, manifest)
 
 
-class Installer:
+class Installer(snapshots.Installer):
+    """One file, `state`, kept in memory until `finish`."""
+
     def __init__(self, machine: RaftMachine, manifest: Manifest) -> None:
         self.machine, self.manifest, self.data = machine, manifest, bytearray()
 

@@ -1,4 +1,4 @@
-"""What Raft needs from the rest of the node (Machine, Installer), and its settings and counters."""
+"""What Raft needs from the rest of the node (Machine), and its settings and counters."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hadelay.errors import ConfigError, HadelayError
 from hadelay.members import Members
 from hadelay.raft.ready import Ready
 from hadelay.storage.manifest import Manifest
+from hadelay.storage.snapshots import Installer
 
 #: done(result, error): exactly one of them is not None (a result may itself be None); called once, on the loop.
 Done = Callable[[Any, HadelayError | None], None]
@@ -22,27 +23,6 @@ ReadDone = Callable[[int, HadelayError | None, Ready], None]
 
 #: Incarnation of a cluster's founders, admitted from the first entry on. Later incarnations are larger.
 FOUNDING = 1
-
-
-class Installer(Protocol):
-    """Receives the files of one manifest in a directory of their own, until `finish` switches to them."""
-
-    def have(self, name: str) -> int:
-        """Number of bytes of this file received by an earlier attempt; the pull continues there."""
-        ...
-
-    def write(self, name: str, offset: int, data: bytes) -> None:
-        """DiskFull: all received files are discarded; a later attempt may find room."""
-        ...
-
-    def finish(self, done: Finished) -> None:
-        """Verify lengths and CRCs, sync, switch by rename, reload the state machine; then `done`. After a FatalError
-        the node must stop; after any other error the node's state is unchanged."""
-        ...
-
-    def abort(self) -> None:
-        """End the pull. Received files may be kept for the next attempt."""
-        ...
 
 
 class Machine(Protocol):

@@ -18,9 +18,9 @@ from hadelay.raft import messages
 from hadelay.raft.apply import Applier
 from hadelay.raft.part import Part, Shared
 from hadelay.raft.peer import Peer
-from hadelay.raft.ports import Installer
 from hadelay.raft.ready import Notice, Ready
 from hadelay.storage.manifest import Manifest, SnapshotFile
+from hadelay.storage.snapshots import Installer
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from hadelay.platform.network import Network
 from hadelay.platform.runtime import Runtime
 from hadelay.raft.journal import FIRST, Journal
 from hadelay.raft.node import RaftNode
-from hadelay.raft.ports import Installer, RaftTuning
+from hadelay.raft.ports import RaftTuning
 from hadelay.server.checkpoints import Checkpoints
 from hadelay.server.clustertime import ClusterClock
 from hadelay.server.delivery.loop import DeliveryLoop
@@ -43,6 +43,7 @@ from hadelay.server.replica import Replica
 from hadelay.settings.node import Config
 from hadelay.storage.identity import note_damage
 from hadelay.storage.manifest import Manifest
+from hadelay.storage.snapshots import Installer
 from hadelay.storage.store import Storage
 from hadelay.version import FEATURE_LEVEL, VERSION
 

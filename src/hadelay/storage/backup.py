@@ -15,7 +15,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -83,63 +82,22 @@ class Damage(Struct):
     what: str
 
 
-class Files(Protocol):
-    """Storage of backups. Names are those of a manifest; `length` is the manifest's length of the file."""
-
-    #: Location, for error messages.
-    where: str
-    format: int
-    #: Backup.part of the backups written and read here.
-    part: int
-
-    def prepare(self) -> None:
-        """Prepare the location for writing."""
-        ...
-
-    def manifests(self) -> list[str]:
-        """Names of manifests, among other names."""
-        ...
-
-    def load(self, name: str) -> bytes:
-        """Read a manifest."""
-        ...
-
-    def size(self, name: str, length: int) -> int:
-        """Number of the file's first `length` bytes that are stored."""
-        ...
-
-    def read(self, name: str, length: int, offset: int, size: int) -> bytes:
-        """Up to 1 MiB from an offset that is a multiple of 1 MiB; fewer bytes at the end of a short file."""
-        ...
-
-    def fill(self, name: str, length: int, read: Callable[[int, int], bytes], *, anew: bool) -> None:
-        """Store the file's first `length` bytes; read(offset, limit) returns 1 to `limit` bytes. Stored bytes are kept
-        unless `anew`. The file is durable on return."""
-        ...
-
-    def put(self, name: str, data: bytes, lengths: dict[str, int]) -> None:
-        """Write a manifest atomically, after a sync of the files that it names."""
-        ...
-
-    def remove(self, name: str) -> None:
-        """Remove a manifest."""
-        ...
-
-    def keep(self, backups: list[dict[str, int]]) -> None:
-        """Remove files that no kept backup needs. backups: name → length of the files of each kept backup."""
-        ...
-
-
 class Directory:
-    """Backups in a local directory."""
+    """Backups in a local directory; Objects (pipeline/objects.py) overrides all methods for an object store.
 
+    Names are those of a manifest; `length` is the manifest's length of the file.
+    """
+
+    #: Format of the manifests, and Backup.part, of the backups written and read here.
     format, part = 1, 0
 
     def __init__(self, disk: Disk, directory: str) -> None:
-        self._disk, self.where = disk, directory
+        self._disk = disk
+        #: Location, for error messages.
+        self.where = directory
 
     def prepare(self) -> None:
-        """Create the directory, and lock out other backups while this process lives."""
+        """Prepare the location for writing. A directory is locked for other backups while this process lives."""
         self._disk.makedirs(f"{self.where}/hours")
         self._disk.protect(self.where)
         try:
@@ -148,12 +106,15 @@ class Directory:
             raise ConfigError(f"another backup is writing to {self.where}: wait for its end") from None
 
     def manifests(self) -> list[str]:
+        """Names of manifests, among other names."""
         return self._disk.listdir(self.where) if self._disk.exists(self.where) else []
 
     def load(self, name: str) -> bytes:
+        """Read a manifest."""
         return read_file(self._disk, f"{self.where}/{name}")
 
     def size(self, name: str, length: int) -> int:
+        """Number of the file's first `length` bytes that are stored."""
         path = f"{self.where}/{name}"
         if not self._disk.exists(path):
             return 0
@@ -161,9 +122,12 @@ class Directory:
             return min(file.size(), length)
 
     def read(self, name: str, length: int, offset: int, size: int) -> bytes:
+        """Up to 1 MiB from an offset that is a multiple of 1 MiB; fewer bytes at the end of a short file."""
         return read_file(self._disk, f"{self.where}/{name}", size, offset)
 
     def fill(self, name: str, length: int, read: Callable[[int, int], bytes], *, anew: bool) -> None:
+        """Store the file's first `length` bytes; read(offset, limit) returns 1 to `limit` bytes. Stored bytes are kept
+        unless `anew`. The file is durable on return."""
         with closing(self._disk.open(f"{self.where}/{name}", create=True)) as file:
             at = 0 if anew else min(file.size(), length)
             while at < length:
@@ -174,14 +138,17 @@ class Directory:
             file.drop_cache()  # verify the disk, not the cache: an earlier sync may have failed
 
     def put(self, name: str, data: bytes, lengths: dict[str, int]) -> None:
+        """Write a manifest atomically, after a sync of the files that it names."""
         for directory in (f"{self.where}/hours", self.where):
             self._disk.sync_dir(directory)
         replace_file(self._disk, f"{self.where}/{name}", data)
 
     def remove(self, name: str) -> None:
+        """Remove a manifest."""
         self._disk.unlink(f"{self.where}/{name}")
 
     def keep(self, backups: list[dict[str, int]]) -> None:
+        """Remove files that no kept backup needs. backups: name → length of the files of each kept backup."""
         self._disk.sync_dir(self.where)  # a power loss must not bring back a manifest without its files
         needed = {name for lengths in backups for name in lengths}
         for place in ("", "hours/"):
@@ -193,7 +160,7 @@ class Directory:
 class Archive:
     """Backups in one location."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: Directory) -> None:
         self.files, self.where = files, files.where
 
     def indexes(self) -> list[int]:
