@@ -211,7 +211,7 @@ def _look(node: Any) -> list[int]:
     hours: list[int] = store.hours()
     for hour in hours[-2:]:
         try:
-            assert len(store.read_file(hour, "idx", 0, 320)) <= 320
+            assert len(store.read_file(hour, ".idx", 0, 320)) <= 320
         except OSError as error:  # a far hour is written out first: HTTP answers 503
             if not is_disk_full(error):
                 raise

@@ -64,7 +64,7 @@ class Rig:
         #: All over the log, in no order.
         self.rows = self.storage.hours.entries(hour, np.random.default_rng(1).choice(ALL, COUNT, replace=False))
         self.log = self.storage.hours.path(hour) + ".log"
-        self.storage.hours.read_file(hour, "log", 0, 1)
+        self.storage.hours.read_file(hour, ".log", 0, 1)
 
     def drop(self) -> None:
         drop(self.log)

@@ -121,7 +121,7 @@ def test_who_still_looks_at_a_closed_store_neither_reads_nor_writes_what_follows
             lambda hour=hour: hours.index_view(hour),
             lambda hour=hour: hours.pre_view(hour),
             lambda hour=hour: hours.events(hour),
-            lambda hour=hour: hours.read_file(hour, "log", 0, 10),
+            lambda hour=hour: hours.read_file(hour, ".log", 0, 10),
             lambda hour=hour: hours.record(hour, int(record["offset"]), int(record["size"])),
             lambda hour=hour: hours.written_minutes(hour),
             lambda: hours.heads(far),

@@ -30,7 +30,7 @@ from hadelay.platform.runtime import Runtime
 from hadelay.server.link import Link, Reply
 from hadelay.server.peers import Peers
 from hadelay.server.replica import Replica
-from hadelay.storage.repair import check_repair
+from hadelay.storage.hourtable import FILES
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -46,7 +46,6 @@ HAND_OUTS, LISTS = "records", "lists"
 #: Timeout of a request for sound bytes, in seconds.
 _FETCH_S = 2.0
 _MAX_BYTES = 80 << 20
-_SUFFIXES = (".log", ".idx", ".dsp")
 
 
 class Extent(NamedTuple):
@@ -277,11 +276,11 @@ class Repairer:
     def _serve(self, peer: str, payload: Any, reply: Reply) -> None:
         try:
             hour, suffix, offset, size = payload
-            if suffix not in _SUFFIXES or not 0 < size <= _MAX_BYTES:
+            if suffix not in FILES or not 0 < size <= _MAX_BYTES:
                 raise BadRequest("no such bytes")
             store = self._replica.storage.hours
-            data = store.read_file(hour, suffix[1:], offset, size)
-            check_repair(suffix, offset, data, store.lengths(hour)[_SUFFIXES.index(suffix)], store.index_view(hour))
+            data = store.read_file(hour, suffix, offset, size)
+            store.check_repair(hour, suffix, offset, data)
             reply(data, None)
         except (BadRequest, DamagedFile, OSError, TypeError, ValueError) as error:
             reply(None, BadRequest(f"no good copy here: {error}"))

@@ -10,14 +10,14 @@ import numpy.typing as npt
 
 from hadelay.codec.formats import DISPATCH, DISPATCH_SIZE, INDEX, INDEX_SIZE
 from hadelay.codec.linking import DISPATCH_CRC, INDEX_CRC, Heads
-from hadelay.codec.records import check_record
-from hadelay.errors import DamagedFile
+from hadelay.codec.records import check_record, decode_record
+from hadelay.errors import BadRequest, DamagedFile
 from hadelay.model import DEAD_HOURS, hour_name
 from hadelay.platform.disk import Disk, File
 from hadelay.storage.far import FarWriter
 from hadelay.storage.handles import Handles
 from hadelay.storage.heads import HeadsCache, bad_entry
-from hadelay.storage.hourtable import HourTable
+from hadelay.storage.hourtable import FILES, HourTable
 from hadelay.storage.near import NearHour
 
 Rows = npt.NDArray[np.void]
@@ -172,11 +172,26 @@ class HourReader:
         return self._handles.get(self.path(hour) + ".log")
 
     def read_file(self, hour: int, suffix: str, offset: int, size: int) -> bytes:
-        """Bytes of the hour's "log", "idx" or "dsp" file, cut at the applied length."""
+        """Bytes of the hour's ".log", ".idx" or ".dsp" file, cut at the applied length."""
         self._write_out(hour)
-        length = self.lengths(hour)[("log", "idx", "dsp").index(suffix)]
-        size = min(size, length - offset)
-        return self._handles.get(f"{self.path(hour)}.{suffix}").pread(size, offset) if size > 0 else b""
+        size = min(size, self.length(hour, suffix) - offset)
+        return self._handles.get(self.path(hour) + suffix).pread(size, offset) if size > 0 else b""
+
+    def check_repair(self, hour: int, suffix: str, offset: int, data: bytes) -> None:
+        """BadRequest unless `data` verifies as the record, or the whole entries, at this offset of the file."""
+        length = self.length(hour, suffix)
+        if not data or offset < 0 or offset + len(data) > length:
+            raise BadRequest(f"a repair must lie within the file: offset {offset}, {len(data)} bytes of {length}")
+        if suffix == ".log":
+            what = _bad_record(offset, data, self.index_view(hour))
+        else:
+            what = _bad_entries(suffix, offset, data)
+        if what:
+            raise BadRequest(f"the repair at offset {offset} is not the original data: {what}")
+
+    def length(self, hour: int, suffix: str) -> int:
+        """Bytes of .log, .idx or .dsp at the applied index."""
+        return self.lengths(hour)[list(FILES).index(suffix)]
 
     def _far_entries(self, hour: int, indexes: npt.NDArray[np.integer] | slice) -> Rows:
         n = self.count(hour)
@@ -230,3 +245,23 @@ class HourReader:
             at = int(numbers[bad[0]]) * DISPATCH_SIZE
             raise DamagedFile(path, at, "the event's CRC is wrong", size=DISPATCH_SIZE)
         return rows
+
+
+def _bad_record(offset: int, data: bytes, entries: Rows) -> str | None:
+    what = check_record(data, len(data))
+    if what:
+        return what
+    there = entries["first_id"][entries["offset"] == offset]
+    # Without an entry that points here, the entry must be repaired first.
+    return None if decode_record(data).first_id in there else "no index entry points to this record"
+
+
+def _bad_entries(suffix: str, offset: int, data: bytes) -> str | None:
+    dtype, crc = (INDEX, INDEX_CRC) if suffix == ".idx" else (DISPATCH, DISPATCH_CRC)
+    if offset % dtype.itemsize or len(data) % dtype.itemsize:
+        return "a repair consists of whole entries"
+    rows = np.frombuffer(data, dtype)
+    if len(crc.bad(rows)):
+        return "an entry's CRC is wrong"
+    numbers = np.arange(len(rows)) + offset // dtype.itemsize
+    return "the entries belong to another offset" if suffix == ".idx" and (rows["index"] != numbers).any() else None

@@ -22,10 +22,9 @@ from hadelay.model import hour_name
 from hadelay.platform.disk import Disk
 from hadelay.storage.far import Sample
 from hadelay.storage.hourreader import HourReader, Rows
-from hadelay.storage.hourtable import DSP, IDX, LOG
+from hadelay.storage.hourtable import DSP, FILES, IDX, LOG
 from hadelay.storage.hourtable import place as place_of
 from hadelay.storage.near import NearHour
-from hadelay.storage.repair import check_repair
 
 #: Maximum size of one append, records and rows, in bytes; a journal entry has at most 4 MiB.
 _LARGEST_APPEND = 16 << 20
@@ -265,7 +264,7 @@ class HourStore(HourReader):
         table, paths = self._table, []
         for slot in np.flatnonzero(table.unsynced).tolist():
             path, bits = self.path(table.hour(slot)), int(table.unsynced[slot])
-            paths += [path + suffix for suffix, bit in ((".log", LOG), (".idx", IDX), (".dsp", DSP)) if bits & bit]
+            paths += [path + suffix for suffix, bit in FILES.items() if bits & bit]
         table.unsynced[:] = 0
         return paths
 
@@ -281,7 +280,7 @@ class HourStore(HourReader):
         if self._pins:
             return []
         doomed, self._doomed = self._doomed, []
-        paths = [self.path(hour) + suffix for hour in doomed for suffix in (".log", ".idx", ".dsp", ".heads")]
+        paths = [self.path(hour) + suffix for hour in doomed for suffix in (*FILES, ".heads")]
         for path in paths:
             self._handles.forget(path)
         return [path for path in paths if self._disk.exists(path)]
@@ -306,16 +305,14 @@ class HourStore(HourReader):
         return hours[order], table.rows(slots[order])
 
     def repair(self, hour: int, suffix: str, offset: int, data: bytes) -> None:
-        """Overwrite damaged bytes of ".log", ".idx" or ".dsp" with a peer's. BadRequest unless `data` verifies as the
-        record, or the whole entries, of this offset."""
-        place, bit = {".log": (0, LOG), ".idx": (1, IDX), ".dsp": (2, DSP)}[suffix]
-        check_repair(suffix, offset, data, self.lengths(hour)[place], self.index_view(hour))
+        """Overwrite damaged bytes of ".log", ".idx" or ".dsp" with a peer's. BadRequest: see check_repair."""
+        self.check_repair(hour, suffix, offset, data)
         near = self._near.get(hour)
         if near is not None and suffix != ".dsp":
             near.overwrite(suffix, data, offset)
         else:
             self._handles.get(self.path(hour) + suffix).pwrite(data, offset)
-        self._table.unsynced[self._slot(hour)] |= bit
+        self._table.unsynced[self._slot(hour)] |= FILES[suffix]
 
     def close(self) -> None:
         for hour in list(self._near):

@@ -12,8 +12,9 @@ import numpy.typing as npt
 from hadelay.codec.formats import HOUR_ROW
 from hadelay.model import DEAD_HOURS, NONE32
 
-#: Bits of `unsynced`: the hour's files with bytes that are not synced yet.
+#: Bits of `unsynced`: the hour's files with bytes that are not synced yet; and the suffixes of these files.
 LOG, IDX, DSP = 1, 2, 4
+FILES = {".log": LOG, ".idx": IDX, ".dsp": DSP}
 _MARGIN = 256
 #: Columns of a HOUR_ROW.
 _IN_CHECKPOINT = ("log_bytes", "entries", "events", "log_crc", "idx_crc", "dsp_crc")

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hadelay.api.cluster import Hour, HourFileOut, Names, Snapshot, SnapshotFileOut
-from hadelay.api.service import HOUR_FILES, HourFile, answered
+from hadelay.api.service import HourFile, answered
 from hadelay.api.text import format_instant
 from hadelay.codec.formats import DISPATCH_SIZE, INDEX_SIZE
 from hadelay.errors import NotFound, Overloaded
@@ -58,11 +58,11 @@ class Files(Door):
         store = self._node.storage.hours
         if not store.count(hour):
             raise NotFound("that hour has no messages, or is past its retention")
-        return store.lengths(hour)[HOUR_FILES.index(file)]
+        return store.length(hour, f".{file}")
 
     async def read_hour_file(self, hour: int, file: HourFile, offset: int, length: int) -> bytes:
         """Exactly `length` bytes, within hour_file_length."""
-        return self._node.storage.hours.read_file(hour, file, offset, length)
+        return self._node.storage.hours.read_file(hour, f".{file}", offset, length)
 
     async def names(self) -> Names:
         await self._confirm()
