@@ -52,7 +52,7 @@ TRANSPORT = {
     "_onNodeDisconnected": ["node"],
 }
 #: Of library.py itself.
-OURS = {"_hash", "_journal", "_listener", "_state_changed", "_to_library"}
+OURS = {"_hash", "_journal", "_listener", "_receive", "_state_changed", "_to_library"}
 #: Names of the library's module that are replaced while it constructs itself, and how it calls them.
 SEAMS = {"createJournal": "self.__conf.journalFile", "createPoller": "self.__conf.pollerType", "PipeNotifier": ""}
 

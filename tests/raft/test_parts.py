@@ -187,7 +187,7 @@ def test_a_transfer_without_a_follower_that_can_lead_is_refused() -> None:
 
 
 def follower(core: Core, journal: Any, installing: bool = False) -> Follower:
-    part: Any = SimpleNamespace(heard_leader=lambda now: None, new_leader=lambda ready: None, rtt_ms=0)
+    part: Any = SimpleNamespace(heard_leader=lambda now: None, give_up=lambda ready, tell: None, rtt_ms=0)
     applier: Any = SimpleNamespace(installing=installing, applied=7)
     return Follower(shared(core, journal, machine=part), members("n2"), part, part, applier)
 

@@ -12,6 +12,7 @@ founder with an empty log that meets a peer with entries is no founder.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any, NamedTuple
 
 from hadelay.errors import FatalError, HadelayError
@@ -114,7 +115,7 @@ class Admission(Part):
         self._journal.become(fresh)
         self._renewing = False
         for name in self._members.peers:
-            ready.notify(Notice.DROP_LINK, name)  # the next link begins with a new greeting
+            ready.answers.append(partial(self._network.disconnect, name))  # the next link begins with a new greeting
 
     # -- memory
     def remember(self, peer: Peer, term: int) -> None:

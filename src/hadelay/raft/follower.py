@@ -72,7 +72,7 @@ class Follower(Part):
         self._core.heard(name, term, 0)
         if (name, term) != self._leader:  # else the leader is back after a silence, and `verified` is still right
             self._leader, self.verified, self._owed = (name, term), 0, None
-            self._snapshots.new_leader(ready)
+            self._snapshots.give_up(ready, tell=False)  # the former leader has released its files
             log.info("follows", extra={"leader": name, "term": term})
             ready.notify(Notice.FOLLOWS)
 

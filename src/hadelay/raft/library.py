@@ -260,44 +260,33 @@ class Core(SyncObj):  # type: ignore[misc]
         self._applyCommand(command, None)
         self._checkCommandsToApply()
 
+    def _receive(self, peer: str, kind: str, **fields: Any) -> None:
+        """Pass a message of `peer` to the library."""
+        self._to_library(self.members[peer], {"type": kind, **fields})
+
     def vote_requested(self, peer: str, term: int, last_index: int, last_term: int) -> None:
-        self._to_library(
-            self.members[peer],
-            {"type": "request_vote", "term": term, "last_log_index": last_index, "last_log_term": last_term},
-        )
+        self._receive(peer, "request_vote", term=term, last_log_index=last_index, last_log_term=last_term)
 
     def voted(self, peer: str, term: int) -> None:
-        self._to_library(self.members[peer], {"type": "response_vote", "term": term})
+        self._receive(peer, "response_vote", term=term)
 
     def heard(self, peer: str, term: int, commit_index: int) -> None:
-        """`peer` leads `term`, and what this node holds up to `commit_index` is committed."""
-        self._to_library(self.members[peer], {"type": "append_entries", "term": term, "commit_index": commit_index})
+        """`peer` leads `term`, and this node's entries up to `commit_index` are committed."""
+        self._receive(peer, "append_entries", term=term, commit_index=commit_index)
 
     def append(self, peer: str, term: int, commit_index: int, entries: list[tuple[Any, ...]]) -> None:
-        """The same, with entries that follow directly on the last one here."""
-        last = self._SyncObj__raftLog[-1]  # no public name
-        self._to_library(
-            self.members[peer],
-            {
-                "type": "append_entries",
-                "term": term,
-                "commit_index": commit_index,
-                "prevLogIdx": last[1],
-                "prevLogTerm": last[2],
-                "entries": entries,
-            },
-        )
+        """`heard`, with entries that follow directly on the last one of this node."""
+        _, index, last_term = self._SyncObj__raftLog[-1]  # no public name
+        prev = {"prevLogIdx": index, "prevLogTerm": last_term}
+        self._receive(peer, "append_entries", term=term, commit_index=commit_index, entries=entries, **prev)
 
     def acknowledged(self, peer: str, index: int) -> None:
-        """`peer` holds everything up to `index` on its disk, and so does this node. Never lowers anything."""
-        self._to_library(
-            self.members[peer],
-            {"type": "next_node_idx", "next_node_idx": index + 1, "reset": False, "success": True},
-        )
+        """`peer` and this node hold all entries up to `index` on their disks. Never lowers an index."""
+        self._receive(peer, "next_node_idx", next_node_idx=index + 1, reset=False, success=True)
 
     def jump(self, index: int) -> None:
-        """Everything up to `index` is in the state machine (checkpoint or snapshot), hence committed."""
-        # No public names: the library knows no start but an empty one or its own pickled dump.
+        """All entries up to `index` are in the state machine (from a checkpoint or snapshot), hence committed."""
+        # No public names: the library starts only empty, or from its own pickled dump.
         self._SyncObj__raftCommitIndex = index
         self._SyncObj__raftLastApplied = index
 

@@ -117,7 +117,7 @@ class Membership(Part):
             self.no_leader_seen = False
             self._reconfigure(now, ready)
 
-    # -- what the log says
+    # -- lists in the log
     def load(self, applied: int, now: float, ready: Ready) -> None:
         """Read the lists before the start: the applied list, and those in the journal beyond it."""
         self._take_applied()
@@ -191,7 +191,7 @@ class Membership(Part):
                 self.peers[name].counted = 0
         ready.notify(Notice.MEMBERS)
 
-    # -- what peers say
+    # -- lists of peers
     def tell(self, peer: Peer, ready: Ready) -> None:
         """Send the applied members to a peer, unless they are from the configuration file."""
         index, members = self.applied_list
@@ -210,7 +210,7 @@ class Membership(Part):
             self._heard = (index, members)
             self._reconfigure(now, ready)
 
-    # -- changing it
+    # -- changes
     def refusal(self, members: Members) -> HadelayError | None:
         """The reason why this node may not propose this list, or not now; else None."""
         if self._config.survivor:

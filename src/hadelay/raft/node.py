@@ -262,8 +262,6 @@ class RaftNode(Events):
     def _notice(self, notice: Notice, about: Any, now: float, ready: Ready) -> None:
         if notice is Notice.LINK_UP:
             self._link_ready(about, now, ready)
-        elif notice is Notice.DROP_LINK:
-            self.network.disconnect(about)
         elif notice is Notice.FOLLOWS:
             self.stats.leader_changes += 1
             self.membership.leader_seen(now, ready)

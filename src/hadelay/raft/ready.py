@@ -18,8 +18,6 @@ class Notice(Enum):
 
     #: A peer's greeting was accepted; value: the peer.
     LINK_UP = auto()
-    #: End the link to a peer; value: its name.
-    DROP_LINK = auto()
     #: This node follows a new leader.
     FOLLOWS = auto()
     #: Entries may be sent to a peer again; value: the peer.

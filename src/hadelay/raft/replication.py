@@ -199,7 +199,7 @@ class Replication(Part):
         elif sum(self.count(peer) for peer in self._members.peers.values()):
             ready.advance = True
 
-    # -- still leading?
+    # -- quorum
     @property
     def confirmed_at(self) -> float:
         """Time at which the newest heartbeat answered by a majority was sent: no other node led before."""

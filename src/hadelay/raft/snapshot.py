@@ -122,7 +122,7 @@ class Snapshots(Part):
         leads = offer.term == self._core.term and self._core.leader == peer.name
         if not leads or (self._pull is not None and self._pull.finishing):
             return
-        self._give_up(ready, tell=False)
+        self.give_up(ready, tell=False)
         if offer.index <= self._applier.applied:
             self._tell(peer.name, self._applier.applied, ready)
             return
@@ -175,7 +175,7 @@ class Snapshots(Part):
         pull.heard = now
         self._stats.snapshot_received_bytes += len(reply.data)
         if not reply.data or crc32c(reply.data) != reply.crc:
-            self._give_up(ready)
+            self.give_up(ready)
         elif self._take(pull, reply.name, reply.offset, reply.data, ready):
             pull.offset += len(reply.data)
             self._request(pull, now, ready)
@@ -193,25 +193,21 @@ class Snapshots(Part):
         timeout, by which an operator may have made room."""
         log.error("snapshot_failed", extra={"index": pull.manifest.index, "error": str(error)})
         pull.finishing = False
-        self._give_up(ready, tell=not isinstance(error, DiskFull))
+        self.give_up(ready, tell=not isinstance(error, DiskFull))
 
     def _watch(self, pull: _Pull, now: float, ready: Ready) -> None:
         if pull is not self._pull or pull.finishing:
             return
         if now - pull.heard >= _PATIENCE_S:
-            self._give_up(ready)
+            self.give_up(ready)
         else:
             ready.later(_PATIENCE_S, self._watch, pull)
 
-    def new_leader(self, ready: Ready) -> None:
-        """The former leader has released its files; the new leader offers its own."""
-        self._give_up(ready, tell=False)
-
     def link_lost(self, name: str, ready: Ready) -> None:
         if self._pull is not None and self._pull.source == name:
-            self._give_up(ready, tell=False)
+            self.give_up(ready, tell=False)
 
-    def _give_up(self, ready: Ready, tell: bool = True) -> None:
+    def give_up(self, ready: Ready, tell: bool = True) -> None:
         """End the pull. This node's state is unchanged; the next attempt resumes."""
         pull = self._pull
         if pull is not None and not pull.finishing:
