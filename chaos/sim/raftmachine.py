@@ -10,7 +10,7 @@ from chaos.sim.disk import SimDisk
 from hadelay.errors import FatalError
 from hadelay.members import Members
 from hadelay.storage import snapshots
-from hadelay.storage.manifest import Manifest, SnapshotFile
+from hadelay.storage.snapshots import Manifest, SnapshotFile
 
 if TYPE_CHECKING:
     from chaos.sim.machines import Process

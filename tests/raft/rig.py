@@ -22,7 +22,7 @@ from hadelay.raft.node import RaftNode
 from hadelay.raft.ports import FOUNDING, Finished, RaftTuning
 from hadelay.raft.records import ENTRY, encode_record
 from hadelay.storage.identity import Identity
-from hadelay.storage.manifest import Manifest, SnapshotFile
+from hadelay.storage.snapshots import Manifest, SnapshotFile
 
 CONFIG = RaftTuning(max_entry_bytes=8000, journal_keep_bytes=0)
 JOURNAL = JournalConfig(segment_bytes=1 << 15, tail_bytes=1 << 13)

@@ -15,8 +15,8 @@ from hadelay.errors import ConfigError, DamagedFile, NotFound
 from hadelay.model import hour_name
 from hadelay.platform.disk import Disk
 from hadelay.storage.backup import BLOCK, FORMAT, Archive, Backup, Directory
-from hadelay.storage.manifest import Manifest
 from hadelay.storage.names import TOPIC
+from hadelay.storage.snapshots import Manifest
 
 BACKUP = "/backup"
 

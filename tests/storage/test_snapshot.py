@@ -12,8 +12,8 @@ from support import IDENTITY, NOW, Loop, checkpoint, events, messages, open_stor
 from chaos.sim.disk import SimCrash, SimDisk
 from chaos.sim.tables import SimBackend
 from hadelay.errors import DamagedFile
-from hadelay.storage.manifest import Manifest
 from hadelay.storage.names import TOPIC
+from hadelay.storage.snapshots import Manifest
 from hadelay.storage.store import Storage
 from hadelay.storage.tables import CHECKPOINT, CORE
 

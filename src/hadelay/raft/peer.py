@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from hadelay.storage.manifest import Manifest
+from hadelay.storage.snapshots import Manifest
 
 
 @dataclass(eq=False)

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 from hadelay.errors import ConfigError, HadelayError
 from hadelay.members import Members
 from hadelay.raft.ready import Ready
-from hadelay.storage.manifest import Manifest
-from hadelay.storage.snapshots import Installer
+from hadelay.storage.snapshots import Installer, Manifest
 
 #: done(result, error): exactly one of them is not None (a result may itself be None); called once, on the loop.
 Done = Callable[[Any, HadelayError | None], None]

@@ -19,8 +19,7 @@ from hadelay.raft.apply import Applier
 from hadelay.raft.part import Part, Shared
 from hadelay.raft.peer import Peer
 from hadelay.raft.ready import Notice, Ready
-from hadelay.storage.manifest import Manifest, SnapshotFile
-from hadelay.storage.snapshots import Installer
+from hadelay.storage.snapshots import Installer, Manifest, SnapshotFile
 
 log = logging.getLogger(__name__)
 

@@ -42,8 +42,7 @@ from hadelay.server.refusals import Refusals
 from hadelay.server.replica import Replica
 from hadelay.settings.node import Config
 from hadelay.storage.identity import note_damage
-from hadelay.storage.manifest import Manifest
-from hadelay.storage.snapshots import Installer
+from hadelay.storage.snapshots import Installer, Manifest
 from hadelay.storage.store import Storage
 from hadelay.version import FEATURE_LEVEL, VERSION
 

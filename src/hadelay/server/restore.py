@@ -22,8 +22,7 @@ from hadelay.settings.node import Config
 from hadelay.storage.backup import Archive, Backup
 from hadelay.storage.identity import write_identity
 from hadelay.storage.lmdbtables import LmdbBackend
-from hadelay.storage.manifest import Manifest, SnapshotFile
-from hadelay.storage.snapshots import Installer, clear, roll_forward
+from hadelay.storage.snapshots import Installer, Manifest, SnapshotFile, clear, roll_forward
 from hadelay.storage.tables import CHECKPOINT, CORE, ROW, Backend
 
 _CHUNK = 1 << 20

@@ -13,6 +13,7 @@ import logging
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from itertools import islice
 
 import msgpack
@@ -22,7 +23,6 @@ from hadelay.errors import DamagedFile, DiskFull, FatalError, HadelayError, is_d
 from hadelay.platform.disk import Disk, File, read_file
 from hadelay.platform.runtime import Runtime
 from hadelay.storage.hours import HourStore, file_checksums
-from hadelay.storage.manifest import Manifest, SnapshotFile
 from hadelay.storage.tables import CHECKPOINT, ROW, Backend, Put, Tables, hour_rows, scan_all
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,23 @@ _COMMIT_ROWS = 50_000
 _TABLES = 2
 #: Names of the directory entries that a switch replaces.
 _SWITCHED = ("hours", "names", "state.mdb")
+
+
+@dataclass(frozen=True)
+class SnapshotFile:
+    name: str
+    length: int
+    crc: int  # crc32c of those bytes
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Files of one durable checkpoint. Names are relative to a data directory, except the export: `state-<index>`."""
+
+    index: int
+    term: int
+    files: list[SnapshotFile]
+    blob: bytes = b""
 
 
 def rows_as_bytes(backend: Backend) -> Iterator[bytes]:

@@ -29,9 +29,8 @@ from hadelay.storage.handles import files_closed
 from hadelay.storage.hours import HourStore, file_checksums
 from hadelay.storage.identity import Identity, check_identity, lock_directory, write_identity
 from hadelay.storage.lmdbtables import LmdbBackend
-from hadelay.storage.manifest import Manifest
 from hadelay.storage.names import NameTable
-from hadelay.storage.snapshots import LANE, Exports, Installer, clear, roll_forward
+from hadelay.storage.snapshots import LANE, Exports, Installer, Manifest, clear, roll_forward
 from hadelay.storage.tables import CHECKPOINT, CORE, HOUR_STATES, HOURS, ROW, Backend, Put, Tables, hour_rows, scan_all
 
 #: Maximum pause between two slices of a checkpoint, in seconds.

@@ -23,7 +23,7 @@ from hadelay.server.node import Node
 from hadelay.server.service.part import Door
 from hadelay.storage.handles import files_closed
 from hadelay.storage.hours import HourStore
-from hadelay.storage.manifest import Manifest
+from hadelay.storage.snapshots import Manifest
 from hadelay.storage.store import Storage
 
 #: Time without a read after which a snapshot ends.
