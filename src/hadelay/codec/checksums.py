@@ -1,8 +1,8 @@
 """CRC32C of bytes, and of many fixed-length rows at once.
 
-A CRC is affine over GF(2): XOR the CRCs of two rows, and what comes out depends on where they differ only, as one table
-entry per (position, byte). So a batch needs one call for its first row, and a gather and an XOR reduction over the
-bytes that are not the same in all: 90 µs for 1,000 index entries.
+A CRC is affine over GF(2): the XOR of the CRCs of two rows depends only on the bytes in which the rows differ, by one
+table entry per (position, byte). So a batch needs one call for its first row, and a gather and an XOR reduction over
+the columns that are not the same in all rows: 90 µs for 1,000 index entries.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 _U32 = 0xFFFF_FFFF
 #: Below this many rows a call per row is quicker than the gather's fixed cost.
 _FEW = 96
-#: Rows at a time: what they need meanwhile stays in the cache.
+#: Rows per step: temporary arrays of this size stay in the cache.
 _MANY = 1024
 _NONE = np.zeros(0, np.intp)
 
@@ -33,8 +33,8 @@ def crc32c(data: bytes | bytearray | memoryview, crc: int = 0) -> int:
 
 
 def masked(crc: int) -> int:
-    """As it stands in a row. Bytes followed by their own CRC have one CRC, whatever they are: a file of such rows would
-    have the same checksum on every node, even where they differ. Rotated and added to, as in LevelDB's log."""
+    """A CRC as rows contain it: rotated and added to, as in LevelDB's log. All bytes that are followed by their own CRC
+    have the same CRC: files of such rows would have equal checksums even where the rows differ."""
     return ((crc >> 15 | crc << 17) + 0xA282_EAD8) & _U32
 
 
@@ -46,19 +46,19 @@ class RowCrc:
         assert dtype.names[-1].endswith("crc")
         self.covered = covered = dtype.itemsize - 4
         zeroes = google_crc32c.value(bytes(covered))
-        #: Of the byte at a position, in a row that is zero otherwise; less the CRC of a row of zeroes.
+        #: (position, byte) → CRC of a row that is zero otherwise, XOR the CRC of a row of zeroes.
         table = np.zeros((covered, 256), np.uint32)
         every = np.arange(256)
         for position in range(covered):
             row = bytearray(covered)
-            # A CRC is linear: that of a byte is made of those of its bits.
+            # A CRC is linear: the entry of a byte is the XOR of the entries of its bits.
             for bit in range(8):
                 row[position] = 1 << bit
                 table[position, every >> bit & 1 == 1] ^= np.uint32(google_crc32c.value(bytes(row)) ^ zeroes)
         self._table = table.ravel()
 
     def of(self, rows: npt.NDArray[np.void]) -> npt.NDArray[np.uint32]:
-        """What each row's CRC has to be. rows: C-contiguous."""
+        """The masked CRC of each row. rows: C-contiguous."""
         n, covered = len(rows), self.covered
         if n < _FEW:
             data, step, value = rows.tobytes(), covered + 4, google_crc32c.value

@@ -37,7 +37,7 @@ from hadelay.members import Member, Members
 from hadelay.members import is_whole as whole_members
 from hadelay.model import MAX_RATE, MAX_REASON, Draft
 
-#: Limits of one slice where the caller names none.
+#: Default limits of entries per slice of a job.
 _LIMITS = {
     Job.SWEEP: 16_384, Job.ROLL_FORWARD: 1_000, Job.RETIRE: 16_384, Job.TTL_EXPIRE: 500, Job.DROP_DEAD: 1_000,
     Job.REDRIVE: 500,
@@ -53,7 +53,7 @@ _PAIR = struct.Struct("<II")
 _WHEN = struct.Struct("<q?")
 _CURSOR = struct.Struct("<III")
 _LONG = struct.Struct("<Q")
-#: The section of a SETTLE that exists so far.
+#: Number of the only section of a SETTLE.
 _DELAYS = 1
 #: Flags of a member.
 _VOTER, _JOINED = 1, 2
@@ -94,13 +94,13 @@ def encode_ack(node: str, rows: Rows) -> bytes:
 
 
 def uncounted(delay_ms: int) -> int:
-    """The delay_ms that `encode_nack` takes for messages that come back after this delay without counting the attempt,
-    and the other way round. Below the feature level of that it means the topic's backoff."""
+    """delay_ms of a NACK that gives messages back after this delay without counting the attempt, and the other way
+    round. Below the feature level UNCOUNTED such a value means the topic's backoff."""
     return -2 - delay_ms
 
 
 def encode_nack(node: str, rows: Rows, delay_ms: int = -1, reason: str = "") -> bytes:
-    """delay_ms: −1 for the topic's backoff, below that as `uncounted` has it. reason: cut to MAX_REASON bytes."""
+    """delay_ms: −1 for the topic's backoff, below that see `uncounted`. reason: cut to MAX_REASON bytes."""
     cut = reason.encode()[:MAX_REASON].decode(errors="ignore")
     return _leases(Command.NACK, node, rows, delay_ms, pack_name(cut) if cut else b"")
 
@@ -116,7 +116,7 @@ def encode_settle(command: bytes, delays: U32) -> bytes:
 
 
 def encode_expire(grants: Iterable[tuple[int, int]]) -> bytes:
-    """Grants of which a position has run out: (term, seq) each. Apply judges every position against state.now."""
+    """Return expired leases of these grants, (term, seq) each. Apply compares every lease with state.now."""
     pairs = np.array(list(grants), _U32).reshape(-1, 2)
     return _frame(Command.EXPIRE, _COUNT.pack(len(pairs)), pairs.tobytes())
 
@@ -146,7 +146,7 @@ def encode_cursor(hour: int, second: int, local: int) -> bytes:
 
 
 def encode_topic_put(name: str, config: dict[str, Any]) -> bytes:
-    """Sets what `config` names, validated by apply; None puts a key back to its default."""
+    """Change the settings in `config`, which apply validates; None resets a setting to its default."""
     return _frame(Command.TOPIC_PUT, pack_name(name), msgpack.packb(config))
 
 
@@ -155,7 +155,7 @@ def encode_topic_delete(name: str, force: bool = False) -> bytes:
 
 
 def encode_redrive(node: str, topic: str, ids: Sequence[int], *, all: bool = False, rate: float | None = None) -> bytes:
-    """Bring dead letters back: `ids`, at once; or all there are now, slice by slice (REDRIVE_SOME), at `rate`."""
+    """Bring back dead letters: `ids`, at once; or all of the topic in slices (REDRIVE_SOME), `rate` per second."""
     head = _REDRIVE.pack(all, rate or 0.0, len(ids))
     return _frame(Command.REDRIVE, pack_name(node), pack_name(topic), head, np.asarray(ids, _U64).tobytes())
 
@@ -173,7 +173,7 @@ def encode_purge(topic: str, states: int) -> bytes:
 
 
 def encode_alerted(topic: str, count: int) -> bytes:
-    """Somebody was told of the topic's first `count` deaths."""
+    """The first `count` deaths of the topic were reported to its alert URL."""
     return _frame(Command.ALERTED, pack_name(topic), _LONG.pack(count))
 
 
@@ -187,7 +187,7 @@ def encode_token_revoke(token_id: str) -> bytes:
 
 
 def encode_audited(node: str, token_id: str, token: str, action: str, target: str, command: bytes) -> bytes:
-    """`command`, encoded, and an entry of the audit trail with it. Texts are cut to MAX_NAME bytes."""
+    """`command`, encoded, with an entry of the audit trail. Texts are cut to MAX_NAME bytes."""
     texts = (node, token_id, token, action, target)
     cut = (pack_name(text.encode()[:MAX_NAME].decode(errors="ignore")) for text in texts)
     return _frame(Command.AUDITED, *cut, command)
@@ -202,7 +202,7 @@ def encode_incarnation(node: str, incarnation: int) -> bytes:
 
 
 def encode_members(members: Members) -> bytes:
-    """The members from now on. It has to be the only command of its entry: in the log it is in force (ADR 150)."""
+    """The members from now on, in force once in the log (ADR 150). Must be the only command of its entry."""
     assert whole_members(members), members
     packed = [
         pack_name(m.name) + pack_name(m.address) + bytes([_VOTER * m.voter | _JOINED * m.joined]) for m in members
@@ -211,7 +211,7 @@ def encode_members(members: Members) -> bytes:
 
 
 def encode_settings(settings: dict[str, Any]) -> bytes:
-    """The limits apply decides by. Replicated, because two nodes with different files must still agree."""
+    """Limits for apply. Replicated, because nodes with different configuration files must still agree."""
     return _frame(Command.SETTINGS, msgpack.packb(settings))
 
 
@@ -271,7 +271,7 @@ def _decode_settle(reader: Reader) -> tuple[int, SettleLeases]:
 def _decode_redrive(reader: Reader) -> Redrive:
     node, topic = reader.name(), _named(reader)
     everything, rate, count = reader.unpack(_REDRIVE)
-    # So that neither infinity nor "not a number" gets into the state.
+    # Keeps infinity and "not a number" out of the ledger.
     if not 0 <= rate <= MAX_RATE:
         raise Malformed(f"a rate is above 0 and at most {MAX_RATE}")
     return Redrive(node, topic, bool(everything), rate or None, reader.array(_U64, count))
@@ -312,7 +312,7 @@ def _decode_members(reader: Reader) -> Members:
 
 def _named(reader: Reader) -> str:
     name = reader.name()
-    if not name or len(name) > MAX_NAME:
+    if not name:
         raise Malformed("an empty name")
     return name
 

@@ -14,26 +14,14 @@ from hadelay.version import MEMBERS_LEVEL, SETTLE_LEVEL
 MAX_REQUEST_ID = 64
 #: A position in a grant is a u16 in its lease tokens.
 MAX_GRANT = 65_535
-#: The last number of a grant, a u32 in its lease tokens too.
+#: Highest number of a grant, a u32 in its lease tokens.
 MAX_SEQ = (1 << 32) - 1
-#: A grant may be committed at most this long before its messages are due (they are handed out when they are).
+#: Limit of the time between the commit of a grant and the later due time of its messages, which leave when due.
 MAX_AHEAD_MS = 100
 
 
-class Audited(NamedTuple):
-    """A command, and who wanted it: the answer is the command's own."""
-
-    node: str
-    token_id: str
-    token: str
-    action: str
-    target: str
-    kind: int
-    body: memoryview
-
-
 class Command(IntEnum):
-    """Numbers are in the log: never renumber. 32–63 are kept for keys, reschedule, retries, webhooks and flow, 64–79
+    """Numbers are in the log: never renumber. Reserved are 32–63 for keys, reschedule, retries, webhooks and flow, 64–79
     for access, 80–95 for the cluster, 96–127 for schedules, groups, bulk jobs and settlements."""
 
     NOOP = 0
@@ -84,16 +72,28 @@ class Job(IntEnum):
     REDRIVE = Command.REDRIVE_SOME
 
 
-#: The feature level that brought a command, where it is above the first. Before the cluster has switched to it, apply
-#: refuses the command on every node alike: those that know it, and those to which its number means nothing.
+#: Feature levels of commands above the first level. Before the cluster has switched to that level, apply refuses the
+#: command on every node alike, whether or not the node knows it.
 LEVEL_OF: dict[int, int] = {Command.MEMBERS: MEMBERS_LEVEL, Command.SETTLE: SETTLE_LEVEL}
+
+
+class Audited(NamedTuple):
+    """A command with who asked for it; the result is the command's own."""
+
+    node: str
+    token_id: str
+    token: str
+    action: str
+    target: str
+    kind: int
+    body: memoryview
 
 
 class Grant(NamedTuple):
     """Lease these messages to `consumer`: a proposal, decided by apply message by message."""
 
     term: int
-    #: Chosen by the leader: 1 to MAX_SEQ, and not one of a grant of its term that is held.
+    #: Chosen by the leader: 1 to MAX_SEQ, different from the held grants of its term.
     seq: int
     lease_ms: int
     consumer: str
@@ -102,9 +102,9 @@ class Grant(NamedTuple):
     node: str
     hours: U32
     indexes: U32
-    #: They were handed out already (interval mode): to be recorded, whatever the topic's limits say by now.
+    #: The messages were handed out already (interval mode): to be recorded, whatever the topic's limits are by now.
     handed: bool = False
-    #: Messages that fall due within so many ms may be granted too (at most MAX_AHEAD_MS): they are handed out then.
+    #: Messages due within so many ms (at most MAX_AHEAD_MS) may be granted, too; they are handed out when due.
     ahead_ms: int = 0
 
 
@@ -114,14 +114,14 @@ class SettleLeases(NamedTuple):
     node: str
     value_ms: int
     rows: Rows
-    #: Of a NACK: why, for people; at most MAX_REASON bytes, "" for none.
+    #: Reason of a NACK, for people; at most MAX_REASON bytes.
     reason: str = ""
-    #: Per lease: ms from its grant until its message was handed to the consumer, NONE32 where that is not known.
+    #: Per lease the ms from its grant until its message was handed to the consumer, NONE32 for unknown.
     delays: U32 | None = None
 
 
 class Redrive(NamedTuple):
-    """Of these dead letters, or of `all` there are: those at `rate` per second (None: as fast as it goes)."""
+    """Bring back these dead letters, or `all` of the topic at `rate` per second (None: as fast as possible)."""
 
     node: str
     topic: str
@@ -131,7 +131,7 @@ class Redrive(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """Messages by id, and then by (topic, hash of the client key)."""
+    """Cancel messages, named by id, and then by (topic, hash of the client key)."""
 
     node: str
     ids: NDArray[np.uint64]
@@ -139,7 +139,8 @@ class Cancel(NamedTuple):
 
 
 class Reschedule(NamedTuple):
-    """As CANCEL names them. `when_ms`: Unix ms, or a delay when `relative`; past, zero and negative are now."""
+    """Give messages, named as in Cancel, the due time `when_ms`: Unix ms, or a delay when `relative`; past, zero and
+    negative mean now."""
 
     node: str
     when_ms: int

@@ -26,12 +26,12 @@ _ENTRY = struct.Struct("<BBHq")
 
 
 def encode_entry(now_ms: int, commands: Sequence[bytes], level: int = 1) -> bytes:
-    """`commands` are what the other encoders returned. At most 65,535 of them."""
+    """commands: encoded, at most 65,535."""
     return b"".join((_ENTRY.pack(ENTRY_VERSION, level, len(commands), now_ms), *commands))
 
 
 def decode_entry(entry: bytes | memoryview) -> tuple[int, int, list[tuple[int, memoryview]]]:
-    """(level, now_ms, [(type, body)]). Raises Malformed; a body is looked at by `decode`, one by one."""
+    """(level, now_ms, [(type, body)]). Raises Malformed. `decode` checks each body."""
     reader = Reader(memoryview(entry))
     version, level, count, now_ms = reader.unpack(_ENTRY)
     if version != ENTRY_VERSION:
@@ -45,14 +45,14 @@ def decode_entry(entry: bytes | memoryview) -> tuple[int, int, list[tuple[int, m
 
 
 def is_whole(command: object) -> bool:
-    """Bytes that say their own length: one encoded command, whatever is in it."""
+    """Whether this is bytes of one encoded command with the right length, whatever its body is."""
     if type(command) is not bytes or len(command) < COMMAND.size:
         return False
     return bool(COMMAND.unpack_from(command)[1] == len(command) - COMMAND.size)
 
 
 def kind_of(command: bytes) -> int:
-    """Of one encoded command: its number, or that of the command in an AUDITED."""
+    """Number of one encoded command, or of the command in an AUDITED."""
     if command[0] != Command.AUDITED:
         return command[0]
     try:

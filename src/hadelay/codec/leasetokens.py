@@ -1,8 +1,8 @@
 """Lease tokens: what a consumer sends back to ack, nack or extend.
 
-29 characters of Crockford base32, big-endian, of 18 bytes {group u8, term u32, seq u32, position u16, hour u24,
-index u32} and one zero bit at the end. Grant and position are what it means; hour and index let a later leader settle
-a message whose grant it never saw.
+A token has 29 characters of Crockford base32, big-endian, of 18 bytes {group u8, term u32, seq u32, position u16, hour
+u24, index u32} and one zero bit at the end. Grant and position name the lease; hour and index let a later leader settle
+a message whose grant that leader never saw.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hadelay.codec.formats import Mask, Rows
 #: A lease as ACK, NACK and EXTEND carry it.
 LEASE = np.dtype([("term", "<u4"), ("seq", "<u4"), ("pos", "<u4"), ("hour", "<u4"), ("index", "<u4")])
 
-#: What a token's bytes are; `hour` begins with the last byte of `pos`, which does not belong to it.
+#: Bytes of a token; the first byte of `hour` is the last one of `pos`, and is masked out.
 _TOKEN = np.dtype(
     {
         "names": ["group", "term", "seq", "pos", "hour", "index"],
@@ -28,9 +28,9 @@ _TOKEN = np.dtype(
 
 TOKEN_CHARS = 29
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-#: Ten bits, as two characters.
+#: Two characters for each value of ten bits.
 _PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
-#: Each character as the digit that Python's int() reads in base 32; the rest as one that it refuses.
+#: Byte → the digit that Python's int() reads in base 32, or one that int() refuses.
 _DIGITS = bytearray(b"!" * 256)
 for _letters in (_ALPHABET, _ALPHABET.lower()):
     for _letter, _digit in zip(_letters.encode(), b"0123456789abcdefghijklmnopqrstuv", strict=True):
@@ -44,7 +44,7 @@ def encode_leases(
 ) -> list[str]:  # fmt: skip
     """One token per position of the grant {term, seq}."""
     pairs, letters = _PAIRS, _ALPHABET
-    # 60 bits that all have, 60 that end within the index, and its other 24 with the zero bit.
+    # 60 bits that all tokens share, 60 that end within the index, and the other 24 of the index with the zero bit.
     first = group << 52 | term << 20 | seq >> 12
     head = "".join([pairs[first >> shift & 1023] for shift in range(50, -1, -10)])
     columns = (np.asarray(column).tolist() for column in (positions, hours, indexes))

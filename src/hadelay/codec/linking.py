@@ -1,9 +1,8 @@
 """The linked index (S2): every entry knows its place in its second, and the entry before it there.
 
-Linking is what "vectorised apply" comes down to: a batch is grouped by key with one stable sort, then each entry gets
-the rank within its group and the number of the entry before it, continuing from the heads {last, count} that the key
-had before. Keys are seconds of one hour, or (slot × 3600 + second) over several hours, or hours alone: the buffer of
-far hours chains its rows per hour in just this way.
+A batch is grouped by key with one stable sort; then each entry gets the rank within its group and the number of the
+entry before it, continuing from the heads {last, count} that the key had before. Keys are seconds of one hour, or (slot
+× 3600 + second) over several hours, or hours alone in the buffer of far hours.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def chain(
 
     numbers: what the rows are called, in the dtype of `last`. last, count: per key, continued in place.
     """
-    if len(keys) == 1:  # what an owner does to one message
+    if len(keys) == 1:
         key = int(keys[0])
         own, before = count[key : key + 1].copy(), last[key : key + 1].copy()
         last[key] = numbers[0]
@@ -95,7 +94,7 @@ def place(
     ends: npt.NDArray[np.int64],
     groups: Groups | None = None,
 ) -> npt.NDArray[np.int64]:
-    """Where each thing of `sizes` starts when it is put at the end of its key's file. ends: moved on in place."""
+    """Start of each item of `sizes`, appended to the file of its key. ends: of the files, moved on in place."""
     if len(keys) == 1:
         key = int(keys[0])
         start = ends[key : key + 1].copy()

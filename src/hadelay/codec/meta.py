@@ -1,10 +1,10 @@
-"""What travels with a message besides its body: a msgpack map in front of the body in its record.
+"""Meta of a message: a msgpack map in front of the body in the message's record.
 
     ct  content type          key  client key            tags  list of tags       meta  the caller's own map
     ttl  as the publish gave it, in ms                    cb  webhook URL of this message alone
     tp   traceparent: the span that published it (W3C Trace Context)
 
-Apply never looks into it. Written by the HTTP layer, read by it, by webhooks, and by whoever matches tags.
+Apply never reads the map. The HTTP layer writes it; the HTTP layer, webhooks and the matching of tags read it.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _EMPTY = b"\x80"
 
 
 def pack(meta: Meta) -> bytes:
-    """Empty when there is nothing to say."""
+    """The map as bytes; empty for a map without keys."""
     packed = _encode(meta)
     return b"" if packed == _EMPTY else packed
 
 
 def retried(meta: bytes) -> bytes:
-    """Without what differs between two tries of one publish: each is a span of its own."""
+    """The map without `tp`, which differs between two tries of one publish: each try is a span of its own."""
     return pack(msgspec.structs.replace(unpack(meta), tp=None)) if b"\xa2tp" in meta else meta
 
 
 def unpack(meta: bytes | memoryview) -> Meta:
-    """Names that are not known here are left out: they are a later version's. Shared: not to be changed."""
+    """The map as a value, which may be shared: do not change it. Unknown keys, of a later version, are dropped."""
     return _decode(meta) if meta else _NOTHING

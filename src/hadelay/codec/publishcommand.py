@@ -25,11 +25,10 @@ from hadelay.codec.meta import retried
 from hadelay.codec.wire import Malformed, Reader, pack_name
 from hadelay.model import REJECT, Draft
 
-#: Room for the header of a record, in front of every payload.
+#: Space for the header of a record, in front of every payload.
 GAP = bytes(48)
 
-#: PUBLISH_ROW.flags. `when_ms` is a delay, to be resolved against cluster time by apply; the message's meta names a
-#: webhook URL of its own.
+#: PUBLISH_ROW.flags: `when_ms` is a delay, to which apply adds cluster time; the message's meta has a webhook URL.
 RELATIVE, CALLBACK = 1, 2
 
 PUBLISH_ROW = np.dtype(
@@ -44,15 +43,15 @@ PUBLISH_ROW = np.dtype(
         ("flags", "<u2"),
     ]
 )
-#: An Idempotency-Key and the rows it covers. `hash` includes the scope, see `hash_key`.
+#: An Idempotency-Key with the rows that it covers. `hash` includes the scope, see `hash_key`.
 KEY_ROW = np.dtype([("hash", "V16"), ("fingerprint", "<u8"), ("first", "<u4"), ("count", "<u4")])
 
-#: The client key of a message, for those that have one. `hash`: see `hash_client_key`.
+#: The client key of one message. `hash`: see `hash_client_key`.
 CLIENT_KEY_ROW = np.dtype([("row", "<u4"), ("mode", "u1"), ("pad", "V3"), ("max_wait_ms", "<i8"), ("hash", "V16")])
 
 _HEAD = struct.Struct("<BHIIII")
 _OPTIONS = struct.Struct("<qQq?Bq")
-#: A KEY_ROW, a CLIENT_KEY_ROW.
+#: One KEY_ROW, one CLIENT_KEY_ROW: setting a row of a structured array takes ten times as long.
 _KEY, _CLIENT_KEY = struct.Struct("<16sQII"), struct.Struct("<IB3xq16s")
 
 
@@ -92,7 +91,7 @@ def encode_publish(node: str, drafts: Sequence[Draft], request_key: bytes | None
     rows["when_ms"] = np.fromiter(when, np.int64, count)
     rows["flags"] = np.fromiter(relative, np.bool_, count)
     payloads: Sequence[bytes] = bodies
-    # What most messages do not have is zero already.
+    # Columns that most messages do not use stay zero.
     if any(metas):
         payloads = list(map(add, metas, bodies))
         rows["meta_size"] = list(map(len, metas))
@@ -115,9 +114,6 @@ def encode_publish(node: str, drafts: Sequence[Draft], request_key: bytes | None
     name = node.encode()
     head = _HEAD.pack(len(name), len(topics), count, key_count, client_count, len(blob))
     return b"".join((head, name, *map(pack_name, topics), rows.tobytes(), keys, client_keys, blob))
-
-
-# Packed one by one: a row of a structured array takes ten times as long to set.
 
 
 def _client_key_rows(drafts: Sequence[Draft]) -> bytes:

@@ -1,7 +1,7 @@
-"""Tags in the 64 bits of an index entry (S2): each sets a few, and a message's are OR-ed together.
+"""Tag masks: the 64 bits of an index entry (S2). Each tag sets a few bits, and a message has those of all its tags.
 
-The mask says "certainly not" or "perhaps"; the record says which. Four bits per tag, by measurement (ADR 70): with up
-to eight tags per message, as nearly all have, fewer than 3 in 100 of those asked about in vain pass the mask.
+A mask answers "certainly not" or "perhaps"; the record has the tags. Four bits per tag, by measurement (ADR 70): with
+up to eight tags per message, as nearly all have, fewer than 3 in 100 messages without the tag pass the mask.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ BITS = 4
 
 
 @lru_cache(4096)
-def tag_bits(tag: str, bits: int = BITS) -> int:
-    """The mask of one tag: `bits` different ones of 64, chosen by its hash."""
+def tag_bits(tag: str) -> int:
+    """The mask of one tag: BITS different bits, chosen by the tag's hash."""
     mask = 0
     for byte in blake2b(tag.encode(), digest_size=16).digest():
         mask |= 1 << (byte & 63)
-        if mask.bit_count() == bits:
+        if mask.bit_count() == BITS:
             break
     return mask
 

@@ -14,7 +14,7 @@ MAX_NAME = 255
 
 
 class Malformed(ValueError):
-    """The bytes are not what their place says they are."""
+    """The bytes do not have the expected layout."""
 
 
 def pack_name(name: str) -> bytes:
@@ -24,7 +24,7 @@ def pack_name(name: str) -> bytes:
 
 
 class Reader:
-    """Takes a body apart from front to back; arrays are views of it, not copies."""
+    """Reads a body from front to back; arrays are views of the body, not copies."""
 
     __slots__ = ("at", "view")
 

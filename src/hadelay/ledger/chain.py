@@ -15,7 +15,7 @@ import numpy as np
 
 from hadelay.codec.formats import INDEX, INDEX_SIZE, SECONDS_PER_HOUR, Rows
 from hadelay.codec.linking import INDEX_CRC
-from hadelay.ledger.ports import HourReader
+from hadelay.ledger.ports import HourStore
 from hadelay.model import NONE32
 
 #: Of an hour that is not mapped, a walk reads so many entries around the one it is at, and goes in shorter slices:
@@ -44,7 +44,7 @@ class ChainWalk:
     """One second, newest entry first, in slices that the caller sizes. Where it starts is the loading offset of S1:
     what is filed after the walk was made is not part of it, and comes from apply."""
 
-    def __init__(self, store: HourReader, hour: int, second: int) -> None:
+    def __init__(self, store: HourStore, hour: int, second: int) -> None:
         assert 0 <= second < SECONDS_PER_HOUR
         heads = store.heads(hour)
         self.store, self.hour, self.second = store, hour, second

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import numpy as np
 
 from hadelay.codec.commandtypes import MAX_AHEAD_MS
-from hadelay.codec.formats import CONSUMER, NODE, REASON, RECORD, RECORD_SIZE, nack_reason
+from hadelay.codec.formats import CONSUMER, NODE, REASON, nack_reason
+from hadelay.codec.records import decode_record
 from hadelay.ledger.lookup import EntryRef, find_entry, state_of
 from hadelay.ledger.state import NO_NODE, Ledger
 from hadelay.ledger.topics import Topic
 from hadelay.model import DEAD_HOURS, MOVES, NEVER_MS, NONE32, Description, Event, HistoryEvent, State, unpack_id
 
-#: A history is cut here: a message nacked for ever is still answered in no time.
+#: Limit of a history's events: bounds the time of an answer about a message that is nacked for ever.
 MAX_EVENTS = 1_000
-#: Dispatch log entries looked at in one go, 2 MiB.
+#: Count of dispatch log entries read in one go, 2 MiB.
 _CHUNK = 65_536
 
 
 def describe(ledger: Ledger, message_id: int, now_ms: int = 0, *, body: bool = False) -> Description | None:
-    """`now_ms`: cluster time of the question, since state.now stands still while nothing is applied."""
+    """One message with its history. now_ms: cluster time of the question; state.now stands still while nothing is
+    applied."""
     place = find_entry(ledger, message_id)
     if place is None:
         return None
@@ -27,29 +31,27 @@ def describe(ledger: Ledger, message_id: int, now_ms: int = 0, *, body: bool = F
     now_ms = max(now_ms, ledger.now_ms)
     found, topic = state_of(ledger, place, now_ms), ledger.topics[int(row["topic"])]
     if found in _OVER and history and history[-1].at_ms + _kept_ms(topic) <= now_ms:
-        return None  # its hour may be kept longer, for the sake of other topics
+        return None  # other topics may keep the hour longer
     return described(ledger, place.hour, row, found, max(attempts, int(row["attempt"])), history, body=body)
 
 
 def described(
     ledger: Ledger, hour: int, row: np.void, found: State, attempt: int, history: list[HistoryEvent], *, body: bool
 ) -> Description:
-    """Of the entry that has this INDEX row, by its record, which is verified."""
-    record = ledger.store.record(hour, int(row["offset"]), int(row["size"]), verify=True)
-    header = np.frombuffer(record, RECORD, 1)[0]
-    meta_end = RECORD_SIZE + int(header["meta_size"])
+    """The message of an entry, by its INDEX row and its record, which is verified."""
+    record = decode_record(ledger.store.record(hour, int(row["offset"]), int(row["size"]), verify=True))
     return Description(
         int(row["first_id"]),
         ledger.topics[int(row["topic"])].name,
         found,
         # A dead letter's entry has the time of its death.
-        int((header if found is State.DEAD else row)["deliver_at_ms"]),
-        int(header["published_at_ms"]),
+        record.deliver_at_ms if found is State.DEAD else int(row["deliver_at_ms"]),
+        record.published_at_ms,
         attempt,
-        record[RECORD_SIZE:meta_end],
-        len(record) - meta_end,
+        record.meta,
+        len(record.body),
         history,
-        record[meta_end:] if body else None,
+        record.body if body else None,
         hour,
         int(row["index"]),
     )
@@ -59,16 +61,16 @@ _OVER = (State.ACKED, State.CANCELLED, State.EXPIRED)
 
 
 def _kept_ms(topic: Topic) -> int:
-    """A topic that says nothing keeps what it has for as long as its hours last."""
+    """Retention of the topic; a topic without a setting keeps its messages for as long as their hours last."""
     kept: int = topic.config.get("retention_ms", NEVER_MS)
     return kept
 
 
 def _history(ledger: Ledger, message_id: int, place: EntryRef) -> tuple[list[HistoryEvent], int]:
-    """Every event from the first entry on, and the highest attempt among them.
+    """(all events of the message, its highest attempt).
 
-    The chain is followed forwards: a `moved` event names the next entry. When the first hour is retired, what is
-    left is the history of the present entry.
+    The entries are followed forwards: a `moved` event names the next entry. When the first hour is retired, the history
+    begins with the present entry.
     """
     _, hour, index = unpack_id(message_id)
     if index >= ledger.store.count(hour):
@@ -84,7 +86,7 @@ def _history(ledger: Ledger, message_id: int, place: EntryRef) -> tuple[list[His
             if kind is Event.LEASED or kind is Event.ACKED:
                 attempts = max(attempts, int(event["attempt"]))
             elif kind is Event.REDRIVEN or (kind is Event.DEAD and int(event["other_hour"]) < DEAD_HOURS):
-                attempts = 0  # it began anew
+                attempts = 0  # the message begins anew
             happened.append(_history_event(ledger, hour, event, kind))
         if following is None:
             break
@@ -102,10 +104,10 @@ def over(ledger: Ledger, topic: Topic, hour: int, index: int, now_ms: int) -> bo
 
 
 def _events_of(ledger: Ledger, hour: int, index: int) -> list[np.void]:
-    """Events of one entry, the first one first: its last one is looked for, the others hang on it."""
+    """Events of one entry, in order. Each names the one before it, so only the last one is searched for."""
     hour_state = ledger.hours.get(hour)
     if hour_state is None or (index not in hour_state.settled and index not in hour_state.leased):
-        return []  # nothing has happened to it: no need to look through the hour
+        return []  # no event: no need to look through the hour
     last = _last_event(ledger, hour, index, hour_state.ended(index))
     mine: list[np.void] = []
     while last != NONE32:
@@ -115,17 +117,15 @@ def _events_of(ledger: Ledger, hour: int, index: int) -> list[np.void]:
 
 
 def _last_event(ledger: Ledger, hour: int, index: int, ended: Event | None) -> int:
-    """Number of the entry's last event: looked for from the end, where the latest stand, and forwards from when it
-    could be leased, where the lease and what ended it usually stand; by turns, so that it costs no more than twice the
-    shorter way.
-    """
+    """Number of the entry's last event. Searches by turns from the end of the log, and forwards from the time when the
+    entry could be leased, so that a search costs at most twice the shorter way."""
     start, end = 0, ledger.store.event_count(hour)
     # An ack that came late (of the attempt before) may stand before the time it was due.
     if ended in (None, Event.ACKED) and index not in ledger.hours[hour].late:
         due_ms = int(ledger.store.entries(hour, slice(index, index + 1))["deliver_at_ms"][0])
         start = _first_event_at(ledger, hour, due_ms - MAX_AHEAD_MS)
     while start < end:
-        # Unverified: what counts is read again, by its number.
+        # Unverified: the event that is found is read again, by its number.
         for chunk in (slice(start, min(start + _CHUNK, end)), slice(max(start, end - _CHUNK), end)):
             events = ledger.store.events(hour, chunk, verify=False)
             found = np.flatnonzero(events["index"] == index)
@@ -136,15 +136,12 @@ def _last_event(ledger: Ledger, hour: int, index: int, ended: Event | None) -> i
 
 
 def _first_event_at(ledger: Ledger, hour: int, at_ms: int) -> int:
-    """Number of the hour's first event at that time or after it: they stand in the order in which they happened."""
-    low, high = 0, ledger.store.event_count(hour)
-    while low < high:
-        middle = (low + high) // 2
-        if int(ledger.store.events(hour, slice(middle, middle + 1), verify=False)["at_ms"][0]) < at_ms:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    """Number of the hour's first event at that time or after it: events are in the order of time."""
+
+    def time_of(number: int) -> int:
+        return int(ledger.store.events(hour, slice(number, number + 1), verify=False)["at_ms"][0])
+
+    return bisect_left(range(ledger.store.event_count(hour)), at_ms, key=time_of)
 
 
 def _history_event(ledger: Ledger, hour: int, event: np.void, kind: Event) -> HistoryEvent:
@@ -152,7 +149,7 @@ def _history_event(ledger: Ledger, hour: int, event: np.void, kind: Event) -> Hi
     node, other = int(event["node"]), int(event["other_hour"])
     reason = int(nack_reason(event["other_hour"])) if kind is Event.NACKED else NONE32
     at_ms, due_ms = int(event["at_ms"]), None
-    if kind is Event.LEASED:  # the commit may have come first; it was handed out when it was due
+    if kind is Event.LEASED:  # may be committed before its due time, at which the message was handed out
         index = int(event["index"])
         due_ms = int(ledger.store.entries(hour, slice(index, index + 1))["deliver_at_ms"][0])
         at_ms = max(at_ms, due_ms)

@@ -1,4 +1,4 @@
-"""What the state machine is handed: its files, its tables, its dictionary, and whoever wants to know what changed."""
+"""Interfaces of the state machine to its files, tables and dictionary, and to the listener for its changes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hadelay.ledger.topics import Topic
 from hadelay.model import Event
 
 
-class HourReader(Protocol):
-    """The reads of storage.hours.HourStore that the ledger uses; the docstrings are there."""
+class HourStore(Protocol):
+    """The part of storage.hours.HourStore that the ledger uses; the docstrings are there."""
 
     def count(self, hour: int) -> int: ...
 
@@ -42,9 +42,7 @@ class HourReader(Protocol):
 
     def sums(self, hour: int) -> tuple[int, int, int, tuple[int, int, int]] | None: ...
 
-
-class HourStore(HourReader, Protocol):
-    """The writes, for apply alone."""
+    # For apply alone:
 
     def append(
         self, hours: int | I64, rows: Rows, blob: bytearray,
@@ -87,16 +85,16 @@ class Names(Protocol):
 
 
 class Listener:
-    """Told by apply right after each change; must not change the state, nor keep the arrays it gets. The leader has one
-    that listens (handout/dispatcher.py), a follower this one.
+    """Called by apply right after each change; must not change the ledger, nor keep the arrays it gets. The leader has
+    handout/dispatcher.py, a follower this class, which does nothing.
 
-    An entry is something to hand out from `on_filed` until `on_granted` or `on_settled` names it. What comes back from
-    a lease (nack, expiry) or is moved is a *new* entry: first `on_settled` of the old one with Event.MOVED, then
+    An entry can be handed out from `on_filed` until `on_granted` or `on_settled` names it. A message that comes back
+    from a lease (nack, expiry) or is moved has a *new* entry: first `on_settled` of the old one with Event.MOVED, then
     `on_filed` of the new one.
     """
 
     def on_filed(self, hours: int | I64, rows: Rows) -> None:
-        """INDEX rows, complete (`index`, `second`, …); the hour of all, or of each."""
+        """INDEX rows, complete (`index`, `second`, …). hours: the hour of all rows, or of each."""
 
     def on_granted(self, grant: HeldGrant) -> None:
         """grant.rows[n] is leased where grant.rows["open"][n]."""
@@ -104,16 +102,16 @@ class Listener:
     def on_extended(self, grant: HeldGrant) -> None: ...
 
     def on_settled(self, hour: int, indexes: U32, event: Event) -> None:
-        """These entries are over: ACKED, TTL_EXPIRED, CANCELLED, MOVED or DEAD."""
+        """These entries ended: ACKED, TTL_EXPIRED, CANCELLED, MOVED or DEAD."""
 
     def on_topic(self, topic: Topic) -> None:
-        """Made, changed or deleted (`topic.exists`), or has work for maintenance (Topics.with_work)."""
+        """The topic was created, changed or deleted, or has work for maintenance (Topics.with_work)."""
 
     def on_purged(self, topic: Topic) -> None:
-        """Whatever waits in it, of a generation before topic.floor, is cancelled: `on_settled` names it later."""
+        """Waiting entries of generations before topic.floor are cancelled; `on_settled` names them later."""
 
     def on_dead(self, topic: Topic) -> None:
-        """Messages of it died. An alert is owed while topic.settled[Event.DEAD] is ahead of topic.alerted."""
+        """Messages of the topic died. An alert is owed while topic.settled[Event.DEAD] is ahead of topic.alerted."""
 
     def on_ttl(self, at_ms: int) -> None:
-        """TTL_EXPIRE has something to look at then."""
+        """At this time TTL_EXPIRE has a message to look at."""

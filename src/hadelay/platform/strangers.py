@@ -44,16 +44,18 @@ class Verdict(enum.Enum):
 class Stranger:
     """A connection before HELLO."""
 
-    __slots__ = ("connection", "host", "network", "timeout")
+    __slots__ = ("connection", "crowd", "host", "network", "timeout")
+    #: Timer of the first bytes.
+    timeout: asyncio.TimerHandle
 
     def __init__(self, connection: socket.socket, host: str) -> None:
         self.connection, self.host = connection, host
+        self.crowd: Crowd | None = None
         #: Key of the limits per address: an IPv4 address, or the /64 of an IPv6 address.
         self.network = host
         if ":" in host:
             address = int(ipaddress.IPv6Address(host.partition("%")[0]))
             self.network = f"{ipaddress.IPv6Address(address >> 64 << 64)}/64"
-        self.timeout: asyncio.TimerHandle | None = None
 
 
 class Crowd:
@@ -72,23 +74,17 @@ class Crowd:
         most = max(self._by_network, key=lambda network: len(self._by_network[network]))
         return next(iter(self._by_network[most]))
 
-    def remove(self, stranger: Stranger) -> bool:
-        """Remove a connection; False if unknown."""
-        mine = self._by_network.get(stranger.network, {})
-        if stranger not in mine:
-            return False
+    def remove(self, stranger: Stranger) -> None:
+        mine = self._by_network[stranger.network]
         del mine[stranger]
         self.size -= 1
         if not mine:
             del self._by_network[stranger.network]
-        return True
 
-    def pop_newest(self) -> Stranger:
-        """Remove and return the newest of the address with the fewest: in a flood, most likely still connected."""
+    def newest(self) -> Stranger:
+        """The newest connection of the address with the fewest: in a flood, most likely still connected."""
         fewest = min(self._by_network, key=lambda network: len(self._by_network[network]))
-        found = next(reversed(self._by_network[fewest]))
-        self.remove(found)
-        return found
+        return next(reversed(self._by_network[fewest]))
 
     def all(self) -> list[Stranger]:
         return [stranger for mine in self._by_network.values() for stranger in mine]
@@ -153,13 +149,13 @@ class Strangers:
             stranger = Stranger(connection, address[0])
             quiet = f"the connection sent nothing for {HELLO_TIMEOUT_S:g} s"
             stranger.timeout = self._loop.call_later(HELLO_TIMEOUT_S, self._drop, stranger, quiet, "silent")
-            self._add(self._silent, stranger)
+            self._move(stranger, self._silent)
             self._loop.add_reader(connection, self._spoke, stranger)
 
     # -- waiting
     def _spoke(self, stranger: Stranger) -> None:
         self._loop.remove_reader(stranger.connection)
-        self._silent.remove(stranger)
+        self._move(stranger, None)
         try:
             data = stranger.connection.recv(MAX_HELLO, socket.MSG_PEEK)
         except OSError:
@@ -170,7 +166,7 @@ class Strangers:
         elif verdict is Verdict.NOW:
             self._enter(stranger)
         else:
-            self._add(self._ready, stranger)
+            self._move(stranger, self._ready)
             self._take_turns()
 
     def _take_turns(self) -> None:
@@ -181,7 +177,7 @@ class Strangers:
         self._counted = now
         while self._ready.size and self._tokens >= 1.0:
             self._tokens -= 1.0
-            self._enter(self._ready.pop_newest())
+            self._enter(self._ready.newest())
         if self._ready.size:
             self._next_turn = self._loop.call_later((1.0 - self._tokens) / _RATE, self._turn_came)
 
@@ -190,35 +186,36 @@ class Strangers:
         self._take_turns()
 
     def _enter(self, stranger: Stranger) -> None:
-        assert stranger.timeout is not None
         stranger.timeout.cancel()  # the handshake and HELLO have their own timeouts
-        self._add(self._begun, stranger)
+        self._move(stranger, self._begun)
         self._begin(stranger)
 
     # -- leaving
     def leave(self, stranger: Stranger) -> None:
         """Remove a connection that has sent HELLO, or is closed."""
-        self._begun.remove(stranger)
+        self._move(stranger, None)
 
-    def _add(self, crowd: Crowd, stranger: Stranger) -> None:
-        victim = crowd.add(stranger)
-        if victim is not None:
+    def _move(self, stranger: Stranger, crowd: Crowd | None) -> None:
+        if stranger.crowd is not None:
+            stranger.crowd.remove(stranger)
+        stranger.crowd = crowd
+        if crowd is not None and (victim := crowd.add(stranger)) is not None:
             self._drop(victim, _CROWDED, "crowded")
 
     def _drop(self, stranger: Stranger, reason: str, kind: str) -> None:
         self._refused(stranger.host, reason, kind)
-        if self._begun.remove(stranger):
-            with suppress(OSError):  # its transport owns the socket, and notices
-                stranger.connection.shutdown(socket.SHUT_RDWR)
-        else:
+        if stranger.crowd is not self._begun:
             self._close(stranger)
+            return
+        self._move(stranger, None)
+        with suppress(OSError):  # its transport owns the socket, and notices
+            stranger.connection.shutdown(socket.SHUT_RDWR)
 
     def _close(self, stranger: Stranger) -> None:
-        assert stranger.timeout is not None
         stranger.timeout.cancel()
-        if self._silent.remove(stranger):
+        if stranger.crowd is self._silent:
             self._loop.remove_reader(stranger.connection)
-        self._ready.remove(stranger)
+        self._move(stranger, None)
         stranger.connection.close()
 
 

@@ -12,7 +12,7 @@ from hadelay.handout.matching import Offer
 from hadelay.handout.polls import Delivery
 from hadelay.ledger.grants import HeldGrant
 from hadelay.ledger.hourstate import groups
-from hadelay.ledger.ports import HourReader
+from hadelay.ledger.ports import HourStore
 from hadelay.ledger.transitions import FLAG_WAS_DUE
 
 
@@ -37,7 +37,7 @@ def first_time(term: int, offer: Offer, result: GrantResult, suspect_ms: int, no
     return delivery if result.granted.all() else delivery.only(result.granted)
 
 
-def again(grant: HeldGrant, store: HourReader) -> tuple[Delivery, NDArray[np.void]]:
+def again(grant: HeldGrant, store: HourStore) -> tuple[Delivery, NDArray[np.void]]:
     """What is still held of a grant, and the LEASE rows that name it."""
     positions = np.flatnonzero(grant.rows["open"] == 1)
     held = grant.rows[positions]
