@@ -106,7 +106,7 @@ def _check_dead(ledger: Ledger, hours: dict[int, np.ndarray]) -> None:
         for row in rows:
             if hour_state is None or row["index"] not in hour_state.settled:
                 topic, died_ms, first_id = int(row["topic"]), int(row["deliver_at_ms"]), int(row["first_id"])
-                letters[dead.key(topic, died_ms, first_id)] = (hour, int(row["index"]))
+                letters[dead.KEY.pack(topic, died_ms, first_id)] = (hour, int(row["index"]))
     known = ledger.tables.range(dead.DEAD, b"", None, 1 << 30)
     assert [key for key, _ in known] == sorted(letters), "table dead"
     counts = [0] * len(ledger.topics.all)

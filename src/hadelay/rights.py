@@ -124,6 +124,6 @@ class Audit:
         self.count = count
         self.entries = deque(entries, MAX_AUDIT)
 
-    def add(self, at_ms: int, node: str, token_id: str, token: str, action: str, target: str, outcome: str) -> None:
-        self.count += 1
-        self.entries.append(AuditEntry(self.count, at_ms, node, token_id, token, action, target, outcome))
+    def add(self, entry: AuditEntry) -> None:
+        self.count = entry.number
+        self.entries.append(entry)

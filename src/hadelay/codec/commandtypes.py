@@ -21,8 +21,8 @@ MAX_AHEAD_MS = 100
 
 
 class Command(IntEnum):
-    """Numbers are in the log: never renumber. Reserved are 32–63 for keys, reschedule, retries, webhooks and flow, 64–79
-    for access, 80–95 for the cluster, 96–127 for schedules, groups, bulk jobs and settlements."""
+    """Numbers are in the log: never renumber. 32–63 are for keys, reschedule, retries, webhooks and flow, 64–79 for
+    access, 80–95 for the cluster, 96–127 for schedules, groups, bulk jobs and settlements."""
 
     NOOP = 0
     PUBLISH = 1

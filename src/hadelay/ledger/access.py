@@ -1,7 +1,8 @@
-"""Apply of tokens and of the audit trail; their part of a checkpoint. The values: rights.py (ADR 122, 123)."""
+"""Apply of tokens and of the audit trail, and their part of a checkpoint; rights.py has the values (ADR 122, 123)."""
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from typing import Any
 
 from hadelay.codec.commandtypes import Audited
@@ -21,7 +22,7 @@ from hadelay.rights import (
 
 
 def apply_token_create(ledger: Ledger, command: Any) -> Done | Refused:
-    """`command`: what msgpack had in it, [name, hash, scopes, lifetime_ms or nil]."""
+    """command: any msgpack value; should be [name, hash, scopes, lifetime_ms or nil]."""
     wrong = _problem(command)
     if wrong:
         return Refused("bad_token", wrong)
@@ -35,7 +36,7 @@ def apply_token_create(ledger: Ledger, command: Any) -> Done | Refused:
         kept = {token_id: other for token_id, other in kept.items() if other.holds(now_ms)}
     if len(kept) >= MAX_TOKENS:
         return Refused("too_many_tokens", f"there are {len(kept)} tokens: revoke those that nobody uses")
-    # A new dict: who remembers what the old one said sees that it is another.
+    # A new dict, so that caches of the old one notice.
     ledger.tokens = {**kept, token.id: token}
     return Done()
 
@@ -44,7 +45,7 @@ def _problem(command: Any) -> str:
     if not isinstance(command, list) or len(command) != 4:
         return "a token is [name, hash, scopes, lifetime]"
     name, digest, scopes, lifetime_ms = command
-    # Not str.isprintable: two versions of Python may differ about a character.
+    # Not str.isprintable, which may differ between versions of Python.
     if not isinstance(name, str) or not 0 < len(name) <= MAX_TOKEN_NAME or min(name) < " " or "\x7f" in name:
         return f"name: 1 to {MAX_TOKEN_NAME} printable characters"
     if not isinstance(digest, bytes) or len(digest) != HASH_BYTES:
@@ -68,9 +69,8 @@ def apply_token_revoke(ledger: Ledger, token_id: str) -> Done | Refused:
 
 def note(ledger: Ledger, command: Audited, result: Result) -> Result:
     outcome = result.code if isinstance(result, Refused) else "done"
-    ledger.audit.add(
-        ledger.now_ms, command.node, command.token_id, command.token, command.action, command.target, outcome
-    )
+    # Audited and AuditEntry begin alike: node, token_id, token, action, target.
+    ledger.audit.add(AuditEntry(ledger.audit.count + 1, ledger.now_ms, *command[:5], outcome))
     return result
 
 
@@ -78,15 +78,12 @@ def note(ledger: Ledger, command: Audited, result: Result) -> Result:
 
 
 def dump(ledger: Ledger) -> dict[str, Any]:
-    """What goes into the main blob; nothing while there is nothing."""
+    """Keys of the main blob; none without tokens and audited commands."""
     found: dict[str, Any] = {}
     if ledger.tokens:
         found["tokens"] = [list(token) for token in ledger.tokens.values()]
     if ledger.audit.count:
-        entries = [
-            [e.at_ms, e.node, e.token_id, e.token, e.action, e.target, e.outcome] for e in ledger.audit.entries
-        ]  # fmt: skip
-        found["audit"] = [ledger.audit.count, entries]
+        found["audit"] = [ledger.audit.count, [astuple(entry)[1:] for entry in ledger.audit.entries]]
     return found
 
 

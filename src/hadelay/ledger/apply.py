@@ -1,4 +1,4 @@
-"""The one entry into the state machine: a committed log entry, command by command. ledger/state.py has the laws."""
+"""Apply of a committed log entry, command by command: the only way to change the ledger (laws: ledger/state.py)."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from hadelay.version import FEATURE_LEVEL, FIRST_LEVEL
 
 _LINK = struct.Struct("<QQI")
 _MAX_NOW_MS = (DEAD_HOURS - 1) * HOUR_MS
-#: Entries of which `_begin_hour` reads the seconds at a time.
+#: Count of entries whose seconds `_begin_hour` reads at a time.
 _CHUNK = 65_536
 
 
 def apply_entry(ledger: Ledger, index: int, term: int, entry: bytes | memoryview) -> list[Result]:
-    """One committed entry: a result per command, in order. Raises FatalError and DamagedFile only (law 3)."""
+    """Apply one committed entry; returns a result per command. Raises only FatalError and DamagedFile (law 3)."""
     if len(entry) and entry[0] > ENTRY_VERSION:
         raise FatalError(f"entry {index} has version {entry[0]}, this code reads {ENTRY_VERSION}: upgrade it")
     ledger.applied, ledger.term = index, term
@@ -59,7 +59,7 @@ def _apply_command(ledger: Ledger, kind: int, body: memoryview) -> Result:
 
 
 def _advance(ledger: Ledger, now_ms: int) -> None:
-    """Time goes forwards only: a new leader's clock may be behind the old one's."""
+    """Set cluster time. Callers never go back: a new leader's clock may be behind the old one's."""
     before = ledger.now_hour
     ledger.now_ms = now_ms
     if ledger.now_hour != before:
@@ -70,7 +70,7 @@ def _advance(ledger: Ledger, now_ms: int) -> None:
 
 
 def _begin_hour(ledger: Ledger, hour: int) -> None:
-    """From now on the hour's open entries are counted by second."""
+    """Count the hour's open entries by second from now on."""
     hour_state = ledger.hour_state(hour)
     seconds = ledger.store.heads(hour).count.astype(np.uint32)
     settled = indexes_of(hour_state.settled)
@@ -109,7 +109,7 @@ def _apply_incarnation(ledger: Ledger, command: tuple[str, int]) -> Done:
 
 def _apply_members(ledger: Ledger, command: Members) -> Done | Refused:
     if not ledger.changes_members:
-        # In force it was only if the log shows it at a glance (entries.members_in).
+        # Raft puts members in force only from such an entry (entries.members_in).
         return Refused("malformed", "a change of the members is the only command of its entry")
     ledger.members, ledger.members_index = command, ledger.applied
     for member in command:

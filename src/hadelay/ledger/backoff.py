@@ -1,7 +1,7 @@
-"""How long a message that failed waits before it is handed out again: a topic's backoff, for whole columns at once.
+"""Backoff: the wait of failed messages before the next hand-out, for whole columns at once.
 
 Every node computes the same milliseconds. So the waits of an exponential backoff are a table made by multiplication
-(IEEE 754 says what that gives; nobody says what `pow` gives), and the jitter is a hash of message id and attempt.
+(IEEE 754 defines the result; nothing defines that of `pow`), and the jitter is a hash of message id and attempt.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from hadelay.settings.topic import Exponential
 
 Backoff = tuple[int, ...] | Exponential
 
-#: INDEX.attempt goes no further (ledger/transitions.py).
+#: Highest INDEX.attempt (ledger/transitions.py).
 _MAX_STEPS = 65_534
-#: Jitter is a number of parts of this.
+#: Unit of the jitter: 1 / _PARTS of the wait.
 _PARTS = 1 << 20
 
 
@@ -48,7 +48,7 @@ def _steps(backoff: Backoff) -> I64:
 
 
 def _mixed(ids: NDArray[np.uint64], attempts: NDArray[np.uint16]) -> NDArray[np.uint64]:
-    """SplitMix64 of both: neighbours get waits that have nothing to do with each other."""
+    """SplitMix64 of both: neighbours get unrelated waits."""
     x: NDArray[np.uint64] = (attempts.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     x += ids.astype(np.uint64)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -1,10 +1,10 @@
-"""Walking one second's chain (S2): from the second's last entry back by preGlobalIndex. There is no other way to find
-a second's messages, and none is needed: a step costs some 60 ns, and nothing is sorted until the second is near.
+"""Walk along one second's chain (S2), from the second's last entry back by preGlobalIndex: the only way to find the
+messages of a second. A step costs some 60 ns, and nothing is sorted until the second is near.
 
-Links are trusted only as far as they can be checked. A link always points to an *older* entry, so a walk ends by
-construction and a cycle shows as a link forward; and every entry walked over has to carry its own number, its second,
-the next smaller localIndex and a CRC that fits. The first that does not ends the walk: what was found so far is good,
-what lies behind it is out of reach until the entry is repaired.
+The walk checks every link. A link always points to an *older* entry, so a walk ends by construction and a cycle shows
+as a link forward; and every entry must have its own number, its second, the next smaller localIndex and a CRC that
+fits. The first entry that does not ends the walk: the entries found so far are good, those behind the damage are out
+of reach until the entry is repaired.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from hadelay.codec.linking import INDEX_CRC
 from hadelay.ledger.ports import HourStore
 from hadelay.model import NONE32
 
-#: Of an hour that is not mapped, a walk reads so many entries around the one it is at, and goes in shorter slices:
-#: its entries may lie anywhere in the file.
+#: In an hour that is not mapped, a walk reads so many entries at once and takes shorter slices: the entries of a
+#: second may lie anywhere in the file.
 _BLOCK = 64
 _UNMAPPED_SLICE = 1_024
 _STRIDE = INDEX_SIZE // 4
 _PRE = INDEX.fields["pre"][1] // 4  # type: ignore[index]
 NO_ROWS = np.zeros(0, INDEX)
 
-#: Of a damage that was not found by walking.
+#: `second` of a damage that no walk found.
 NO_SECOND = 0xFFFF
 
 
@@ -41,8 +41,8 @@ class Damage(NamedTuple):
 
 
 class ChainWalk:
-    """One second, newest entry first, in slices that the caller sizes. Where it starts is the loading offset of S1:
-    what is filed after the walk was made is not part of it, and comes from apply."""
+    """One second, newest entry first, in slices of any size. The start is the loading offset of S1: entries filed after
+    the walk was created are not part of the walk; apply reports them."""
 
     def __init__(self, store: HourStore, hour: int, second: int) -> None:
         assert 0 <= second < SECONDS_PER_HOUR
@@ -61,7 +61,7 @@ class ChainWalk:
     def step(self, limit: int) -> Rows:
         """Up to `limit` more INDEX rows, verified, newest first; none when done."""
         if not self.store.count(self.hour):
-            self.left = 0  # retired since the last slice: nothing of it is owed
+            self.left = 0  # retired since the last slice, so nothing is owed
         if self.done:
             return NO_ROWS
         if not self.store.mapped(self.hour):
@@ -76,12 +76,12 @@ class ChainWalk:
         if self.left and self._next >= indexes[-1]:
             self._break(indexes[-1], f"its link {self._next:#x} does not lead back")
         elif not self.left and self._next != NONE32:
-            # All that the head counted was found, and localIndex 0 has to be the end.
+            # All entries that the head counts were found, and localIndex 0 has to be the end.
             self._break(indexes[-1], "the chain goes on behind its first entry")
         return rows
 
     def _follow(self, limit: int) -> list[int]:
-        # The loop that every message passes through once: nothing but a list and a typed memoryview.
+        # Every message passes this loop once, so it uses only a list and a typed memoryview.
         at = self._next
         found = [at]
         append = found.append
@@ -99,7 +99,7 @@ class ChainWalk:
         return found
 
     def _view(self, at: int) -> tuple[int, memoryview]:
-        """(number of the first entry, words) of a piece of the index that has entry `at`: the whole of it if mapped."""
+        """(number of the first entry, words) of a piece of the index with entry `at`: the whole index if mapped."""
         if self.store.mapped(self.hour):
             return 0, self.store.pre_view(self.hour)
         base = max(0, at - _BLOCK + 1)
@@ -108,7 +108,7 @@ class ChainWalk:
         return base, memoryview(words)
 
     def _verified(self, rows: Rows, indexes: list[int]) -> int:
-        """How many of `rows`, from the first, are what they should be."""
+        """How many of `rows`, from the first on, are undamaged."""
         fine = (rows["index"] == np.array(indexes, np.uint32)) & (rows["second"] == self.second)
         fine &= rows["local"] == np.arange(self.left - 1, self.left - 1 - len(rows), -1)
         fine[INDEX_CRC.bad(rows)] = False

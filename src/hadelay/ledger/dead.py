@@ -2,17 +2,17 @@
 
 A message that may not be tried again is *moved*, like any other, but with Event.DEAD, and into a dead hour: the one in
 which its topic's dead_retention ends, shifted by DEAD_HOURS. That hour is dropped as a whole when it is over. No wheel,
-scan or histogram looks there. Its entry's deliver_at_ms is when it died; so the keys of table `dead`,
+scan or histogram looks there. deliver_at_ms of the entry is the time of death; so the keys of table `dead`,
 
     dead  {topic u32, died_at_ms u64, first id u64} big-endian → nothing
 
-can be made from the entry alone. Its errors stand behind its place (ledger/transitions.py). A topic whose dead_letter
-names another topic keeps none: the message goes there, due now, attempt 0, under its id; where that dies too, it is
-kept, so that no two topics can send each other their dead for ever.
+can be made from the entry alone. The last failures are in table `place` (ledger/transitions.py). A topic whose
+dead_letter names another topic keeps no letters: the message goes to that topic, due now, attempt 0, under its id; if
+it dies there, too, that topic keeps it, so that no two topics send each other their dead for ever.
 
-A client key is of one pending message at a time: a letter whose key another one has meanwhile stays dead (ADR 160).
+A client key is of one pending message at a time: a letter whose key another message has meanwhile stays dead (ADR 160).
 
-Purging is a watermark: what died at or before `topic.dead_mark_ms` is gone. Whatever dies after it died at a later ms.
+Purging is a watermark: letters that died at or before `topic.dead_mark_ms` are gone. Later deaths have a later ms.
 """
 
 from __future__ import annotations
@@ -48,13 +48,9 @@ from hadelay.version import BOUNDED, ONE_PER_KEY
 
 DEAD = b"dead"
 KEY = struct.Struct(">IQQ")
-#: Letters looked at per command, whatever it asks for, and bytes of records copied: some milliseconds.
+#: Limits per command, which takes some milliseconds: letters looked at, and bytes of records copied.
 MAX_SLICE = 1_000
 REDRIVE_BYTES = 4 << 20
-
-
-def key(topic: int, died_at_ms: int, first_id: int) -> bytes:
-    return KEY.pack(topic, died_at_ms, first_id)
 
 
 # ---- dying
@@ -93,7 +89,7 @@ def _keep(ledger: Ledger, leaving: Leaving, topic: Topic) -> None:
     file_anew(ledger, leaving, hours, new, Event.DEAD, attempts=rows["attempt"] + 1)
     topic.dead += len(rows)
     for first_id in rows["first_id"].tolist():
-        ledger.tables.put(DEAD, key(topic.number, died_ms, first_id), b"")
+        ledger.tables.put(DEAD, KEY.pack(topic.number, died_ms, first_id), b"")
 
 
 def _route(ledger: Ledger, leaving: Leaving, to: Topic) -> None:
@@ -128,7 +124,7 @@ def _file_now(
 
 
 def apply_redrive(ledger: Ledger, command: Redrive) -> RedriveResult | JobResult | Refused:
-    """Of these ids: at once, an outcome each. Of a whole topic: begin it, and REDRIVE_SOME goes on."""
+    """Redrive these ids at once, with an outcome each; or begin to redrive the whole topic: REDRIVE_SOME goes on."""
     topic = ledger.topic(command.topic)
     if topic is None:
         return Refused("no_topic", f"there is no topic {command.topic!r}")
@@ -169,7 +165,7 @@ def apply_redrive(ledger: Ledger, command: Redrive) -> RedriveResult | JobResult
 
 
 def _may_come(ledger: Ledger, row: np.void, coming: set[int]) -> bool:
-    """This letter is redriven, and is one of `coming`; or its client key is another message's by now."""
+    """Add a letter to `coming`, the letters that are redriven. False if another message has its client key by now."""
     first_id = int(row["first_id"])
     keyed = int(row["flags"]) & FLAG_KEYED and ledger.level >= ONE_PER_KEY
     if keyed and not take_again(ledger, first_id, coming):
@@ -179,7 +175,7 @@ def _may_come(ledger: Ledger, row: np.void, coming: set[int]) -> bool:
 
 
 def redrive_some(ledger: Ledger, command: Maintain) -> JobResult | Refused:
-    """The next slice of a topic's redrive, at most as many as its rate allows by now, in the order of their deaths."""
+    """Redrive the next slice of a topic's letters, at most as many as the rate allows, in the order of their deaths."""
     topic = ledger.topic(command.topic)
     if topic is None:
         return Refused("no_topic", f"there is no topic {command.topic!r}")
@@ -189,7 +185,8 @@ def redrive_some(ledger: Ledger, command: Maintain) -> JobResult | Refused:
     limit = min(max(command.limit, 1), MAX_SLICE, job.allowed(ledger.now_ms))
     if not limit:
         return JobResult(False, 0)
-    found = ledger.tables.range(DEAD, key(topic.number, *job.after), key(topic.number, job.upto_ms + 1, 0), limit)
+    end = KEY.pack(topic.number, job.upto_ms + 1, 0)
+    found = ledger.tables.range(DEAD, KEY.pack(topic.number, *job.after), end, limit)
     letters = [KEY.unpack(at)[1:] for at, _ in found]
     hours, indexes = find_entries(ledger, [first_id for _, first_id in letters])
     rows = np.zeros(len(letters), INDEX)
@@ -214,7 +211,7 @@ def redrive_some(ledger: Ledger, command: Maintain) -> JobResult | Refused:
 def _redrive(ledger: Ledger, topic: Topic, leaving: Leaving) -> None:
     rows = leaving.rows
     for died_ms, first_id in zip(rows["deliver_at_ms"].tolist(), rows["first_id"].tolist(), strict=True):
-        ledger.tables.delete(DEAD, key(topic.number, died_ms, first_id))
+        ledger.tables.delete(DEAD, KEY.pack(topic.number, died_ms, first_id))
     _file_now(ledger, leaving, topic, rows["flags"], Event.REDRIVEN, attempts=rows["attempt"])
 
 
@@ -222,7 +219,7 @@ def _redrive(ledger: Ledger, topic: Topic, leaving: Leaving) -> None:
 
 
 def drop_hour(ledger: Ledger, command: Maintain) -> JobResult | Refused:
-    """Drop a dead hour that is over: its letters are forgotten in slices, then its files go."""
+    """Drop a dead hour that is over: forget its letters in slices, then delete its files."""
     hour = command.hour
     if hour < DEAD_HOURS:
         return Refused("not_dead", f"hour {hour} is not an hour of dead letters")
@@ -246,7 +243,7 @@ def drop_hour(ledger: Ledger, command: Maintain) -> JobResult | Refused:
 
 
 def _forget(ledger: Ledger, hour: int, rows: Rows) -> None:
-    """These dead letters of one hour are no more: nobody will find them."""
+    """Let nobody find these dead letters of one hour any more."""
     forget_keys(ledger, hour, rows)
     for number, died_ms, first_id in zip(
         rows["topic"].tolist(), rows["deliver_at_ms"].tolist(), rows["first_id"].tolist(), strict=True
@@ -254,14 +251,14 @@ def _forget(ledger: Ledger, hour: int, rows: Rows) -> None:
         topic = ledger.topics[number]
         if died_ms > topic.dead_mark_ms:
             topic.dead -= 1
-        ledger.tables.delete(DEAD, key(number, died_ms, first_id))
+        ledger.tables.delete(DEAD, KEY.pack(number, died_ms, first_id))
         ledger.tables.delete(PLACE, ID_KEY.pack(first_id))
     ttl.forget(ledger, rows["first_id"].tolist())
     ledger.hour_state(hour).settle(bitmap(rows["index"]), Event.CANCELLED)
 
 
 def apply_alerted(ledger: Ledger, command: tuple[str, int]) -> JobResult | Refused:
-    """Somebody was told of the topic's first `count` deaths."""
+    """The first `count` deaths of the topic were reported."""
     name, count = command
     topic = ledger.topic(name)
     if topic is None:
@@ -275,7 +272,7 @@ def apply_alerted(ledger: Ledger, command: tuple[str, int]) -> JobResult | Refus
 
 
 def listing(ledger: Ledger, topic: Topic, after: bytes, limit: int) -> list[tuple[bytes, int]]:
-    """(cursor, first id) of the topic's dead letters, in the order of their deaths, behind the cursor (b"" first)."""
-    start = max(key(topic.number, topic.dead_mark_ms + 1, 0), KEY.pack(topic.number, 0, 0)[:4] + after + b"\0")
+    """(cursor, first id) of the topic's dead letters behind the cursor `after`, b"" for all, in the order of deaths."""
+    start = max(KEY.pack(topic.number, topic.dead_mark_ms + 1, 0), KEY.pack(topic.number, 0, 0)[:4] + after + b"\0")
     found = ledger.tables.range(DEAD, start, KEY.pack(topic.number + 1, 0, 0), limit)
     return [(at[4:], KEY.unpack(at)[2]) for at, _ in found]

@@ -39,14 +39,14 @@ from hadelay.model import DEAD_HOURS, HOUR_MS, NONE32, Event
 from hadelay.settings.topic import WEBHOOK_FLOOR_MS
 from hadelay.version import ACK_OF_THIS_LIFE, UNCOUNTED, WEBHOOK_FLOOR
 
-#: EXPIRE and NACK copy at most this many bytes into other hours in one apply, each message counting as some more; the
-#: rest stays held until the next.
+#: Limit of bytes that EXPIRE and NACK copy into other hours in one apply; further messages stay leased until the next.
 MOVE_BYTES = 4 << 20
+#: Cost of a message besides its copy, in such bytes.
 _MOVE_COST = 2_048
 
 
 def _let_go(ledger: Ledger, grant: HeldGrant, positions: NDArray[np.intp]) -> None:
-    """These positions are settled; a grant of which nothing is left is forgotten, with its request."""
+    """Close these positions; forget a grant without open positions, and its request."""
     grant.close(positions)
     if grant.left:
         return
@@ -231,7 +231,7 @@ class ReturnedLeases:
                 due_ms[where] += np.minimum(waits, ledger.settings.max_delay_ms)
             if settings.webhook is not None and ledger.level >= WEBHOOK_FLOOR:
                 due_ms[where] = np.maximum(due_ms[where], ledger.now_ms + WEBHOOK_FLOOR_MS)
-        # Leased ahead of its time: coming back makes nothing due before it.
+        # A message leased before its due time is not due earlier when it comes back.
         later: I64 = np.maximum(due_ms, entries["deliver_at_ms"])
         return later
 
@@ -277,7 +277,7 @@ class ReturnedLeases:
 
 
 def _tries(held: Rows, entries: Rows) -> NDArray[np.uint16]:
-    """How many attempts of these leased messages count, the present one included: at least 1."""
+    """Number of counted attempts of these leased messages, the present one included: at least 1."""
     tries: NDArray[np.uint16] = held["attempt"] - np.minimum(excused(entries), held["attempt"] - 1)
     return tries
 
@@ -296,7 +296,7 @@ def apply_extend(ledger: Ledger, command: SettleLeases) -> LeaseResult:
 
 
 def apply_expire(ledger: Ledger, command: list[tuple[int, int]]) -> ExpireResult:
-    """Return every position whose time is over by state.now, whoever thought so and when."""
+    """Return the leases of these grants that are expired by state.now."""
     result = ExpireResult(0, [])
     returned = ReturnedLeases(ledger, Failure(Event.LEASE_EXPIRED, NONE32), -1, NO_NODE)
     for key in command:

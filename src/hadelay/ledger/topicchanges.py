@@ -1,4 +1,4 @@
-"""Making, changing, deleting and purging topics. A deletion or purge changes a number: ledger/topics.py says how."""
+"""TOPIC_PUT, TOPIC_DELETE and PURGE. A deletion or purge changes one number (ledger/topics.py)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hadelay.settings.topic import disputed_url, merged, newest_defaults, proble
 from hadelay.version import BOUNDED, MASKED_HEADERS, MASKED_OF_ORIGIN, PLAIN_URLS, RETRY_DEFAULTS
 
 MAX_GENERATION = 0xFFFF
-#: Limit of a topic's partial purges that SWEEP has not finished: each look at a waiting message asks all of them.
+#: Limit of a topic's partial purges that SWEEP has not finished: each look at a waiting message checks all of them.
 MAX_MARKS = 100
-#: What PURGE may name, as bits.
+#: Bits of the states that PURGE names.
 SCHEDULED, READY, DEAD = 1, 2, 4
 
 
 def topic_or_new(ledger: Ledger, name: str) -> Topic | None:
-    """The existing topic of that name, made now if there is none. None: there are max_topics topics already."""
+    """The topic of that name, created if there is none. None: there are max_topics topics already."""
     topic = ledger.known_topic(name)
     if topic is not None and topic.exists:
         return topic
@@ -87,7 +87,7 @@ def begin_generation(ledger: Ledger, topic: Topic) -> None:
 
 
 def apply_purge(ledger: Ledger, command: tuple[str, int]) -> Done | Refused:
-    """Cancel what a topic holds in these states (bits) and was published before. O(1): ADR 78."""
+    """Cancel the messages that a topic has in these states (bits) now, in O(1) (ADR 78)."""
     name, states = command
     topic = ledger.topic(name)
     if topic is None:
@@ -95,7 +95,7 @@ def apply_purge(ledger: Ledger, command: tuple[str, int]) -> Done | Refused:
     waiting = states & (SCHEDULED | READY)
     bounded = ledger.level >= BOUNDED
     if bounded and not topic.pending:
-        waiting = 0  # it changes nothing: spare the generation
+        waiting = 0  # nothing to cancel: spare the generation
     if bounded and waiting == SCHEDULED and len(topic.marks) >= MAX_MARKS:
         return Refused("too_many_marks", f"{MAX_MARKS} purges of {name!r} are still being written down: try later")
     if waiting and topic.generation == MAX_GENERATION:
@@ -107,7 +107,7 @@ def apply_purge(ledger: Ledger, command: tuple[str, int]) -> Done | Refused:
         ledger.listener.on_purged(topic)
     elif waiting:
         if bounded and waiting == READY:
-            # What those before it mean, it means too.
+            # This purge includes earlier ones of ready messages.
             topic.marks = [mark for mark in topic.marks if not mark.ready]
         topic.marks.append(PurgeMark(topic.generation, ledger.now_ms, waiting == READY))
         ledger.topics.note_work(topic)

@@ -1,9 +1,9 @@
 """Topics: their settings and counters, and how a million messages are deleted in no time.
 
-Every index entry carries the *generation* its topic had when it was filed. Deleting a topic adds one to the
-generation: whatever still waits under an older one is cancelled from that moment, without being touched. Nobody hands
-it out, GET says `cancelled`, and SWEEP writes it down in slices, later (ledger/maintenance.py). A purge is the same,
-without the end of the topic.
+Every index entry has the *generation* of its topic at the time of filing. Deleting a topic adds one to the generation:
+messages that wait under an older one are cancelled from that moment on, untouched. Nobody hands them out, GET says
+`cancelled`, and SWEEP later writes that down in slices (ledger/maintenance.py). A purge does the same to a topic that
+goes on.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from hadelay.codec.formats import U32, Mask, Rows
 from hadelay.model import Event
 from hadelay.settings.topic import TopicSettings, settings_of
 
-#: Below this many numbers counting them one by one is quicker than numpy.
+#: Below this many numbers a Counter is quicker than numpy.
 _FEW = 200
 
 
 @dataclass(slots=True)
 class PurgeMark:
-    """A purge of what was scheduled, or ready, at at_ms; SWEEP writes it down. Older generations only."""
+    """A purge of the messages that were ready (or scheduled) at at_ms, of older generations; SWEEP writes it down."""
 
     generation: int
     at_ms: int
@@ -37,66 +37,67 @@ class PurgeMark:
 
 @dataclass(slots=True)
 class RedriveJob:
-    """The redrive of all that a topic's dead letters were at upto_ms, in the order of their deaths."""
+    """The redrive of the letters that a topic had at upto_ms, in the order of their deaths."""
 
     upto_ms: int
-    #: Messages per second, None: as fast as it goes.
+    #: Messages per second; None: as fast as possible.
     rate: float | None
     start_ms: int
-    #: So many were redriven since start_ms, up to this one: (died_at_ms, first id).
+    #: Number of letters redriven since start_ms, and the last one: (died_at_ms, first id).
     count: int = 0
     after: tuple[int, int] = (0, 0)
 
     def waits(self, now_ms: int) -> bool:
-        """Its rate allows nothing yet."""
-        return self.rate is not None and 1 + int(self.rate * (now_ms - self.start_ms) / 1000) <= self.count
+        """The rate allows no letter yet."""
+        return self.rate is not None and self._due(now_ms) <= 0
 
     def allowed(self, now_ms: int) -> int:
-        """How many more may be redriven by now. What was missed by more than a second is not caught up with."""
+        """How many more letters may be redriven by now. A delay of more than a second is not caught up with."""
         if self.rate is None:
             return 1 << 30
-        due = 1 + int(self.rate * (now_ms - self.start_ms) / 1000) - self.count
-        most = 1 + int(self.rate)
+        due, most = self._due(now_ms), 1 + int(self.rate)
         if due > most:
             self.start_ms, self.count, due = now_ms, 1 - most, most
         return due
+
+    def _due(self, now_ms: int) -> int:
+        return 1 + int((self.rate or 0) * (now_ms - self.start_ms) / 1000) - self.count
 
 
 @dataclass(slots=True)
 class Topic:
     number: int
     name: str
-    #: False once deleted; the number and the generation stay, for when the name comes back.
+    #: False once deleted; a new topic of the name has the same number and the next generation.
     exists: bool = True
     generation: int = 0
-    #: How often it was deleted: client keys of an earlier life are none of this one.
+    #: Number of deletions: client keys of an earlier life do not count in this one.
     lives: int = 0
-    #: Entries of older generations were cancelled: with a deletion, or a purge.
+    #: A deletion or purge cancelled the entries of older generations.
     floor: int = 0
-    #: What PUT set, and the same over the defaults (settings/topic.py). Changed by `configure` alone.
+    #: Settings of PUT, and the same with the defaults (settings/topic.py). Only `configure` changes them.
     config: dict[str, Any] = field(default_factory=dict)
     settings: TopicSettings = field(init=False, repr=False)
-    #: Not settled: waiting or leased, tombstoned ones included.
+    #: Number of messages that wait or are leased, tombstoned ones included.
     open: int = 0
     leased: int = 0
-    #: Waiting under an older generation: cancelled, not yet swept.
+    #: Number of messages that wait under an older generation: cancelled, not yet swept.
     tombstoned: int = 0
     published: int = 0
-    #: Of the records of what is open.
+    #: Bytes of the records of open messages.
     bytes: int = 0
-    #: Up to when the tokens of publish_rate are spent (ledger/flow.py).
+    #: Time up to which the tokens of publish_rate are spent (ledger/flow.py).
     spent_ns: int = 0
-    #: Dead letters that are kept.
+    #: Number of kept dead letters.
     dead: int = 0
-    #: Those that died at or before this time are gone.
+    #: Letters that died at or before this time are gone.
     dead_mark_ms: int = 0
     redrive: RedriveJob | None = None
-    #: Of how many deaths, `settled[DEAD]` in all, somebody was told (`alert`).
+    #: Number of deaths, of `settled[DEAD]` in all, that were reported (setting `alert`).
     alerted: int = 0
-    #: Partial purges that SWEEP has not been through yet.
+    #: Partial purges that SWEEP has not finished.
     marks: list[PurgeMark] = field(default_factory=list)
-    #: By Event, of messages (a move settles an entry, not a message): acked, cancelled, expired, dead, and redriven.
-    #: Never goes down.
+    #: Counters by Event of acked, cancelled, expired, dead and redriven messages; moves end entries, not messages.
     settled: list[int] = field(default_factory=lambda: [0] * (max(Event) + 1))
 
     def __post_init__(self) -> None:
@@ -107,14 +108,14 @@ class Topic:
         self.settings = settings_of(config)
 
     def last_death_ms(self, now_ms: int) -> int:
-        """No letter that is there at now_ms died later. One that died in the ms of a purge, or of the beginning of a
-        redrive, but after it, was given the next ms (ledger/dead.py)."""
+        """Latest possible time of death of a letter at now_ms. A letter that died after a purge or the beginning of a
+        redrive, but in the same ms, has the next ms (ledger/dead.py)."""
         upto_ms = max(self.dead_mark_ms, self.redrive.upto_ms if self.redrive else 0)
         return max(now_ms, upto_ms + 1 if self.dead else upto_ms)
 
     @property
     def waiting(self) -> int:
-        """Scheduled and ready; which of the two is a question of the time, and the dispatcher's to answer."""
+        """Number of scheduled and ready messages; the dispatcher tells them apart."""
         return self.open - self.leased - self.tombstoned
 
     @property
@@ -123,14 +124,14 @@ class Topic:
 
 
 class Topics:
-    """All of them by number, dense from 0, with the generations as an array for whole columns at once."""
+    """All topics by number, dense from 0, with the generations as an array for whole columns at once."""
 
     def __init__(self) -> None:
         self.all: list[Topic] = []
-        #: What is filed now, and the oldest that is not cancelled: deletion and purge move it.
+        #: Generation of new entries, and the oldest one that is not cancelled: deletion and purge move it.
         self.generations = np.zeros(64, np.uint16)
         self.floors = np.zeros(64, np.uint16)
-        #: Numbers of topics that are not done with: tombstoned, marked, being redriven.
+        #: Numbers of topics with tombstoned messages, marks or a redrive.
         self.with_work: set[int] = set()
 
     def __getitem__(self, number: int) -> Topic:
@@ -146,11 +147,11 @@ class Topics:
         self.note_work(topic)
 
     def alive(self, rows: Rows) -> Mask:
-        """Per INDEX row: its topic was neither deleted nor purged since it was filed."""
+        """Which of these INDEX rows have a topic that was neither deleted nor purged since they were filed."""
         return np.asarray(self.floors[rows["topic"]] <= rows["generation"])
 
     def marked(self, rows: Rows) -> Mask:
-        """Per waiting INDEX row: a partial purge means it."""
+        """Which of these waiting INDEX rows a partial purge means."""
         meant = np.zeros(len(rows), np.bool_)
         for number in self.with_work:
             for mark in self.all[number].marks:
@@ -158,19 +159,19 @@ class Topics:
         return meant
 
     def owed(self, rows: Rows) -> Mask:
-        """Per waiting INDEX row: neither a deletion nor a purge, whole or partial, means it."""
+        """Which of these waiting INDEX rows neither a deletion nor a purge, whole or partial, means."""
         alive = self.alive(rows)
         return alive & ~self.marked(rows) if self.with_work else alive
 
     def end(self, topic: Topic) -> None:
-        """All that waits in the topic is cancelled. A running lease wins: those settle, or are cancelled on return."""
+        """Cancel all that waits in the topic. A running lease wins: its message settles, or is cancelled on return."""
         topic.tombstoned = topic.open - topic.leased
         topic.floor, topic.marks = topic.generation, []
         self.floors[topic.number] = topic.floor
         self.note_work(topic)
 
     def end_dead(self, topic: Topic, now_ms: int) -> None:
-        """The topic's dead letters are gone from now on; their bytes go with their hours (ledger/dead.py)."""
+        """Purge the topic's dead letters; their bytes go with their hours (ledger/dead.py)."""
         topic.dead_mark_ms = topic.last_death_ms(now_ms)
         topic.dead, topic.redrive = 0, None
         self.note_work(topic)
@@ -196,7 +197,7 @@ class Topics:
 
 
 def by_topic(numbers: U32) -> list[tuple[int, int]]:
-    """(topic, how many) of a column of topic numbers; almost always there is just one."""
+    """(topic, count) of a column of topic numbers, which almost always has just one topic."""
     first = int(numbers[0])
     if len(numbers) == 1 or (numbers == first).all():
         return [(first, len(numbers))]
@@ -207,7 +208,7 @@ def by_topic(numbers: U32) -> list[tuple[int, int]]:
 
 
 def by_topic_bytes(rows: Rows) -> list[tuple[int, int, int]]:
-    """(topic, how many, bytes of their records) of rows with `topic` and `size`."""
+    """(topic, count, bytes of the records) of rows with `topic` and `size`."""
     if len(rows) == 1:
         return [(int(rows["topic"][0]), 1, int(rows["size"][0]))]
     counted = by_topic(rows["topic"])
