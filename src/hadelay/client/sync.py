@@ -23,6 +23,7 @@ from hadelay.client.types import AckOutcome, Delay, ExtendOutcome, Message, Nack
 from hadelay.client.wire import batches, own_or_new_key
 
 P = ParamSpec("P")
+A = TypeVar("A")
 R = TypeVar("R")
 
 _THREAD = "hadelay-client"
@@ -87,7 +88,7 @@ def _in_child() -> None:
 os.register_at_fork(after_in_child=_in_child)
 
 
-def _wait(coroutine: Coroutine[Any, Any, R]) -> R:
+def _wait(coroutine: Coroutine[Any, Any, R], _: Client | None = None) -> R:
     future = asyncio.run_coroutine_threadsafe(coroutine, _loop())
     try:
         return future.result()
@@ -97,37 +98,43 @@ def _wait(coroutine: Coroutine[Any, Any, R]) -> R:
 
 
 def _blocking(
-    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]],
+    method: Callable[Concatenate[AsyncClient, P], A], result: Callable[[A, Client], R]
 ) -> Callable[Concatenate[Client, P], R]:
-    """A method of AsyncClient as one of Client, with its parameters, types and docstring."""
+    """A method of Client with the parameters, types and docstring of this method. result: its blocking result."""
 
     @functools.wraps(method)
     def call(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return _wait(method(client._async(), *args, **kwargs))
+        return result(method(client._async(), *args, **kwargs), client)
 
     return call
 
 
-def _blocking_each(
-    method: Callable[Concatenate[AsyncClient, P], AsyncIterator[R]],
-) -> Callable[Concatenate[Client, P], Iterator[R]]:
-    """The same for a method that yields items."""
+def _each(iterator: AsyncIterator[R], client: Client) -> Generator[R, None, None]:
+    """Items of an iterator of this client, which is not collected meanwhile."""
+    of = client._client
+    try:
+        while True:
+            try:
+                if of not in _used:
+                    raise RuntimeError("this loop began in another process: begin it again after a fork")
+                yield _wait(iterator.__anext__())  # type: ignore[arg-type]
+            except StopAsyncIteration:
+                return
+    finally:
+        if of not in _used:
+            pass  # of the parent process; or the interpreter ends, and has closed it
+        elif threading.current_thread().name == _THREAD:
+            # Collected as garbage on the loop's own thread, which must not wait for itself.
+            asyncio.run_coroutine_threadsafe(_end(iterator), _loop())
+        else:
+            _wait(_end(iterator))
 
-    @functools.wraps(method)
-    def call(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
-        return _each(method(client._async(), *args, **kwargs), client)
 
-    return call
-
-
-def _blocking_consume(
-    method: Callable[Concatenate[AsyncClient, P], Consumer],
-) -> Callable[Concatenate[Client, P], Consuming]:
-    @functools.wraps(method)
-    def call(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> Consuming:
-        return Consuming(client, method(client._async(), *args, **kwargs))
-
-    return call
+async def _end(iterator: Any) -> None:
+    """Close a consumer, or a generator, even if the wait for its next item was cancelled a moment ago."""
+    while getattr(iterator, "ag_running", False):  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    await (iterator.close() if isinstance(iterator, Consumer) else iterator.aclose())
 
 
 class Delivered:
@@ -145,9 +152,7 @@ class Delivered:
     def _settle(self, coroutine: Coroutine[Any, Any, R]) -> R:
         if self._of not in _used:
             coroutine.close()
-            raise RuntimeError(
-                "this message belongs to the parent process, which settles it; consume again after a fork"
-            )
+            raise RuntimeError("this message belongs to the parent process; consume again after a fork")
         return _wait(coroutine)
 
     def ack(self) -> AckOutcome:
@@ -172,7 +177,7 @@ class Delivered:
 class Consuming(Iterator[Delivered]):
     """Result of `Client.consume`: messages as they fall due, their leases extended until they are settled."""
 
-    def __init__(self, client: Client, consumer: Consumer) -> None:
+    def __init__(self, consumer: Consumer, client: Client) -> None:
         self._client, self._consumer = client, consumer
         self._messages = _each(consumer, client)
 
@@ -230,7 +235,7 @@ class Client:
     ) -> None:
         self.close()
 
-    put = _blocking(AsyncClient.put)
+    put = _blocking(AsyncClient.put, _wait)
 
     def put_many(
         self, puts: Iterable[Put], *, idempotency_key: str | None = None, timeout: float | None = None
@@ -243,61 +248,33 @@ class Client:
         return results
 
     put_many.__doc__ = AsyncClient.put_many.__doc__
-    get = _blocking(AsyncClient.get)
-    cancel = _blocking(AsyncClient.cancel)
-    reschedule = _blocking(AsyncClient.reschedule)
-    deliver_now = _blocking(AsyncClient.deliver_now)
-    receive = _blocking(AsyncClient.receive)
-    ack = _blocking(AsyncClient.ack)
-    nack = _blocking(AsyncClient.nack)
-    extend = _blocking(AsyncClient.extend)
-    topics = _blocking(AsyncClient.topics)
-    topic = _blocking(AsyncClient.topic)
-    put_topic = _blocking(AsyncClient.put_topic)
-    delete_topic = _blocking(AsyncClient.delete_topic)
-    pause = _blocking(AsyncClient.pause)
-    resume = _blocking(AsyncClient.resume)
-    purge = _blocking(AsyncClient.purge)
-    redrive = _blocking(AsyncClient.redrive)
-    redrive_all = _blocking(AsyncClient.redrive_all)
-    purge_dead = _blocking(AsyncClient.purge_dead)
-    due = _blocking(AsyncClient.due)
-    cluster = _blocking(AsyncClient.cluster)
-    transfer_leader = _blocking(AsyncClient.transfer_leader)
-    add_member = _blocking(AsyncClient.add_member)
-    remove_member = _blocking(AsyncClient.remove_member)
-    hours = _blocking(AsyncClient.hours)
-    names = _blocking(AsyncClient.names)
-    ready = _blocking(AsyncClient.ready)
-    close = _blocking(AsyncClient.close)
-    consume = _blocking_consume(AsyncClient.consume)
-    messages = _blocking_each(AsyncClient.messages)
-    dead = _blocking_each(AsyncClient.dead)
-
-
-def _each(iterator: AsyncIterator[R], client: Client) -> Generator[R, None, None]:
-    """Items of an iterator of this client, which is not collected meanwhile."""
-    of = client._client
-    try:
-        while True:
-            try:
-                if of not in _used:
-                    raise RuntimeError("this loop began in another process: begin it again after a fork")
-                yield _wait(iterator.__anext__())  # type: ignore[arg-type]
-            except StopAsyncIteration:
-                return
-    finally:
-        if of not in _used:
-            pass  # of the parent process; or the interpreter ends, and has closed it
-        elif threading.current_thread().name == _THREAD:
-            # Collected as garbage on the loop's own thread, which must not wait for itself.
-            asyncio.run_coroutine_threadsafe(_end(iterator), _loop())
-        else:
-            _wait(_end(iterator))
-
-
-async def _end(iterator: Any) -> None:
-    """Close a consumer, or a generator, even if the wait for its next item was cancelled a moment ago."""
-    while getattr(iterator, "ag_running", False):  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
-    await (iterator.close() if isinstance(iterator, Consumer) else iterator.aclose())
+    get = _blocking(AsyncClient.get, _wait)
+    cancel = _blocking(AsyncClient.cancel, _wait)
+    reschedule = _blocking(AsyncClient.reschedule, _wait)
+    deliver_now = _blocking(AsyncClient.deliver_now, _wait)
+    receive = _blocking(AsyncClient.receive, _wait)
+    ack = _blocking(AsyncClient.ack, _wait)
+    nack = _blocking(AsyncClient.nack, _wait)
+    extend = _blocking(AsyncClient.extend, _wait)
+    topics = _blocking(AsyncClient.topics, _wait)
+    topic = _blocking(AsyncClient.topic, _wait)
+    put_topic = _blocking(AsyncClient.put_topic, _wait)
+    delete_topic = _blocking(AsyncClient.delete_topic, _wait)
+    pause = _blocking(AsyncClient.pause, _wait)
+    resume = _blocking(AsyncClient.resume, _wait)
+    purge = _blocking(AsyncClient.purge, _wait)
+    redrive = _blocking(AsyncClient.redrive, _wait)
+    redrive_all = _blocking(AsyncClient.redrive_all, _wait)
+    purge_dead = _blocking(AsyncClient.purge_dead, _wait)
+    due = _blocking(AsyncClient.due, _wait)
+    cluster = _blocking(AsyncClient.cluster, _wait)
+    transfer_leader = _blocking(AsyncClient.transfer_leader, _wait)
+    add_member = _blocking(AsyncClient.add_member, _wait)
+    remove_member = _blocking(AsyncClient.remove_member, _wait)
+    hours = _blocking(AsyncClient.hours, _wait)
+    names = _blocking(AsyncClient.names, _wait)
+    ready = _blocking(AsyncClient.ready, _wait)
+    close = _blocking(AsyncClient.close, _wait)
+    consume = _blocking(AsyncClient.consume, Consuming)
+    messages = _blocking(AsyncClient.messages, _each)
+    dead = _blocking(AsyncClient.dead, _each)
