@@ -86,7 +86,7 @@ async def _serve(config: Config, sockets: int, ready: Callable[[dict[str, Any]],
     def fatal(error: BaseException) -> None:
         full = {"next": ENDS} if is_disk_full(error) else {}
         log.critical("fatal", error=repr(error), exc_info=error, **full)
-        # No clean-up: the very next write might be the one that breaks a promise.
+        # No clean-up: the next write might break a promise.
         os._exit(FATAL)
 
     ending = _end_on_signals(loop)
@@ -105,7 +105,7 @@ async def _serve(config: Config, sockets: int, ready: Callable[[dict[str, Any]],
         await _ready(node, ending)
         if not ending.is_set():
             service.access.knows_tokens = True
-            # What is here now stays: no collection has to look at it again.
+            # Objects that exist now stay: the collector skips them from now on.
             gc.freeze()
             log.info("ready", http=config.advertise, raft=config.raft.listen, leader=node.raft.leader)
             notify("READY=1")
@@ -186,8 +186,7 @@ def _watch(certificates: list[Certificates], runtime: Runtime) -> None:
 
 
 async def _ready(node: Node, ending: asyncio.Event) -> None:
-    """Until this node serves: a leader is known, and what was committed before now is applied here. A node that has
-    just started knows neither by itself, so it asks (ReadIndex)."""
+    """Wait until a leader is known, and everything committed before now is applied here; a ReadIndex tells both."""
     say_at = node.runtime.monotonic() + _PATIENCE_S
     while not ending.is_set():
         if node.runtime.monotonic() >= say_at:
@@ -209,8 +208,8 @@ async def _hand_over(node: Node) -> None:
 
 
 async def _calls_over(pool: Pool) -> None:
-    """Webhook calls under way end, and what came of them is told to whoever leads now. Those that have not ended are
-    made again when their leases have run out."""
+    """Wait until webhook calls have ended and the leader has their outcomes. The others are repeated when their leases
+    have run out."""
     for _ in range(int(_CALLS_S / _LOOK_S)):
         if not pool.busy:
             return
@@ -219,7 +218,7 @@ async def _calls_over(pool: Pool) -> None:
 
 
 async def _within(seconds: float, start: Callable[[Callable[[], None]], None], failure: str) -> None:
-    """Start something that calls back, and wait so long for it: neither is for safety, only for a quick return."""
+    """Start something that calls back, and wait for it no longer than this. Only speed depends on it, not safety."""
     over = asyncio.Event()
     start(over.set)
     try:

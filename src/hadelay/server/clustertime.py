@@ -1,15 +1,14 @@
-"""Cluster time: the one clock that decides what is due. Pure: told the monotonic time, and what others' clocks say.
+"""Cluster time: the one clock that decides what is due. Pure: callers pass the monotonic time and clock readings.
 
-Law 1: it never runs backwards, and never jumps once it runs: what was promised "in 15 minutes" is not early because a
-       wall clock was stepped.
+Law 1: cluster time never runs backwards, and never jumps once it runs: a message due "in 15 minutes" is not early
+       because a wall clock was stepped.
 Law 2: the leader's clock is the previous leader's plus *monotonic* time since, slewed by at most 500 ppm towards the
-       median of a majority's wall clocks. Without such a majority it runs on alone, and an alarm says so.
-Law 3: a wall clock is taken at its word only at a cold start of the whole cluster, and only when a majority agrees on
-       it and it is not behind what the cluster has already stamped. Until then `ready` is False: nothing may be
-       published, nothing becomes due.
+       median of a majority's wall clocks. Without such a majority it runs on alone and raises an alarm.
+Law 3: wall clocks set cluster time only at a cold start of the whole cluster, and only if a majority agrees on a time
+       that is not behind the last stamped one. Until then `ready` is False: nothing is published or due.
 
-Times called `mono` are Runtime.monotonic() in seconds; all others are Unix milliseconds. Published
-designs align the clock at a change of master only, or not at all (docs/explanation/sources.md, S2 and S3).
+Times called `mono` are Runtime.monotonic() in seconds; all others are Unix milliseconds. Published designs align the
+clock at a change of master only, or not at all (docs/explanation/sources.md, S2 and S3).
 """
 
 from __future__ import annotations
@@ -17,27 +16,27 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-#: A follower's clock moves by at most this towards the middle of what a note of the leader allows, unless that is more
-#: than the skew bound. There is about one a second, in which the leader's slew and both crystals' drift are less.
+#: Limit of a follower's step per note towards the middle of the bounds in the leader's note. Notes come once a second;
+#: the leader's slew and the drift of both crystals are less in that time.
 _FOLLOW_MS = 1.0
-#: So long a node that restarted compares what it is told.
+#: Time for which a restarted node compares the times that peers tell.
 _LEARN_S = 0.25
-#: Errors are slewed away over about this long, so that small ones cause small slews; and no slew goes on for longer:
-#: whoever steers slept meanwhile, and it would go as far beyond.
+#: Time over which an error is slewed away, so that small errors cause small slews; also the limit of a slew: a node
+#: that slept meanwhile would go too far.
 _SLEW_HORIZON_MS = 2_000.0
-#: A node's wall clock counts while its last sample is no older than this.
+#: Age up to which the last sample of a node's wall clock counts.
 _FRESH_S = 10.0
-#: The one with the shortest round trip of this many samples is a node's offset.
+#: Number of samples per node; the sample with the shortest round trip gives the node's offset.
 _SAMPLES = 4
-#: What peers told is wrong by at most half of its bounds' distance: so near ones are not compared with others.
+#: Width of bounds below which a restarted node does not wait for more: the error is at most half of the width.
 NEAR_MS = 10.0
-#: The year 10000: no clock that says so is listened to.
+#: The year 10000: later readings are ignored.
 _LARGEST_MS = 253_402_300_800_000
 
 
 class ClusterClock:
-    """One per node and group. About once a second `observe_wall` is called for this node, and for each peer when it
-    answers; heartbeats call `observe_leader`; whoever needs the time calls `read`."""
+    """One per node and group. About once a second the node calls `observe_wall` for itself and each peer; heartbeats
+    call `observe_leader`; `read` gives the time."""
 
     def __init__(
         self, node: str, members: Iterable[str], *, floor_ms: int = 0, slew_ppm: int = 500, skew_ms: int = 250
@@ -53,12 +52,12 @@ class ClusterClock:
         #: Names of what is wrong, for logs and metrics: no_majority, behind_checkpoint, skew:<node>.
         self.alarms: set[str] = set()
         self._floor = float(floor_ms)
-        #: Who led last, as far as this node knows.
+        #: The last leader, as far as this node knows.
         self._leader = ""
         self._base_ms = 0.0
         self._base_mono = 0.0
         self._rate = 1.0
-        #: Since when peers tell a clock that is not ready; between what they say that cluster time less `mono` is.
+        #: While not ready: when the first peer told the time, and bounds of cluster time less `mono` by all peers.
         self._told_since: float | None = None
         self._told = (float("-inf"), float("inf"))
         #: (round trip, wall less `mono`, `mono`) of the last few samples.
@@ -69,7 +68,7 @@ class ClusterClock:
         return f"<ClusterClock {self.node} {role} ready={self.ready} floor={self._floor:.0f} {sorted(self.alarms)}>"
 
     def set_voters(self, names: Iterable[str]) -> None:
-        """Whose wall clocks count from now on, this node's own too if it is among them."""
+        """Set the nodes whose wall clocks count; this node's own counts if it is among them."""
         voters = list(names)
         self.majority = len(voters) // 2 + 1
         self._walls = {name: samples for name, samples in self._walls.items() if name in voters}
@@ -77,13 +76,13 @@ class ClusterClock:
     # reading
 
     def exact(self, mono: float) -> float:
-        """Unix ms with fraction; stands still at the last stamped time while the clock is not ready."""
+        """Unix ms with fraction; the last stamped time while the clock is not ready."""
         if not self.ready:
             return self._floor
         return max(self._floor, self._running(mono))
 
     def read(self, mono: float) -> int:
-        """Cluster time, rounded down: what it says has been reached has been reached."""
+        """Cluster time, rounded down, so that it is never ahead."""
         return int(self.exact(mono))
 
     def delay_s(self, at_ms: int, mono: float) -> float:
@@ -105,15 +104,15 @@ class ClusterClock:
     # following
 
     def observe_leader(self, node: str, now_ms: int, mono: float) -> None:
-        """A heartbeat of `node`, which leads, carried now_ms. It was that late at least when it left. How long it was
-        on its way nobody knows, so it takes time forward, never back, and says nothing to a clock that is not ready."""
+        """A heartbeat of the leader `node` carried now_ms. Its delay is not known, so it moves time only forward, and
+        does not set a clock that is not ready."""
         if self.leading or not self.ready or not 0 <= now_ms < _LARGEST_MS:
             return
         self._leader = node
         self._anchor(max(self._running(mono), now_ms), mono)
 
     def follow(self, mono: float) -> None:
-        """This node no longer leads (or never did)."""
+        """This node does not lead (any more)."""
         if self.ready:
             self._anchor(self.exact(mono), mono)
         self.leading = False
@@ -121,7 +120,7 @@ class ClusterClock:
     # leading
 
     def lead(self, now_ms: int, mono: float) -> None:
-        """This node leads from now on; now_ms is state.now, the last time its predecessors stamped."""
+        """This node leads from now on. now_ms: the last time that an earlier leader stamped."""
         self.raise_floor(now_ms)
         self.leading, self._leader = True, self.node
         if self.ready:
@@ -129,9 +128,9 @@ class ClusterClock:
         self._steer(mono)
 
     def observe_wall(self, node: str, wall_ms: int, mono: float, now_ms: int | None = None, rtt_s: float = 0.0) -> None:
-        """`node`'s wall clock said wall_ms, in answer to what left here rtt_s ago. now_ms: its cluster time, if its
-        clock is ready: a node that restarted in a running cluster learns the time from any peer, whoever leads; later
-        it keeps to the leader's (and to any peer's until it has heard a leader, or led)."""
+        """The wall clock of `node` read wall_ms, with a round trip of rtt_s. now_ms: the cluster time of `node`, if
+        known. A restarted node learns the time from any peer; later it follows the leader (or any peer until it knows a
+        leader or has led)."""
         if not 0 <= (wall_ms if now_ms is None else now_ms) < _LARGEST_MS:
             return
         if now_ms is not None:
@@ -139,7 +138,7 @@ class ClusterClock:
             most = least + rtt_s * 1000.0
             if not self.ready:
                 if not self._learn(least, most, mono):
-                    return  # a peer knows the time, so no wall clock is asked for it
+                    return  # a peer knows the time, so wall clocks do not count
             elif not self.leading and self._leader in ("", node):
                 self._keep_to(least, most, mono)
         half_ms = rtt_s * 500.0 - mono * 1000.0
@@ -157,30 +156,29 @@ class ClusterClock:
         self._base_ms, self._base_mono, self._rate, self.ready = now_ms, mono, 1.0, True
 
     def _keep_to(self, least: float, most: float, mono: float) -> None:
-        """The leader's clock, less `mono`, is within these bounds, so this one is wrong outside of them. Inside it goes
-        on, and only makes up for what rates differ by: a slow link's bounds say less than what it knew before. Were it
-        ahead of the leader's, and led next, it would end early what was stamped meanwhile."""
+        """The leader's clock, less `mono`, is within these bounds: move this clock into them. Inside, it moves by a
+        small step only, because the wide bounds of a slow link say less than the clock. A clock ahead of the leader's
+        would end delays early if this node led next."""
         held, middle = self._running(mono) - mono * 1000.0, (least + most) / 2
         if most - least <= self.skew_ms:
             held = max(held - _FOLLOW_MS, min(held + _FOLLOW_MS, middle))
         self._anchor(max(least, min(most, held)) + mono * 1000.0, mono)
 
     def _learn(self, least: float, most: float, mono: float) -> bool:
-        """The first anchor: the middle of what all bounds that peers told have in common, once they are near each other
-        or a moment has passed: what waited comes together. This node may lead next, and the others would follow it, so
-        no answer counts that took longer than the skew bound. True once ready."""
+        """Set the clock to the middle of what the bounds of all peers have in common, once that is narrow or a moment
+        has passed. Bounds wider than the skew bound do not count, because this node may lead next. True once ready."""
         if most - least > self.skew_ms:
             return False
         self._told_since = mono if self._told_since is None else self._told_since
         low, high = max(self._told[0], least), min(self._told[1], most)
-        # They have nothing in common if one is old, or there was another leader since: the last one counts.
+        # Bounds without a common part: one is old, or the leader changed. The last one counts.
         self._told = low, high = (low, high) if low <= high else (least, most)
         if high - low <= NEAR_MS or mono - self._told_since >= _LEARN_S:
             self._anchor((low + high) / 2 + mono * 1000.0, mono)
         return self.ready
 
     def _offsets(self, mono: float) -> dict[str, float]:
-        """Wall minus monotonic, in ms, per node heard from lately: by the shortest round trip of the last few."""
+        """Wall clock less monotonic clock, in ms, per node with a fresh sample."""
         return {
             node: min(reversed(samples), key=lambda sample: sample[0])[1]
             for node, samples in self._walls.items()
@@ -188,7 +186,7 @@ class ClusterClock:
         }
 
     def _agreed(self, mono: float) -> float | None:
-        """The time by the median of the largest set of wall clocks that agree, if that is a majority."""
+        """The median of the largest set of wall clocks that agree, if the set is a majority."""
         offsets = sorted(self._offsets(mono).values())
         best: list[float] = []
         last = 0
@@ -221,8 +219,8 @@ class ClusterClock:
         if agreed is None:
             return
         if agreed < self._floor:
-            # Stamping below what was stamped is impossible; standing still and then jumping would make delays that
-            # were counted while it stood end early. So nothing is stamped until the wall clock has caught up.
+            # Cluster time cannot run backwards, and standing still before a jump would end delays early. So nothing is
+            # stamped until the wall clocks have caught up.
             self.alarms.add("behind_checkpoint")
             return
         self._anchor(agreed, mono)

@@ -22,9 +22,9 @@ from hadelay.server.service.part import Door, once_begun
 
 log = structlog.get_logger("hadelay")
 
-#: How long what forbids a change of the members may take to pass.
+#: Time for which a refused change of the members is repeated.
 _CHANGE_S = 5.0
-#: A follower further behind than this many entries is not ready to answer.
+#: Limit of committed entries that a ready node may still have to apply.
 _MAX_LAG = 10_000
 
 
@@ -42,7 +42,7 @@ class Clusters(Door):
     async def find_leader(self) -> Leader:
         """The known leader; without one, waits up to http.no_leader_wait_ms, then raises NoLeader."""
         if (gone := drained(self._node)) is not None:
-            raise gone  # the poll goes to another node, and so do those that follow it
+            raise gone  # the consumer polls another node from now on
         return await self._find_leader()
 
     async def _find_leader(self) -> Leader:
@@ -103,9 +103,7 @@ class Clusters(Door):
     async def drain(self, node: str, undo: bool, by: Actor) -> None:
         """`node` hands over and takes no publishes and polls, until it restarts or `undo` ends this."""
         mine = self._node
-        names = [member.name for member in mine.raft.membership.members]
-        if node not in names:
-            raise NotFound(f"there is no node {node!r}; there are {', '.join(names)}")
+        self._check_member(node)
         await self._administer(by, "cluster.undrain" if undo else "cluster.drain", node, commands.encode_noop())
         if node == mine.name:
             await answered(lambda done: mine.leadership.drain(not undo, done))
@@ -123,7 +121,7 @@ class Clusters(Door):
         await self._change("remove", name, "")
 
     async def _change(self, op: str, name: str, raft: str) -> None:
-        """Asked again while what forbids it passes: a new leader, the change before."""
+        """Change the members; repeat while the obstacle may pass: a new leader, or another change."""
         node = self._node
         deadline = node.runtime.monotonic() + _CHANGE_S
         while True:
@@ -150,12 +148,14 @@ class Clusters(Door):
 
     def quorum(self, without: str) -> Quorum:
         """As this node sees the cluster now. Raises NotFound: no such member."""
+        self._check_member(without)
         membership = self._node.raft.membership
-        names = [member.name for member in membership.members]
-        if without not in names:
-            raise NotFound(f"there is no node {without!r}; there are {', '.join(names)}")
-        left = others_left(self._node, without)
-        return Quorum(without, left, len(membership.voters), membership.majority)
+        return Quorum(without, others_left(self._node, without), len(membership.voters), membership.majority)
+
+    def _check_member(self, name: str) -> None:
+        names = [member.name for member in self._node.raft.membership.members]
+        if name not in names:
+            raise NotFound(f"there is no node {name!r}; there are {', '.join(names)}")
 
 
 def drained(node: Node) -> Overloaded | None:
@@ -165,7 +165,7 @@ def drained(node: Node) -> Overloaded | None:
 
 
 def ready_checks(node: Node) -> list[CheckOut]:
-    """Can this node serve: the conditions behind /readyz, each with how it stands, or with what is wrong."""
+    """The conditions of /readyz, each with its state or with what is wrong."""
     raft, clock = node.raft, node.clock
     lag = raft.commit_index - raft.applied_index
     skew = clock.skews(node.runtime.monotonic()).get(node.name)
@@ -180,7 +180,7 @@ def ready_checks(node: Node) -> list[CheckOut]:
             f"cluster time is not known: {alarms or 'no node has told it yet'}",
         ),
         ("applied", lag <= _MAX_LAG, f"{lag} entries to apply", f"{lag} entries behind what is committed"),
-        # Whoever restarts node after node waits for this: until then the others are the majority, without a spare.
+        # A rolling restart waits for this: before, the majority has no spare node.
         (
             "admitted",
             raft.journal.admitted,
@@ -196,7 +196,7 @@ def ready_checks(node: Node) -> list[CheckOut]:
 
 
 def _without_a_leader(node: Node) -> str:
-    """Why there is no leader, as far as this node sees, and what to do when it has never held anything."""
+    """Why this node knows no leader, and what to do if its directories are empty."""
     raft, peers = node.raft, node.raft.peers.values()
     away = sorted(peer.name for peer in peers if not peer.up)
     blank = sorted(peer.name for peer in peers if peer.up and not peer.admitted)
@@ -224,8 +224,7 @@ def _names(names: list[str]) -> str:
 
 
 def others_left(node: Node, without: str) -> list[str]:
-    """Members other than `without` that count, as far as this node sees: admitted, not far behind, and they follow a
-    leader, or are linked and were heard of lately."""
+    """Voters other than `without` that are admitted, not far behind, and in contact, as far as this node sees."""
     raft, peers = node.raft, node.peers
 
     def fresh(applied_index: int) -> bool:

@@ -25,7 +25,7 @@ from hadelay.server.service.part import Door, once_begun
 from hadelay.server.webhooks.pool import CONSUMER
 from hadelay.version import UNCOUNTED
 
-#: Leases of one command: apply takes some milliseconds for so many.
+#: Limit of leases in one command; apply takes some milliseconds for so many.
 _SETTLED_AT_ONCE = 2_500
 _DONE = {"ack": "acked", "nack": "nacked", "extend": "extended"}
 
@@ -78,7 +78,7 @@ class Consuming(Door):
             node.config.cluster.group, delivery.term, delivery.seq, delivery.positions, delivery.hours, delivery.indexes
         )
         bodies = await node.reader.records(delivery.hours, rows)
-        # The lease has run on while the disk was read.
+        # Read again: time passed while the disk was read.
         now, topics = max(delivery.now_ms, self._node.now_ms()), node.ledger.topics.all
         until_ms, due_ms = int(delivery.until_ms.min()), int(rows["deliver_at_ms"].max())
         until, left_ms = format_instant(until_ms), max(0, until_ms - now)

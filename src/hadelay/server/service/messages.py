@@ -35,11 +35,11 @@ from hadelay.model import DEAD_HOURS, NONE32, Description, HistoryEvent, Key, St
 from hadelay.server.reading import LISTS, extents_of
 from hadelay.server.service.part import Door, once_begun
 
-#: Records of a list read between two turns of others, and for one page: beyond that it is short.
+#: Limits of bytes of records read between two turns of others, and for one page.
 _TURN_BYTES, _PAGE_BYTES = 1 << 18, 16 << 20
-#: What reading a record costs besides its bytes, in bytes; and the first of an hour whose files have to be opened.
+#: Cost of reading a record besides its bytes, in bytes; and of the first record of an hour whose files must be opened.
 _RECORD_COST, _HOUR_COST = 8_192, 128 << 10
-#: A page of dead letters is not larger, unless a single letter is; others have their turn after so many letters.
+#: Limit of a page of dead letters in bytes, but for one larger letter; and letters read between two turns of others.
 _DEAD_PAGE_BYTES, _LETTERS = 4 << 20, 50
 _SETTLED = (State.ACKED, State.CANCELLED, State.EXPIRED)
 
@@ -107,19 +107,19 @@ class Messages(Door):
                 turn = 0
                 await asyncio.sleep(0)
             found = await node.reader.repaired(lambda h=hour, r=row, s=state: self._listed(topic, h, r, s))  # type: ignore[misc]
-            # The mask says "perhaps" (codec/tags.py); the record knows.
+            # The mask may match other tags too (codec/tags.py), so the record's tags decide.
             if found is not None and wanted <= set((message := message_of(found)).tags):
                 messages.append(message)
         return messages, page.after
 
     def _listed(self, topic: Topic, hour: int, row: np.void, state: State) -> Description | None:
-        """Without history. None: its hour was retired meanwhile, or it is past its topic's retention."""
+        """A message without history. None: its hour was retired meanwhile, or it is past its topic's retention."""
         node, index = self._node, int(row["index"])
         if not node.storage.hours.count(hour):
             return None
         if state in _SETTLED and over(node.ledger, topic, hour, index, self._node.now_ms()):
             return None
-        # The attempt that ended it, or is under way, is not in the entry yet.
+        # The entry does not count the attempt that is under way or has settled the message.
         attempt = int(row["attempt"])
         if state in (State.LEASED, State.ACKED):
             hour_state = node.ledger.hours.get(hour)
@@ -148,7 +148,7 @@ class Messages(Door):
         return letters, found[-1][0] if len(found) == limit else None
 
     def _letter(self, first_id: int, body: bool) -> DeadLetter[str] | None:
-        """None: redriven or gone since the list was made."""
+        """A dead letter. None: redriven or deleted since the list was made."""
         ledger = self._node.ledger
         place = find_entry(ledger, first_id)
         if place is None or place.hour < DEAD_HOURS:

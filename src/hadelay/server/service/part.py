@@ -1,4 +1,4 @@
-"""What all doors of the service do: propose a command, confirm a read, find a topic.
+"""Base of the services: propose a command, confirm a read, ask the leader, find a topic.
 
 Reads are linearizable by ReadIndex: the node first learns how far the log was committed when the read began, waits
 until it has applied that much, and then answers from its own state.
@@ -37,7 +37,7 @@ class Door:
         return result
 
     async def _administer(self, by: Actor, action: str, target: str, command: bytes) -> Any:
-        """The same for what goes into the audit trail."""
+        """Propose a command that goes into the audit trail."""
         target = shortened(target)
         command = commands.encode_audited(self._node.name, by.token_id, by.token, action, target, command)
         log.info("admin_action", action=action, target=target, token=by.token, token_id=by.token_id)
@@ -60,7 +60,7 @@ class Door:
 
 @contextmanager
 def once_begun(begun: bool = True) -> Iterator[None]:
-    """Of a request of which something is done already: no failure of the rest may say that nothing happened."""
+    """For the rest of a request that is partly done: no failure of the rest may say that nothing happened."""
     try:
         yield
     except HadelayError as error:

@@ -25,13 +25,12 @@ from hadelay.server.webhooks.calls import secret_problem
 from hadelay.settings.topic import has_masked_headers, url_problem
 from hadelay.version import MASKED_OF_ORIGIN, RETRY_DEFAULTS
 
-#: Of a list of all topics, between two turns of others.
+#: Number of topics of a list read between two turns of others.
 _TOPICS_AT_ONCE = 200
 #: Time to look up a webhook's host when it is set; then the name counts as unknown, which is no error.
 _RESOLVE_S = 2.0
-#: Per topic number, from the leader's dispatcher: ready messages, cluster time at which the oldest fell due; and of
-#: what was handed out in the last minutes: how many, and p50, p99 and maximum of their lateness in ms. A leader of
-#: version 0.1.0 knows no maximum.
+#: Per topic number, from the leader: ready messages, cluster time at which the oldest fell due; of messages handed out
+#: in the last minutes the count, and p50, p99 and maximum of the lateness in ms. Version 0.1.0 sends no maximum.
 Reports = dict[int, tuple[int, ...]]
 
 
@@ -69,7 +68,7 @@ class Topics(Door):
         await _check_urls(self._node.guard, config)
         sync = self._node.config.dispatch.sync
         if config.get("dispatch_sync") not in (None, sync):
-            # Accepting what is not done would promise the topic's owner the wrong thing after a crash.
+            # Accepting another mode would promise the topic's owner the wrong thing after a crash.
             raise Impossible(f"dispatch_sync is one for all topics so far, here {sync!r}: set dispatch.sync")
         if has_masked_headers(config) and self._node.ledger.level < MASKED_OF_ORIGIN:
             raise Conflict("webhook: headers as GET shows them: not before every node is upgraded (feature_level)")
@@ -84,7 +83,7 @@ class Topics(Door):
         try:
             await self._administer(by, "topic.delete", name, commands.encode_topic_delete(name, force))
         except NotFound:
-            # Again after success is as good as once: the answer to the first may have been lost.
+            # Deleting a deleted topic succeeds: the answer to the first request may have been lost.
             await self._confirm()
             if self._node.ledger.known_topic(name) is None:
                 raise
@@ -115,7 +114,7 @@ class Topics(Door):
 
     def _document(self, topic: Topic, reports: Reports) -> TopicDocument[str]:
         count, oldest, *lateness = reports.get(topic.number, (0, 0, 0, 0, 0, 0))
-        # The leader may be ahead of what is applied here.
+        # The leader may have applied more than this node.
         count = min(count, topic.waiting)
         return TopicDocument(
             topic.name,
@@ -131,7 +130,7 @@ class Topics(Door):
 
 
 def _put_in_words(name: str, config: dict[str, Any]) -> tuple[str, str]:
-    """(action, target) of a change of settings, without their values: some are secrets."""
+    """(action, target) of a change of settings; without values, because some are secrets."""
     if "paused" in config:
         return "topic.pause" if config["paused"] else "topic.resume", name
     return "topic.set", f"{name}: {' '.join(sorted(config))}" if config else name
