@@ -149,23 +149,27 @@ def _place(where: str) -> tuple[Any, str]:
     return owner, attribute
 
 
-def _point(name: str, when: str) -> tuple[bytes, int]:
-    """What the file begins with where it is armed, and where it says that somebody came by."""
+def _comes_by(armed: mmap.mmap, name: str, when: str) -> Callable[[], bool]:
+    """A function that notes in the file that this point was reached, and says whether the point is armed."""
     point = f"{name}:{when}"
-    return point.encode() + b"\0", ARMED_BYTES + POINTS.index(point)
+    at, wanted = ARMED_BYTES + POINTS.index(point), point.encode() + b"\0"
+
+    def comes_by() -> bool:
+        armed[at] = 1
+        return armed[: len(wanted)] == wanted
+
+    return comes_by
 
 
 def _ending(step: Callable[..., Any], name: str, armed: mmap.mmap) -> Callable[..., Any]:
-    (before, at), (after, then) = _point(name, "before"), _point(name, "after")
+    before, after = _comes_by(armed, name, "before"), _comes_by(armed, name, "after")
 
     @wraps(step)
     def wrapped(*args: Any, **more: Any) -> Any:
-        armed[at] = 1
-        if armed[: len(before)] == before:
+        if before():
             _end()
         result = step(*args, **more)
-        armed[then] = 1
-        if armed[: len(after)] == after:
+        if after():
             _end()
         return result
 
@@ -174,12 +178,11 @@ def _ending(step: Callable[..., Any], name: str, armed: mmap.mmap) -> Callable[.
 
 def _tearing(step: Callable[..., Any], name: str, armed: mmap.mmap) -> Callable[..., Any]:
     """Of File.pwritev: the first half of the bytes is written."""
-    within, at = _point(name, "within")
+    within = _comes_by(armed, name, "within")
 
     @wraps(step)
     def wrapped(file: Any, parts: list[Any], offset: int) -> Any:
-        armed[at] = 1
-        if armed[: len(within)] == within:
+        if within():
             data = b"".join(parts)
             os.pwrite(file.fd, data[: len(data) // 2], offset)
             _end()

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from chaos.sim.network import SimNet, SimNetwork
 from hadelay.raft import messages
@@ -24,9 +23,8 @@ _NEVER = float("-inf")
 _LOOKED_AT = ("I13 log safety, commit index back", "I13 log safety, commit index ahead", "I14 durability, applied")
 
 
-class Report(Protocol):
-    def __call__(self, promise: str, text: str, who: str) -> None:
-        """`promise` is broken by node `who`; `text` says how."""
+#: Called for each broken promise: (promise, how it is broken, node).
+Report = Callable[[str, str, str], None]
 
 
 @dataclass
@@ -59,7 +57,7 @@ class LogSafety:
         #: Nodes whose disk was replaced: what it held is gone.
         self._wiped: set[str] = set()
 
-    # -- on the wire (testing.network.Observer)
+    # -- on the wire (chaos/sim/network.py)
 
     def sent(self, process: SimNetwork, peer: str, data: bytes) -> None:
         kind = data[0]

@@ -12,10 +12,13 @@ import heapq
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from chaos.sim.runtime import SimRuntime, SimWorld
 from hadelay.platform.network import MAX_FRAME, Buffer, Receiver
+
+if TYPE_CHECKING:
+    from chaos.sim.logsafety import LogSafety
 
 #: What has left a process can't be overtaken any more: roughly a socket's buffer.
 _SOCKET_BUFFER = 64 << 10
@@ -111,19 +114,6 @@ class SimNetwork:
         self.net.leave(self)
 
 
-class Observer(Protocol):
-    """Sees all frames of a world."""
-
-    def sent(self, process: SimNetwork, peer: str, data: bytes) -> None:
-        """`process` sends this frame to `peer`."""
-
-    def received(self, process: SimNetwork, peer: str, data: bytes) -> None:
-        """`process` has handled this frame of `peer`."""
-
-    def was_reset(self, process: SimNetwork, peer: str) -> None:
-        """`process` learns that `peer` closed their connection."""
-
-
 class SimNet:
     """All links between the processes of a world."""
 
@@ -136,7 +126,7 @@ class SimNet:
         #: (from, to) → bytes per second.
         self.slow: dict[tuple[str, str], float] = {}
         self.frames = 0
-        self.observer: Observer | None = None
+        self.observer: LogSafety | None = None
         self._sent = 0
 
     def network(self, name: str, runtime: SimRuntime) -> SimNetwork:

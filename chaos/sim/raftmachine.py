@@ -18,15 +18,12 @@ if TYPE_CHECKING:
 
 
 class PlainMachine:
-    """What a machine has to have besides, when members never change and checkpoints stay."""
+    """A machine whose members never change, whose checkpoints stay, and which ignores what Raft tells it."""
 
     incarnations: dict[str, int]
 
     def incarnation(self, node: str) -> int | None:
         return self.incarnations.get(node)
-
-    def on_incarnation(self, incarnation: int) -> None:
-        pass
 
     def members(self) -> tuple[int, Members]:
         return 0, ()
@@ -37,20 +34,10 @@ class PlainMachine:
     def members_command(self, members: Members) -> bytes:
         raise NotImplementedError
 
-    def on_members(self) -> None:
+    def _ignore(self, *_: Any) -> None:
         pass
 
-    def on_link(self, peer: str, up: bool) -> None:
-        pass
-
-    def on_leader(self, term: int) -> None:
-        pass
-
-    def on_follower(self) -> None:
-        pass
-
-    def release(self, manifest: Manifest) -> None:
-        pass
+    on_incarnation = on_members = on_link = on_leader = on_follower = on_heartbeat_info = on_message = release = _ignore
 
 
 class RaftMachine(PlainMachine):
@@ -120,12 +107,6 @@ class RaftMachine(PlainMachine):
 
     def heartbeat_info(self) -> bytes:
         return b"t"
-
-    def on_heartbeat_info(self, info: bytes) -> None:
-        pass
-
-    def on_message(self, peer: str, kind: int, payload: bytes) -> None:
-        pass
 
     def manifest(self) -> Manifest | None:
         index, term, *_ = json.loads(self.durable[8:])

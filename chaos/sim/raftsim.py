@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import json
 import random
-import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
+from chaos.sim.history import Violation
 from chaos.sim.machines import Machines, Process
 from chaos.sim.nemesis import FAMILIES, Nemesis
 from chaos.sim.raftmachine import RaftMachine
-from chaos.sim.run import Report
+from chaos.sim.run import Report, report_on
 from chaos.sim.runtime import SimWorld
 from hadelay.errors import HadelayError
 from hadelay.members import Member
@@ -53,7 +54,8 @@ class RaftSim(Machines):
 
     def applied(self, name: str, index: int, term: int, command: bytes) -> None:
         first = self.entries.setdefault(index, (term, command))
-        assert first == (term, command), f"I12: {name} applied {term} {command!r} at {index}, others {first}"
+        text = f"{name} applied {term} {command!r} at {index}, others {first}"
+        self.violations += self.history.decide("I12 divergence, entries", first != (term, command), text, who=name)
 
     def _boot(self, process: Process) -> None:
         name, machine = process.name, self.machines[process.name]
@@ -101,15 +103,23 @@ class RaftSim(Machines):
         nemesis.start()
         self._run_until(lambda: self.world.now >= FAULTS_S, 2 * FAULTS_S)
         self._run_until(self.converged, FAULTS_S + CONVERGES_S)
-        assert self.converged(), "I15: " + str(
-            {raft.name: (raft.applied_index, raft.last_index, raft.term, raft.leader) for raft in self.rafts()}
-        )
-        first, *others = [_remembered(raft).items for raft in self.rafts()]
-        assert all(items == first for items in others), "I12: states differ"
-        gone = self.acked - set(first)
-        assert not self.refused & set(first), f"answered as refused, and done: {sorted(self.refused & set(first))[:5]}"
-        assert len(set(first)) == len(first) - first.count(-1) + (-1 in first), "applied twice"
-        assert not gone, f"I1: lost {sorted(gone)[:5]} of {len(self.acked)}"
+        for violation in self.check():
+            raise violation
+
+    def check(self) -> Iterator[Violation]:
+        """What holds in the end, and not only at each step."""
+        decide, rafts = self.history.decide, self.rafts()
+        state = {raft.name: (raft.applied_index, raft.last_index, raft.term, raft.leader) for raft in rafts}
+        yield from decide("I15 liveness", not self.converged(), str(state))
+        first, *others = [_remembered(raft).items for raft in rafts]
+        yield from decide("I12 divergence, replicas", any(items != first for items in others), "states differ")
+        numbers = Counter(item for item in first if item != -1)
+        done = sorted(self.refused & numbers.keys())
+        yield from decide("I3 phantom", bool(done), f"answered as refused, and done: {done[:5]}")
+        twice = sorted(n for n, times in numbers.items() if times > 1)
+        yield from decide("I8 duplicate, told", bool(twice), f"applied twice: {twice[:5]}")
+        gone = sorted(self.acked - numbers.keys())
+        yield from decide("I1 lost", bool(gone), f"{gone[:5]} of {len(self.acked)}")
 
     def _run_until(self, condition: Callable[[], bool], end: float) -> None:
         while self.world.now < end and not condition():
@@ -191,19 +201,9 @@ def _remembered(raft: RaftNode) -> RaftMachine:
 
 def run_seed(seed: int, families: dict[str, float] | None = None) -> Report:
     """families: of faults, and how likely each is; None: FAULTS."""
-    started = time.perf_counter()
     rng = random.Random(seed)
     sim = RaftSim(seed, size=rng.choice((3, 5)))
     nemesis = Nemesis(sim, FAULTS_S, FAULTS if families is None else families, pace_s=rng.choice((0.2, 1.0, 2.0)))
-    report = Report(seed)
-    try:
-        sim.run(nemesis)
-    except (AssertionError, HadelayError) as error:
-        report.failure = str(error) or repr(error)
-        report.invariant = report.failure.split(":")[0]
-        report.story = [f"{at:9.4f} {who} {text}" for at, who, text, _ in sim.history.notes][-40:]
-    report.counts = {**sim.history.counts, **{f"checked {promise}": n for promise, n in sim.safety.decided.items()}}
-    report.simulated_s, report.wall_s = sim.world.now, time.perf_counter() - started
-    report.messages, report.entries, report.terms = len(sim.acked), len(sim.entries), max(sim.safety.leaders, default=0)
-    report.trace = sim.world.trace
+    report = report_on(sim, nemesis, lambda report: sim.run(nemesis))
+    report.messages, report.entries = len(sim.acked), len(sim.entries)
     return report

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import time
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from chaos.sim import promises
@@ -12,6 +14,7 @@ from chaos.sim.cluster import SimCluster
 from chaos.sim.consumer import Consumer
 from chaos.sim.fuzz import FuzzClient
 from chaos.sim.history import Violation
+from chaos.sim.machines import Machines
 from chaos.sim.nemesis import Nemesis
 from chaos.sim.producer import Producer
 from chaos.sim.reader import Reader
@@ -124,34 +127,42 @@ def run_seed(
 
 
 def drive(cluster: SimCluster, nemesis: Nemesis, shape: Shape) -> Report:
-    started = time.perf_counter()
-    report = Report(cluster.seed)
-    try:
+    def work(report: Report) -> None:
         play(cluster, nemesis, shape, report)
         check(cluster)
-    except Violation as violation:
-        report.invariant, report.failure = violation.invariant, str(violation)
-        report.story = tell(cluster, violation)
-    except Exception as error:
-        report.invariant, report.failure = "error", repr(error)
-        report.story = [*tell(cluster, Violation("error", "")), *_traceback(error)]
-    world = cluster.world
-    for promise, times in cluster.safety.decided.items():
-        cluster.history.count(f"checked {promise}", times)
-    report.mode, report.size, report.struck = cluster.sync, shape.size, sorted(nemesis.struck)
+
+    report = report_on(cluster, nemesis, work)
+    history = cluster.history
     for machine in cluster.machines.values():
         if machine.process is not None:
             cluster.count_node(machine.process)
-        cluster.history.count("a sync failed", machine.disk.failed_syncs)
-        cluster.history.count("a disk was full", machine.disk.was_full)
+        history.count("a sync failed", machine.disk.failed_syncs)
+        history.count("a disk was full", machine.disk.was_full)
     for topic in cluster.nodes()[0].ledger.topics.all if cluster.nodes() else ():
-        cluster.history.count("died", topic.settled[Event.DEAD])
-        cluster.history.count("redriven", topic.settled[Event.REDRIVEN])
-        cluster.history.count("expired", topic.settled[Event.TTL_EXPIRED])
-    report.counts, report.trace, report.simulated_s = cluster.history.counts, world.trace, world.now
-    report.messages, report.hand_outs = len(cluster.history.messages), len(cluster.history.hand_outs)
-    report.entries, report.terms = len(cluster.applied), max(cluster.leaders, default=0)
-    report.wall_s, report.parts = time.perf_counter() - started, cluster.parts.seen
+        history.count("died", topic.settled[Event.DEAD])
+        history.count("redriven", topic.settled[Event.REDRIVEN])
+        history.count("expired", topic.settled[Event.TTL_EXPIRED])
+    report.mode, report.messages, report.hand_outs = cluster.sync, len(history.messages), len(history.hand_outs)
+    report.entries, report.size = len(cluster.applied), shape.size
+    return report
+
+
+def report_on(sim: Machines, nemesis: Nemesis, work: Callable[[Report], None]) -> Report:
+    """Run `work`, and say what it did and which promise it broke."""
+    started = time.perf_counter()
+    report = Report(sim.seed, counts=sim.history.counts, parts=sim.parts.seen)
+    try:
+        work(report)
+    except Violation as violation:
+        report.invariant, report.failure = violation.invariant, str(violation)
+        report.story = tell(sim, violation)
+    except Exception as error:
+        report.invariant, report.failure = "error", repr(error)
+        report.story = [*tell(sim, Violation("error", "")), *traceback.format_exception(error)]
+    for promise, times in sim.safety.decided.items():
+        sim.history.count(f"checked {promise}", times)
+    report.struck, report.terms = sorted(nemesis.struck), max(sim.leaders, default=0)
+    report.trace, report.simulated_s, report.wall_s = sim.world.trace, sim.world.now, time.perf_counter() - started
     return report
 
 
@@ -237,9 +248,3 @@ def check(cluster: SimCluster) -> None:
     for definition in promises.REPLICAS:
         for violation in definition(cluster):
             raise violation
-
-
-def _traceback(error: BaseException) -> list[str]:
-    import traceback
-
-    return traceback.format_exception(error)

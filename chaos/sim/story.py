@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from chaos.sim.cluster import SimCluster
 from chaos.sim.history import Violation
+from chaos.sim.machines import Machines
 from hadelay.codec.commands import decode
 from hadelay.codec.commandtypes import Cancel, Command, Grant, SettleLeases
 from hadelay.codec.entries import decode_entry
@@ -16,16 +17,16 @@ from hadelay.model import unpack_id
 _LINES = 70
 
 
-def tell(cluster: SimCluster, violation: Violation) -> list[str]:
+def tell(sim: Machines, violation: Violation) -> list[str]:
     """The last lines that concern these message ids (or else this node), and everything the nemesis did meanwhile."""
     ids, who = violation.ids, violation.who
     lines = [
         (at, actor, text)
-        for at, actor, text, about in cluster.history.notes
+        for at, actor, text, about in sim.history.notes
         if actor == "nemesis" or (about & ids if ids else not who or actor == who)
     ]
-    if ids:
-        lines += _entries(cluster, ids)
+    if ids and isinstance(sim, SimCluster):
+        lines += _entries(sim, ids)
     lines.sort(key=lambda line: line[0])
     return [f"{at:10.4f}  {actor:<9} {text}" for at, actor, text in lines[-_LINES:]]
 
