@@ -18,8 +18,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-from chaos.sim.file import Flight, InjectedFault, SimCrash, SimFile
-from chaos.sim.inode import Directory, Inode, NameOp, Op
+from chaos.sim.file import Directory, Flight, InjectedFault, Inode, NameOp, Op, SimCrash, SimFile
 from hadelay.platform.disk import Disk, mode_of
 
 __all__ = ["SECTOR", "SimCrash", "SimDisk", "SimFile"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import product
 
 from chaos.sim.cluster import SimCluster
 from chaos.sim.machines import Machines
@@ -159,11 +160,10 @@ class Nemesis:
         else:
             alone = set(self.random.sample(names, len(names) // 2))
         self.note(f"partition: {', '.join(sorted(alone))} alone")
-        for a in sorted(alone):
-            for b in names:
-                if b not in alone:
-                    self.cluster.net.cut(a, b)
-                    self.cluster.net.cut(b, a)
+        for a, b in product(sorted(alone), names):
+            if b not in alone:
+                self.cluster.net.cut(a, b)
+                self.cluster.net.cut(b, a)
         self._later(0.3, 5.0, self._heal_net)
 
     def one_way(self) -> None:
@@ -186,10 +186,7 @@ class Nemesis:
     def lost_answers(self) -> None:
         self.note("every third answer to a client is lost")
         self.cluster.lost_answers = 0.3
-        self._later(0.3, 3.0, self._answers_come)
-
-    def _answers_come(self) -> None:
-        self.cluster.lost_answers = 0.0
+        self._later(0.3, 3.0, setattr, self.cluster, "lost_answers", 0.0)
 
     # -- processes
 
@@ -202,17 +199,24 @@ class Nemesis:
                 process.runtime.pause()
                 self.world.after(seconds, process.runtime.resume)
 
+    def _take_down(self, how: str, end: Callable[[str], None], names: Sequence[str], back_s: float) -> None:
+        """End the processes of these nodes, and start each again within `back_s` seconds."""
+        self.note(f"{how} {', '.join(names)}")
+        for name in names:
+            end(name)
+            self._later(0.02, back_s, self.cluster.start, name)
+
     def kill(self) -> None:
-        for name in self._nodes():
-            self.note(f"kill -9 {name}")
-            self.cluster.kill(name)
-            self._later(0.02, 3.0, self.cluster.start, name)
+        self._take_down("kill -9", self.cluster.kill, self._nodes(), 3.0)
 
     def stop(self) -> None:
-        name = self._node()
-        self.note(f"{name} is stopped cleanly")
-        self.cluster.stop(name)
-        self._later(0.02, 1.0, self.cluster.start, name)
+        self._take_down("clean stop of", self.cluster.stop, [self._node()], 1.0)
+
+    def power_cut(self) -> None:
+        self._take_down("power cut of", self.cluster.power_cut, self._nodes(), 3.0)
+
+    def power_cut_all(self) -> None:
+        self._take_down("power cut of", self.cluster.power_cut, self.cluster.names, 1.5)
 
     def crash_at_io(self) -> None:
         name = self._node()
@@ -221,19 +225,6 @@ class Nemesis:
         if not machine.disk.crash_in:
             self.note(f"{name} will crash {steps} I/O steps from now")
             machine.disk.crash_in = steps
-
-    def power_cut(self) -> None:
-        names = self._nodes()
-        self.note(f"power cut of {', '.join(names)}")
-        self.cluster.power_cut(*names)
-        for name in names:
-            self._later(0.02, 3.0, self.cluster.start, name)
-
-    def power_cut_all(self) -> None:
-        self.note("power cut of all nodes")
-        self.cluster.power_cut(*self.cluster.names)
-        for name in self.cluster.names:
-            self._later(0.02, 1.5, self.cluster.start, name)
 
     def power_at_send(self) -> None:
         """The moment after a node promised that its disk has something."""
@@ -272,32 +263,30 @@ class Nemesis:
 
     # -- disks
 
+    def _spoil(self, name: str, what: str, low: float, **state: float) -> None:
+        """Set these attributes of a node's disk, for `low` to 3 seconds."""
+        self.note(what)
+        for attribute, value in state.items():
+            setattr(self.cluster.machines[name].disk, attribute, value)
+        self._later(low, 3.0, self._mend_disk, name)
+
     def slow_sync(self) -> None:
+        name, delay_s = self._node(), self.random.choice((0.005, 0.03, 0.2, 1.5))
+        self._spoil(name, f"a sync of {name} takes {delay_s} s", 0.2, sync_delay_s=delay_s)
+
+    def failed_sync(self) -> None:
         name = self._node()
-        delay_s = self.random.choice((0.005, 0.03, 0.2, 1.5))
-        self.note(f"a sync of {name} takes {delay_s} s")
-        self.cluster.machines[name].disk.sync_delay_s = delay_s
-        self._later(0.2, 3.0, self._mend_disk, name)
+        if self.cluster.process(name) is not None:
+            self._spoil(name, f"the next sync of {name} fails", 1.0, fail_syncs=1)
+
+    def full_disk(self) -> None:
+        name, left = self._node(), self.random.choice((0, 10_000, 600_000))
+        capacity = self.cluster.machines[name].disk.used + left
+        self._spoil(name, f"the disk of {name} has {left} bytes left", 0.5, capacity=capacity)
 
     def _mend_disk(self, name: str) -> None:
         machine = self.cluster.machines.get(name) or self.cluster.retired[name]
         machine.disk.sync_delay_s, machine.disk.fail_syncs, machine.disk.capacity = 0.0004, 0, 1 << 30
-
-    def failed_sync(self) -> None:
-        name = self._node()
-        machine = self.cluster.machines[name]
-        if machine.process is not None:
-            self.note(f"the next sync of {name} fails")
-            machine.disk.fail_syncs = 1
-            self._later(1.0, 3.0, self._mend_disk, name)
-
-    def full_disk(self) -> None:
-        name = self._node()
-        machine = self.cluster.machines[name]
-        left = self.random.choice((0, 10_000, 600_000))
-        self.note(f"the disk of {name} has {left} bytes left")
-        machine.disk.capacity = machine.disk.used + left
-        self._later(0.5, 3.0, self._mend_disk, name)
 
     def _can_spare_a_disk(self) -> bool:
         """Nobody promised anything of two, and a removal under way may leave two of three."""
@@ -314,10 +303,7 @@ class Nemesis:
         if self.wiped or self.rotting or not self._can_spare_a_disk():
             return
         self.wiped = True
-        name = self._node()
-        self.note(f"the disk of {name} is replaced by an empty one")
-        self.cluster.wipe(name)
-        self._later(0.02, 2.0, self.cluster.start, name)
+        self._take_down("an empty disk for", self.cluster.wipe, [self._node()], 2.0)
 
     def rot(self) -> None:
         """Bits flip in files of one node, always the same, which may lose its disk by that: hour files, and segments of

@@ -58,7 +58,8 @@ class SimNetwork:
     net: SimNet
     name: str
     runtime: SimRuntime
-    receiver: Receiver | None = None
+    #: From `start` on.
+    receiver: Receiver = field(init=False)
     links: dict[str, _Connection] = field(default_factory=dict)
     #: Whom it links with; None: everybody.
     members: frozenset[str] | None = None
@@ -83,16 +84,14 @@ class SimNetwork:
 
     def frame(self, peer: str, data: bytes) -> None:
         """What arrives, for the receiver."""
-        if self.receiver is not None:
-            self.receiver.frame(peer, data)
-            if self.net.observer is not None:
-                self.net.observer.received(self, peer, data)
+        self.receiver.frame(peer, data)
+        if self.net.observer is not None:
+            self.net.observer.received(self, peer, data)
 
     def link_down(self, peer: str, reset: bool) -> None:
-        if self.receiver is not None:
-            if reset and self.net.observer is not None:
-                self.net.observer.was_reset(self, peer)
-            self.receiver.link_down(peer, reset)
+        if reset and self.net.observer is not None:
+            self.net.observer.was_reset(self, peer)
+        self.receiver.link_down(peer, reset)
 
     def buffered(self, peer: str) -> int:
         connection = self.links.get(peer)
@@ -165,8 +164,7 @@ class SimNet:
         connection = _Connection(a, b)
         for node, peer in ((one, b), (two, a)):
             node.links[peer] = connection
-            if node.receiver is not None:
-                self.world.at(self.world.now, node.receiver.link_up, peer, owner=node.runtime)
+            self.world.at(self.world.now, node.receiver.link_up, peer, owner=node.runtime)
 
     # -- carrying
 
@@ -191,14 +189,13 @@ class SimNet:
         while queue and queue[0][0] <= self.world.now and (a, b) not in self.cuts:
             _, _, data = heapq.heappop(queue)
             connection.flying[a] -= len(data)
-            if node is not None and node.links.get(a) is connection and node.receiver is not None:
+            if node is not None and node.links.get(a) is connection:
                 self.frames += 1
                 self.world.record(data)
                 self.world.run_as(node.runtime, node.frame, a, data)
 
     def _tell_down(self, node: SimNetwork, peer: str, reset: bool) -> None:
-        if node.receiver is not None:
-            self.world.at(self.world.now, node.link_down, peer, reset, owner=node.runtime)
+        self.world.at(self.world.now, node.link_down, peer, reset, owner=node.runtime)
 
     # -- losing connections
 
