@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from chaos.sim.door import Door
-from chaos.sim.history import Violation
 from chaos.sim.machines import Machine, Process
 from chaos.sim.network import NetworkProfile
 from chaos.sim.receiver import Caller
@@ -164,10 +163,9 @@ class SimCluster(Watch):
         at, known = machine.held, self.applied.get(machine.held)
         if known is None or at <= journal.base_index:
             return
-        self.history.count("checked I14 durability, restart")
-        if at > journal.last_index or journal.term_at(at) != known[0]:
-            text = f"{machine.name} had entry {at} and lost it: its journal ends at {journal.last_index}"
-            self.violate(Violation("I14 durability, restart", text, who=machine.name))
+        gone = at > journal.last_index or journal.term_at(at) != known[0]
+        text = f"{machine.name} had entry {at} and lost it: its journal ends at {journal.last_index}"
+        self.decide("I14 durability, restart", gone, text, who=machine.name)
 
     def _note_held(self, machine: Machine, journal: Journal) -> None:
         """Its process ends: what it called synced, as far as that is committed."""

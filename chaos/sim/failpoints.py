@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import signal
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
 from importlib import import_module
 from itertools import compress
+from pkgutil import resolve_name
 from typing import Any, Literal, NamedTuple
 
 #: Who comes by: any node under traffic, one that clients happen to talk to, the leader, a follower; or a node that
@@ -128,7 +130,8 @@ def install(path: str) -> None:
     with open(path, "r+b") as file:
         armed = mmap.mmap(file.fileno(), ARMED_BYTES + len(POINTS))
     for name, step in STEPS.items():
-        owner, attribute = _place(step.where)
+        place, attribute = re.findall(r"(.+)[:.](\w+)", step.where)[0]
+        owner = resolve_name(f"hadelay.{place}")
         wrap = _tearing if step.when == ("within",) else _ending
         setattr(owner, attribute, wrap(getattr(owner, attribute), name, armed))
     node: Any = import_module("hadelay.server.node")
@@ -138,15 +141,6 @@ def install(path: str) -> None:
         raft_config(config), journal_keep_bytes=_KEEP_BYTES, max_entry_bytes=_ENTRY_BYTES
     )
     recover._settings = lambda config: replace(settings(config), segment_bytes=_SEGMENT_BYTES)
-
-
-def _place(where: str) -> tuple[Any, str]:
-    module, _, path = where.partition(":")
-    owner: Any = import_module(f"hadelay.{module}")
-    *outer, attribute = path.split(".")
-    for part in outer:
-        owner = getattr(owner, part)
-    return owner, attribute
 
 
 def _comes_by(armed: mmap.mmap, name: str, when: str) -> Callable[[], bool]:

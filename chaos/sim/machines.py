@@ -120,6 +120,11 @@ class Machines:
     def _unsafe(self, promise: str, text: str, who: str) -> None:
         self.violate(Violation(promise, text, who=who))
 
+    def decide(self, promise: str, broken: bool, text: str, *ids: int, who: str = "") -> None:
+        """Count a case that decides on `promise`, and note a violation when the promise is broken."""
+        for violation in self.history.decide(promise, broken, text, *ids, who=who):
+            self.violate(violation)
+
     def start_all(self) -> None:
         for name in self.names:
             self.start(name)
@@ -152,13 +157,10 @@ class Machines:
     def _fatal(self, process: Process, error: BaseException) -> None:
         machine = self.machines[process.name]
         self.note(f"ends itself: {error!r}", process.name)
-        self.history.count("checked I17 fail-stop, own error")
         self.history.count("checked I17 fail-stop, failed sync", machine.disk.failed_syncs > process.failed_before)
         rotten = isinstance(error, DamagedFile) and process.name in self.rotten
-        if not rotten and not is_injected(error):
-            self.violate(
-                Violation("I17 fail-stop, own error", f"{process.name} ended itself: {error!r}", who=process.name)
-            )
+        text = f"{process.name} ended itself: {error!r}"
+        self.decide("I17 fail-stop, own error", not rotten and not is_injected(error), text, who=process.name)
         if machine.process is process:
             # Not from inside its own call: the stack below still belongs to it.
             process.runtime.crash()
@@ -250,9 +252,11 @@ class Machines:
 
     def leading(self) -> RaftNode | None:
         """The leader of the newest term, as Raft sees it."""
-        up = [machine.process.raft for machine in self.machines.values() if machine.process is not None]
-        leaders = [raft for raft in up if raft is not None and raft.is_leader]
-        return max(leaders, key=lambda raft: raft.term, default=None)
+        return max((raft for raft in self.rafts() if raft.is_leader), key=lambda raft: raft.term, default=None)
+
+    def rafts(self) -> list[RaftNode]:
+        """Of the processes that have started."""
+        return [m.process.raft for m in self.machines.values() if m.process is not None and m.process.raft is not None]
 
     def process(self, name: str | None) -> Process | None:
         machine = self.machines.get(name or "")
@@ -300,9 +304,8 @@ class Machines:
         """Check that the durable term of a node never goes back. A term that is not durable has not left the node."""
         if not journal.all_synced:
             return
-        self.history.count("checked I13 log safety, term", journal.term > 0)
-        if journal.term < self.terms.get(name, 0):
+        if journal.term:
             text = f"the term of {name} went back to {journal.term}"
-            self.violate(Violation("I13 log safety, term", text, who=name))
+            self.decide("I13 log safety, term", journal.term < self.terms.get(name, 0), text, who=name)
         self.terms[name] = journal.term
         (self.admitted.add if journal.admitted and journal.term else self.admitted.discard)(name)

@@ -55,7 +55,7 @@ class RaftSim(Machines):
     def applied(self, name: str, index: int, term: int, command: bytes) -> None:
         first = self.entries.setdefault(index, (term, command))
         text = f"{name} applied {term} {command!r} at {index}, others {first}"
-        self.violations += self.history.decide("I12 divergence, entries", first != (term, command), text, who=name)
+        self.decide("I12 divergence, entries", first != (term, command), text, who=name)
 
     def _boot(self, process: Process) -> None:
         name, machine = process.name, self.machines[process.name]
@@ -91,10 +91,6 @@ class RaftSim(Machines):
     def transfer(self, asked: Process, to: str | None) -> None:
         if asked.raft is not None:
             asked.runtime.call_soon(asked.raft.transfer, to, lambda error: None)
-
-    def rafts(self) -> list[RaftNode]:
-        """Of the processes that have started."""
-        return [m.process.raft for m in self.machines.values() if m.process is not None and m.process.raft is not None]
 
     def run(self, nemesis: Nemesis) -> None:
         self.start_all()
@@ -186,7 +182,7 @@ class RaftSim(Machines):
             if error is None:
                 missing = sorted(acked - set(_remembered(raft).items))
                 text = f"{raft.name} has not applied {missing[:5]}"
-                self.violations += self.history.decide("stale read", bool(missing), text, who=raft.name)
+                self.decide("stale read", bool(missing), text, who=raft.name)
 
         process.runtime.call_soon(raft.read_index, done)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from chaos.sim.door import Client
-from chaos.sim.history import Violation
 from hadelay.api.service import ListRequest
 from hadelay.errors import HadelayError, NotFound
 from hadelay.model import FIRST, Key, State
@@ -44,11 +43,10 @@ class Reader(Client):
             if error is not None:
                 self.history.count(f"read {error.type}")
                 return
-            self.history.count("checked stale read")
             # After hours what ended may be gone.
-            if not found and not self.history.slept and not self.history.meant("purge", message, number):
-                text = f"{process.name} knows nothing of message {message.number}, which was answered as stored before"
-                self.cluster.violate(Violation("stale read", text, frozenset({number})))
+            unknown = not found and not self.history.slept and not self.history.meant("purge", message, number)
+            text = f"{process.name} knows nothing of message {message.number}, which was answered as stored before"
+            self.cluster.decide("stale read", unknown, text, number)
 
         self.door.ask(process, read, replied)
 

@@ -112,20 +112,17 @@ class Caller:
         if call is None:
             self._travel(end, 0, "connection refused")
         elif fate != "silence":
-            world.after(self._handling_s(fate), self._answer, call, fate[:3], end)
-
-    def _handling_s(self, fate: str) -> float:
-        return self.receiver.random.uniform(*((0.1, 0.75) if fate == "200 late" else (0.001, 0.03)))
+            handling_s = receiver.random.uniform(*((0.1, 0.75) if fate == "200 late" else (0.001, 0.03)))
+            world.after(handling_s, self._answer, call, fate[:3], end)
 
     def _answer(self, call: HandOut, status: str, end: Callable[..., None]) -> None:
         self.receiver.answer(call, status)
         lost = self.receiver.cluster.lost_answers
         if lost and self.receiver.random.random() < lost:
             self._travel(end, 0, "connection closed")
-        elif status == "200":
-            self._travel(end, 200, "")
         else:
-            self._travel(end, int(status), f"HTTP {status}", RETRY_AFTER_MS if status == "429" else None)
+            reason = "" if status == "200" else f"HTTP {status}"
+            self._travel(end, int(status), reason, RETRY_AFTER_MS if status == "429" else None)
 
     def _travel(self, end: Callable[..., None], *answer: object) -> None:
         """Back to the node."""

@@ -63,16 +63,15 @@ class Watch(Machines):
             # Results are costly to compare, and equal states give equal ones: a sample is enough.
             mark = (term, zlib.crc32(command), 0 if index % _SAMPLE else zlib.crc32(pickle.dumps(results)))
             first = self.applied.setdefault(index, mark)
-            what = "entries" if first[:2] != mark[:2] else "results"
-            if first is not mark:
-                self.history.count("checked I12 divergence, entries")
-                self.history.count("checked I12 divergence, results", not index % _SAMPLE)
-            if first != mark:
-                text = f"{node.name} applied entry {index} with other {what}"
-                self.violate(Violation(f"I12 divergence, {what}", text, who=node.name))
-            elif first is mark:
+            if first is mark:
                 self.entries[index] = (self.world.now, node.name, bytes(command))
                 self._committed(index, term, command, results, node)
+            else:
+                text = f"{node.name} applied another entry {index}"
+                self.decide("I12 divergence, entries", first[:2] != mark[:2], text, who=node.name)
+                if not index % _SAMPLE and first[:2] == mark[:2]:
+                    text = f"{node.name} applied entry {index} with other results"
+                    self.decide("I12 divergence, results", first != mark, text, who=node.name)
             return results
 
         machine.apply = observed  # type: ignore[method-assign]
@@ -130,10 +129,9 @@ class Watch(Machines):
                 machine.had = max(machine.had, machine.process.raft.journal.synced_index)
         having = {name for name, m in (*self.machines.items(), *self.retired.items()) if m.had >= index}
         votes = node.raft.membership.electorates(index)
-        self.history.count("checked I14 durability, majority")
-        if not any(len(voters & having) > len(voters) // 2 for voters in votes):
-            text = f"entry {index} counts as committed, and only the disks of {sorted(having)} have it"
-            self.violate(Violation("I14 durability, majority", text))
+        stored = any(len(voters & having) > len(voters) // 2 for voters in votes)
+        text = f"entry {index} counts as committed, and only the disks of {sorted(having)} have it"
+        self.decide("I14 durability, majority", not stored, text)
 
     def _note_leases(self, command: Any, kind: int, result: LeaseResult) -> None:
         """Leases that were extended, and webhooks' leases that ended with an ack."""
