@@ -174,8 +174,8 @@ def sim(
     fault
         A kind of fault that every run has, such as `members`; by themselves runs draw theirs.
     raft
-        Raft alone, with a machine that only remembers: more than ten times as many seeds per second. Without --fault,
-        --shrink and --only.
+        Raft alone, with a machine that only remembers: a simulated second costs a fifth. Without --fault, --shrink and
+        --only.
     """
     if mutation and mutation not in MUTATIONS:
         print(f"there is no mutation {mutation!r}: {', '.join(MUTATIONS)}", file=sys.stderr)

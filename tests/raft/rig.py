@@ -12,7 +12,7 @@ from google_crc32c import value as crc32c
 from chaos.sim.disk import SimDisk
 from chaos.sim.logsafety import LogSafety
 from chaos.sim.network import SimNet
-from chaos.sim.raftmachine import PlainMachine
+from chaos.sim.raftsim import PlainMachine
 from chaos.sim.runtime import SimRuntime, SimWorld
 from hadelay.errors import HadelayError
 from hadelay.members import Member, Members

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from chaos.sim import promises, watch
+from chaos.sim import cluster as simulated
+from chaos.sim import promises
 from chaos.sim.cluster import SimCluster
 from chaos.sim.consumer import Consumer
 from chaos.sim.disk import SimDisk
@@ -456,7 +457,7 @@ def test_the_checks_run_on_a_quiet_cluster():
 
 def test_two_entries_of_one_checksum_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run has so many entries that in one of some ten thousand two have the same: the clock seemed to have jumped."""
-    monkeypatch.setattr(watch, "zlib", SimpleNamespace(crc32=lambda data, before=0: before))
+    monkeypatch.setattr(simulated, "zlib", SimpleNamespace(crc32=lambda data, before=0: before))
     scene = Scene()
     for _ in range(3):
         scene.publish()
