@@ -1,22 +1,6 @@
 """Every error hadelay raises or answers. Two questions decide what a caller does: may I retry, and did it happen?
 
-HadelayError
-  BadRequest 400          malformed: the request can never succeed as it is
-  Unauthorized 401 · Forbidden 403
-  NotFound 404            never was, or past its retention
-  MethodNotAllowed 405 · RequestTimeout 408
-  Conflict 409            the state of the message forbids it; `outcome` names that state
-  TooLarge 413 · UnsupportedMediaType 415
-  Impossible 422          understood, but cannot be done (beyond max_delay, another payload under the same key)
-  LimitReached 429        a limit; `retry_after_ms` says when to come again
-  NoLeader 503            no leader is known, or this node is not it and could not reach it; nothing happened
-  Overloaded 503          a queue is full; nothing happened
-  OutcomeUnknown 504      it may or may not have happened: retry with the same Idempotency-Key or request_id
-  DiskFull 507            publishing is refused until there is space; consuming goes on
-DamagedFile               a stored byte is wrong: file, offset and what to do
-ConfigError               a key of the configuration, and what it should be
-  Taken                   an address or a directory that is another process's now: it may be free in a moment
-FatalError                the process must stop: a failed sync, an impossible state
+docs/reference/errors.md says when each error is answered. ConfigError and FatalError end a process instead.
 """
 
 from __future__ import annotations

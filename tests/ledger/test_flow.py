@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hadelay.ledger.flow import PLENTY, Bucket, flow_of, publish_bucket
+from hadelay.ledger.flow import PLENTY, Bucket, limits_of, publish_bucket
 from hadelay.model import NEVER_MS
 from hadelay.settings.topic import TopicSettings
 
@@ -63,32 +63,32 @@ def test_a_second_of_publishes_may_come_at_once() -> None:
 
 
 def test_the_strictest_limit_holds() -> None:
-    flow = flow_of(TopicSettings(rate=100.0, catch_up_rate=10.0, concurrency=8), 0)
+    flow = limits_of(TopicSettings(rate=100.0, catch_up_rate=10.0, concurrency=8), 0)
     assert flow is not None
-    assert flow.room(0, False, 0) == (0, "rate", 20)
-    assert flow.room(0, False, 1_000) == (8, "concurrency", NEVER_MS)
-    assert flow.room(0, True, 1_000) == (1, "catch_up_rate", 100)
-    assert flow.room(8, False, 1_000)[0] == 0
+    assert flow.allowance(0, False, 0) == (0, "rate", 20)
+    assert flow.allowance(0, False, 1_000) == (8, "concurrency", NEVER_MS)
+    assert flow.allowance(0, True, 1_000) == (1, "catch_up_rate", 100)
+    assert flow.allowance(8, False, 1_000)[0] == 0
     flow.take(8, False, 1_000)
-    assert flow.room(0, False, 1_000)[:2] == (2, "rate")
+    assert flow.allowance(0, False, 1_000)[:2] == (2, "rate")
 
 
 def test_new_settings_are_no_burst() -> None:
-    before = flow_of(TopicSettings(rate=10.0), 0)
+    before = limits_of(TopicSettings(rate=10.0), 0)
     assert before is not None
     before.take(1, False, 1_000)
-    same = flow_of(TopicSettings(rate=10.0, concurrency=5), 1_000, before)
+    same = limits_of(TopicSettings(rate=10.0, concurrency=5), 1_000, before)
     assert same is not None
-    assert same.room(0, False, 1_099)[0] == 0
-    assert same.room(0, False, 1_100)[0] == 1
-    faster = flow_of(TopicSettings(rate=1_000.0), 2_000, same)
+    assert same.allowance(0, False, 1_099)[0] == 0
+    assert same.allowance(0, False, 1_100)[0] == 1
+    faster = limits_of(TopicSettings(rate=1_000.0), 2_000, same)
     assert faster is not None
-    assert faster.room(0, False, 2_000)[0] == 0
+    assert faster.allowance(0, False, 2_000)[0] == 0
 
 
 def test_most_topics_have_no_limits() -> None:
-    assert flow_of(TopicSettings(publish_rate=1.0, max_messages=1), 0) is None
-    paused = flow_of(TopicSettings(paused=True), 0)
+    assert limits_of(TopicSettings(publish_rate=1.0, max_messages=1), 0) is None
+    paused = limits_of(TopicSettings(paused=True), 0)
     assert paused is not None
-    assert paused.room(0, False, 1 << 40) == (0, "paused", NEVER_MS)
+    assert paused.allowance(0, False, 1 << 40) == (0, "paused", NEVER_MS)
     assert PLENTY > 1 << 20

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hadelay.codec.formats import INDEX
-from hadelay.server.delivery.deliveries import empty
+from hadelay.handout.polls import Delivery
 from hadelay.server.delivery.lateness import RECENT_MINUTES, Lateness
 
 NOW = 1_800_000_000_000
@@ -16,7 +16,7 @@ def handed(lateness: Lateness, late_ms: list[int], *, topics: list[int] | None =
     rows = np.zeros(len(late_ms), INDEX)
     rows["deliver_at_ms"] = now - np.array(late_ms, np.int64)
     rows["topic"] = topics or [1] * len(late_ms)
-    lateness.count(empty(now)._replace(rows=rows))
+    lateness.count(Delivery.empty(now)._replace(rows=rows))
 
 
 S, H = 1_000, 3_600_000
@@ -82,5 +82,5 @@ def test_old_minutes_are_forgotten() -> None:
 
 def test_an_empty_answer_counts_nothing() -> None:
     lateness = Lateness()
-    lateness.count(empty(NOW))
+    lateness.count(Delivery.empty(NOW))
     assert lateness.recent(NOW) == {}

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hadelay.codec.formats import INDEX
 from hadelay.errors import HadelayError
 from hadelay.handout.filters import Filter
 
@@ -31,6 +32,12 @@ class Delivery(NamedTuple):
     until_ms: NDArray[np.int64]
     redelivered: NDArray[np.bool_]
     now_ms: int  # cluster time of the answer
+
+    @classmethod
+    def empty(cls, now_ms: int) -> Delivery:
+        u2, u4 = np.zeros(0, np.uint16), np.zeros(0, np.uint32)
+        rows, times, no_flags = np.zeros(0, INDEX), np.zeros(0, np.int64), np.zeros(0, np.bool_)
+        return cls(0, 0, u2, u4, u4, u2, rows, times, no_flags, now_ms)
 
     def only(self, some: NDArray[np.bool_]) -> Delivery:
         names = ("positions", "hours", "indexes", "attempts", "rows", "until_ms", "redelivered")

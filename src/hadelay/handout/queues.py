@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hadelay.handout.filters import Filter
 from hadelay.handout.polls import Poll
-from hadelay.ledger.flow import Flow
+from hadelay.ledger.flow import HandoutLimits
 
 
 class Window:
@@ -82,8 +82,18 @@ class TopicTurn:
     """One topic: its queues, its limits and its share of the hand-outs."""
 
     __slots__ = (
-        "active", "any", "cause", "deficit", "filtered", "flow", "in_flight", "name", "number", "overdue_before_ms",
-        "served", "turns",
+        "active",
+        "any",
+        "cause",
+        "deficit",
+        "filtered",
+        "in_flight",
+        "limits",
+        "name",
+        "number",
+        "overdue_before_ms",
+        "served",
+        "turns",
     )  # fmt: skip
 
     def __init__(self, name: str) -> None:
@@ -92,7 +102,7 @@ class TopicTurn:
         self.number: int | None = None
         #: 0 without a catch-up rate.
         self.overdue_before_ms = 0
-        self.flow: Flow | None = None
+        self.limits: HandoutLimits | None = None
         self.any = WaitQueue(self, None)
         self.filtered: dict[Filter, WaitQueue] = {}
         #: Queues that have both polls and messages.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from hadelay.deadlines import Deadlines
 from hadelay.handout.queues import TopicTurn, WaitQueue, Window
-from hadelay.ledger.flow import UNLIMITED, Room
+from hadelay.ledger.flow import UNLIMITED, Allowance
 from hadelay.ledger.topics import Topics
 from hadelay.model import NEVER_MS
 
@@ -93,7 +93,7 @@ class Turns:
 
     def _next_queue(self, topic: TopicTurn) -> WaitQueue | None:
         """The next queue that has a poll and messages that the limits allow."""
-        stopped: Room | None = None
+        stopped: Allowance | None = None
         for _ in range(len(topic.turns)):
             queue = topic.turns[0]
             if not queue.can_go:
@@ -102,32 +102,32 @@ class Turns:
             topic.turns.rotate(-1)
             for window in queue.windows:
                 if window.entries:
-                    room = self.allowed(window)
-                    if room.most > 0:
+                    allowance = self.allowed(window)
+                    if allowance.most > 0:
                         return queue
-                    if stopped is None or room.again_ms < stopped.again_ms:
-                        stopped = room
+                    if stopped is None or allowance.again_ms < stopped.again_ms:
+                        stopped = allowance
         if stopped is not None:
             self._stop(topic, stopped)
         return None
 
-    def _stop(self, topic: TopicTurn, room: Room) -> None:
+    def _stop(self, topic: TopicTurn, allowance: Allowance) -> None:
         """The topic has messages for a poll, and a limit forbids to hand them out."""
-        if topic.cause != room.cause:
-            self.throttled[room.cause] += 1
-        topic.cause = room.cause
-        if room.cause == "concurrency":
+        if topic.cause != allowance.cause:
+            self.throttled[allowance.cause] += 1
+        topic.cause = allowance.cause
+        if allowance.cause == "concurrency":
             self._full[topic] = None
-        if room.again_ms < NEVER_MS:
-            self._refills.set(topic, room.again_ms)
+        if allowance.again_ms < NEVER_MS:
+            self._refills.set(topic, allowance.again_ms)
         else:
             self._refills.discard(topic)
 
-    def allowed(self, window: Window) -> Room:
+    def allowed(self, window: Window) -> Allowance:
         topic = window.queue.topic
-        if topic.flow is None or topic.number is None:
+        if topic.limits is None or topic.number is None:
             return UNLIMITED
-        return topic.flow.room(self._topics[topic.number].leased + topic.in_flight, window.overdue, self.now_ms)
+        return topic.limits.allowance(self._topics[topic.number].leased + topic.in_flight, window.overdue, self.now_ms)
 
     def charge(self, window: Window, count: int, size: int) -> None:
         """Count messages of the window, of `size` bytes together, as offered."""
@@ -136,10 +136,10 @@ class Turns:
         topic.served = self._served
         topic.deficit -= size + _MESSAGE_COST * count
         topic.in_flight += count
-        if topic.flow is not None:
-            topic.flow.take(count, window.overdue, self.now_ms)
+        if topic.limits is not None:
+            topic.limits.take(count, window.overdue, self.now_ms)
 
     def refund(self, window: Window, count: int) -> None:
         """Take back from the rates what `charge` counted: these messages were not granted."""
-        if window.queue.topic.flow is not None:
-            window.queue.topic.flow.take(-count, window.overdue, self.now_ms)
+        if window.queue.topic.limits is not None:
+            window.queue.topic.limits.take(-count, window.overdue, self.now_ms)

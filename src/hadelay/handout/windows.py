@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from hadelay.handout.owed import Owed
 from hadelay.handout.queues import TopicTurn, WaitQueue, Window, split
 from hadelay.handout.turns import Turns
-from hadelay.ledger.flow import flow_of
+from hadelay.ledger.flow import limits_of
 
 #: Limit of entries in all windows. Beyond it, a window that is polled keeps few entries, and others none.
 _TOTAL = 1 << 19
@@ -65,7 +65,7 @@ class Windows:
     def configure(self, number: int) -> None:
         """The topic was made, or its settings changed."""
         topic, settings = self.topic(number), self.owed.ledger.topics[number].settings
-        topic.flow = flow_of(settings, self.turns.now_ms, topic.flow)
+        topic.limits = limits_of(settings, self.turns.now_ms, topic.limits)
         if (settings.catch_up_rate is not None) != bool(topic.overdue_before_ms):
             self._separate(topic, settings.catch_up_rate is not None)
         self.turns.go_on(topic)

@@ -55,7 +55,7 @@ def publish_bucket(rate: float, spent_ns: int) -> Bucket:
     return Bucket(rate, PUBLISH_DEPTH_S, spent_ns)
 
 
-class Room(NamedTuple):
+class Allowance(NamedTuple):
     """Limit of messages that may be handed out now, the setting that limits, and when the limit changes (NEVER_MS: not
     by time alone)."""
 
@@ -64,33 +64,33 @@ class Room(NamedTuple):
     again_ms: int = NEVER_MS
 
 
-UNLIMITED = Room(PLENTY)
+UNLIMITED = Allowance(PLENTY)
 
 
-class Flow:
+class HandoutLimits:
     """One topic's limits on hand-outs, as its leader keeps them."""
 
     __slots__ = ("catch_up", "concurrency", "paused", "rate")
     rate: Bucket | None
     catch_up: Bucket | None
 
-    def __init__(self, settings: TopicSettings, now_ms: int, before: Flow | None = None) -> None:
+    def __init__(self, settings: TopicSettings, now_ms: int, before: HandoutLimits | None = None) -> None:
         """before: limits in force until now, whose hand-outs count on."""
         self.paused, self.concurrency = settings.paused, settings.concurrency
         self.rate = _bucket(settings.rate, now_ms, before.rate if before else None)
         self.catch_up = _bucket(settings.catch_up_rate, now_ms, before.catch_up if before else None)
 
-    def room(self, held: int, overdue: bool, now_ms: int) -> Room:
+    def allowance(self, held: int, overdue: bool, now_ms: int) -> Allowance:
         """held: messages leased, or offered and not refused yet. overdue: the catch-up rate counts, too."""
         if self.paused:
-            return Room(0, "paused")
-        room = UNLIMITED
+            return Allowance(0, "paused")
+        least = UNLIMITED
         if self.concurrency is not None:
-            room = Room(max(0, self.concurrency - held), "concurrency")
+            least = Allowance(max(0, self.concurrency - held), "concurrency")
         for cause, bucket in (("rate", self.rate), ("catch_up_rate", self.catch_up if overdue else None)):
-            if bucket is not None and (count := bucket.available(now_ms)) < room.most:
-                room = Room(count, cause, bucket.next_ms())
-        return room
+            if bucket is not None and (count := bucket.available(now_ms)) < least.most:
+                least = Allowance(count, cause, bucket.next_ms())
+        return least
 
     def take(self, count: int, overdue: bool, now_ms: int) -> None:
         """Count messages that are offered; negative: that were refused."""
@@ -111,10 +111,9 @@ def _bucket(rate: float | None, now_ms: int, before: Bucket | None) -> Bucket | 
 
 def is_limited(settings: TopicSettings) -> bool:
     """The topic is paused, or has a limit that may hold its messages back when they are due."""
-    limits = (settings.rate, settings.catch_up_rate, settings.concurrency)
-    return settings.paused or any(limit is not None for limit in limits)
+    return settings.paused or (settings.rate, settings.catch_up_rate, settings.concurrency) != (None, None, None)
 
 
-def flow_of(settings: TopicSettings, now_ms: int, before: Flow | None = None) -> Flow | None:
+def limits_of(settings: TopicSettings, now_ms: int, before: HandoutLimits | None = None) -> HandoutLimits | None:
     """None for a topic without limits, as most are."""
-    return Flow(settings, now_ms, before) if is_limited(settings) else None
+    return HandoutLimits(settings, now_ms, before) if is_limited(settings) else None

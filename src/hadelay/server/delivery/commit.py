@@ -15,8 +15,7 @@ from hadelay.codec.results import GrantResult
 from hadelay.errors import HadelayError, OutcomeUnknown
 from hadelay.handout.matching import Offer
 from hadelay.handout.polls import DONE, Poll
-from hadelay.server.delivery.deliveries import first_time
-from hadelay.server.delivery.grants import BACKOFF_S, Grants, Handout
+from hadelay.server.delivery.grants import BACKOFF_S, Grants, Handout, first_time
 
 #: Limit of rounds of grants on their way at once.
 _MAX_ROUNDS = 2

@@ -7,18 +7,24 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hadelay.codec.commands import encode_extend, encode_grant
 from hadelay.codec.commandtypes import MAX_SEQ, Grant
-from hadelay.codec.results import LeaseOutcome, LeaseResult
+from hadelay.codec.formats import INDEX
+from hadelay.codec.leasetokens import LEASE
+from hadelay.codec.results import GrantResult, LeaseOutcome, LeaseResult
 from hadelay.errors import Conflict, DamagedFile, HadelayError, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.handout.dispatcher import Dispatcher
 from hadelay.handout.matching import Offer
 from hadelay.handout.polls import DONE, PROPOSED, WAITING, Delivery, Poll
+from hadelay.ledger.grants import HeldGrant
+from hadelay.ledger.hourstate import groups
+from hadelay.ledger.ports import HourStore
 from hadelay.ledger.topics import by_topic
+from hadelay.ledger.transitions import FLAG_WAS_DUE
 from hadelay.server.delivery.cursor import CursorKeeper
 from hadelay.server.delivery.deferred import DeferredDeliveries
-from hadelay.server.delivery.deliveries import again, empty
 from hadelay.server.delivery.term import Term
 
 #: Pause after a proposal that could not be made, in seconds.
@@ -162,7 +168,7 @@ class Grants:
         if poll.phase == DONE:
             return
         if poll.deadline <= self.term.runtime.monotonic():
-            self.answer(poll, empty(self.term.now()))
+            self.answer(poll, Delivery.empty(self.term.now()))
             return
         self.wait(poll, first=True)
         self.turn_soon()
@@ -176,7 +182,7 @@ class Grants:
                 self.waiting.unwait(poll)
                 poll.phase = PROPOSED
             for poll in late:
-                self.answer(poll, empty(self.term.now()))
+                self.answer(poll, Delivery.empty(self.term.now()))
             deadline = deadlines.next()
         return deadline
 
@@ -249,7 +255,7 @@ class Grants:
             return
         poll.phase = PROPOSED
         try:
-            delivery, leases = again(grant, self.ledger.store)
+            delivery, leases = _again(grant, self.ledger.store)
         except DamagedFile as damage:
             self.answer(poll, None, damage)
             return
@@ -305,3 +311,33 @@ class Grants:
         self._cursor_tried = True
         self.cursor.send()
         return True
+
+
+def first_time(term: int, offer: Offer, result: GrantResult, suspect_ms: int, now_ms: int) -> Delivery:
+    """Delivery of the messages of an offer that apply granted. suspect_ms: messages due by then, or due before they
+    were rescheduled, count as redelivered: a leader that fell may have handed them out unrecorded (interval mode;
+    else 0)."""
+    count, rows = len(offer.rows), offer.rows
+    suspect = (rows["deliver_at_ms"] <= suspect_ms) | (rows["flags"] & FLAG_WAS_DUE != 0) & bool(suspect_ms)
+    delivery = Delivery(
+        term, offer.seq, np.arange(count, dtype=np.uint16), offer.hours, offer.indexes, result.attempts, rows,
+        np.full(count, result.until_ms, np.int64), (result.attempts > 1) | suspect, now_ms,
+    )  # fmt: skip
+    return delivery if result.granted.all() else delivery.only(result.granted)
+
+
+def _again(grant: HeldGrant, store: HourStore) -> tuple[Delivery, NDArray[np.void]]:
+    """Delivery of the messages of a grant that are still leased, and the LEASE rows that name them."""
+    positions = np.flatnonzero(grant.rows["open"] == 1)
+    held = grant.rows[positions]
+    rows = np.zeros(len(held), INDEX)
+    for hour, mine in groups(held["hour"]):
+        rows[mine] = store.entries(hour, held["index"][mine])
+    leases = np.zeros(len(held), LEASE)
+    leases["term"], leases["seq"], leases["pos"] = grant.term, grant.seq, positions
+    leases["hour"], leases["index"] = held["hour"], held["index"]
+    delivery = Delivery(
+        grant.term, grant.seq, positions.astype(np.uint16), held["hour"].copy(), held["index"].copy(),
+        held["attempt"].copy(), rows, held["until_ms"].copy(), np.ones(len(held), np.bool_), 0,
+    )  # fmt: skip
+    return delivery, leases

@@ -16,8 +16,7 @@ import numpy as np
 from hadelay.codec.results import GrantResult
 from hadelay.errors import HadelayError
 from hadelay.handout.matching import Offer
-from hadelay.server.delivery.deliveries import first_time
-from hadelay.server.delivery.grants import BACKOFF_S, Grants, Handout
+from hadelay.server.delivery.grants import BACKOFF_S, Grants, Handout, first_time
 
 #: Hour and index of a message id's first entry: the id without its group.
 _ENTRY_OF_ID = np.uint64((1 << 56) - 1)
