@@ -229,21 +229,24 @@ class HourReader:
             self._far.write_out(slot)
 
     def events(self, hour: int, numbers: npt.NDArray[np.integer] | slice = slice(None), *, verify: bool = True) -> Rows:
-        """Copy of these DISPATCH rows. DamagedFile when a CRC is wrong."""
+        """Copy of these DISPATCH rows; a slice has step 1. DamagedFile when a CRC is wrong."""
         n = self.event_count(hour)
         if isinstance(numbers, slice):
-            numbers = np.arange(*numbers.indices(n))
-        if not len(numbers):
+            first, end, _ = numbers.indices(n)
+        else:
+            first, end = (int(numbers.min()), int(numbers.max()) + 1) if len(numbers) else (0, 0)
+        if end <= first:
             return np.zeros(0, DISPATCH)
-        first, end = int(numbers.min()), int(numbers.max()) + 1
         if first < 0 or end > n:
             raise IndexError(f"hour {hour_name(hour)} has {n} events")
         path = self.path(hour) + ".dsp"
         data = self._handles.read(path, (end - first) * DISPATCH_SIZE, first * DISPATCH_SIZE)
-        rows = np.frombuffer(data, DISPATCH).take(numbers - first)
+        rows: Rows = np.frombuffer(data, DISPATCH)
+        if not isinstance(numbers, slice):
+            rows = rows.take(numbers - first)
         if verify and len(bad := DISPATCH_CRC.bad(rows)):
-            at = int(numbers[bad[0]]) * DISPATCH_SIZE
-            raise DamagedFile(path, at, "the event's CRC is wrong", size=DISPATCH_SIZE)
+            at = first + int(bad[0]) if isinstance(numbers, slice) else int(numbers[bad[0]])
+            raise DamagedFile(path, at * DISPATCH_SIZE, "the event's CRC is wrong", size=DISPATCH_SIZE)
         return rows
 
 
