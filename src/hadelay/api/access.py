@@ -1,4 +1,4 @@
-"""Tokens, and the trail of what administrators did."""
+"""Tokens, and the audit trail of administrative requests."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from hadelay.api.base import Document, Duration, Request
 
 
 class CreateToken(Request):
-    #: For people: two tokens may have the same, as they do while one takes the place of the other.
+    #: For people. Two tokens may share a name, for example while one replaces the other.
     name: str
     scopes: list[str]
-    #: It expires so long after it was made; without it, it holds until it is revoked.
+    #: Time from creation to expiry; None: valid until revoked.
     lifetime: Duration | None = None
 
 
@@ -20,7 +20,7 @@ class TokenOut(Document, frozen=True):
     created_at: str
     expires_at: str | None
     expired: bool
-    #: The token itself: shown once, when it is made.
+    #: The secret, only in the answer to its creation.
     token: str | None = None
 
 
@@ -41,7 +41,7 @@ class AuditOut(Document, frozen=True):
     token: str
     action: str
     target: str
-    #: "done", or why it was refused.
+    #: "done", or the reason of the refusal.
     outcome: str
 
 

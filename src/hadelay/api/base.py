@@ -1,11 +1,11 @@
 """Documents of API version 1: msgspec types that decode, validate and encode, and that OpenAPI 3.1 describes.
 
-One declaration serves node and client. `At` is the type of a time: text that was formatted before on a node, datetime
-in the client. A member of an answer is one of three kinds:
+Node and client share these declarations. `At` is the type of a time: formatted text on a node, datetime in the client.
+A member of an answer is one of three kinds:
 
     without a default               always sent
-    a default                       sent only if the value is another one
-    field(default_factory=…)        always sent; a reader does without it
+    a default                       sent only if the value differs from it
+    field(default_factory=…)        always sent; older nodes may leave it out
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class Instant(int):
 
 
 class Request(Struct, forbid_unknown_fields=True):
-    """What a client sends. A misspelt name is refused: `?dealy=1h` would fire at once."""
+    """Query or body of a request. Unknown names are refused: `?dealy=1h` would deliver at once."""
 
 
 class Nothing(Request):
-    """The body of an action that takes no options."""
+    """Body of an action without options."""
 
 
 class Document(Struct, omit_defaults=True, frozen=True):
-    """What a node answers. Clients ignore members that they do not know, so newer nodes may add some."""
+    """Body of an answer. Clients ignore unknown members, so newer nodes may add some."""
 
 
 def null() -> None:
@@ -52,7 +52,7 @@ def decode_hook(kind: type, value: Any) -> Any:
         if kind is Instant:
             return Instant(parse_instant("time", value))
     except BadRequest as error:
-        # msgspec knows which member it is, and says so of a ValueError.
+        # msgspec adds the member's name to a ValueError.
         raise ValueError(error.detail.partition(": ")[2]) from None
     raise NotImplementedError(kind)
 

@@ -10,7 +10,7 @@ from hadelay.api.base import At, DispatchSync, Document, Request
 
 
 class Dispatch(Document, frozen=True):
-    """The replicated dispatch cursor, before which everything was made ready: hour, second, localIndex."""
+    """The replicated dispatch cursor: all messages before this hour, second and localIndex were made ready."""
 
     hour: str
     second: int
@@ -22,19 +22,19 @@ class Member(Document, frozen=True):
     name: str
     http: str
     raft: str
-    #: leader, follower, unknown when nothing was heard of it; or learner: it does not vote yet.
+    #: leader, follower, learner (does not vote yet), or unknown while the member is silent.
     role: str
     applied_index: str
     lag: int
     version: str
-    #: The highest that its program knows; 0 when nothing was heard of it.
+    #: Newest feature level of its program; 0 while the member is silent.
     feature_level: int
     clock_skew_ms: float | None
 
 
 class Cluster(Document, Generic[At], frozen=True):
     cluster_id: str
-    #: What the cluster has switched to: the highest that every member knew at once.
+    #: Feature level of the cluster: the newest that all members have.
     feature_level: int
     leader: str | None
     term: int
@@ -65,7 +65,7 @@ class Drained(Document, frozen=True):
 
 class AddMember(Request):
     name: str
-    #: host:port of its node link, as the others reach it.
+    #: host:port of its node link, as other members reach it.
     raft: str
 
 
@@ -86,7 +86,7 @@ class ReadyQuery(Request):
 class CheckOut(Document, omit_defaults=False, frozen=True):
     name: str
     ok: bool
-    #: How it stands, or what is wrong.
+    #: The state that was checked, or what is wrong.
     detail: str = ""
 
 
@@ -96,12 +96,12 @@ class Health(Document, omit_defaults=False, frozen=True):
 
 
 class QuorumQuery(Request):
-    #: The node that would stop; the one that is asked, if not given.
+    #: The node that would stop; None: the node that answers.
     without: str | None = None
 
 
 class Quorum(Document, frozen=True):
-    """Voters left after a stop of the node `without`, as the asked node sees them, and the number needed."""
+    """Voters left if the node `without` stopped, as the answering node sees them, and the number needed."""
 
     without: str
     left: list[str]
@@ -115,7 +115,7 @@ class Quorum(Document, frozen=True):
 class HourFileOut(Document, frozen=True):
     entries: int
     bytes: str
-    #: CRC-32C over exactly those bytes, in hex.
+    #: CRC-32C of these bytes, in hex.
     crc32c: str
 
 
@@ -129,7 +129,7 @@ class Hour(Document, frozen=True):
 
 
 class Hours(Document, frozen=True):
-    """One node's files, all as of one applied index."""
+    """Hour files of one node at one applied index."""
 
     applied_index: str
     hours: list[Hour]
@@ -138,12 +138,12 @@ class Hours(Document, frozen=True):
 class SnapshotFileOut(Document, frozen=True):
     name: str
     bytes: str
-    #: CRC-32C over exactly those bytes, in hex.
+    #: CRC-32C of these bytes, in hex.
     crc32c: str
 
 
 class Snapshot(Document, frozen=True):
-    """A checkpoint whose files stay as they are until it is released, or not read from for a minute."""
+    """A checkpoint whose files stay unchanged until it is released, or was not read for a minute."""
 
     id: str
     cluster_id: str
@@ -151,16 +151,16 @@ class Snapshot(Document, frozen=True):
     index: str
     term: int
     feature_level: int
-    #: Cluster time: nothing in it is later.
+    #: Cluster time of its last entry.
     time: str
     files: list[SnapshotFileOut]
 
 
 class Names(Document, frozen=True):
-    """The numbers that stand for names in the files."""
+    """Numbers of names in the files."""
 
     topics: dict[str, int]
     consumers: dict[str, int]
     nodes: dict[str, int]
-    #: Why attempts failed.
+    #: Reasons of failed attempts.
     reasons: dict[str, int]

@@ -10,7 +10,7 @@ from hadelay.api.base import At, Document, Duration, Request
 
 
 class ReceiveQuery(Request):
-    #: false: a follower relays the poll instead of answering 307.
+    #: False: a follower relays the poll instead of answering 307.
     redirect: bool = True
 
 
@@ -20,9 +20,9 @@ class Receive(Request):
     lease: Duration | None = None
     consumer: str | None = None
     request_id: str | None = None
-    #: Only messages that have all of these.
+    #: Only messages that have all these tags.
     tags: list[str] = field(default_factory=list)
-    #: Only messages that have one of these; besides all of `tags`.
+    #: Only messages that also have one of these tags.
     any_tags: list[str] = field(default_factory=list)
 
 
@@ -31,12 +31,12 @@ class ReceiveTopics(Receive, kw_only=True):
 
 
 class Received(Struct, Generic[At], omit_defaults=True, kw_only=True):
-    """deliver_at, late_ms and the lease are in cluster time. Not frozen: http moves the payload where it is wanted."""
+    """Times are cluster times. Not frozen: http moves the payload to the member that the client wants."""
 
     id: str
     lease: str
     topic: str
-    #: The payload; as `body` with `Accept: application/msgpack` (bytes), or with `Accept-Body: text` if it is text.
+    #: The payload; instead `body` with `Accept: application/msgpack` (bytes), and with `Accept-Body: text` for text.
     body_base64: bytes | None = None
     body: Any = UNSET
     content_type: str
@@ -45,11 +45,11 @@ class Received(Struct, Generic[At], omit_defaults=True, kw_only=True):
     meta: dict[str, str]
     deliver_at: At
     late_ms: int
-    #: 1 the first time.
+    #: From 1.
     attempt: int
-    #: The span that published it (W3C Trace Context): link to it, for it may have ended long ago.
+    #: Span of the publish (W3C Trace Context); link to it, as it may have ended long ago.
     traceparent: str | None = None
-    #: It may have been handed out before.
+    #: The message may have been handed out before.
     redelivered: bool
     lease_until: At
     lease_left_ms: int
@@ -66,10 +66,9 @@ class Ack(Request):
 class Nack(Request):
     leases: list[str]
     delay: Duration | None = None
-    #: Why, for people: told with a dead letter. At most 128 bytes.
+    #: Reason for people, shown with a dead letter; at most 128 bytes.
     reason: str | None = None
-    #: False: nobody tried, so the attempt counts neither for max_attempts nor for the backoff. `delay` is then 0 unless
-    #: given.
+    #: False: the attempt counts neither for max_attempts nor for the backoff, and `delay` is 0 unless given.
     count: bool = True
 
 

@@ -1,4 +1,4 @@
-"""Messages and dead letters: what is known of them, and what changes them."""
+"""Messages and dead letters: queries, changes and their answers."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class History(Document, Generic[At], frozen=True):
     attempt: int
     consumer: str | None
     node: str | None
-    #: Why the attempt failed, if somebody said so.
+    #: Reason of a failed attempt, if the consumer gave one.
     reason: str | None = None
-    #: The hours that the message left and went to, when it was filed anew.
+    #: Hours that a moved message left and entered.
     from_hour: str | None = field(default=None, name="from")
     to_hour: str | None = field(default=None, name="to")
-    #: Of leased: when this attempt was due. The message's deliver_at is that of its latest attempt.
+    #: Due time of a leased attempt. The message's deliver_at is that of its latest attempt.
     due_at: At | None = None
 
 
@@ -47,30 +47,29 @@ class Message(Document, Generic[At], frozen=True):
     meta: dict[str, str]
     content_type: str
     size: int
-    #: The span that published the message.
+    #: Span of the publish.
     traceparent: str | None = None
-    #: Not in lists.
+    #: None in lists.
     history: list[History[At]] | None = None
     body: bytes | None = field(default=None, name="body_base64")
 
 
 class ListQuery(Request, rename={"from_": "from"}):
-    #: scheduled, ready, leased, acked, cancelled, expired, dead, separated by commas; pending is the first three, and
-    #: all is all.
+    #: scheduled, ready, leased, acked, cancelled, expired or dead, separated by commas; pending (the first three); all.
     state: str = "pending"
-    #: Due from here on, and before `to`.
+    #: Due at or after this time, and before `to`.
     from_: Instant | None = None
     to: Instant | None = None
-    #: Separated by commas: messages that have all of them.
+    #: Only messages with all these tags, separated by commas.
     tag: str | None = None
     limit: int = 100
-    #: From the page before.
+    #: From the previous page.
     cursor: str | None = None
     stale: bool = False
 
 
 class Messages(Document, frozen=True):
-    """In due order. A page may be short while there is more: go on until `cursor` is null."""
+    """A page in due order. It may be short: more follow until `cursor` is null."""
 
     messages: list[Message[str]]
     cursor: str | None
@@ -81,14 +80,14 @@ class Outcome(Document, frozen=True):
 
 
 class Reschedule(Request):
-    """One of the two."""
+    """The new due time: one of the two."""
 
     delay: str | int | float | None = None
     deliver_at: str | int | float | None = None
 
 
 class Rescheduled(Document, Generic[At], frozen=True):
-    """The id is the same as before."""
+    """The id stays the same."""
 
     id: str
     deliver_at: At
@@ -126,7 +125,7 @@ class DeadLetter(Document, Generic[At], kw_only=True, frozen=True):
     meta: dict[str, str]
     content_type: str
     size: int
-    #: The last 16, the first of them first.
+    #: The last 16, oldest first.
     errors: list[Failure[At]]
     body: bytes | None = field(default=None, name="body_base64")
 
@@ -137,7 +136,7 @@ class DeadLetters(Document, frozen=True):
 
 
 class Redrive(Request):
-    """Either ids, or all: those there are now, `rate` messages per second."""
+    """Either ids, or all present dead letters, `rate` messages per second."""
 
     ids: list[str] | None = None
     all: bool = False
@@ -152,7 +151,7 @@ class RedriveResult(Document, frozen=True):
 
 
 class Redriven(Document, frozen=True):
-    """Of ids: an outcome each. Of all: how many will be redriven."""
+    """results: for ids. redriving: the number of dead letters, for all."""
 
     results: list[RedriveResult] | None = None
     redriving: int | None = None

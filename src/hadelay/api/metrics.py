@@ -10,7 +10,7 @@ from msgspec import Struct
 
 
 class Histogram(Struct):
-    """Counts per bucket (not cumulative); one more bucket than bounds, for what is above the last."""
+    """Counts per bucket, not cumulative; the last bucket is for values above the last bound."""
 
     bounds: Sequence[float]
     counts: list[int]
@@ -26,7 +26,7 @@ class Histogram(Struct):
 
 
 class Family(NamedTuple):
-    """One metric: name, kind and help are public."""
+    """One metric; its name, kind and help text are public."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -34,7 +34,7 @@ class Family(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
-#: What a family shows: one number, a number per values of its labels, or a histogram.
+#: Value of a family: one number, a number per tuple of label values, or a histogram.
 Values = float | Mapping[tuple[str, ...], float] | Histogram
-#: Read at scrape time. Counters are of this process, but for those of messages: they are the cluster's.
+#: Values at scrape time. Counters count since the process began, except counters of messages, which the cluster keeps.
 Measured = list[tuple[Family, Values]]

@@ -1,4 +1,4 @@
-"""What an answer means that is no success, or that no node gave: for the client and the command line alike."""
+"""Errors from answers, for client and command line: problem documents, and answers that no node gave."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import msgspec
 from hadelay import errors
 from hadelay.errors import HadelayError, OutcomeUnknown
 
-#: What decoding the answer of something else than a node may raise.
+#: Errors of decoding an answer that no node gave.
 NONSENSE = (msgspec.MsgspecError, ValueError, RecursionError)
 _OF_A_PROBLEM = ("type", "title", "status", "detail", "retryable", "outcome_known", "retry_after_ms")
-#: Whatever the case of their names.
+#: Names of headers match in any case.
 Headers = Mapping[str, str] | http.client.HTTPMessage
-#: Said by who stands before a node, it is a refusal too: the request got no further.
+#: Status codes with which a proxy refuses a request before it reaches a node.
 _REFUSED_BEFORE = {400, 401, 403, 408, 413, 429}
-#: Refusals of the request, or of who asks: they tell nothing about an earlier try of it.
+#: Refusals of a request or its token: they do not tell the outcome of an earlier try.
 NO_NEWS = (errors.BadRequest, errors.Unauthorized, errors.Forbidden, errors.TooLarge)
 
 
 class Unreachable(errors.NoLeader):
-    """None of the addresses answers; nothing happened."""
+    """No address answers; nothing happened."""
 
     type, title = "unreachable", "No node answers"
     of_a_node = False
@@ -55,21 +55,20 @@ def not_a_node(
 
 
 def unsettled(idempotency_key: str | None) -> str:
-    """What to tell somebody at a terminal whose command had no definite answer."""
+    """Text for the user of a command whose outcome is unknown."""
     words = f": the same command with --idempotency-key {idempotency_key} finds out, and makes no second message"
     return f"It may or may not have happened{words if idempotency_key else ''}."
 
 
 def retry_after_ms(said: str, longest_s: float = 86_400.0, now_s: float | None = None) -> int | None:
-    """What a Retry-After asks for, seconds or a date (RFC 9110, 10.2.3); a day, or `longest_s`, at most. None:
-    nothing legible."""
+    """Value of a Retry-After, seconds or a date (RFC 9110, 10.2.3), at most `longest_s`; None: not valid."""
     said = said.strip()
     try:
         if said.isascii() and said.isdecimal():
             seconds = float(said)
         else:
             until = parsedate_to_datetime(said)
-            # Of a form without a zone, which is GMT too.
+            # A date without a zone is GMT.
             at_s = (until if until.tzinfo else until.replace(tzinfo=UTC)).timestamp()
             seconds = at_s - (time.time() if now_s is None else now_s)
     except (ValueError, OverflowError):
@@ -78,12 +77,12 @@ def retry_after_ms(said: str, longest_s: float = 86_400.0, now_s: float | None =
 
 
 def refusal(url: str, method: str, status: int, headers: Headers, body: bytes) -> HadelayError:
-    """Of an answer other than 2xx."""
+    """The error of an answer other than 2xx."""
     try:
         document = msgspec.json.decode(body, type=dict[str, Any])
     except NONSENSE:
         document = {}
-    if "outcome_known" in document:  # every node says that
+    if "outcome_known" in document:  # every node sends this member
         return error_of(document, status)
     extra = {name: value for name, value in document.items() if name not in _OF_A_PROBLEM}
     error: HadelayError = not_a_node(url, method, status, headers, body, **extra)
@@ -95,13 +94,13 @@ def refusal(url: str, method: str, status: int, headers: Headers, body: bytes) -
 
 
 def error_of(document: Mapping[str, Any], status: int) -> HadelayError:
-    """The exception that a problem document stands for; for a type this version does not know, by its status."""
+    """The exception of a problem document; of an unknown type, by the status."""
     kind = _BY_TYPE.get(str(document.get("type", ""))) or _BY_STATUS.get(status, HadelayError)
     if issubclass(kind, errors.DamagedFile):
         kind = HadelayError
     extra = {name: value for name, value in document.items() if name not in _OF_A_PROBLEM}
     error = kind(document.get("detail", ""), retry_after_ms=document.get("retry_after_ms"), **extra)
-    # The server knows better than our table what may be retried.
+    # The document decides, not the class of this version.
     for name in ("retryable", "outcome_known"):
         if name in document:
             setattr(error, name, bool(document[name]))
@@ -114,7 +113,7 @@ def _all_errors(kind: type[HadelayError]) -> Iterator[type[HadelayError]]:
         yield from _all_errors(child)
 
 
-# Those of errors.py: what others derive from them is never answered by a node.
+# Errors of errors.py alone: nodes answer no others.
 _KINDS = [kind for kind in _all_errors(HadelayError) if kind.__module__ == errors.__name__]
 _BY_TYPE = {kind.type: kind for kind in _KINDS}
 _BY_STATUS = {kind.http_status: kind for kind in reversed(_KINDS)}

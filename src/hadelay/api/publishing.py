@@ -26,17 +26,17 @@ class Published(Document, Generic[At], frozen=True):
 
     id: str
     topic: str
-    #: Resolved against cluster time.
+    #: In cluster time.
     deliver_at: At
     key: str | None = field(default_factory=null)
-    #: It was published before, or its key's message is still pending: `id` and `deliver_at` are that one's.
+    #: The message was published before, or its key has a pending message; `id` and `deliver_at` are those of the first.
     duplicate: bool = False
-    #: The id of the message that this one took the place of (on_conflict="replace").
+    #: Id of the message that this message replaced (on_conflict="replace").
     replaced: str | None = None
 
 
 class BatchItem(Request, gc=False):
-    """One message of a batch. `body` (text is text/plain, other JSON values application/json) or `body_base64`."""
+    """One message of a batch, with `body` (text: text/plain, other JSON: application/json) or `body_base64`."""
 
     topic: str
     body: Any = UNSET
@@ -52,12 +52,12 @@ class BatchItem(Request, gc=False):
     tags: list[str] | None = None
     ttl: str | int | float | None = None
     callback: str | None = None
-    #: W3C Trace Context; else the request's.
+    #: W3C Trace Context; None: that of the request.
     traceparent: str | None = None
 
 
 class BatchResult(Document, Generic[At], frozen=True):
-    """id and deliver_at, or error."""
+    """Either id and deliver_at, or error."""
 
     id: str = ""
     deliver_at: At | None = None

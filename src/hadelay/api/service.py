@@ -19,57 +19,57 @@ SettleKind = Literal["ack", "nack", "extend"]
 
 
 class Receipts(Struct):
-    """What became of the drafts of one publish, in their order. Plain lists: the next step is text."""
+    """Results of one publish, in the order of its drafts, as columns."""
 
     ids: list[int]
     deliver_at_ms: list[int]
-    #: Rows whose idempotency key (or the request's) had been seen with the same content: the first answer again.
+    #: Rows that repeat an earlier publish under the same idempotency key; they have its id and deliver_at_ms.
     duplicates: frozenset[int] = frozenset()
-    #: Rows refused on their own; id and deliver_at_ms of such a row mean nothing. Empty when all went well.
+    #: Refusals by row; id and deliver_at_ms of a refused row mean nothing.
     problems: dict[int, HadelayError] = {}
-    #: The message that a row replaced (on_conflict = replace).
+    #: Ids of the messages that rows replaced (on_conflict = replace), by row.
     replaced: dict[int, int] = {}
 
 
 #: A message, by its id or by (topic, client key).
 Target = int | tuple[str, bytes]
 
-#: Called exactly once, on the loop: with receipts, or with the error that befell the whole request.
+#: Called exactly once, on the loop, with receipts or with the error of the whole request.
 PublishDone = Callable[[Receipts | None, HadelayError | None], None]
 
 
 class ReceiveRequest(Struct):
-    """What a consumer asks for. `max`, `wait_ms` and `lease_ms` are within the limits already."""
+    """A consumer's request; max, wait_ms and lease_ms are within the limits."""
 
     topics: list[str]
     consumer: str
-    #: 1 to 64 bytes; the same {consumer, request_id} again gets the same grant, as far as it is still held.
+    #: 1 to 64 bytes; the same {consumer, request_id} again gets the part of the first grant that is still leased.
     request_id: bytes
     max: int
     wait_ms: int
     #: None: the topic's own lease, or the node's default.
     lease_ms: int | None
-    #: Only messages with all of `tags`, and with one of `any_tags` if there are any.
+    #: Only messages with all `tags`, and with one of `any_tags` if there are any.
     tags: tuple[str, ...] = ()
     any_tags: tuple[str, ...] = ()
 
 
 class Handed(NamedTuple):
-    """Messages for one receive, each with its payload as `body`. Their reader may change them."""
+    """Messages for one receive, each with its payload as `body`. The caller may change them."""
 
     messages: list[Received[str]]
-    #: To be called when the answer is written: the messages are handed out then.
+    #: The caller calls this when the answer is written.
     answered: Callable[[], None] = lambda: None
 
 
 class ListRequest(Struct):
-    """Messages of a topic that are in one of these states, due in [from_ms, to_ms), with all of these tags."""
+    """Query of a topic's messages in one of these states, due in [from_ms, to_ms), with all these tags."""
 
     states: frozenset[State]
     from_ms: int
     to_ms: int
     tags: tuple[str, ...]
-    #: Where the page before this one ended.
+    #: Key of the last message of the previous page.
     after: Key
     limit: int
 
@@ -78,7 +78,7 @@ class Leader(Struct):
     name: str
     #: `http.advertise` of the leader.
     url: str
-    #: This node is it.
+    #: Whether this node leads.
     here: bool
 
 
@@ -90,18 +90,18 @@ class Actor(Struct, frozen=True):
 
 
 class Granting(asyncio.CancelledError):
-    """A receive was cancelled when something may have been granted to it: nobody can say that nothing happened."""
+    """A receive was cancelled after its grant may have been proposed, so messages may be leased."""
 
 
 async def answered(begin: Callable[[Callable[..., None]], object]) -> Any:
-    """What `begin` tells its `done`: the result, or the error is raised."""
+    """Await a callback API: `begin` gets `done`; returns its result or raises its error."""
     future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     begin(settled_by(future))
     return await future
 
 
 def settled_by(future: asyncio.Future[Any]) -> Callable[..., None]:
-    """done(result, error) or done(error) for a future that its reader may have given up."""
+    """done(result, error) or done(error), which settles the future unless it was cancelled."""
 
     def done(*said: Any) -> None:
         if future.done():

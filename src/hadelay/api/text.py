@@ -1,7 +1,7 @@
-"""Text in, numbers out, and back: durations, instants, ids and names as the API writes them (docs: http-api).
+"""Reads and writes durations, instants, ids and names as the API has them (docs: http-api).
 
-Parsers raise BadRequest or Impossible in words that say what to write instead. Everything rounds up to the next
-millisecond: a message may be late, never early.
+Parsers raise BadRequest or Impossible, which say what to write instead. Times round up to the next millisecond: a
+message may be late, never early.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hadelay.errors import BadRequest, Impossible
 from hadelay.model import decode_id
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-#: What most durations are: a whole number of one unit, far below any limit.
+#: The most common duration: a whole number of one unit, far below any limit.
 _WHOLE = re.compile(r"([0-9]{1,9})(ms|s|m|h|d)")
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+", re.ASCII)
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", re.ASCII)
@@ -35,11 +35,11 @@ LONGEST_TOPIC = 255
 #: Segments of a path that mean another path (RFC 3986, 5.2.4).
 DOTS = frozenset((".", ".."))
 
-#: Anything at or above is Unix milliseconds (1973 and later); below it, somebody meant seconds.
+#: Smallest number read as Unix milliseconds (1973); smaller ones were meant as seconds.
 SMALLEST_INSTANT_MS = 10**11
-#: No time and no duration takes more characters; numbers of a million digits cost seconds.
+#: Limit of the characters of a time or duration: to parse a million digits takes seconds.
 _LONGEST_TEXT = 100
-#: Beyond every max_delay, and far from the end of an i64: what is larger is refused before it gets anywhere.
+#: Limit of times and durations: beyond every max_delay, and far from the end of an i64.
 LARGEST_MS = 10**15
 
 DURATION_HELP = 'write it as "250ms", "15m", "2h30m" or "7d"; a bare number is seconds'
@@ -47,7 +47,7 @@ INSTANT_HELP = 'write it as RFC 3339, "2026-11-20T18:00:00Z", with any offset, o
 
 
 def parse_duration(name: str, value: object) -> int:
-    """Milliseconds from text, or from a number of seconds. `name` is what the caller called it."""
+    """Milliseconds from text, or from a number of seconds. name: for errors."""
     if type(value) is int and 0 <= value < LARGEST_MS // 1000:
         return value * 1000
     if type(value) is str and (whole := _WHOLE.fullmatch(value)):
@@ -74,7 +74,7 @@ def parse_duration(name: str, value: object) -> int:
 
 
 def format_duration(ms: int) -> str:
-    """The shortest text that `parse_duration` reads as so much: `15m`, `2h30m`, `0s`."""
+    """The shortest text of a duration: `15m`, `2h30m`, `0s`."""
     parts = []
     for unit in ("d", "h", "m", "s", "ms"):
         count, ms = divmod(ms, _UNITS_MS[unit])
@@ -120,7 +120,7 @@ def _rfc3339_ms(name: str, text: str, match: re.Match[str]) -> int:
     offset_s = int(offset_hours or 0) * 3600 + int(offset_minutes or 0) * 60
     if sign is not None and (int(offset_hours) > 23 or int(offset_minutes) > 59):
         raise BadRequest(f"{name}: {text!r} has an offset of more than a day")
-    # A leap second is the second after :59, as POSIX counts. A "+" that a query turned into a space is still one.
+    # A leap second is the second after :59, as POSIX counts. A space is a "+" that a query decoded.
     try:
         at = datetime(year, month, day, hour, minute, min(second, 59), tzinfo=UTC)
     except ValueError as error:
@@ -178,14 +178,14 @@ def check_new_topic(name: str, max_bytes: int) -> str:
 
 
 def check_limit(limit: int) -> int:
-    """How much of a list is asked for at once."""
+    """The limit of a page, if it is valid. Raises BadRequest."""
     if not 1 <= limit <= _MAX_LIMIT:
         raise BadRequest(f"limit: 1 to {_MAX_LIMIT}, not {limit}")
     return limit
 
 
 def suggest(unknown: str, known: Iterable[str]) -> str:
-    """`; did you mean delay?`, or what there is, or nothing."""
+    """End of an error: `; did you mean 'delay'?`, or all known names, or nothing."""
     names = list(known)
     close = difflib.get_close_matches(unknown, names, 1, 0.6)
     if close:

@@ -1,4 +1,4 @@
-"""Topics: their settings, their counts, and what is due in them when."""
+"""Topics: settings, counts, and histograms of due times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hadelay.api.base import At, DispatchSync, Document, Duration, Instant, Requ
 
 
 class Backoff(Request):
-    """Retry n waits min × factor^(n−1), at most max, less up to the part `jitter` of it."""
+    """Retry n waits min × factor^(n−1), at most max, changed by a random part of up to `jitter`."""
 
     min: Duration
     max: Duration
@@ -20,12 +20,12 @@ class Backoff(Request):
 
 class Webhook(Request):
     url: str
-    #: One, or those valid at once, the newest first. Left out: those set before stay. Shown masked.
+    #: One secret, or several valid ones, newest first. Without both, the present ones stay. Answers show them masked.
     secret: str | UnsetType = UNSET
     secrets: list[str] | UnsetType = UNSET
     timeout: Duration | UnsetType = UNSET
-    #: Shown masked, since one may be a secret; a value that is given as it is shown stays what it is,
-    #: and is dropped where the URL is of another scheme, host or port.
+    #: Answers mask the values, which may be secret. A masked value keeps the present one; with a URL of another scheme,
+    #: host or port, the header is dropped.
     headers: dict[str, str] | UnsetType = UNSET
     #: Messages may name a URL of their own (`callback`).
     allow_per_message: bool | UnsetType = UNSET
@@ -37,11 +37,11 @@ class Alert(Request):
 
 
 class PutTopic(Request):
-    """What is left out stays as it is; null takes a setting back.
+    """Settings to change; null resets a setting.
 
-    A topic that was made at feature level 3 or later and sets nothing retries after 1 s, doubling to 1 h, each wait up
-    to 10 % longer; after 84 attempts, which take 72 hours at least, a message is a dead letter. Topics from before
-    retry at once and for ever; `"defaults": null` ends that."""
+    By default, topics created at feature level 3 or later retry after 1 s, doubling to 1 h, each wait up to 10 %
+    longer; after 84 attempts, at least 72 hours, a message becomes a dead letter. Older topics retry at once without
+    end; `"defaults": null` gives them the newest defaults."""
 
     lease: Duration | UnsetType | None = UNSET
     #: 0: no limit.
@@ -64,7 +64,7 @@ class PutTopic(Request):
     alert: Alert | UnsetType | None = UNSET
     paused: bool | UnsetType | None = UNSET
     dispatch_sync: DispatchSync | UnsetType | None = UNSET
-    #: The feature level whose defaults hold where nothing is set: 3, or 1 for topics from before; null: the newest.
+    #: Feature level of the topic's defaults: 3, or 1 for older topics; null: the newest.
     defaults: int | UnsetType | None = UNSET
 
 
@@ -98,8 +98,8 @@ class AlertOut(Document, frozen=True):
 
 
 class Lateness(Document, frozen=True):
-    """How long after its deliver_at a message was handed out, over the last five minutes of this leader. p50 and p99
-    are of the nearest rank, at most 0.8 % too high; the maximum is exact."""
+    """Time from deliver_at to the hand-out, over the last five minutes of this leader. p50 and p99 are at most 0.8 %
+    too high; the maximum is exact."""
 
     count: int
     p50_ms: float
@@ -109,12 +109,12 @@ class Lateness(Document, frozen=True):
 
 class Consumer(Document, Generic[At], frozen=True):
     name: str
-    #: When it asked for messages last.
+    #: Time of its latest receive.
     asked_at: At
 
 
 class Topic(Document, Generic[At], frozen=True):
-    """Counts, and of the settings those that were set."""
+    """Counts, and the settings that were set."""
 
     topic: str
     scheduled: int
@@ -122,11 +122,11 @@ class Topic(Document, Generic[At], frozen=True):
     leased: int
     dead: int
     oldest_ready_age_ms: int | None
-    #: Of the records of what is pending.
+    #: Size of the records of pending messages.
     bytes: int
-    #: None: nothing was handed out lately.
+    #: None: no hand-outs lately.
     lateness: Lateness | None
-    #: The feature level whose defaults hold for the settings that are not shown.
+    #: Feature level of the defaults of settings that are not shown.
     defaults: int
     lease: str | None = None
     max_attempts: int | None = None
@@ -146,7 +146,7 @@ class Topic(Document, Generic[At], frozen=True):
     paused: bool | None = None
     paused_reason: str | None = None
     dispatch_sync: DispatchSync | None = None
-    #: Of one topic: who asked for its messages since the present leader took over, the latest first, at most 16.
+    #: With one topic: its consumers since the present leader took over, latest first, at most 16.
     consumers: list[Consumer[At]] | None = None
 
 
