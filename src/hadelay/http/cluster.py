@@ -19,20 +19,20 @@ async def cluster(call: Call) -> Answer:
 
 @routes.add("POST", "/v1/cluster:transfer-leader", body=Transfer, returns={200: Transferred}, errors=(404, 409))
 async def transfer_leader(call: Call) -> Answer:
-    """Hand leadership to the node named, or to the one that has most"""
+    """Hand leadership to the named node, or to the most advanced one"""
     return call.answer(Transferred(await call.service.cluster.transfer(call.body.to, call.actor)))
 
 
 @routes.add("POST", "/v1/cluster:drain", body=Drain, returns={200: Drained}, errors=(404, 409, 503, 504))
 async def drain(call: Call) -> Answer:
-    """Hand over what a node leads, and have it take no publishes and polls until that is undone, or it restarts"""
+    """Take a node out of traffic: it hands over leadership and refuses publishes and polls until undone or restarted"""
     await call.service.cluster.drain(call.body.node, call.body.undo, call.actor)
     return call.answer(Drained(call.body.node, not call.body.undo))
 
 
 @routes.add("POST", "/v1/cluster/members", body=AddMember, returns={201: AddedMember}, errors=(409, 429, 503))
 async def add_member(call: Call) -> Answer:
-    """Add a node: it fills itself from the others, and votes once it has caught up"""
+    """Add a node: it copies the data from other nodes, and votes once it has caught up"""
     name, raft = call.body.name, call.body.raft
     await call.service.cluster.add_member(name, raft, call.actor)
     return call.answer(AddedMember(name, raft, "learner"), 201)
@@ -40,6 +40,6 @@ async def add_member(call: Call) -> Answer:
 
 @routes.add("DELETE", "/v1/cluster/members/{node}", returns={204: None}, errors=(404, 409, 503))
 async def remove_member(call: Call) -> Answer:
-    """Remove a node; if it leads, another one does first"""
+    """Remove a node; a leader hands over first"""
     await call.service.cluster.remove_member(call.path["node"], call.actor)
     return NOTHING

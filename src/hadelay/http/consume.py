@@ -39,7 +39,7 @@ _RECEIVING: Any = {
 
 @routes.add("POST", "/v1/topics/{topic}/receive", body=consuming.Receive, **_RECEIVING)
 async def receive(call: Call) -> Answer:
-    """Lease messages of one topic that are due, waiting for the first"""
+    """Lease due messages of one topic, waiting for the first"""
     return await _receive(call, [call.path["topic"]])
 
 
@@ -47,7 +47,7 @@ async def receive(call: Call) -> Answer:
     "POST", "/v1/receive", body=consuming.ReceiveTopics, own_topics=True, max_bytes=_MAX_TOPICS * 256, **_RECEIVING
 )  # fmt: skip
 async def receive_topics(call: Call) -> Answer:
-    """Lease messages of several topics that are due, waiting for the first"""
+    """Lease due messages of several topics, waiting for the first"""
     topics = call.body.topics
     if not 0 < len(topics) <= _MAX_TOPICS:
         raise BadRequest(f"topics: 1 to {_MAX_TOPICS} names")
@@ -164,13 +164,13 @@ _SETTLING: Any = {"short": True, "scope": "consume", "own_topics": True, "max_by
 
 @routes.add("POST", "/v1/leases:ack", body=consuming.Ack, returns={200: consuming.AckResults}, **_SETTLING)
 async def ack(call: Call) -> Answer:
-    """Done with these messages: never hand them out again"""
+    """Acknowledge messages: they are never handed out again"""
     return await _settle(call, "ack", None)
 
 
 @routes.add("POST", "/v1/leases:nack", body=consuming.Nack, returns={200: consuming.NackResults}, **_SETTLING)
 async def nack(call: Call) -> Answer:
-    """Not done: hand them out again, after a delay or the topic's backoff; or they are dead"""
+    """Give messages back: they are handed out again after a delay or the topic's backoff, or become dead letters"""
     delay = call.body.delay
     if delay is not None and delay > call.context.max_delay_ms:
         raise Impossible(f"delay: {delay} ms is beyond max_delay, {call.context.max_delay_ms} ms")
@@ -182,7 +182,7 @@ async def nack(call: Call) -> Answer:
 
 @routes.add("POST", "/v1/leases:extend", body=consuming.Extend, returns={200: consuming.ExtendResults}, **_SETTLING)
 async def extend(call: Call) -> Answer:
-    """Hold them longer: from now, for the lease given"""
+    """Extend leases: from now on, for the given time"""
     return await _settle(call, "extend", _lease(call, call.body.lease))
 
 

@@ -44,7 +44,7 @@ _CHUNK = 256 << 10
 
 @routes.add("GET", "/v1/hours/{hour}/{file}", returns={200: bytes, 206: bytes}, errors=(404, 416))
 async def hour_file(call: Call) -> web.StreamResponse:
-    """The committed bytes of one file of an hour; Range is understood"""
+    """Committed bytes of one file of an hour; supports Range"""
     file = call.path["file"]
     if file not in HOUR_FILES:
         raise NotFound(f"an hour has the files log, idx and dsp, not {file[:20]!r}")
@@ -101,14 +101,14 @@ def _range(header: str | None, length: int) -> tuple[int, int]:
 
 @routes.add("POST", "/v1/snapshots", returns={201: Snapshot}, errors=(503,))
 async def open_snapshot(call: Call) -> Answer:
-    """Hold a checkpoint of everything committed so far, to be copied file by file from this node"""
+    """Open a checkpoint of everything committed so far, to copy file by file from this node"""
     snapshot = await call.service.files.open_snapshot()
     return call.answer(snapshot, 201, {"Location": f"/v1/snapshots/{snapshot.id}"})
 
 
 @routes.add("GET", "/v1/snapshots/{snapshot}/{name}", returns={200: bytes, 206: bytes}, errors=(404, 416))
 async def snapshot_file(call: Call) -> web.StreamResponse:
-    """One file of a snapshot, its name percent-encoded; Range is understood"""
+    """One file of a snapshot, its name percent-encoded; supports Range"""
     door, snapshot, name = call.service.files, call.path["snapshot"], call.path["name"]
     length = await door.snapshot_file_length(snapshot, name)
     return await _send(call, length, partial(door.read_snapshot, snapshot, name))
@@ -116,12 +116,12 @@ async def snapshot_file(call: Call) -> web.StreamResponse:
 
 @routes.add("DELETE", "/v1/snapshots/{snapshot}", returns={204: None})
 async def release_snapshot(call: Call) -> Answer:
-    """Let a snapshot's files go; one that nobody reads for a minute goes by itself"""
+    """Release a snapshot; it is released by itself after a minute without reads"""
     await call.service.files.release_snapshot(call.path["snapshot"])
     return NOTHING
 
 
 @routes.add("GET", "/v1/names", returns={200: Names}, errors=(503,), scope="read")
 async def names(call: Call) -> Answer:
-    """The numbers that stand for topics, consumers and nodes in the files"""
+    """Numbers of topics, consumers and nodes in the files"""
     return call.answer(await call.service.files.names())

@@ -11,19 +11,19 @@ from hadelay.http.openapi import document
 from hadelay.http.routes import OPEN, Routes
 
 routes = Routes()
-#: Names of the routes that orchestrators ask: by any name, and when all connections are taken.
+#: Names of the routes that orchestrators ask; served under any host name, and to spare connections.
 PROBES = frozenset(("livez", "readyz"))
 
 
 @routes.add("GET", "/livez", query=ReadyQuery, returns={200: Health}, errors=(503,), scope=OPEN)
 async def livez(call: Call) -> Answer:
-    """Is this process worth keeping? Never depends on a quorum"""
+    """Should this process live on? Never depends on a quorum"""
     return _answer(call, call.service.cluster.livez())
 
 
 @routes.add("GET", "/readyz", query=ReadyQuery, returns={200: Health}, errors=(503,), scope=OPEN)
 async def readyz(call: Call) -> Answer:
-    """Can it serve? `verbose` says why not, `exclude` leaves checks out"""
+    """Can this node serve? `verbose` shows all checks, `exclude` leaves some out"""
     checks = call.service.cluster.readyz()
     if call.context.draining:
         checks = [*checks, CheckOut("draining", False, "the node is shutting down")]
@@ -40,7 +40,7 @@ def _answer(call: Call, checks: list[CheckOut]) -> Answer:
 
 @routes.add("GET", "/v1/health/quorum", query=QuorumQuery, returns={200: Quorum}, errors=(404, 409), scope="read")
 async def quorum(call: Call) -> Answer:
-    """May this node stop now, or another one: would a majority be left? As the asked node sees it"""
+    """May this node, or another one, stop now with a majority left? In the view of the answering node"""
     view = call.service.cluster.quorum(call.query.without or call.service.node)
     if len(view.left) < view.needed:
         raise Conflict(
@@ -53,7 +53,7 @@ async def quorum(call: Call) -> Answer:
 
 @routes.add("GET", "/metrics", returns={200: str}, scope="read")
 async def metrics(call: Call) -> Answer:
-    """Prometheus"""
+    """Metrics for Prometheus"""
     context = call.context
     text = await context.metrics.exposition(context.connections, context.waiting, context.budget.taken)
     return Answer(200, {"Content-Type": CONTENT_TYPE}, text)

@@ -83,7 +83,7 @@ async def get_message(call: Call) -> Answer:
 )
 @routes.add("DELETE", _ID, **_CANCEL, **_OWN)
 async def cancel_message(call: Call) -> Answer:
-    """Cancel a message that is scheduled or ready; again is harmless"""
+    """Cancel a scheduled or ready message; may be repeated"""
     outcome = await call.service.messages.cancel(await _changed(call))
     if outcome != "cancelled":
         raise Conflict(f"the message cannot be cancelled: it is {outcome}", outcome=outcome)
@@ -92,11 +92,11 @@ async def cancel_message(call: Call) -> Answer:
 
 @routes.add(
     "PATCH", _KEY, body=Reschedule, **_MOVE, name="reschedule_message_by_key",
-    summary="Make the message published last under a key due at another time",
+    summary="Reschedule the message published last under a key",
 )  # fmt: skip
 @routes.add("PATCH", _ID, body=Reschedule, **_MOVE, **_OWN)
 async def reschedule_message(call: Call) -> Answer:
-    """Make a message that is scheduled or ready due at another time; it keeps its id"""
+    """Reschedule a scheduled or ready message; it keeps its id"""
     wish = call.body
     if wish.delay is None and wish.deliver_at is None:
         raise BadRequest("say when: delay or deliver_at")
@@ -105,7 +105,7 @@ async def reschedule_message(call: Call) -> Answer:
 
 @routes.add("POST", _ID + ":deliver-now", body=Nothing, **_MOVE, **_OWN)
 async def deliver_now(call: Call) -> Answer:
-    """Make a message due at once; one that is due already stays where it stands"""
+    """Make a message due at once; a message that is due keeps its place"""
     return await _reschedule(call, 0, True)
 
 
@@ -186,7 +186,7 @@ _DEAD_CURSOR_BYTES = 16
     scope="read",
 )
 async def list_dead(call: Call) -> Answer:
-    """Dead letters in the order of their deaths, with what went wrong"""
+    """Dead letters in the order of their deaths, with the errors of their attempts"""
     query, door, topic = call.query, call.service.messages, call.topic
     limit = check_limit(query.limit)
     letters, after = await door.dead_letters(topic, _after(query.cursor), limit, body=query.body, stale=query.stale)
@@ -205,7 +205,7 @@ def _after(cursor: str | None) -> bytes:
 
 @routes.add("POST", "/v1/topics/{topic}/dead:redrive", body=Redrive, returns={202: Redriven}, errors=(404,))
 async def redrive(call: Call) -> Answer:
-    """Make dead letters due again: these at once, or all there are, at a rate"""
+    """Make dead letters due again: the named ones at once, or all at a rate"""
     wish, door, topic = call.body, call.service.messages, call.topic
     if wish.all == (wish.ids is not None):
         raise BadRequest('say which: {"ids": […]} or {"all": true}')
@@ -225,14 +225,14 @@ async def redrive(call: Call) -> Answer:
 
 @routes.add("DELETE", "/v1/topics/{topic}/dead", returns={204: None}, errors=(404,))
 async def purge_dead(call: Call) -> Answer:
-    """Forget a topic's dead letters"""
+    """Delete a topic's dead letters"""
     await call.service.messages.purge(call.topic, ["dead"], call.actor)
     return NOTHING
 
 
 @routes.add("POST", "/v1/topics/{topic}:purge", body=Purge, returns={202: Purged}, errors=(404, 429))
 async def purge(call: Call) -> Answer:
-    """Cancel what was published before and is scheduled or ready; forget dead letters"""
+    """Cancel scheduled or ready messages published before; delete dead letters"""
     topic, states = call.topic, sorted(set(call.body.states))
     if not states:
         raise BadRequest("states: at least one of scheduled, ready, dead")

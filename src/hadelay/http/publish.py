@@ -78,7 +78,7 @@ async def publish(call: Call) -> Answer:
     own_topics=True,
 )
 async def publish_batch(call: Call) -> Answer:
-    """Publish many messages in one commit; results in the order of the items"""
+    """Publish many messages in one commit; results are in the order of the items"""
     request = call.request
     keys = request.headers.getall("Idempotency-Key", ())
     if len(keys) > 1:

@@ -6,19 +6,11 @@ import re
 from typing import Any, NamedTuple
 
 from hadelay.errors import HadelayError
+from hadelay.http import options
 from hadelay.http.access import Access
 from hadelay.http.call import Context, ParsedHead
 from hadelay.http.decoding import check_headers, decode_query, parse_query
-from hadelay.http.options import (
-    TRACEPARENT,
-    DraftTemplate,
-    Options,
-    parse_headers,
-    with_idempotency_key,
-    with_key,
-    with_line,
-    with_trace,
-)
+from hadelay.http.options import DraftTemplate
 from hadelay.http.routes import Route
 
 #: aiohttp's limits of a head, in bytes and lines.
@@ -43,7 +35,7 @@ class Fields(NamedTuple):
     #: None: without Content-Length.
     body_bytes: int | None
     #: None: not valid for a publish.
-    options: Options | None
+    publish: options.Options | None
     lines: tuple[tuple[bytes, bytes], ...]
     #: Other requests may repeat these lines.
     common: bool
@@ -71,9 +63,9 @@ class KnownHead(NamedTuple):
 #: Header lines whose values differ from publish to publish, and the template of a publish with such a value. A client
 #: key is printable ASCII without spaces here.
 _OWN_LINES = (
-    (re.compile(rb"\r\n[Tt]raceparent: ?(%b)(?=\r\n)" % TRACEPARENT.pattern), with_trace),
-    (re.compile(rb"\r\n[Ii]dempotency-[Kk]ey: ?([!-~]+)(?=\r\n)"), with_idempotency_key),
-    (re.compile(rb"\r\n[Hh]adelay-[Kk]ey: ?([!-~]+)(?=\r\n)"), with_key),
+    (re.compile(rb"\r\n[Tt]raceparent: ?(%b)(?=\r\n)" % options.TRACEPARENT.pattern), options.with_trace),
+    (re.compile(rb"\r\n[Ii]dempotency-[Kk]ey: ?([!-~]+)(?=\r\n)"), options.with_idempotency_key),
+    (re.compile(rb"\r\n[Hh]adelay-[Kk]ey: ?([!-~]+)(?=\r\n)"), options.with_key),
 )
 
 
@@ -150,11 +142,11 @@ class RequestHeads:
         if b"host" not in names or len(names) > _MAX_LINES:
             return None
         try:
-            options = parse_headers(self.context.config, headers)
+            found = options.parse_headers(self.context.config, headers)
         except HadelayError:
-            options = None  # the long way refuses it
+            found = None  # the long way refuses it
         authorization = tuple(value.decode("latin-1") for name, value in headers if name.lower() == b"authorization")
-        fields = Fields(length, options, tuple(headers), common, authorization)
+        fields = Fields(length, found, tuple(headers), common, authorization)
         if common:
             if len(self._fields) >= self.capacity:
                 self._fields.clear()
@@ -177,12 +169,12 @@ class RequestHeads:
 
     def _publish(self, target: re.Match[bytes], fields: Fields) -> DraftTemplate | None:
         config, length = self.context.config, fields.body_bytes
-        if fields.options is None or length is None or length > config.max_body_bytes:
+        if fields.publish is None or length is None or length > config.max_body_bytes:
             return None
         query, topic = (target[2] or b"").decode("latin-1"), target[1].decode()
         try:
             if self.context.authenticator is not None:
                 self.context.authenticator.admit(fields.authorization).need("publish", topic)
-            return with_line(config, self.context.max_delay_ms, topic, query, fields.options)
+            return options.with_line(config, self.context.max_delay_ms, topic, query, fields.publish)
         except HadelayError:
             return None

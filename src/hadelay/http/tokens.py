@@ -1,4 +1,4 @@
-"""Tokens, and the trail of what administrators did."""
+"""Tokens, and the audit trail of administrative requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ID = re.compile("[0-9a-f]{12}")
 
 @routes.add("POST", "/v1/tokens", body=CreateToken, returns={201: TokenOut}, errors=(409, 429, 503, 504))
 async def create_token(call: Call) -> Answer:
-    """Make a token; the answer is the only place where it is shown"""
+    """Create a token; only this answer shows its secret"""
     wish = call.body
     for scope in wish.scopes:
         if wrong := problem_of_scope(scope):
@@ -38,13 +38,13 @@ async def create_token(call: Call) -> Answer:
 
 @routes.add("GET", "/v1/tokens", returns={200: Tokens}, errors=(503,))
 async def list_tokens(call: Call) -> Answer:
-    """All tokens there are, and what they may; never the tokens themselves"""
+    """All tokens and their scopes, without secrets"""
     return call.answer(Tokens([_out(call, token) for token in await call.service.access.list_tokens()]))
 
 
 @routes.add("DELETE", "/v1/tokens/{token_id}", returns={204: None}, errors=(404, 503, 504))
 async def revoke_token(call: Call) -> Answer:
-    """Refuse a token from now on"""
+    """Revoke a token"""
     token_id = call.path["token_id"]
     if not _ID.fullmatch(token_id):
         raise NotFound(f"{token_id[:80]!r} is no token's id: 12 hex digits, as GET /v1/tokens shows them")
@@ -62,13 +62,11 @@ def _out(call: Call, token: Token, secret: str | None = None) -> TokenOut:
 
 @routes.add("GET", "/v1/audit", query=AuditQuery, returns={200: AuditTrail}, errors=(503,))
 async def audit(call: Call) -> Answer:
-    """What was asked for that needs the scope admin, and by whom: the last 1,000"""
+    """The last 1,000 administrative requests, and their tokens"""
     query = call.query
     entries = await call.service.access.audit(query.after, check_limit(query.limit))
     shown = [
-        AuditOut(
-            e.number, format_instant(e.at_ms), e.node, e.token_id, e.token, e.action, e.target, e.outcome
-        )
+        AuditOut(e.number, format_instant(e.at_ms), e.node, e.token_id, e.token, e.action, e.target, e.outcome)
         for e in entries
-    ]  # fmt: skip
+    ]
     return call.answer(AuditTrail(shown))

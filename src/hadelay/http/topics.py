@@ -21,43 +21,39 @@ from hadelay.http.routes import Routes
 routes = Routes()
 
 _MAX_BUCKETS = 10_000
-#: Of a list of all topics, between two turns of others.
+#: Limit of topics encoded in one slice.
 _TOPICS_AT_ONCE = 200
 _SECOND, _MINUTE = 1_000, 60_000
 
 
 @routes.add("PUT", "/v1/topics/{topic}", body=PutTopic, returns={200: Topic[str]}, errors=(429,))
 async def put_topic(call: Call) -> Answer:
-    """Make a topic, or change what is named"""
+    """Create a topic, or change the named settings"""
     name = check_new_topic(call.path["topic"], call.context.config.max_topic_bytes)
-    return call.answer(await call.service.topics.put_topic(name, _settings(call), call.actor))
+    settings = settings_in(call.body)
+    dead_letter = settings.get("dead_letter")
+    if dead_letter not in (None, "keep"):
+        # Otherwise an administrator of one topic could publish to any other.
+        call.access.need("publish", dead_letter)
+        if dead_letter in DOTS:
+            check_new_topic(dead_letter, call.context.config.max_topic_bytes)
+    return call.answer(await call.service.topics.put_topic(name, settings, call.actor))
 
 
 @routes.add("POST", "/v1/topics/{topic}:pause", body=Pause, returns={200: Topic[str]}, errors=(404,))
 async def pause_topic(call: Call) -> Answer:
-    """Hand out nothing more of the topic; publishing goes on, and so do running leases"""
+    """Stop hand-outs of the topic; publishing and present leases go on"""
     return await _change(call, {"paused": True, "paused_reason": call.body.reason})
 
 
 @routes.add("POST", "/v1/topics/{topic}:resume", body=Nothing, returns={200: Topic[str]}, errors=(404,))
 async def resume_topic(call: Call) -> Answer:
-    """Hand out again, what fell due meanwhile at the topic's catch-up rate if it has one"""
+    """Resume hand-outs; messages that fell due meanwhile follow the topic's catch-up rate, if set"""
     return await _change(call, {"paused": None, "paused_reason": None})
 
 
-def _settings(call: Call) -> dict[str, Any]:
-    settings = settings_in(call.body)
-    dead_letter = settings.get("dead_letter")
-    if dead_letter not in (None, "keep"):
-        # Or whoever administers one topic could publish to any.
-        call.access.need("publish", dead_letter)
-        if dead_letter in DOTS:
-            check_new_topic(dead_letter, call.context.config.max_topic_bytes)
-    return settings
-
-
 async def _change(call: Call, config: dict[str, Any]) -> Answer:
-    """Settings of a topic that is there: a name that was mistyped makes none."""
+    """Change settings of an existing topic: a mistyped name creates none."""
     name, door = call.topic, call.service.topics
     await door.get_topic(name, stale=False)
     return call.answer(await door.put_topic(name, config, call.actor))
@@ -65,13 +61,13 @@ async def _change(call: Call, config: dict[str, Any]) -> Answer:
 
 @routes.add("GET", "/v1/topics/{topic}", query=ReadQuery, returns={200: Topic[str]}, errors=(404, 503), scope="read")
 async def get_topic(call: Call) -> Answer:
-    """One topic with its counts"""
+    """One topic with counts"""
     return call.answer(await call.service.topics.get_topic(call.topic, stale=call.query.stale))
 
 
 @routes.add("GET", "/v1/topics", query=ReadQuery, returns={200: Topics}, errors=(503,), scope="read", own_topics=True)
 async def list_topics(call: Call) -> Answer:
-    """All topics that the token may read, with their counts"""
+    """All topics that the token may read, with counts"""
     found = await call.service.topics.list_topics(stale=call.query.stale)
     topics: list[Any] = []
     for first in range(0, len(found), _TOPICS_AT_ONCE):
@@ -83,7 +79,7 @@ async def list_topics(call: Call) -> Answer:
 
 @routes.add("DELETE", "/v1/topics/{topic}", query=DeleteTopicQuery, returns={204: None}, errors=(404, 409, 429))
 async def delete_topic(call: Call) -> Answer:
-    """Delete a topic; with force, cancel what is pending in it"""
+    """Delete a topic; with force, cancel its pending messages"""
     await call.service.topics.delete_topic(call.topic, force=call.query.force, by=call.actor)
     return NOTHING
 
@@ -93,7 +89,7 @@ async def delete_topic(call: Call) -> Answer:
 
 @routes.add("GET", "/v1/due", query=DueQuery, returns={200: Buckets[str]}, errors=(422, 503), scope="read")
 async def due(call: Call) -> Answer:
-    """How many messages are due when, over all topics"""
+    """Number of due messages per interval, over all topics"""
     return await _due(call, None, _SECOND)
 
 
@@ -106,7 +102,7 @@ async def due(call: Call) -> Answer:
     scope="read",
 )
 async def topic_due(call: Call) -> Answer:
-    """How many messages of a topic are due when"""
+    """Number of due messages per interval, of one topic"""
     return await _due(call, call.topic, _MINUTE)
 
 
