@@ -4,23 +4,19 @@ node together (ADR 180)."""
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 from aiohttp import HttpVersion11, web
 
 from hadelay.errors import BadRequest, Overloaded, RequestTimeout, TooLarge, UnsupportedMediaType
 
 
+@dataclass
 class ByteBudget:
     """Bytes of bodies that arrive in pieces; they count until their request is answered."""
 
-    def __init__(self, at_most: int) -> None:
-        self.at_most, self.taken = at_most, 0
-
-    def check(self, size: int, own: int = 0) -> None:
-        """Raises Overloaded if `size` more bytes exceed the budget, unless no other request than the caller's, with
-        `own` bytes, uses it."""
-        if self.taken > own and self.taken + size > self.at_most:
-            raise Overloaded("too many large bodies are on their way in to this node; come again", retry_after_ms=200)
+    at_most: int
+    taken: int = 0
 
 
 class Reservation:
@@ -29,8 +25,13 @@ class Reservation:
     def __init__(self, budget: ByteBudget) -> None:
         self.budget, self.taken = budget, 0
 
+    def check(self, size: int) -> None:
+        """Raises Overloaded if `size` more bytes exceed the budget, unless no other request uses it."""
+        if self.budget.taken > self.taken and self.budget.taken + size > self.budget.at_most:
+            raise Overloaded("too many large bodies are on their way in to this node; come again", retry_after_ms=200)
+
     def take(self, size: int) -> None:
-        self.budget.check(size, self.taken)
+        self.check(size)
         self.budget.taken += size
         self.taken += size
 
@@ -62,7 +63,7 @@ async def read_body(
         if len(data) > limit:
             raise TooLarge(f"a body of {len(data)} bytes; at most {limit} are allowed ({name})")
         return data
-    reservation.budget.check(length or 0)
+    reservation.check(length or 0)
     pieces: list[bytes] = []
     size = 0
     try:
