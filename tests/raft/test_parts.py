@@ -11,11 +11,11 @@ import pytest
 
 from hadelay.errors import HadelayError, NoLeader, Overloaded
 from hadelay.raft import messages
+from hadelay.raft.apply import Reads
 from hadelay.raft.election import Elections
 from hadelay.raft.follower import Follower
 from hadelay.raft.peer import Peer
 from hadelay.raft.ports import RaftStats, RaftTuning
-from hadelay.raft.reads import Reads
 from hadelay.raft.ready import Ready
 from hadelay.raft.transfer import Transfers
 
@@ -74,7 +74,8 @@ def sent(ready: Ready) -> list[tuple[str, int, list[Any]]]:
 
 
 def reads(core: Core, *up: str, confirm: Any = None) -> Reads:
-    return Reads(shared(core), members(*up), confirm, lambda index, done: done(None))
+    applier: Any = SimpleNamespace(when_applied=lambda index, done: done(None))
+    return Reads(shared(core), members(*up), applier, confirm)
 
 
 def test_reads_that_wait_are_one_question_to_the_leader() -> None:

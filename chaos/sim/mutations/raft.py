@@ -13,7 +13,7 @@ from chaos.sim.mutations.table import CRASHES, LOG, Bug, Original, bug, stub
 from hadelay.codec.entries import encode_entry
 from hadelay.platform.disk import Disk, File
 from hadelay.raft import messages
-from hadelay.raft.apply import Applier
+from hadelay.raft.apply import Applier, Reads
 from hadelay.raft.election import Elections
 from hadelay.raft.follower import Follower
 from hadelay.raft.journal import Journal
@@ -23,7 +23,6 @@ from hadelay.raft.messages import AppendReply
 from hadelay.raft.node import RaftNode
 from hadelay.raft.peer import Peer
 from hadelay.raft.ports import FOUNDING
-from hadelay.raft.reads import Reads
 from hadelay.raft.ready import Ready
 from hadelay.raft.replication import Replication
 from hadelay.raft.snapshot import Snapshots

@@ -1,4 +1,4 @@
-"""Applying committed entries, in slices, and answering proposals.
+"""Applying committed entries, in slices; answering proposals and reads.
 
 An entry is applied once, in order, and only when this node's own disk has it, so a checkpoint is never ahead of the
 journal. An error of `apply` stops the node. Each proposal is answered: with the result; with NoLeader if another entry
@@ -8,18 +8,22 @@ took its index; with OutcomeUnknown if the outcome is not known in time.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 from hadelay.errors import HadelayError, NoLeader, OutcomeUnknown
+from hadelay.raft import messages
 from hadelay.raft.library import NO_OP
 from hadelay.raft.membership import Membership
 from hadelay.raft.part import Part, Shared
-from hadelay.raft.ports import Done, Finished
+from hadelay.raft.peer import Peer
+from hadelay.raft.ports import Done, Finished, ReadDone
 from hadelay.raft.ready import Ready
 from hadelay.raft.segment import Entry
 
 _READ_BYTES = 1 << 20
+Confirm = Callable[[ReadDone, float, Ready], None]
 
 
 class _Waiter(NamedTuple):
@@ -139,3 +143,67 @@ class Applier(Part):
             waiter.done(None, OutcomeUnknown("the node stopped; it may or may not have happened"))
         for _, done in reads:
             done(error)
+
+
+class Reads(Part):
+    """Linearizable reads on any node (ReadIndex): one request to the leader for all waiting reads, without a log entry.
+
+    The leader answers with its commit index once a majority has confirmed that it leads. The requesting node reads when
+    it has applied up to that index.
+    """
+
+    def __init__(self, shared: Shared, members: Membership, applier: Applier, confirm: Confirm) -> None:
+        """confirm(done, now, ready), on the leader: done(index, error, ready) gets the index that a read must have
+        applied."""
+        super().__init__(shared)
+        self._members, self._applier, self._confirm = members, applier, confirm
+        self._next: list[Finished] = []
+        #: Number of a request → the reads that wait for it.
+        self._asked: dict[int, list[Finished]] = {}
+        self._number = 0
+
+    def read(self, done: Finished, now: float, ready: Ready) -> None:
+        self._next.append(done)
+        if len(self._next) == 1:
+            ready.later(0.0, self._ask)
+
+    def _ask(self, now: float, ready: Ready) -> None:
+        waiting, self._next = self._next, []
+        leader = self._core.leader
+        if self._core.leads:
+            self._confirm(partial(self._answer, waiting), now, ready)
+        elif leader is None or not self._members.connected(leader):
+            self._answer(waiting, 0, NoLeader("no leader is known", retry_after_ms=100), ready)
+        else:
+            self._number += 1
+            self._asked[self._number] = waiting
+            ready.send(leader, messages.encode(messages.READ, self._number))
+            ready.later(self._config.propose_timeout_ms / 1000, self._expire, self._number)
+
+    def _answer(self, waiting: list[Finished], index: int, error: HadelayError | None, ready: Ready) -> None:
+        for done in waiting:
+            if error is None:
+                self._applier.when_applied(index, done)
+            else:
+                ready.answers.append(partial(done, error))
+
+    def _expire(self, number: int, now: float, ready: Ready) -> None:
+        waiting = self._asked.pop(number, [])
+        self._answer(waiting, 0, NoLeader("the leader does not answer", retry_after_ms=100), ready)
+
+    def leader_lost(self, now: float, ready: Ready) -> None:
+        for number in list(self._asked):
+            self._expire(number, now, ready)
+
+    def on_read(self, peer: Peer, number: int, now: float, ready: Ready) -> None:
+        def answer(index: int, error: HadelayError | None, ready: Ready) -> None:
+            ready.send(peer.name, messages.encode(messages.READ_REPLY, number, error is None, index))
+
+        if self._core.leads:
+            self._confirm(answer, now, ready)
+        else:
+            answer(0, NoLeader(), ready)
+
+    def on_reply(self, peer: Peer, number: int, led: bool, index: int, now: float, ready: Ready) -> None:
+        error = None if led else NoLeader(f"{peer.name} does not lead (any more)", retry_after_ms=50)
+        self._answer(self._asked.pop(number, []), index, error, ready)

@@ -19,7 +19,7 @@ from hadelay.platform.network import Buffer, Network
 from hadelay.platform.runtime import Runtime
 from hadelay.raft import messages
 from hadelay.raft.admission import Admission
-from hadelay.raft.apply import Applier
+from hadelay.raft.apply import Applier, Reads
 from hadelay.raft.election import Elections
 from hadelay.raft.events import Events
 from hadelay.raft.follower import Follower
@@ -29,7 +29,6 @@ from hadelay.raft.membership import Membership
 from hadelay.raft.part import Shared
 from hadelay.raft.peer import Peer
 from hadelay.raft.ports import Done, Finished, Machine, RaftStats, RaftTuning, ReadDone
-from hadelay.raft.reads import Reads
 from hadelay.raft.ready import Notice, Ready, Step
 from hadelay.raft.records import RECORD_OVERHEAD, SEGMENT_HEADER_BYTES
 from hadelay.raft.replication import Replication
@@ -80,7 +79,7 @@ class RaftNode(Events):
         self.replication = Replication(shared, known, self.elections, self.admission, self.snapshots)
         self.follower = Follower(shared, known, self.elections, self.snapshots, applier)
         self.transfers = Transfers(shared, known, self.replication)
-        self.reads = Reads(shared, known, self.replication.read, applier.when_applied)
+        self.reads = Reads(shared, known, applier, self.replication.read)
         #: Members that the network links with: name → address.
         self._linked = known.linked()
         journal.on_fatal, journal.on_synced = self.fatal, partial(self.event, self._synced)
