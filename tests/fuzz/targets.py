@@ -372,7 +372,7 @@ def archive(data: bytes) -> None:
     place = Location(str(path.parent.parent))
     manifests.source_of(archived.read_manifest(place, START_HOUR))
     for kind in ("messages", "events"):
-        for part in archived.parts(place.where, START_HOUR, kind):
+        for part in archived.parts(place, START_HOUR, kind):
             archived.is_whole(place, part)
             assert part["rows"] + part["bytes"] >= 0
 

@@ -153,10 +153,10 @@ def test_a_retired_hour_goes_with_the_next_checkpoint_and_no_pin(tmp_path: Path,
     assert again.hours.hours() == [NOW, FAR, FAR + 1]
     again.hours.retire(NOW)
     again.hours.retire(FAR)
-    pin = again.hours.pin()
+    again.hours.pins += 1
     checkpoint(again, loop, 2)
     assert all(path.exists() for path in paths)
-    again.hours.unpin(pin)
+    again.hours.pins -= 1
     checkpoint(again, loop, 3)
     assert not any(path.exists() for path in paths)
     again = reopen(again, loop)

@@ -40,7 +40,8 @@ class HourStore(HourReader):
         self._window = range(0)
         self._retired: list[int] = []
         self._doomed: list[int] = []
-        self._pins: set[object] = set()
+        #: Number of backups and peers that copy files; while there are any, no file is removed.
+        self.pins = 0
 
     @property
     def far_bytes(self) -> int:
@@ -210,7 +211,7 @@ class HourStore(HourReader):
         self._heads.release(hour)
 
     def retire(self, hour: int) -> None:
-        """Forget an hour; the next durable checkpoint without a pin removes its files."""
+        """Forget an hour; the next durable checkpoint without pins removes its files."""
         slot = self._table.find(hour)
         if slot < 0 or not self._table.entries[slot]:
             return
@@ -220,15 +221,6 @@ class HourStore(HourReader):
         self._heads.forget(hour)
         self._table.clear(slot)
         self._retired.append(hour)
-
-    def pin(self) -> object:
-        """Keep all files until `unpin(token)`, for backups and peers that copy files; returns the token."""
-        token = object()
-        self._pins.add(token)
-        return token
-
-    def unpin(self, token: object) -> None:
-        self._pins.discard(token)
 
     def _slot(self, hour: int) -> int:
         if not self._table.covers(hour, hour):
@@ -277,7 +269,7 @@ class HourStore(HourReader):
         """Note that the sample is durable; returns the files of retired hours that may now be unlinked."""
         self._doomed += sample.gone
         self._heads.save(limit=8)
-        if self._pins:
+        if self.pins:
             return []
         doomed, self._doomed = self._doomed, []
         paths = [self.path(hour) + suffix for hour in doomed for suffix in (*FILES, ".heads")]

@@ -86,10 +86,10 @@ def row_at(buffer: bytes, at: int) -> tuple[Put, int] | None:
 
 
 class _Export:
-    """An export on disk, its number of users, and the pin that keeps its hour files."""
+    """An export on disk, and its number of users."""
 
-    def __init__(self, manifest: Manifest, pin: object) -> None:
-        self.manifest, self.pin, self.users = manifest, pin, 0
+    def __init__(self, manifest: Manifest) -> None:
+        self.manifest, self.users = manifest, 0
 
 
 class Exports:
@@ -119,17 +119,17 @@ class Exports:
 
     def _make(self, index: int, term: int) -> None:
         self._making, self.failure = True, None
-        pin = self._hours.pin()
+        self._hours.pins += 1
 
         def finish(manifest: Manifest | None, error: BaseException | None) -> None:
             self._making = False
             if manifest is None:  # the disk may be full; the node can continue without a snapshot
                 log.error("snapshot_not_exported", extra={"index": index, "error": str(error)})
                 self.failure, self._paused_until = error, self._runtime.monotonic() + _PAUSE_S
-                self._hours.unpin(pin)
+                self._hours.pins -= 1
                 return
             self.forget_older(self._index)
-            self._made[index] = _Export(manifest, pin)
+            self._made[index] = _Export(manifest)
 
         # A checkpoint that begins meanwhile commits later: the lane runs its jobs in order.
         self._runtime.in_thread(LANE, lambda: self._export(index, term), finish)
@@ -166,7 +166,8 @@ class Exports:
         """Remove unused exports older than `index`, the last durable checkpoint. An export pins all hour files."""
         self._index = index
         for older in [i for i, made in self._made.items() if not made.users and i != index]:
-            self._hours.unpin(self._made.pop(older).pin)
+            del self._made[older]
+            self._hours.pins -= 1
             self._disk.unlink(f"{self._directory}/state-{older}")
 
     def read(self, name: str, offset: int, size: int) -> bytes:
