@@ -242,10 +242,6 @@ class Consumer(Client):
         """One request, for one message or all that came together."""
         kind, delay_ms = verdict.kind, verdict.delay_ms
         reason = "cannot be done" if kind == "nack" and delay_ms is None else ""
-        for hand_out in some:
-            if getattr(hand_out, f"{kind}_invoked") is None:
-                setattr(hand_out, f"{kind}_invoked", self.world.now)
-            hand_out.excused |= not verdict.count
 
         def replied(outcomes: Any, error: HadelayError | None) -> None:
             if error is not None:
@@ -263,4 +259,10 @@ class Consumer(Client):
                 self._settle(_Verdict("ack"), extended, _RETRIES["ack"])
 
         leases = [h.lease for h in some]
-        self.ask(lambda service: service.consume.settle(kind, leases, delay_ms, reason, count=verdict.count), replied)
+        asked = self.ask(
+            lambda service: service.consume.settle(kind, leases, delay_ms, reason, count=verdict.count), replied
+        )
+        for hand_out in some if asked else ():
+            if getattr(hand_out, f"{kind}_invoked") is None:
+                setattr(hand_out, f"{kind}_invoked", self.world.now)
+            hand_out.excused |= not verdict.count

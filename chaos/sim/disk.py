@@ -176,14 +176,6 @@ class SimDisk(Disk):
         """Every file as the process sees it: for comparing, or for putting an old state back."""
         return {path: bytes(inode.live[: inode.size]) for path, inode in self._files().items()}
 
-    def restore(self, files: dict[str, bytes]) -> None:
-        """An old copy put back: all of it durable."""
-        self.wipe()
-        for path, data in sorted(files.items()):
-            self.makedirs(posixpath.dirname(path))
-            self.open(path, create=True).pwrite(data, 0)
-        self.sync_everything()
-
     def sync_everything(self) -> None:
         for op in self._name_ops:
             op.apply_durable()

@@ -132,13 +132,14 @@ class Client:
 
     def ask(
         self, request: Request, replied: Reply, timeout_s: float = 4.0, *, rng: random.Random | None = None
-    ) -> None:
-        """Ask any node. Without one, `replied` hears of no leader a moment later."""
+    ) -> bool:
+        """Ask any node. False when no node runs: then `replied` hears of no leader a moment later."""
         process = self.cluster.any_process(rng or self.random)
         if process is None:
             self.world.after(0.1, replied, None, NoLeader("no node runs"))
         else:
             self.door.ask(process, request, replied, timeout_s)
+        return process is not None
 
     def note(self, text: str, *ids: int) -> None:
         self.history.note(self.world.now, self.name, text, frozenset(ids))

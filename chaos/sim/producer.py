@@ -167,7 +167,7 @@ class Producer(Client):
 
     def _cancel(self, message: Message, by_key: bool, rng: random.Random) -> None:
         """By key it means whichever message has that key by then: nothing is known of this one."""
-        if self.stopped:
+        if self.stopped or not self.cluster.rafts():
             return
         if message.client_key is not None:
             self.history.replaced_keys.add((message.topic, message.client_key))
@@ -187,7 +187,7 @@ class Producer(Client):
 
     def _reschedule(self, message: Message, by_key: bool, rng: random.Random, tries: int) -> None:
         """To some time soon, or now."""
-        if self.stopped:
+        if self.stopped or not self.cluster.rafts():
             return
         when_ms = rng.choice((0, 5, 700, 3000))
         if by_key:

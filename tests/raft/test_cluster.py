@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from posixpath import dirname
+
 import msgpack
 import pytest
 
+from chaos.sim.disk import SimDisk
 from hadelay.errors import FatalError, HadelayError, NoLeader, Overloaded, TooLarge
 from hadelay.raft import messages
 from hadelay.raft.library import NO_OP
@@ -16,6 +19,15 @@ def outcome(call) -> list[HadelayError | None]:
     answers: list[HadelayError | None] = []
     call(answers.append)
     return answers
+
+
+def restore(disk: SimDisk, files: dict[str, bytes]) -> None:
+    """Put an old copy of a disk back: all of it durable."""
+    disk.wipe()
+    for path, data in sorted(files.items()):
+        disk.makedirs(dirname(path))
+        disk.open(path, create=True).pwrite(data, 0)
+    disk.sync_everything()
 
 
 # -- proposals
@@ -317,7 +329,7 @@ def test_an_old_copy_put_back_is_noticed_and_admitted_anew():
     cluster.commit(*[b"late %d" % n for n in range(10)])
     cluster.run(1.0)
     cluster.kill(restored)
-    cluster.disks[restored].restore(copy)
+    restore(cluster.disks[restored], copy)
     node = cluster.start(restored)
     assert node.journal.admitted, "it cannot know"
     cluster.until(lambda: node.journal.incarnation != 1)
@@ -353,7 +365,7 @@ def test_data_ahead_of_the_journal_is_refused():
     cluster.settle()
     cluster.machines[name].take_checkpoint()
     cluster.kill(name)
-    cluster.disks[name].restore(copy)
+    restore(cluster.disks[name], copy)
     with pytest.raises(FatalError, match="it was rewound"):
         cluster.start(name)
 
