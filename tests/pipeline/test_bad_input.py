@@ -122,7 +122,7 @@ def test_on_a_full_disk_there_is_no_manifest_so_that_no_node_deletes_the_hour(
         "the archive's catalogue was not written", "_catalogue"
     )  # fmt: skip
     lost = rf"hadelay: {what}, and nothing was deleted: \[Errno 28\] No space left on device: "
-    assert re.fullmatch(lost + rf"'{out}/{file}/\S+'; run it again when that is mended, .*\n", said)
+    assert re.fullmatch(lost + rf"'{out}/{file}/\S+'; fix the cause and run it again: .*\n", said)
     assert test_archive.contents(tmp_path) == {}
     assert manifests.load_catalogue(Directory(str(out))).hours == {}
     assert told(capsys, *words)[0] == 0

@@ -39,7 +39,7 @@ from hadelay.storage.manifests import Listed, Part, Source
 
 #: Limit of large hours that are archived at the same time.
 _HOURS_AT_ONCE = 8
-_AGAIN = "run it again when that is mended, it does what is left"
+_AGAIN = "fix the cause and run it again: it continues with the remaining hours"
 #: Limits of a row group.
 _GROUP_ROWS, _GROUP_BYTES = 1 << 18, 128 << 20
 #: Columns written as dictionaries; those of _NUMBERS are written as differences, all others plainly. This is less work

@@ -32,8 +32,8 @@ from hadelay.storage.manifests import Catalogue, Manifest, Part
 
 #: Error text for an archive without a catalogue.
 LOST = (
-    "the archive's catalogue is missing, so nobody knows which hours it should have: restore it, or make one of the "
-    "hours that are there with `hadelay pipeline archive --new-catalogue`"
+    "the archive's catalogue is missing, so missing hours would go unnoticed: restore it, or make a new one from the "
+    "existing hours with `hadelay pipeline archive --new-catalogue`"
 )
 _CHUNK = 8 << 20
 #: Limit of manifests that are read at the same time.

@@ -20,7 +20,7 @@ from hadelay.codec.records import check_record
 from hadelay.errors import DamagedFile
 from hadelay.model import DEAD_HOURS, NONE32, Event
 from hadelay.pipeline.arrow import ARROW, Mask, Split, binaries, coded, hour_ints, ids, instants, without
-from hadelay.pipeline.hourfiles import HourFiles, Listing, Names, Rows, Store, damage, rows, topic_mask, usable
+from hadelay.pipeline.hourfiles import HourFiles, Listing, Names, Rows, Store, damage, events_of, rows, usable
 from hadelay.pipeline.schema import KINDS, Options, hour_int
 
 #: Columns of few values; `read` returns them as dictionaries on request.
@@ -29,7 +29,6 @@ CODED = frozenset(("topic", "state", "content_type", "event", "consumer", "node"
 _BATCH_BYTES = 64 << 20
 #: Limit of the bytes between two records that are read along: cheaper than another request to a store.
 _MAX_GAP = 1 << 20
-_EVENTS_AT_ONCE = 1 << 20
 #: Offset of each field in a record's header.
 _AT = {name: int(field[1]) for name, field in (RECORD.fields or {}).items()}
 #: Sizes in a record's header.
@@ -110,8 +109,9 @@ class _Reader:
 
     def __init__(self, store: Store, options: Options, split: Split) -> None:
         self.store, self.options, self.split, self.files = store, options, split, split.files
+        self.verify, self.skip = options.verify, options.on_torn == "skip"
         self.names: Names = store.names()
-        self.selected = topic_mask(options.topics, self.names)
+        self.selected = self.names.topic_mask(options.topics)
 
     def batches(self, start: int, stop: int, needs_log: bool) -> Iterator[_Batch]:
         """Selected rows of rows [start, stop)."""
@@ -123,8 +123,7 @@ class _Reader:
         return np.asarray(self.selected[np.minimum(numbers, len(self.selected) - 1)])
 
     def usable(self, suffix: str, start: int, stop: int) -> tuple[Rows, Mask | None]:
-        verify, skip = self.options.verify, self.options.on_torn == "skip"
-        return usable(self.store, self.files, suffix, start, stop, verify=verify, skip=skip)
+        return usable(self.store, self.files, suffix, start, stop, verify=self.verify, skip=self.skip)
 
 
 _COLUMNS: dict[str, Callable[[_Batch], Any]] = {
@@ -219,15 +218,10 @@ class _Messages(_Reader):
     @cached_property
     def _last_events(self) -> npt.NDArray[np.uint8]:
         """Number of the last event of each entry of the split; 0: none."""
-        split, files = self.split, self.files
-        last = np.zeros(split.stop - split.start, np.uint8)
-        for at in range(0, files.events, _EVENTS_AT_ONCE):
-            events, good = self.usable("dsp", at, min(at + _EVENTS_AT_ONCE, files.events))
-            entries = events["index"] - np.uint32(split.start)  # entries before the split wrap around and become large
-            mine = (entries < len(last)) & (events["event"] < len(_STATES))
-            if good is not None:
-                mine &= good
-            np.maximum.at(last, entries[mine], events["event"][mine])
+        (files, start, stop, _), last = self.split, np.zeros(self.split.stop - self.split.start, np.uint8)
+        for at, events, _ in events_of(self.store, files, start, stop, verify=self.verify, skip=self.skip):
+            known = events["event"] < len(_STATES)
+            np.maximum.at(last, at[known], events["event"][known])
         return last
 
     def states(self, found: Rows) -> npt.NDArray[np.int8]:
@@ -251,7 +245,7 @@ class _Messages(_Reader):
             return batch
         batch.log, batch.at = _records(self.store, self.files, offsets, offsets + lengths)
         batch.lengths = lengths
-        if self.options.verify:
+        if self.verify:
             good = np.ones(len(rows), np.bool_)
             for n, (at, size) in enumerate(zip(batch.at.tolist(), lengths.tolist(), strict=True)):
                 if (what := check_record(batch.log[at : at + size].tobytes(), size)) is not None:
@@ -261,7 +255,7 @@ class _Messages(_Reader):
         return batch
 
     def _refuse(self, row: np.void, what: str) -> None:
-        if self.options.on_torn != "skip":
+        if not self.skip:
             raise damage(self.store, self.files, "idx", int(row["index"]), what)
 
 

