@@ -1,4 +1,4 @@
-"""Bounded logging of what strangers can cause: a flood of requests must not become a flood of lines."""
+"""Bounded logging of events that clients can cause: a flood of requests must not become a flood of lines."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _OTHERS = "others"
 
 
 class LogLimit:
-    """Says which occurrences to log: one per key in INTERVAL_S. At most 17 lines are written in that time, however many
-    keys a stranger makes up. `monotonic`: seconds."""
+    """Says which occurrences to log: one per key in INTERVAL_S, and at most 17 lines in that time, whatever keys
+    clients make up. `monotonic`: seconds."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic

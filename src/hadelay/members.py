@@ -9,22 +9,23 @@ class Member(NamedTuple):
     name: str
     #: host:port of its node link.
     address: str
-    #: It votes and counts. Else it learns: it gets every entry, and becomes a voter when it has caught up.
+    #: False: a learner, which gets every entry without a vote, and becomes a voter when it has caught up.
     voter: bool = True
-    #: It was added while the cluster ran, so it was never a founder: its disk has to begin as a new incarnation.
+    #: Added while the cluster ran, so never a founder: its disk has to begin as a new incarnation.
     joined: bool = False
 
 
 #: In the order of their names; never empty, and never without a voter.
 Members = tuple[Member, ...]
 
-#: More would not fit into the numbers of nodes in a dispatch log, long before.
+#: Limit of members.
 MAX_MEMBERS = 64
-#: What the incarnation of a node that was added has to be at least: above that of the founders.
+#: Smallest incarnation of a node that was added: above that of the founders.
 JOINED = 2
 
 
 def is_whole(members: Members) -> bool:
+    """The list has a voter, is in order, and no name or address stands in it twice."""
     names = [member.name for member in members]
     addresses = {member.address for member in members}
     return (

@@ -1,8 +1,8 @@
 """The nouns: ids, hours, events, states and drafts. Imports nothing of ours.
 
 A message id is a u64: group (8 bits) · hour since 1970 UTC (24) · globalIndex (32), written as 13 upper-case
-characters of Crockford base32, big-endian (docs: http-api). Ids never change and are never reused: the id is the
-place where the message was first filed.
+characters of Crockford base32, big-endian. Ids never change and are never reused: the id names the index entry that the
+message was first filed as.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ HOUR_MS = 3_600_000
 NEVER_MS = 1 << 62
 #: Limit of every rate that users set, in messages per second.
 MAX_RATE = 1_000_000
-#: "there is none": the end of a chain, no previous event, no other hour.
+#: No number: the end of a chain, no previous event, no other hour.
 NONE32 = 0xFFFFFFFF
-#: Hours from this number on are dead ones: DEAD_HOURS + the UTC hour in which the retention of their letters ends.
+#: First number of the hours of dead letters: DEAD_HOURS + the UTC hour in which the letters' retention ends.
 DEAD_HOURS = 1 << 23
 _DEAD = "dead-"
-#: What to do when the client key is that of a message which is still pending.
+#: Actions for a publish whose client key belongs to a pending message.
 KEEP, REPLACE, REJECT = 0, 1, 2
 #: Limit of the reason of a nack, in bytes.
 MAX_REASON = 128
@@ -52,7 +52,7 @@ MOVES = (Event.MOVED, Event.DEAD, Event.REDRIVEN)
 
 
 class State(StrEnum):
-    """Where a message is in its life, as the API names it."""
+    """State of a message, as the API names it."""
 
     SCHEDULED = "scheduled"
     READY = "ready"
@@ -63,10 +63,10 @@ class State(StrEnum):
     DEAD = "dead"
 
 
-#: States of a message that is still to be acked.
+#: States of a message that may still be handed out or acked.
 PENDING = frozenset((State.SCHEDULED, State.READY, State.LEASED))
 
-#: Place of a message in a listing: (due_ms, id). A page holds the messages behind a key.
+#: Position of a message in a listing: (due_ms, id). A page holds the messages behind a key.
 Key = tuple[int, int]
 FIRST: Key = (-1, 0)
 
@@ -80,10 +80,10 @@ class HistoryEvent:
     node: str | None
     #: Reason that the consumer gave for a failed attempt.
     reason: str | None = None
-    #: Of an event that filed the message anew (MOVES): the hours that the message left and went to.
+    #: For an event that filed the message anew (MOVES): the hours that the message left and went to.
     from_hour: int | None = None
     to_hour: int | None = None
-    #: Of LEASED: due time of this attempt. The message's own deliver_at is that of its latest attempt.
+    #: For LEASED: due time of this attempt; the message has only the due time of its latest attempt.
     due_ms: int | None = None
 
 
@@ -111,14 +111,14 @@ class Description:
 
 
 class Draft(Struct, frozen=True, gc=False):
-    """One message as the front door understood it."""
+    """One message to publish, checked by the HTTP API."""
 
     topic: str
     #: Unix ms, or a delay in ms when `relative`. Past, zero and negative mean now.
     when_ms: int
     relative: bool
     tag_mask: int
-    #: After due; 0: the topic's.
+    #: Counted from the due time; 0: the topic's TTL.
     ttl_ms: int
     #: msgpack map, or empty
     meta: bytes
@@ -174,14 +174,14 @@ def decode_id(text: str) -> int:
 
 
 def hour_name(hour: int) -> str:
-    """`2026112018`: hours are named in UTC, never in local time. `dead-2026122018`: a dead one."""
+    """Name of an hour in UTC: `2026112018`, or `dead-2026122018` for an hour of dead letters."""
     if hour >= DEAD_HOURS:
         return _DEAD + hour_name(hour - DEAD_HOURS)
     return datetime.fromtimestamp(hour * 3600, UTC).strftime("%Y%m%d%H")
 
 
 def hour_from_name(name: str) -> int:
-    """Raises ValueError unless `name` is YYYYMMDDHH, or that of a dead hour."""
+    """ValueError unless `name` is YYYYMMDDHH, or `dead-` and YYYYMMDDHH."""
     if name.startswith(_DEAD):
         return DEAD_HOURS + hour_from_name(name.removeprefix(_DEAD))
     try:

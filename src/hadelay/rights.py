@@ -1,9 +1,9 @@
-"""Who may do what, and what was done by those who may do much: tokens and the audit trail (ADR 122, 123).
+"""Tokens, what their scopes allow, and the audit trail (ADR 122, 123).
 
     scope := ("publish" | "consume" | "read" | "admin") [":" glob]        glob: topics; "*" in it is any text, also none
 
-Without a glob a scope means all topics, and what is no topic's: the cluster. `admin` includes the other three. A
-token's secret never comes here: its SHA-256 does, which is enough to recognise it, and its first digits are its id.
+Without a glob, a scope covers all topics and the cluster itself. `admin` includes the other three. Only the SHA-256 of
+a token's secret is stored, which is enough to recognise the token; its first digits are the token's id.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ HASH_BYTES = 32
 MAX_TOKENS = 1_000
 MAX_TOKEN_NAME = 64
 MAX_TOKEN_SCOPES = 64
-#: Longer than anybody plans for; so that a sum of times stays one.
+#: Limit of a token's lifetime, in ms, so that sums of times do not overflow.
 MAX_LIFETIME_MS = 100 * 365 * 86_400_000
-#: Entries of the audit trail that are kept; the oldest go first.
+#: Limit of entries in the audit trail; the oldest are dropped first.
 MAX_AUDIT = 1_000
 _SCOPE = re.compile(r"(publish|consume|read|admin)(?::([A-Za-z0-9._*-]{1,128}))?")
 _ALL = "*"
@@ -32,7 +32,7 @@ class Token(NamedTuple):
     hash: bytes
     scopes: tuple[str, ...]
     created_at_ms: int
-    #: None: it holds until it is revoked.
+    #: None: valid until it is revoked.
     expires_at_ms: int | None
 
     @property
@@ -45,14 +45,14 @@ class Token(NamedTuple):
 
 @dataclass(slots=True)
 class AuditEntry:
-    """One thing that was asked for, whether it was done or refused. Times are Unix ms, cluster time."""
+    """One administrative request, done or refused. Times are Unix ms, cluster time."""
 
     #: From 1, without gaps.
     number: int
     at_ms: int
-    #: That took the request.
+    #: Node that took the request.
     node: str
-    #: Of the token; both empty where no tokens are asked for.
+    #: Id and name of the token; both empty where no tokens are required.
     token_id: str
     token: str
     action: str
@@ -62,7 +62,7 @@ class AuditEntry:
 
 
 def problem_of_scope(scope: str) -> str:
-    """Empty when it is one; otherwise what it should be."""
+    """Error text for an invalid scope; "" for a valid one."""
     if _SCOPE.fullmatch(scope):
         return ""
     return f"{scope[:80]!r} is no scope: {', '.join(SCOPES)}, alone or with topics, such as publish:orders-*"
@@ -87,7 +87,7 @@ def covers(glob: str, topic: str) -> bool:
 class Rights:
     """What a set of scopes allows."""
 
-    #: Answers remembered.
+    #: Limit of remembered answers.
     _MOST = 4_096
 
     def __init__(self, scopes: Iterable[str]) -> None:
@@ -100,7 +100,7 @@ class Rights:
         self._known: dict[tuple[str, str], bool] = {}
 
     def may(self, scope: str, topic: str | None) -> bool:
-        """topic None: all of them, and the cluster."""
+        """topic None: all topics, and the cluster."""
         globs = self.globs[scope]
         if _ALL in globs:
             return True
@@ -118,7 +118,7 @@ class Rights:
 
 
 class Audit:
-    """The last entries; `count`: how many there ever were."""
+    """The last entries of the audit trail; `count`: entries ever added."""
 
     def __init__(self, count: int = 0, entries: Iterable[AuditEntry] = ()) -> None:
         self.count = count

@@ -104,11 +104,6 @@ class Dispatcher(Listener):
 
     # ---- time
 
-    @property
-    def tick_ms(self) -> int:
-        """Cluster time up to which messages were made ready."""
-        return self.turns.now_ms
-
     def advance(self, now_ms: int) -> int:
         """Make ready what is due at now_ms. Returns when to look again, NEVER_MS if nothing is coming."""
         if now_ms < self.resume_ms:
@@ -122,12 +117,6 @@ class Dispatcher(Listener):
             self.scans.recover(at)
         repaired_ms = self._repaired.next()
         return next_ms if repaired_ms is None else min(next_ms, int(repaired_ms))
-
-    @property
-    def past_first(self) -> bool:
-        """Call `work`, and neither `advance` nor `match`, as long as this is True: what fell due while nobody led
-        comes before what falls due now."""
-        return self.scans.first
 
     @property
     def busy(self) -> bool:
@@ -144,7 +133,7 @@ class Dispatcher(Listener):
     # ---- told by apply
 
     def on_filed(self, hours: int | NDArray[np.int64], rows: NDArray[np.void]) -> None:
-        self.wake()  # in any case: `tick_ms` may be as old as the last message
+        self.wake()  # in any case: `turns.now_ms` may be as old as the last message
         self._preload.filed(hours, rows)
 
     def on_granted(self, grant: HeldGrant) -> None:
@@ -170,7 +159,7 @@ class Dispatcher(Listener):
             return
         # They were waiting: cancelled, expired, or rolled forward. In a window they stay until it is looked at.
         rows = self.store.entries(hour, indexes, verify=False)
-        due = rows["deliver_at_ms"] <= self.tick_ms
+        due = rows["deliver_at_ms"] <= self.turns.now_ms
         self.windows.ready_counts.subtract(rows["topic"][due & self.ledger.topics.alive(rows)].tolist())
         if not due.all():
             self._preload.drop(hour, indexes)
@@ -219,7 +208,7 @@ class Dispatcher(Listener):
         if entry is not None and (window.rescan_from is None or entry >> 32 <= window.rescan_from // SECONDS_PER_HOUR):
             row = self.store.entries(entry >> 32, np.array([entry & NONE32]), verify=False)
             return int(row["deliver_at_ms"][0])
-        return self.tick_ms if window.rescan_from is None else window.rescan_from * 1000
+        return self.turns.now_ms if window.rescan_from is None else window.rescan_from * 1000
 
     def match(self, now_ms: int) -> list[Offer]:
         """Take messages out of their windows for waiting polls: propose each offer, then call `matcher.settle`. now_ms:
@@ -252,9 +241,9 @@ class Dispatcher(Listener):
         for key in [key for key in self._damages if key[0] == hour]:
             del self._damages[key]
             at = hour * SECONDS_PER_HOUR + key[1]
-            if at * 1000 + 1000 <= self.tick_ms:
+            if at * 1000 + 1000 <= self.turns.now_ms:
                 self.scans.recover(at)
-            elif at * 1000 <= self.tick_ms:
+            elif at * 1000 <= self.turns.now_ms:
                 self._repaired.set(at, at * 1000 + 1000)
             else:
                 self._preload.load(at)

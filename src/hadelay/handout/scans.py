@@ -61,7 +61,8 @@ class Scans:
 
     @property
     def first(self) -> bool:
-        """Messages that were owed before the take-over come first, unless they are too many."""
+        """Messages that were owed before the take-over come first, unless they are too many: as long as this is True,
+        call `work`, and neither `advance` nor `match` of the dispatcher."""
         return self._head_start > 0 and self._catch_up < self._catch_up_end
 
     def work(self) -> None:

@@ -22,7 +22,7 @@ _MESSAGE_COST = 256
 
 class Turns:
     def __init__(self, topics: Topics) -> None:
-        #: Cluster time of the last `tick`.
+        #: Cluster time of the last `tick`: messages due by then were made ready.
         self.now_ms = 0
         #: Times that a limit stopped a topic which had a message for a poll, by the limit's name.
         self.throttled: Counter[str] = Counter()

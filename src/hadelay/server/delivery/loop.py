@@ -198,7 +198,7 @@ class DeliveryLoop:
         aligned = now_ms + ahead_ms >= core.resume_ms
         if aligned and core.busy:
             core.work()
-            if core.past_first:
+            if core.scans.first:
                 self._turn_soon()
                 return
             now_ms = self._now()
