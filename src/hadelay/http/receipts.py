@@ -22,6 +22,8 @@ _RESULTS = 250
 _JSON = (b'{"id":"', b'","deliver_at":"', b'"},', b'{"results":[', b"]}")
 # fixmap of 2, fixstr of 2, fixstr of 13 … fixstr of 10, fixstr of 24
 _MSGPACK = (b"\x82\xa2id\xad", b"\xaadeliver_at\xb8", b"", b"\x81\xa7results", b"")
+#: Of one packer, because each has a buffer of 1 MiB.
+_array_header = Packer().pack_array_header
 
 
 def one(draft: Draft, receipts: Receipts) -> tuple[int, str, bytes]:
@@ -54,7 +56,7 @@ async def batch(
         if len(parts) < total:
             await turns.next()
     if msgpack:
-        return b"".join((_MSGPACK[3], Packer().pack_array_header(total), *parts))
+        return b"".join((_MSGPACK[3], _array_header(total), *parts))
     return b"%b%b%b" % (_JSON[3], b",".join(parts), _JSON[4])
 
 
@@ -69,7 +71,7 @@ def _plain(receipts: Receipts, msgpack: bool) -> bytes:
         rows[:, at : at + columns.shape[-1]] = columns
         at += columns.shape[-1]
     if msgpack:
-        return head + Packer().pack_array_header(count) + rows.tobytes()  # type: ignore[no-any-return]
+        return head + _array_header(count) + rows.tobytes()  # type: ignore[no-any-return]
     return head + rows.tobytes()[: -1 if count else None] + end
 
 
