@@ -139,8 +139,8 @@ def test_what_the_node_needs_of_descriptors_is_said(tmp_path: Path) -> None:
     needed = int(said.replace(",", ""))
     assert "max_connections = " in text
     assert needed == config.http.max_connections + config.webhooks.max_calls + RESERVE
-    assert divide(config, needed).config == config
-    fitted = divide(config, 1_024).config
+    assert divide(config, needed)[0] == config
+    fitted = divide(config, 1_024)[0]
     assert (fitted.http.max_connections, fitted.webhooks.max_calls) == (384, 128)
 
 

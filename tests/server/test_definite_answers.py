@@ -23,7 +23,7 @@ from hadelay.server.link import REPLY
 from hadelay.server.node import Node
 from hadelay.server.service.consuming import Consuming
 from hadelay.server.service.messages import Messages
-from hadelay.server.service.part import Door
+from hadelay.server.service.part import Service
 from hadelay.server.service.topics import Topics
 from hadelay.server.webhooks.pool import CONSUMER
 from hadelay.settings.cluster import Settings
@@ -104,7 +104,7 @@ def test_a_result_that_this_version_does_not_know_ends_no_node(result: list[Any]
     assert isinstance(error, OutcomeUnknown)
 
 
-D = TypeVar("D", bound=Door)
+D = TypeVar("D", bound=Service)
 
 
 def scripted(kind: type[D], node: Node, *results: Any) -> D:

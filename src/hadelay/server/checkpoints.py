@@ -120,10 +120,9 @@ class Checkpoints:
                 | ({} if self._space else {"next": _REFUSES}),
             )
             self._on_space()
-        if self._ends_soon != (self.free_bytes < self.config.min_free_bytes // _LAST_PART):
-            self._ends_soon = not self._ends_soon
-            if self._ends_soon:
-                log.error("space_nearly_gone", extra={"free_bytes": self.free_bytes, "next": ENDS})
+        ended_soon, self._ends_soon = self._ends_soon, self.free_bytes < self.config.min_free_bytes // _LAST_PART
+        if self._ends_soon and not ended_soon:
+            log.error("space_nearly_gone", extra={"free_bytes": self.free_bytes, "next": ENDS})
 
     def _tick(self) -> None:
         if self._raft.stopped:

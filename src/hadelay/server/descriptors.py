@@ -6,7 +6,6 @@ A journal that finds no descriptor for its next segment ends the node, so client
 from __future__ import annotations
 
 import resource
-from typing import NamedTuple
 
 import structlog
 from msgspec.structs import replace
@@ -25,13 +24,6 @@ LEAST = 768
 log = structlog.get_logger("hadelay")
 
 
-class Division(NamedTuple):
-    #: The configuration that fits: http.max_connections and webhooks.max_calls are lowered where they have to be.
-    config: Config
-    #: Sockets for clients and for the polls that this node relays to the leader, together.
-    sockets: int
-
-
 def raise_limit() -> int:
     """Raise the limit of open files to what this process may have; returns it."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -39,8 +31,9 @@ def raise_limit() -> int:
     return 1 << 30 if hard == resource.RLIM_INFINITY else hard
 
 
-def divide(config: Config, limit: int) -> Division:
-    """Divide `limit` descriptors among clients and webhooks. Logs lowered limits; ConfigError below LEAST."""
+def divide(config: Config, limit: int) -> tuple[Config, int]:
+    """Divide `limit` descriptors: (configuration that fits, sockets for clients and for polls relayed to the leader).
+    Lowers http.max_connections and webhooks.max_calls where it has to, and logs that. ConfigError below LEAST."""
     if limit < LEAST:
         raise ConfigError(
             f"this process may open {limit} files; a node needs {LEAST} at least, and some for each client: raise the "
@@ -62,4 +55,4 @@ def divide(config: Config, limit: int) -> Division:
         config = replace(
             config, http=replace(http, max_connections=connections), webhooks=replace(webhooks, max_calls=calls)
         )
-    return Division(config, sockets)
+    return config, sockets

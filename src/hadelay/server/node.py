@@ -35,8 +35,7 @@ from hadelay.server.guard import Guard
 from hadelay.server.leadership import Leadership
 from hadelay.server.link import Link
 from hadelay.server.peers import Peer, Peers
-from hadelay.server.proposals import Proposals
-from hadelay.server.publishing import Publishing
+from hadelay.server.publishing import Proposals, Publishing
 from hadelay.server.reading import ReadAhead, Reader, Repairer
 from hadelay.server.refusals import Refusals
 from hadelay.server.replica import Replica

@@ -131,14 +131,8 @@ class Peers:
         mono = self.runtime.monotonic()
         now = self.clock.read(mono) if self.clock.ready else None
         yours = mono + self._ahead[name] if name in self._ahead else None
-        self.link.note(
-            name,
-            "hello",
-            [
-                *(self.runtime.wall_ms(), now, mono, yours),
-                *(me.http, me.version, me.feature_level, me.applied_index, me.has_space),
-            ],
-        )
+        facts = me.http, me.version, me.feature_level, me.applied_index, me.has_space
+        self.link.note(name, "hello", [self.runtime.wall_ms(), now, mono, yours, *facts])
 
     def _hear(self, name: str, payload: Any, reply: Reply) -> None:
         wall_ms, now_ms, theirs, yours, http, version, level, applied, has_space = msgspec.convert(payload, _NOTE)

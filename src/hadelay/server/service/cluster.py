@@ -18,7 +18,7 @@ from hadelay.server.leadership import TRANSFER_S
 from hadelay.server.memberchanges import CHANGE_S, LEADS
 from hadelay.server.node import Node
 from hadelay.server.peers import Peer
-from hadelay.server.service.part import Door, once_begun
+from hadelay.server.service.part import Service, once_begun
 
 log = structlog.get_logger("hadelay")
 
@@ -28,7 +28,7 @@ _CHANGE_S = 5.0
 _MAX_LAG = 10_000
 
 
-class Clusters(Door):
+class Clusters(Service):
     def __init__(self, node: Node) -> None:
         super().__init__(node)
         #: Set for a moment at each sign of a leader.

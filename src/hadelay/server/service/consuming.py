@@ -21,7 +21,7 @@ from hadelay.handout.polls import WAITING, Delivery, Poll
 from hadelay.ledger.hourstate import groups
 from hadelay.model import encode_id
 from hadelay.server.reading import split_record
-from hadelay.server.service.part import Door, once_begun
+from hadelay.server.service.part import Service, once_begun
 from hadelay.server.webhooks.pool import CONSUMER
 from hadelay.version import UNCOUNTED
 
@@ -30,7 +30,7 @@ _SETTLED_AT_ONCE = 2_500
 _DONE = {"ack": "acked", "nack": "nacked", "extend": "extended"}
 
 
-class Consuming(Door):
+class Consuming(Service):
     async def receive(self, ask: ReceiveRequest) -> Handed:
         """Wait up to ask.wait_ms for messages; no message in time is an empty answer. Raises NoLeader on a follower.
 

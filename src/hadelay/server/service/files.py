@@ -20,7 +20,7 @@ from hadelay.codec.formats import DISPATCH_SIZE, INDEX_SIZE
 from hadelay.errors import NotFound, Overloaded
 from hadelay.model import DEAD_HOURS, hour_name
 from hadelay.server.node import Node
-from hadelay.server.service.part import Door
+from hadelay.server.service.part import Service
 from hadelay.storage.handles import files_closed
 from hadelay.storage.hours import HourStore
 from hadelay.storage.snapshots import Manifest
@@ -41,7 +41,7 @@ class _Open:
         self.lengths = {file.name: file.length for file in manifest.files}
 
 
-class Files(Door):
+class Files(Service):
     def __init__(self, node: Node) -> None:
         super().__init__(node)
         self._open: dict[str, _Open] = {}

@@ -33,7 +33,7 @@ from hadelay.ledger.topics import Topic
 from hadelay.ledger.transitions import failures_of
 from hadelay.model import DEAD_HOURS, NONE32, Description, HistoryEvent, Key, State, encode_id, hour_name
 from hadelay.server.reading import LISTS, extents_of
-from hadelay.server.service.part import Door, once_begun
+from hadelay.server.service.part import Service, once_begun
 
 #: Limits of bytes of records read between two turns of others, and for one page.
 _TURN_BYTES, _PAGE_BYTES = 1 << 18, 16 << 20
@@ -44,7 +44,7 @@ _DEAD_PAGE_BYTES, _LETTERS = 4 << 20, 50
 _SETTLED = (State.ACKED, State.CANCELLED, State.EXPIRED)
 
 
-class Messages(Door):
+class Messages(Service):
     async def describe(self, target: Target, *, body: bool, stale: bool) -> Message[str]:
         """Raises NotFound for an id never issued, or past its retention. stale: this node's state, unconfirmed."""
         await self._confirm(stale)

@@ -23,8 +23,8 @@ from hadelay.server.refusals import refusal
 log = structlog.get_logger("hadelay")
 
 
-class Door:
-    """Base of the doors of one node."""
+class Service:
+    """Base of the services of one node."""
 
     def __init__(self, node: Node) -> None:
         self._node = node

@@ -9,10 +9,10 @@ from hadelay.codec import commands
 from hadelay.errors import Conflict
 from hadelay.rights import AuditEntry, Token
 from hadelay.server.node import Node
-from hadelay.server.service.part import Door
+from hadelay.server.service.part import Service
 
 
-class Access(Door):
+class Access(Service):
     def __init__(self, node: Node) -> None:
         super().__init__(node)
         #: Whether this node has been up to date once since it started.

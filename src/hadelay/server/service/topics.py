@@ -20,7 +20,7 @@ from hadelay.ledger.topics import Topic
 from hadelay.server.guard import Guard
 from hadelay.server.node import Node
 from hadelay.server.service.duecounts import DueCounts
-from hadelay.server.service.part import Door, once_begun
+from hadelay.server.service.part import Service, once_begun
 from hadelay.server.webhooks.calls import secret_problem
 from hadelay.settings.topic import has_masked_headers, url_problem
 from hadelay.version import MASKED_OF_ORIGIN, RETRY_DEFAULTS
@@ -34,7 +34,7 @@ _RESOLVE_S = 2.0
 Reports = dict[int, tuple[int, ...]]
 
 
-class Topics(Door):
+class Topics(Service):
     def __init__(self, node: Node) -> None:
         super().__init__(node)
         self._due = DueCounts(node)
