@@ -11,7 +11,9 @@ from typing import Any
 
 import google_crc32c
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
+
+from hadelay.codec.formats import U32, Rows
 
 _U32 = 0xFFFF_FFFF
 #: Below this many rows a call per row is quicker than the gather's fixed cost.
@@ -57,7 +59,7 @@ class RowCrc:
                 table[position, every >> bit & 1 == 1] ^= np.uint32(google_crc32c.value(bytes(row)) ^ zeroes)
         self._table = table.ravel()
 
-    def of(self, rows: npt.NDArray[np.void]) -> npt.NDArray[np.uint32]:
+    def of(self, rows: Rows) -> U32:
         """The masked CRC of each row. rows: C-contiguous."""
         n, covered = len(rows), self.covered
         if n < _FEW:
@@ -68,21 +70,21 @@ class RowCrc:
             crcs[at : at + _MANY] = self._of_some(rows[at : at + _MANY])
         return (crcs >> np.uint32(15) | crcs << np.uint32(17)) + np.uint32(0xA282_EAD8)
 
-    def _of_some(self, rows: npt.NDArray[np.void]) -> npt.NDArray[np.uint32]:
+    def _of_some(self, rows: Rows) -> U32:
         n, covered = len(rows), self.covered
         words = rows.view(np.uint64).reshape(n, -1)
         differs = np.bitwise_or.reduce(words ^ words[0], axis=0).view(np.uint8)[:covered]
         columns = np.flatnonzero(differs)
         places = rows.view(np.uint8).reshape(n, covered + 4).T[columns] + (columns * 256)[:, None]
-        parts: npt.NDArray[np.uint32] = np.bitwise_xor.reduce(self._table.take(places, mode="clip"), axis=0)
+        parts: U32 = np.bitwise_xor.reduce(self._table.take(places, mode="clip"), axis=0)
         parts ^= parts[0] ^ np.uint32(google_crc32c.value(rows[0].tobytes()[:covered]))
         return parts
 
-    def seal(self, rows: npt.NDArray[np.void]) -> None:
+    def seal(self, rows: Rows) -> None:
         """Write the CRC of each row into it."""
         rows[rows.dtype.names[-1]] = self.of(rows)  # type: ignore[index]
 
-    def bad(self, rows: npt.NDArray[np.void]) -> npt.NDArray[np.intp]:
+    def bad(self, rows: Rows) -> NDArray[np.intp]:
         """Positions of the rows that do not verify."""
         if len(rows) < _FEW:
             data, covered, value = rows.tobytes(), self.covered, google_crc32c.value

@@ -1,7 +1,7 @@
 """The bytes on disk, as numpy dtypes and constants; docs/spec/on-disk-format.md says the same in words and hex.
 
-All integers are little-endian. Nothing here is ever changed in place: a new meaning gets a new flag bit, a new layout
-a new FORMAT_VERSION together with a feature level (version.py). Source of the linked index: S2.
+All integers are little-endian. Layouts never change: a new meaning gets a new flag bit, a new layout a new
+FORMAT_VERSION together with a feature level (version.py). Source of the linked index: S2.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hadelay.model import NONE32, Event
 
-#: Layout of everything in a data directory. A directory with a higher one is refused in words.
+#: Version of all layouts in a data directory. A node refuses a directory with a higher version.
 FORMAT_VERSION = 1
 
 SECONDS_PER_HOUR = 3600
@@ -43,12 +43,12 @@ INDEX = np.dtype(
 )
 INDEX_SIZE = 64
 
-#: One entry of `hours/<hour>.dsp`: what happened to a message of that hour, whenever it happened.
+#: One entry of `hours/<hour>.dsp`: an event of a message of that hour, at any time.
 DISPATCH = np.dtype(
     [
         ("index", "<u4"),  # globalIndex of the message
         ("previous", "<u4"),  # number of the previous event of the same message, NONE32 for the first
-        ("other_hour", "<u4"),  # where a moved one went, NONE32 otherwise
+        ("other_hour", "<u4"),  # hour that a moved message went to, NONE32 otherwise
         ("consumer", "<u4"),
         ("at_ms", "<i8"),  # cluster time
         ("attempt", "<u2"),
@@ -104,7 +104,7 @@ RECORD_CRC_AT = 44
 RECORD_MAGIC = 0x4448  # "HD"
 RECORD_VERSION = 1
 
-#: One entry of `names`; `size` bytes of UTF-8 follow. The kinds of names; REASON: why an attempt failed.
+#: One entry of `names`, before `size` bytes of UTF-8; and the kinds of names. REASON: of a failed attempt.
 NAME = np.dtype([("kind", "u1"), ("pad", "u1"), ("size", "<u2"), ("number", "<u4"), ("crc", "<u4")])
 NAME_SIZE = 12
 TOPIC, CONSUMER, NODE, REASON = 1, 2, 3, 4
@@ -123,10 +123,10 @@ HEADS = np.dtype(
 )
 HEADS_MAGIC = 0x53484448  # "HDHS"
 HEAD = np.dtype([("last", "<u4"), ("count", "<u4")])
-#: How many entries one topic has in one minute of the hour; only pairs that occur, in order of (topic, minute).
+#: Count of one topic's entries in one minute of the hour; only pairs that occur, in order of (topic, minute).
 COUNTER = np.dtype([("topic", "<u4"), ("minute", "<u4"), ("count", "<u4")])
 
-#: What the checkpoint knows of one hour: lengths at its applied index, and crc32c of exactly those bytes.
+#: Row of a checkpoint for one hour: lengths of its files at the applied index, and crc32c of exactly those bytes.
 HOUR_ROW = np.dtype(
     [
         ("log_bytes", "<u8"),

@@ -10,12 +10,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 from hadelay.codec.checksums import RowCrc
-from hadelay.codec.formats import DISPATCH, INDEX, RECORD, SECONDS_PER_HOUR
+from hadelay.codec.formats import DISPATCH, I64, INDEX, RECORD, SECONDS_PER_HOUR, U32, Rows
 from hadelay.model import NONE32
 
+Numbers = NDArray[np.integer]
 INDEX_CRC, DISPATCH_CRC, RECORD_CRC = RowCrc(INDEX), RowCrc(DISPATCH), RowCrc(RECORD)
 
 #: Below this many rows a loop is quicker than a dozen numpy calls.
@@ -25,16 +26,16 @@ _FEW = 12
 class Heads(NamedTuple):
     """Per second of an hour: globalIndex of its last entry (NONE32 if none), and how many it has. u4[3600] each."""
 
-    last: npt.NDArray[np.uint32]
-    count: npt.NDArray[np.uint32]  # type: ignore[assignment]  # shadows tuple.count, which nobody needs
+    last: U32
+    count: U32  # type: ignore[assignment]  # shadows tuple.count, which nobody needs
 
 
 class Groups(NamedTuple):
     """Rows grouped by key: `order` sorts them (stable), group g is order[firsts[g] : firsts[g] + sizes[g]]."""
 
-    order: npt.NDArray[np.intp]
-    firsts: npt.NDArray[np.intp]
-    sizes: npt.NDArray[np.intp]
+    order: NDArray[np.intp]
+    firsts: NDArray[np.intp]
+    sizes: NDArray[np.intp]
 
 
 def no_heads(hours: int = 1) -> Heads:
@@ -43,7 +44,7 @@ def no_heads(hours: int = 1) -> Heads:
     return Heads(np.full(n, NONE32, np.uint32), np.zeros(n, np.uint32))
 
 
-def group(keys: npt.NDArray[np.integer]) -> Groups:
+def group(keys: Numbers) -> Groups:
     """keys: non-empty; u2 sorts 25 times faster (radix) than wider ones."""
     order = keys.argsort(kind="stable")
     ordered = keys[order]
@@ -58,12 +59,8 @@ def group(keys: npt.NDArray[np.integer]) -> Groups:
 
 
 def chain(
-    keys: npt.NDArray[np.integer],
-    numbers: npt.NDArray[np.integer],
-    last: npt.NDArray[np.integer],
-    count: npt.NDArray[np.integer],
-    groups: Groups | None = None,
-) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]:
+    keys: Numbers, numbers: Numbers, last: Numbers, count: Numbers, groups: Groups | None = None
+) -> tuple[Numbers, Numbers]:
     """(rank, previous) of each row: how many of its key came before it, and the number of the last of those.
 
     numbers: what the rows are called, in the dtype of `last`. last, count: per key, continued in place.
@@ -88,12 +85,7 @@ def chain(
     return rank, previous
 
 
-def place(
-    keys: npt.NDArray[np.integer],
-    sizes: npt.NDArray[np.int64],
-    ends: npt.NDArray[np.int64],
-    groups: Groups | None = None,
-) -> npt.NDArray[np.int64]:
+def place(keys: Numbers, sizes: I64, ends: I64, groups: Groups | None = None) -> I64:
     """Start of each item of `sizes`, appended to the file of its key. ends: of the files, moved on in place."""
     if len(keys) == 1:
         key = int(keys[0])
@@ -110,7 +102,7 @@ def place(
     return starts
 
 
-def link(rows: npt.NDArray[np.void], heads: Heads) -> None:
+def link(rows: Rows, heads: Heads) -> None:
     """Fill local and pre of INDEX rows of one hour, whose second and index are there, and move the heads on."""
     last, count = heads
     if len(rows) < _FEW:
@@ -122,12 +114,7 @@ def link(rows: npt.NDArray[np.void], heads: Heads) -> None:
     rows["local"], rows["pre"] = chain(rows["second"], rows["index"], last, count)
 
 
-def catch_up(
-    keys: npt.NDArray[np.integer],
-    indexes: npt.NDArray[np.uint32],
-    last: npt.NDArray[np.uint32],
-    count: npt.NDArray[np.uint32],
-) -> None:
+def catch_up(keys: Numbers, indexes: U32, last: U32, count: U32) -> None:
     """Move heads on over entries that are linked already (a rebuild, or a cached copy that is behind)."""
     # Largest index + 1, where NONE32 + 1 wraps to 0: assignment would leave it open which of several writes wins.
     ends = last + np.uint32(1)

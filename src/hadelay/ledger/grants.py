@@ -1,4 +1,4 @@
-"""Grants that are held: who has what, until when. One array per grant, no object per message."""
+"""Held grants: leased messages and the ends of their leases. One array per grant, no object per message."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HELD = np.dtype(
 
 @dataclass(slots=True)
 class HeldGrant:
-    """The unit of handing out: {term, consumer, request id, messages, until}.
+    """Messages leased together to one consumer.
 
     Row n is position n of the lease tokens; rows that apply did not grant, or that are settled, have `open` 0.
     """
@@ -65,7 +65,7 @@ class HeldGrant:
         held &= (leases["pos"] == at) & (rows["index"] == leases["index"]) & (rows["hour"] == leases["hour"])
         if len(at) > 1 and not (at[1:] > at[:-1]).all():
             first = np.zeros(len(at), bool)
-            # Only among those that are held: a wrong lease must not shadow a right one of the same position.
+            # Only among held leases: a wrong lease must not hide a right one of the same position.
             right = np.flatnonzero(held)
             first[right[np.unique(at[right], return_index=True)[1]]] = True
             held &= first

@@ -1,8 +1,8 @@
 """Idempotency-Keys: the first answer of a publish, kept for a window, so that a retry is harmless.
 
-Two tables by *epoch* (state.now ÷ window): the running one is written, it and the one before are asked. A key lives at
-least one window and at most two. When the running table is half of the limit an epoch ends early, so the oldest keys
-go first; `state.keys_dropped_early` counts them.
+There is a table per *epoch* of one window: new keys go to the running table, and look-ups read the running one and the
+one before. A key lives at least one window and at most two. When the running table has half of the permitted keys, the
+epoch ends early, and the oldest keys go first; `ledger.keys_dropped_early` counts them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from hadelay.ledger.keys import find_key
 from hadelay.ledger.state import Ledger
 from hadelay.model import Draft
 
-#: fingerprint, rows; then ids u8[], deliver_at_ms i8[], codes u1[], and if there were client keys others u8[]
+#: An answer: fingerprint, rows; then ids u8[], deliver_at_ms i8[], codes u1[], and with client keys others u8[].
 _HEAD = struct.Struct("<QI")
+#: The answer of a single row, without others.
 _ONE = struct.Struct("<QIQqB")
 
 
@@ -48,9 +49,9 @@ def turn(ledger: Ledger) -> None:
 
 
 def repeat(ledger: Ledger, keys: Rows, result: PublishResult) -> tuple[list[int], Mask]:
-    """Answer the rows of keys that were seen before. Returns the keys that are new, and the rows still to be filed.
+    """Answer the rows of keys that were seen before. Returns (new keys, rows still to be filed).
 
-    A key that comes twice within one command counts as seen the second time: `remember` copies it from the first.
+    A key that comes twice within one command counts as seen the second time: `remember` copies the first answer.
     """
     new: list[int] = []
     here: set[bytes] = set()
