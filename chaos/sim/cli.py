@@ -30,13 +30,13 @@ from chaos.sim.shrink import shrink
 
 #: `--only` this: no part at all.
 NOTHING = "nothing"
-#: Seeds of which the results are written down together.
+#: Number of seeds per line of the log file.
 _BLOCK = 100
 
 
 @dataclass
 class Wish:
-    """What is asked of every seed. only: the parts of it that are done (cluster.Parts), None for all."""
+    """Options of every run. only: the parts that are done (workload.Parts), None for all."""
 
     mutation: str = ""
     only: frozenset[str] | None = None
@@ -79,7 +79,7 @@ class Totals:
 
     seeds: int = 0
     simulated_s: float = 0.0
-    #: Of all cores.
+    #: Seconds of computing, all cores together.
     wall_s: float = 0.0
     messages: int = 0
     hand_outs: int = 0

@@ -28,7 +28,7 @@ Node = TypeVar("Node", Inode, Directory)
 
 
 class _Lock:
-    """Held until closed or gone, or until its process dies."""
+    """A lock, held until it is closed or garbage, or until its process dies."""
 
     def __init__(self) -> None:
         self.held = True
@@ -54,11 +54,11 @@ class SimDisk(Disk):
         self.crashing = False
         self.bad_paths: set[str] = set()
         self.used = 0
-        #: True time at which the last of the syncs that have begun is over, however slow they are.
+        #: True time at which the last sync that has begun ends.
         self.busy_until = 0.0
         self.steps = 0
         self.syncs = 0
-        #: How often it did what it was made to do.
+        #: Count of syncs that failed, and of writes that the full disk refused.
         self.failed_syncs = self.was_full = 0
         #: For tests: called with (step, path) before each mutating step.
         self.watch: Callable[[str, str], None] | None = None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Reply = Callable[[Any, HadelayError | None], None]
-#: Begins a call on a node: (node, done).
+#: Function that begins a call on a node: (node, done).
 Begin = Callable[[Any, Reply], None]
 Request = Callable[[NodeService], Coroutine[Any, Any, Any]]
 
@@ -122,7 +122,7 @@ class Call:
 
 
 class Client:
-    """Somebody outside, with a random stream of its own."""
+    """Base of the clients: each has a random stream of its own."""
 
     def __init__(self, cluster: SimCluster, name: str) -> None:
         self.cluster, self.name = cluster, name

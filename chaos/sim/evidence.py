@@ -25,7 +25,7 @@ ROUNDING_MS = 1.5
 #: hand): so much a new leader may be ahead of the last one, unless one restarted behind a slow link, see
 #: `change_bound_ms`.
 CHANGE_MS = 5.0
-#: What the wall clocks of an agreeing majority may be off, so what a cold start of the whole cluster may move time by.
+#: By how much a cold start of the whole cluster may move time: twice the error of the wall clocks of a majority.
 COLD_MS = 2 * 250.0
 WAITING = (State.SCHEDULED, State.READY, State.LEASED)
 
@@ -36,13 +36,13 @@ def latest(cluster: SimCluster) -> list[Node]:
 
 
 def lease_began(cluster: SimCluster, h: HandOut) -> tuple[float, int]:
-    """When its lease began, at the latest: true time, and cluster time."""
+    """The latest time at which the lease of a hand-out began: true time, and cluster time."""
     at, now_ms, _ = cluster.grants.get((h.term, h.seq), (h.answered, h.now_ms, 0))
     return min(at, h.answered), min(now_ms, h.now_ms)
 
 
 def where(node: Node, message_id: int) -> tuple[EntryRef | None, str]:
-    """Its entry and its state; `gone` when nothing is known of it."""
+    """A message's entry and state; `gone` when the node knows nothing of the message."""
     place = find_entry(node.ledger, message_id)
     return place, "gone" if place is None else state_of(node.ledger, place, node.ledger.now_ms)
 
@@ -55,9 +55,9 @@ def was_cold(cluster: SimCluster, at: float) -> bool:
 
 
 def change_bound_ms(cluster: SimCluster) -> float:
-    """So much a new leader may be ahead of the last one. A restarted node that had slow answers only may be wrong by
-    half of what their bounds left open (ClusterClock._learn), at most half of the skew bound: a limit that
-    docs/explanation/time-and-dispatch.md tells of. Crystals of two suspended machines drift apart meanwhile."""
+    """By how much a new leader's time may be ahead of the last one's, in ms. A restarted node that had slow answers
+    only may be wrong by half of what their bounds left open (ClusterClock._learn), at most half of the skew bound,
+    see docs/explanation/time-and-dispatch.md. Crystals of two suspended machines drift apart meanwhile."""
     return CHANGE_MS + cluster.doubt_ms + cluster.slept_s * 1000 * 2 * DRIFT
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from chaos.sim.disk import SimDisk
 
 
-#: One place of so many is on the disk alone.
+#: One read in so many finds its bytes on the disk only, not in memory.
 _COLD = 8
 
 

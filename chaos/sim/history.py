@@ -48,11 +48,11 @@ class Message:
     client_key: bytes | None = None
     on_conflict: int = KEEP
     max_wait_ms: int = 0
-    #: The message that it replaced, as its receipt said.
+    #: Id of the message that this one replaced, by its receipt.
     replaces: int | None = None
-    #: After it is due; 0: none.
+    #: Life time after the message is due; 0: unlimited.
     ttl_ms: int = 0
-    #: Its time may be another than it was published with; and another than `deliver_at_ms` says.
+    #: The message may have been rescheduled; and its time may differ from `deliver_at_ms`.
     rescheduled: bool = False
     unsure: bool = False
     tags: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ class HandOut:
     term: int
     seq: int
     position: int
-    #: The token.
+    #: Lease token.
     lease: str
     node: str
     consumer: str
@@ -94,7 +94,7 @@ class HandOut:
     body: bytes
     received: float | None = None
     nack_invoked: float | None = None
-    #: By a nack that says that the attempt does not count.
+    #: The attempt was given back by a nack that does not count it.
     excused: bool = False
     ack_invoked: float | None = None
     #: The ack was answered `acked` or `already_acked`.
@@ -103,7 +103,7 @@ class HandOut:
     #: Of a webhook's call: when the receiver was done with it, and the Retry-After that the node was answered.
     ended: float = 0.0
     retry_after_ms: int = 0
-    #: Those in its record; and what was asked for.
+    #: Tags of the message's record, and the filter of the receive.
     tags: tuple[str, ...] = ()
     wanted: Filter | None = None
 

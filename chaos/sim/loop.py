@@ -24,7 +24,7 @@ class SimLoop:
 
     def __init__(self, runtime: SimRuntime) -> None:
         self._runtime, self._disk = runtime, runtime.disk
-        #: Coroutines of tasks that are not over.
+        #: Coroutines of the tasks that have not ended.
         self._works: set[Coroutine[Any, Any, Any]] = set()
 
     def run(self, work: Coroutine[Any, Any, Any], done: Reply) -> asyncio.Task[Any]:
@@ -42,7 +42,7 @@ class SimLoop:
         return task
 
     def close(self) -> None:
-        """The process is gone. Tasks that never began would complain."""
+        """The process is gone: close the coroutines that never began, or Python warns of each."""
         for work in self._works:
             if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
                 work.close()

@@ -25,7 +25,7 @@ from hadelay.raft.node import RaftNode
 from hadelay.server.node import Node
 from hadelay.server.service.node import NodeService
 
-#: How often the log's safety is looked at.
+#: Seconds between two checks of the log's safety.
 WATCH_S = 0.01
 #: A sync may take some seconds on a slow disk, and so may the one that fails.
 FAILED_S = 4.0
@@ -39,11 +39,11 @@ class Machine:
     disk: SimDisk
     drift: float
     wall_offset_ms: int
-    #: Added by the nemesis.
+    #: Error that the nemesis added to the wall clock.
     stepped_ms: int = 0
     process: Process | None = None
     founded: bool = False
-    #: Whom its configuration file names, besides itself.
+    #: The other nodes that its configuration file names.
     others: tuple[str, ...] = ()
     #: The newest entry that its journal ever called synced; and the newest one that is committed and that it called so
     #: when its last process ended: there it has to be when the next one starts.
@@ -64,9 +64,9 @@ class Process:
     raft: RaftNode | None = None
     node: Node | None = None
     calls: list[Call] = field(default_factory=list)
-    #: Receives that it relays to the leader.
+    #: Receives that this process relays to the leader.
     relays: set[Call] = field(default_factory=set)
-    #: How many syncs of this disk had failed before it; and since when one of its own has.
+    #: Count of syncs of this disk that had failed when the process began; time of the first failure of its own.
     failed_before: int = 0
     failed_at: float | None = None
     #: Of the node, which it has too then.
@@ -90,7 +90,7 @@ class Machines:
         self.safety = LogSafety(self.net, self._unsafe, quiet_s=quiet_s)
         self.violations: list[Violation] = []
         self.machines: dict[str, Machine] = {name: self._machine(name) for name in names}
-        #: Those whose nodes are no members any more.
+        #: Machines whose nodes are no members any more.
         self.retired: dict[str, Machine] = {}
         #: The durable term of each node.
         self.terms: dict[str, int] = {}
@@ -232,7 +232,7 @@ class Machines:
         self._forget(machine)
 
     def _forget(self, machine: Machine) -> None:
-        """Its node begins anew: it has promised nothing."""
+        """The machine's node begins anew, and has promised nothing."""
         machine.held = 0
         self.terms.pop(machine.name, None)
         self.admitted.discard(machine.name)

@@ -35,8 +35,9 @@ FAMILIES = {
     "power_at_send": 0.3,
     "rot": 0.3,
 }
-#: These take two nodes, or others to learn from: a single node that starts has nobody to ask for the time.
+#: Families that need two nodes: a single node that starts has no other to ask for the time.
 _NOT_ALONE = {"reset", "partition", "one_way", "slow_link", "transfer", "wipe", "clock_step", "rot"}
+#: Families that were added later.
 _LATER = {"members", "power_at_send", "rot"}
 #: Frames that promise something to be on the sender's disk.
 _PROMISES = {"vote": messages.VOTE_REPLY, "answer": messages.APPEND_REPLY, "snapshot": messages.SNAPSHOT_DONE}

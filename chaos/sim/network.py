@@ -20,7 +20,7 @@ from hadelay.platform.network import MAX_FRAME, Buffer, Receiver
 if TYPE_CHECKING:
     from chaos.sim.logsafety import LogSafety
 
-#: What has left a process can't be overtaken any more: roughly a socket's buffer.
+#: Size of a socket's buffer: an urgent frame cannot overtake the bytes in it.
 _SOCKET_BUFFER = 64 << 10
 
 
@@ -29,14 +29,14 @@ class NetworkProfile:
     """How the links behave; the nemesis changes it as the run goes."""
 
     delay_s: tuple[float, float] = (0.0001, 0.002)
-    #: This share of the frames is held up by up to `hiccup_s`.
+    #: Share of the frames that are delayed by up to `hiccup_s` more.
     hiccup: float = 0.002
     hiccup_s: float = 0.3
     bytes_per_s: float = 100e6
     #: After this long without an answer an end gives a silent connection up.
     timeout_s: tuple[float, float] = (2.0, 8.0)
     retry_s: tuple[float, float] = (0.05, 0.4)
-    #: What one end may have on the way to the other: beyond it `send` refuses.
+    #: Limit of the bytes in flight in one direction; `send` refuses more.
     buffer_bytes: int = 32 << 20
 
 
@@ -61,7 +61,7 @@ class SimNetwork:
     #: From `start` on.
     receiver: Receiver = field(init=False)
     links: dict[str, _Connection] = field(default_factory=dict)
-    #: Whom it links with; None: everybody.
+    #: Peers that this process links with; None: all.
     members: frozenset[str] | None = None
     refused: Counter[str] = field(default_factory=Counter)
 
@@ -83,7 +83,7 @@ class SimNetwork:
         return True
 
     def frame(self, peer: str, data: bytes) -> None:
-        """What arrives, for the receiver."""
+        """A frame arrived: hand it to the receiver."""
         self.receiver.frame(peer, data)
         if self.net.observer is not None:
             self.net.observer.received(self, peer, data)

@@ -13,10 +13,11 @@ from hadelay.server.service.node import NodeService
 if TYPE_CHECKING:
     from chaos.sim.cluster import SimCluster
 
-#: Longer than a node goes on asking for a change that cannot be made yet.
+#: Timeout of a request: longer than a node goes on asking for a change that cannot be made yet.
 _TIMEOUT_S = 8.0
-#: Between two questions.
+#: Range of the pause between two requests, in seconds.
 _AGAIN_S = (0.1, 0.6)
+#: Limit of members.
 _MOST = 5
 
 

@@ -23,7 +23,7 @@ from chaos.sim.story import tell
 from chaos.sim.workload import HOUR_S, Workload
 from hadelay.model import Event
 
-#: At most so many simulated seconds until everything has converged and is drained.
+#: Limit of the simulated seconds until everything has converged and is drained.
 DRAIN_S = 30.0
 #: A true hour that begins during most runs: 2026-11-20T11:00:00Z.
 _AN_HOUR_MS = 494_579 * HOUR_S * 1000
@@ -46,7 +46,7 @@ class Report:
     entries: int = 0
     terms: int = 0
     drained_s: float = 0.0
-    #: What the run was: mode of hand-outs, number of nodes, and the kinds of faults that struck.
+    #: Mode of hand-outs, number of nodes, and the kinds of faults that struck.
     mode: str = ""
     size: int = 0
     struck: list[str] = field(default_factory=list)
@@ -200,7 +200,7 @@ def play(cluster: SimCluster, nemesis: Nemesis, shape: Shape, report: Report) ->
 
 
 def drain(cluster: SimCluster) -> None:
-    """Until nothing is owed; two seconds at least."""
+    """Run until nothing is owed, for two seconds at least."""
     world, start = cluster.world, cluster.world.now
     while world.now < start + DRAIN_S and not cluster.violations:
         world.run_for(0.25)
@@ -209,7 +209,7 @@ def drain(cluster: SimCluster) -> None:
 
 
 def sleep(cluster: SimCluster, hours: int) -> None:
-    """All machines are suspended for hours: then everything that fell due meanwhile does."""
+    """Suspend all machines for hours: everything that falls due meanwhile is due at once afterwards."""
     cluster.note(f"{hours} hours pass")
     cluster.history.count("hours passed")
     cluster.history.slept = True

@@ -55,11 +55,11 @@ class SimWorld:
         self.now = 0.0
         #: The true wall clock at now = 0.
         self.epoch_ms = epoch_ms
-        #: How many ran so far.
+        #: Number of events run so far.
         self.events = 0
         #: CRC over everything that crossed a seam (frames, disk writes): equal for equal runs.
         self.trace = 0
-        #: Told when a crash-at-I/O hook fires inside a node: (runtime) -> None.
+        #: Called when a node crashes at an I/O step: (runtime) -> None.
         self.on_crash: Callable[[SimRuntime], None] = lambda runtime: None
         self._queue: list[Entry] = []
         self._seq = 0
@@ -130,7 +130,7 @@ class SimWorld:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """What a lane is to do. on_loop: decided when it begins."""
+    """A job of a lane. on_loop: whether the job runs on the loop, decided when it begins."""
 
     fn: Callable[[], Any]
     done: Ended

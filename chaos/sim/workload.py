@@ -17,14 +17,14 @@ class Workload:
     purges: float = 0.15
     leases_ms: tuple[int, ...] = (700, 2000, 5000)
     cancels: float = 0.04
-    #: Batches that are published again, under the same key, after they were answered.
+    #: Share of batches that are published again under the same key after they were answered.
     repeated: float = 0.05
-    #: Messages that have one of a few client keys; and those that are rescheduled.
+    #: Shares of messages that have one of a few client keys, that are rescheduled, and that have a TTL.
     keyed: float = 0.15
     keys: int = 8
     reschedules: float = 0.08
     ttls: float = 0.15
-    #: Messages that have tags; and polls that ask for some.
+    #: Share of messages that have tags, and share of receives that ask for tags.
     tagged: float = 0.4
     tags: tuple[str, ...] = ("red", "green", "blue")
     selective: float = 0.25
