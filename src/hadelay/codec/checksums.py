@@ -30,7 +30,7 @@ def crc32c(data: bytes | bytearray | memoryview, crc: int = 0) -> int:
     if not len(data):
         return crc
     array = np.frombuffer(data, np.uint8)
-    array.flags.writeable = False  # the C function takes nothing that could change under it
+    array.flags.writeable = False  # the C function takes only immutable bytes
     return int(google_crc32c.extend(crc, array))
 
 

@@ -161,7 +161,8 @@ def encode_redrive(node: str, topic: str, ids: Sequence[int], *, all: bool = Fal
 
 
 def encode_maintain(job: Job, hour: int = 0, limit: int | None = None, topic: str = "") -> bytes:
-    """One slice of background work: on `hour`, or for a REDRIVE on `topic`. limit: entries it may look at."""
+    """Encode one slice of a maintenance job on `hour`, or on `topic` for a REDRIVE. limit: largest number of entries to
+    look at."""
     count = _LIMITS[job] if limit is None else limit
     of = pack_name(topic) if job is Job.REDRIVE else _COUNT.pack(hour)
     return _frame(job, of, _COUNT.pack(count))

@@ -150,7 +150,7 @@ class Reschedule(NamedTuple):
 
 
 class Maintain(NamedTuple):
-    """One slice of background work, on at most `limit` entries. `hour` is 0 and `topic` empty where a job has none."""
+    """One slice of a maintenance job, of at most `limit` entries. `hour` is 0 and `topic` "" where the job has none."""
 
     job: Job
     hour: int

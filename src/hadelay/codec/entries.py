@@ -45,7 +45,7 @@ def decode_entry(entry: bytes | memoryview) -> tuple[int, int, list[tuple[int, m
 
 
 def is_whole(command: object) -> bool:
-    """Whether this is bytes of one encoded command with the right length, whatever its body is."""
+    """Whether these bytes are one encoded command of the right length; its body is not checked."""
     if type(command) is not bytes or len(command) < COMMAND.size:
         return False
     return bool(COMMAND.unpack_from(command)[1] == len(command) - COMMAND.size)

@@ -22,7 +22,7 @@ Mask = NDArray[np.bool_]
 U32 = NDArray[np.uint32]
 I64 = NDArray[np.int64]
 
-#: One entry of `hours/<hour>.idx`; entry n stands at n × 64.
+#: Entry of `hours/<hour>.idx`; entry n is at offset n × 64.
 INDEX = np.dtype(
     [
         ("offset", "<u8"),  # of the record in the hour's .log
@@ -43,7 +43,7 @@ INDEX = np.dtype(
 )
 INDEX_SIZE = 64
 
-#: One entry of `hours/<hour>.dsp`: an event of a message of that hour, at any time.
+#: Entry of `hours/<hour>.dsp`: an event of a message of that hour, whenever the event happened.
 DISPATCH = np.dtype(
     [
         ("index", "<u4"),  # globalIndex of the message
@@ -104,7 +104,8 @@ RECORD_CRC_AT = 44
 RECORD_MAGIC = 0x4448  # "HD"
 RECORD_VERSION = 1
 
-#: One entry of `names`, before `size` bytes of UTF-8; and the kinds of names. REASON: of a failed attempt.
+#: Entry of the file `names`, followed by `size` bytes of UTF-8; and the kinds of names. REASON: reason of a failed
+#: attempt.
 NAME = np.dtype([("kind", "u1"), ("pad", "u1"), ("size", "<u2"), ("number", "<u4"), ("crc", "<u4")])
 NAME_SIZE = 12
 TOPIC, CONSUMER, NODE, REASON = 1, 2, 3, 4
@@ -126,7 +127,8 @@ HEAD = np.dtype([("last", "<u4"), ("count", "<u4")])
 #: Count of one topic's entries in one minute of the hour; only pairs that occur, in order of (topic, minute).
 COUNTER = np.dtype([("topic", "<u4"), ("minute", "<u4"), ("count", "<u4")])
 
-#: Row of a checkpoint for one hour: lengths of its files at the applied index, and crc32c of exactly those bytes.
+#: Row of a checkpoint for one hour: lengths of the hour's files at the applied index, and crc32c of exactly those
+#: bytes.
 HOUR_ROW = np.dtype(
     [
         ("log_bytes", "<u8"),

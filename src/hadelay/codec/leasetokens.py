@@ -42,7 +42,7 @@ def encode_leases(
     group: int, term: int, seq: int, positions: Sequence[int] | NDArray[np.integer],
     hours: Sequence[int] | NDArray[np.integer], indexes: Sequence[int] | NDArray[np.integer],
 ) -> list[str]:  # fmt: skip
-    """One token per position of the grant {term, seq}."""
+    """One lease token per position of the grant {term, seq}."""
     pairs, letters = _PAIRS, _ALPHABET
     # 60 bits that all tokens share, 60 that end within the index, and the other 24 of the index with the zero bit.
     first = group << 52 | term << 20 | seq >> 12

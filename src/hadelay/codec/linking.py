@@ -1,4 +1,4 @@
-"""The linked index (S2): every entry knows its place in its second, and the entry before it there.
+"""The linked index (S2): every entry knows its position in its second, and the entry before it in that second.
 
 A batch is grouped by key with one stable sort; then each entry gets the rank within its group and the number of the
 entry before it, continuing from the heads {last, count} that the key had before. Keys are seconds of one hour, or (slot
@@ -61,7 +61,8 @@ def group(keys: Numbers) -> Groups:
 def chain(
     keys: Numbers, numbers: Numbers, last: Numbers, count: Numbers, groups: Groups | None = None
 ) -> tuple[Numbers, Numbers]:
-    """(rank, previous) of each row: how many of its key came before it, and the number of the last of those.
+    """(rank, previous) of each row: number of earlier rows with the same key, and the position of the last of these
+    rows.
 
     numbers: what the rows are called, in the dtype of `last`. last, count: per key, continued in place.
     """

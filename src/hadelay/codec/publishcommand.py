@@ -51,7 +51,7 @@ CLIENT_KEY_ROW = np.dtype([("row", "<u4"), ("mode", "u1"), ("pad", "V3"), ("max_
 
 _HEAD = struct.Struct("<BHIIII")
 _OPTIONS = struct.Struct("<qQq?Bq")
-#: One KEY_ROW, one CLIENT_KEY_ROW: setting a row of a structured array takes ten times as long.
+#: A single KEY_ROW and a single CLIENT_KEY_ROW as structs: setting a row of a structured array takes ten times as long.
 _KEY, _CLIENT_KEY = struct.Struct("<16sQII"), struct.Struct("<IB3xq16s")
 
 

@@ -41,7 +41,8 @@ def decode_record(data: bytes) -> Record:
 
 
 def check_record(data: bytes, size: int | None = None) -> str | None:
-    """What is wrong with the record `data` starts with, None if nothing is. size: the length it has to have."""
+    """Describe what is wrong with the record at the start of `data`; None if it is valid. size: the record's expected
+    length."""
     if len(data) < RECORD_SIZE:
         return "the record's header is cut off"
     magic, version, _, meta_size, body_size, *_, payload_crc, header_crc = _HEADER.unpack_from(data)

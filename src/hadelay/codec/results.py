@@ -1,4 +1,4 @@
-"""What apply answers: one value per command, in order. A refusal is a value too, because apply never raises."""
+"""Results of apply: one value per command, in order. A refusal is a value too, because apply never raises."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hadelay.codec.formats import I64, Mask
 
 
 class RowCode(IntEnum):
-    """What became of one row of a PUBLISH."""
+    """Outcome of one row of a PUBLISH."""
 
     OK = 0
     #: Beyond max_delay: refused, never clamped (422).
@@ -35,12 +35,12 @@ class RowCode(IntEnum):
     TOO_MANY_BYTES = 9
     #: Beyond the topic's publish_rate (429).
     TOO_FAST = 10
-    #: It names a webhook URL of its own, and the topic does not allow that (422).
+    #: The message names a webhook URL of its own, and the topic does not allow that (422).
     NO_CALLBACK = 12
 
 
 class LeaseOutcome(IntEnum):
-    """What became of one lease of an ACK, NACK or EXTEND."""
+    """Outcome of one lease of an ACK, NACK or EXTEND."""
 
     #: acked, nacked or extended: what was asked for.
     DONE = 0
@@ -51,7 +51,7 @@ class LeaseOutcome(IntEnum):
 
 
 class Outcome(IntEnum):
-    """What became of one target of a RESCHEDULE."""
+    """Outcome of one target of a RESCHEDULE."""
 
     DONE = 0
     LEASED = 1
@@ -62,7 +62,7 @@ class Outcome(IntEnum):
     CANCELLED = 6
     #: Beyond max_delay (422).
     TOO_FAR = 7
-    #: There was too much in one command: propose it again.
+    #: The command had too many targets for one apply: propose this target again.
     AGAIN = 8
 
 
@@ -76,7 +76,7 @@ class CancelOutcome(IntEnum):
 
 
 class RedriveOutcome(IntEnum):
-    """What became of one id of a REDRIVE."""
+    """Outcome of one id of a REDRIVE."""
 
     REDRIVEN = 0
     SCHEDULED = 1
@@ -87,9 +87,9 @@ class RedriveOutcome(IntEnum):
     EXPIRED = 6
     #: Never issued, gone, or of another topic.
     NOT_FOUND = 7
-    #: There was too much in one command: propose it again.
+    #: The command had too many ids for one apply: propose this id again.
     AGAIN = 8
-    #: Another message with its client key is pending: it stays dead.
+    #: Another message with the same client key is pending: the dead letter stays dead.
     KEY_TAKEN = 9
 
 
@@ -126,7 +126,7 @@ class GrantResult:
 
 @dataclass(slots=True)
 class LeaseResult:
-    """Of ACK, NACK and EXTEND: LeaseOutcome per lease. `until_ms` is set for EXTEND."""
+    """Result of ACK, NACK and EXTEND: LeaseOutcome per lease. `until_ms` is set for EXTEND."""
 
     outcomes: NDArray[np.uint8]
     until_ms: int = 0
@@ -134,7 +134,8 @@ class LeaseResult:
 
 @dataclass(slots=True)
 class ExpireResult:
-    """How many messages went back to waiting, and which of the named grants still hold something."""
+    """Result of EXPIRE: number of messages that went back to waiting, and which of the named grants still have leased
+    messages."""
 
     returned: int
     held: list[tuple[int, int]]
@@ -154,7 +155,8 @@ class RedriveResult:
 
 @dataclass(slots=True)
 class RescheduleResult:
-    """Per target: Outcome, its id (0: not found), and where it is DONE its deliver_at_ms."""
+    """Result of RESCHEDULE, per target: Outcome, message id (0: not found), and deliver_at_ms where the Outcome is
+    DONE."""
 
     outcomes: NDArray[np.uint8]
     ids: NDArray[np.uint64]
@@ -163,7 +165,7 @@ class RescheduleResult:
 
 @dataclass(slots=True)
 class JobResult:
-    """Of a maintenance job, or of the begin of a redrive: propose the next slice until `done`."""
+    """Result of a maintenance job, or of the start of a redrive: propose the next slice until `done`."""
 
     done: bool
     count: int
@@ -171,7 +173,7 @@ class JobResult:
 
 @dataclass(slots=True)
 class Done:
-    """Of everything else. `changed` is False when the command found its work done already."""
+    """Result of all other commands. `changed` is False if the command found nothing to do."""
 
     changed: bool = True
 

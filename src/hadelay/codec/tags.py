@@ -37,12 +37,12 @@ def mask_of(tags: Iterable[str]) -> int:
 
 
 def has_all(masks: NDArray[np.uint64], wanted: int) -> Mask:
-    """Which messages perhaps have all tags of `wanted`, a `mask_of` them; certainly not the others."""
+    """Mask of messages that may have all tags of `wanted`, a `mask_of` them; other messages certainly have not."""
     return np.asarray(masks & np.uint64(wanted) == np.uint64(wanted))
 
 
 def has_any(masks: NDArray[np.uint64], wanted: Iterable[str]) -> Mask:
-    """Which messages perhaps have one of these tags; certainly not the others."""
+    """Mask of messages that may have one of these tags; other messages certainly have none."""
     found = np.zeros(len(masks), np.bool_)
     for tag in wanted:
         found |= has_all(masks, tag_bits(tag))

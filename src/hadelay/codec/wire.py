@@ -56,7 +56,7 @@ class Reader:
         return np.frombuffer(self.take(count * dtype.itemsize), dtype)
 
     def msgpack(self) -> Any:
-        """The rest, as one msgpack value."""
+        """Decode the rest as one msgpack value."""
         try:
             return msgpack.unpackb(self.take(len(self.view) - self.at), strict_map_key=False)
         except (ValueError, TypeError, msgpack.UnpackException, RecursionError, OverflowError) as error:

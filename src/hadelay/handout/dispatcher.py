@@ -74,7 +74,8 @@ class Dispatcher(Listener):
         self.resume_ms = 0
         #: (hour, second) of broken chains, in the order in which they were found.
         self._damages: dict[tuple[int, int], None] = {}
-        #: Seconds since 1970 that were repaired while they ran, by their ends: scanned when they have passed.
+        #: Seconds (since 1970) in which records were repaired while the second ran; the dispatcher scans them after
+        #: their end.
         self._repaired: Deadlines[int] = Deadlines()
         #: Damaged entries, hour → indexes, each once, in the order in which they were found.
         self._bad_entries: dict[int, dict[int, None]] = {}
@@ -124,7 +125,7 @@ class Dispatcher(Listener):
         return bool(self._preload.loading or self.scans.jobs)
 
     def work(self) -> None:
-        """One slice, two or three milliseconds: of loading a second, or of the scans."""
+        """Do one slice of work, two or three milliseconds: load a part of a second, or advance the scans."""
         if self._preload.loading:
             self._preload.work()
         if self.scans.jobs and not self._preload.late:
@@ -157,7 +158,7 @@ class Dispatcher(Listener):
             return
         if not self._preload.has_seen(hour):
             return
-        # They were waiting: cancelled, expired, or rolled forward. In a window they stay until it is looked at.
+        # These messages were waiting: cancelled, expired, or rolled forward. Windows drop them at their next look.
         rows = self.store.entries(hour, indexes, verify=False)
         due = rows["deliver_at_ms"] <= self.turns.now_ms
         self.windows.ready_counts.subtract(rows["topic"][due & self.ledger.topics.alive(rows)].tolist())

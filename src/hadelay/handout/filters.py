@@ -1,6 +1,5 @@
-"""What a selective consumer asks for: all of some tags, and one of some others. The 64-bit mask of an index entry says
-"certainly not" or "perhaps" (S2); the tags in the record say which, before anything is proposed.
-"""
+"""Tag filter of a selective consumer: all tags of one list, and one tag of another. The 64-bit mask of an index entry
+says "certainly not" or "perhaps" (S2); the tags in the record decide before a grant is proposed."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ class Filter:
         every, some = set(all_of), set(any_of)
         if len(some) == 1:
             every |= some
-        if some & every:  # it is met already
+        if some & every:  # the mask meets this condition already
             some = set()
         self.all_of, self.any_of = tuple(sorted(every)), tuple(sorted(some))
         self._all_mask = mask_of(self.all_of)
@@ -35,16 +34,16 @@ class Filter:
         return isinstance(other, Filter) and (self.all_of, self.any_of) == (other.all_of, other.any_of)
 
     def may(self, masks: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """By the index alone: False is certain."""
+        """Whether a message may match, by the index alone: False is certain."""
         found = has_all(masks, self._all_mask)
         return found & has_any(masks, self.any_of) if self.any_of else found
 
     def matches(self, tags: Collection[str]) -> bool:
-        """By the record: certain."""
+        """Whether a message matches, by its record."""
         return all(tag in tags for tag in self.all_of) and (not self.any_of or any(tag in tags for tag in self.any_of))
 
 
 def filter_of(tags: Iterable[str], any_tags: Iterable[str]) -> Filter | None:
-    """None: any message will do."""
+    """Filter for these tags; None: every message matches."""
     wanted = Filter(tags, any_tags)
     return wanted if wanted.all_of or wanted.any_of else None

@@ -24,7 +24,7 @@ _MAX_AHEAD = 4_096
 
 
 class Part(NamedTuple):
-    """What an offer took from one window."""
+    """Messages of an offer from one window."""
 
     window: Window
     entries: list[int]

@@ -1,6 +1,5 @@
-"""What is owed: due, neither settled nor leased, and of a topic that still exists. The only place that asks index,
-bitmaps, topics and tags together.
-"""
+"""Owed messages: due, neither settled nor leased, and of a topic that still exists. Only this file asks index, bitmaps,
+topics and tags together."""
 
 from __future__ import annotations
 
@@ -75,7 +74,7 @@ class Owed:
         return hour * SECONDS_PER_HOUR + slot + at if used[at] else None
 
     def passes(self, wanted: Filter | None, hour: int, row: np.void) -> bool:
-        """By the tags in the record. A damaged record is reported, and passes nowhere until it is repaired."""
+        """Whether the record's tags match. A damaged record is reported, and matches no filter until it is repaired."""
         if wanted is None:
             return True
         try:

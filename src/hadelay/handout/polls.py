@@ -15,12 +15,13 @@ from hadelay.handout.filters import Filter
 
 U32 = NDArray[np.uint32]
 
-#: Phases of a poll. PROPOSED: a grant for it is on its way, or its time is over.
+#: Phases of a poll. PROPOSED: a grant for the poll is on its way, or the poll has timed out.
 WAITING, PROPOSED, DONE = 0, 1, 2
 
 
 class Delivery(NamedTuple):
-    """What a consumer gets: a grant, or what is still leased of it. Arrays run in parallel; all empty at a timeout."""
+    """Answer to a poll: a grant, or the part of a repeated grant that is still leased. Arrays run in parallel; all are
+    empty at a timeout."""
 
     term: int
     seq: int
@@ -56,7 +57,7 @@ class Poll:
     lease_ms: int
     wait_ms: int
     done: Callable[[Delivery | None, HadelayError | None], None]
-    #: None: any message.
+    #: Tag filter; None: every message matches.
     filter: Filter | None = None
     #: Set by the leader: WAITING, PROPOSED or DONE, and the monotonic time at which the poll times out.
     phase: int = WAITING

@@ -24,7 +24,7 @@ from hadelay.ledger.chain import ChainWalk, Damage
 from hadelay.ledger.hourstate import bitmap, groups, indexes_of
 from hadelay.model import DEAD_HOURS, HOUR_MS, NEVER_MS
 
-#: Limit of messages in loaded seconds. Beyond it a second is loaded only when it is the next one to run.
+#: Limit of messages in loaded seconds. At the limit, only the next second to run is loaded.
 PRELOAD_ROWS = 1 << 20
 _LAST_MOMENT_MS = 1_000
 
@@ -220,7 +220,7 @@ class Preload:
         return hour <= self._turns.now_ms // HOUR_MS or hour in self._open
 
     def drop(self, hour: int, indexes: NDArray[np.uint32]) -> None:
-        """These entries were settled before they were due."""
+        """Forget these entries, which were settled before they were due."""
         if hour in self._open:
             self._open[hour] |= bitmap(indexes)
 

@@ -1,4 +1,4 @@
-"""Data of one topic's hand-out: its wait queues, their windows, and its turn among the topics.
+"""State of one topic's hand-out: its wait queues, their windows, and its turn among the topics.
 
 A topic has a queue of polls that take any message, and one for each filter that polls ask for (handout/filters.py).
 Each queue has a window of ready messages. A topic with a catch-up rate has a second window per queue, for *overdue*
@@ -74,7 +74,7 @@ class WaitQueue:
 
     @property
     def can_go(self) -> bool:
-        """There are polls, and messages that may fit them."""
+        """Whether the queue has polls, and messages that may fit them."""
         return bool(self.waiters and (self.now.entries or self.windows[-1].entries))
 
 
@@ -98,7 +98,7 @@ class TopicTurn:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        #: None until the topic exists.
+        #: Number of the topic; None until the topic exists.
         self.number: int | None = None
         #: 0 without a catch-up rate.
         self.overdue_before_ms = 0
@@ -118,7 +118,7 @@ class TopicTurn:
 
     @property
     def plain(self) -> bool:
-        """One window takes every message, as in most topics."""
+        """True if one window takes every message, as in most topics."""
         return not self.filtered and not self.overdue_before_ms
 
     def queues(self) -> Iterator[WaitQueue]:

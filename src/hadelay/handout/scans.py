@@ -86,7 +86,8 @@ class Scans:
         self.jobs.append(self._recovering(second))
 
     def sweep(self) -> bool:
-        """One slice of the search for owed messages that were forgotten. True when all seconds were searched."""
+        """Do one slice of the search for owed messages that were forgotten. Returns True when all seconds were
+        searched."""
         if self._sweep is None:
             self._sweep = self._sweeping()
         if next(self._sweep, 0):
@@ -118,7 +119,7 @@ class Scans:
             for rows in self._owed_rows(second):
                 found.add(rows)
                 yield self._cost
-            # From here to the end of the second no slice is left: the second is done at one instant.
+            # No slice is left from here to the end of the second, so the scan leaves the second in one step.
             self._catch_up = second + 1
             self._windows.make_ready(found.hour, second, *found.take(self._turns.now_ms))
             self._windows.leave_out(second, found.overflow)
@@ -135,7 +136,8 @@ class Scans:
                     break
                 window.rescan_from = second
                 if second >= self.first_unloaded:
-                    # Wait until the preload has loaded it: its messages may be older than those that were made ready.
+                    # Wait until the preload has loaded this second: its messages may be older than those that are
+                    # ready.
                     yield SLICE
                     continue
                 found = Second(second, room)
@@ -145,7 +147,7 @@ class Scans:
                     found.add(rows[self._windows.missing(window, entries_of(found.hour, rows["index"]))])
                     yield self._cost
                 if window.rescan_from is None:
-                    break  # the topic was deleted meanwhile, or nobody asks for this any more
+                    break  # the topic was deleted meanwhile, or no consumer asks for this topic any more
                 self._windows.refill(window, entries_of(found.hour, found.take(self._turns.now_ms)[0]))
                 if not found.overflow:
                     # Whatever else of this second falls due, or is filed under it, was reported as missed.
@@ -190,7 +192,7 @@ class Scans:
             for window in self._windows.topic(number).windows():
                 if spent >= SLICE:
                     yield spent
-                    # The others had their turn: some may have been taken.
+                    # Other parts ran in between and may have taken some of these messages.
                     spent, owed = _SECOND_COST, self._owed.among(hour, rows)
                 spent += _WINDOW_COST + len(window.entries) // _ENTRIES_PER_ROW
                 if window.closed or (window.rescan_from is not None and window.rescan_from <= second):

@@ -1,4 +1,4 @@
-"""One loaded second: its messages in the order of their milliseconds, sorted once."""
+"""Messages of one loaded second in the order of their milliseconds, sorted once."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Second:
         due = rows["deliver_at_ms"]
         self.next_ms = min(self.next_ms, int(due.min()))
         if self._started and len(rows) < _BULK:
-            # What was sorted stays sorted.
+            # Sorting again keeps the order of sorted rows.
             for item in zip(due.tolist(), rows["index"].tolist(), rows["topic"].tolist(), strict=True):
                 heapq.heappush(self._late, item)
             return
@@ -94,8 +94,8 @@ class Second:
         chunks = [(self._due, self._indexes, self._topics), *self._chunks]
         self._chunks, self._pending = [], 0
         due, indexes, topics = (np.concatenate(column) for column in zip(*chunks, strict=True))
-        # By index within a millisecond: the order of publishing. One key of both sorts several times faster than two;
-        # what was due before this second began is due at once, in any case.
+        # Sort by due time, then by index (the order of publishing). One combined key sorts several times faster than
+        # two keys. Messages due before this second began count as due at its begin.
         order = ((np.maximum(due - self.start_ms, -1) << 32) | indexes).argsort()
         if len(order) > self.limit:
             self.overflow.update(topics[order[self.limit :]].tolist())

@@ -32,7 +32,7 @@ class Turns:
         self._served = 0
         #: Topics that are out of tokens.
         self._refills: Deadlines[TopicTurn] = Deadlines()
-        #: Topics at their concurrency.
+        #: Topics that have reached their limit of concurrency.
         self._full: dict[TopicTurn, None] = {}
 
     def tick(self, now_ms: int) -> None:
@@ -46,7 +46,7 @@ class Turns:
         return NEVER_MS if at_ms is None else int(at_ms)
 
     def activate(self, queue: WaitQueue) -> None:
-        """The queue got polls or messages: give it turns if it has both."""
+        """Give the queue turns if it has polls and messages."""
         if not queue.can_go:
             return
         topic = queue.topic

@@ -70,7 +70,7 @@ class Waiting:
         return False
 
     def wait(self, poll: Poll, *, first: bool = False) -> None:
-        """first: put the poll at the head of its queues; its turn had come already, but its offer failed."""
+        """Add a poll. first: put the poll at the head of its queues, because its turn had come and its offer failed."""
         self.named += len(poll.topics)
         self.deadlines.set(poll, poll.deadline)
         queues = self.queues[poll] = []
@@ -97,7 +97,7 @@ class Waiting:
                 self._forget_name(queue.topic)
 
     def polls(self) -> list[Poll]:
-        """In the order of their topics and queues."""
+        """All waiting polls, in the order of their topics and queues."""
         queues = (queue for topic in self._windows.by_name.values() for queue in topic.queues())
         return list(dict.fromkeys(poll for queue in queues for poll in queue.waiters))
 

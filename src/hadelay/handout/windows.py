@@ -33,7 +33,7 @@ OVERDUE_MS = 5_000
 
 class Windows:
     def __init__(self, owed: Owed, turns: Turns, limit: int) -> None:
-        """limit: of entries in one window."""
+        """limit: largest number of entries in one window."""
         self.owed, self.turns, self.limit = owed, turns, limit
         self.by_name: dict[str, TopicTurn] = {}
         self.by_number: dict[int, TopicTurn] = {}
@@ -104,7 +104,7 @@ class Windows:
         self._clear(window)
         window.closed = True
 
-    # the line between past and present
+    # due time that separates overdue messages from current ones
 
     def _separate(self, topic: TopicTurn, on: bool) -> None:
         """Give overdue messages windows of their own from now on, or no longer."""
@@ -119,7 +119,7 @@ class Windows:
             self.rescan_low(queue)
 
     def on_time(self, topic: TopicTurn, rows: NDArray[np.void]) -> NDArray[np.bool_]:
-        """Mask of the rows that are not overdue. Draws the line anew if one of them is far beyond it."""
+        """Mask of the rows that are not overdue. Moves the line between both if a row is far beyond the line."""
         due = rows["deliver_at_ms"]
         if len(due) and int(due.min()) < self.turns.now_ms - 2 * OVERDUE_MS:
             before, topic.overdue_before_ms = topic.overdue_before_ms, self.turns.now_ms - OVERDUE_MS
@@ -131,13 +131,13 @@ class Windows:
     # messages
 
     def make_ready(self, hour: int, second: int, indexes: NDArray[np.uint32], topics: NDArray[np.uint32]) -> None:
-        """These entries of the hour fell due. second: since 1970, that they are filed under."""
+        """These entries of the hour fell due. second: second since 1970 that the entries are filed under."""
         for number, entries in split(hour, indexes, topics) if len(topics) else ():
             self.ready_counts[number] += len(entries)
             self.add(self.topic(number), second, entries)
 
     def leave_out(self, second: int, counts: Counter[int]) -> None:
-        """So many messages of that second, by topic number, fell due and stay on disk until there is room."""
+        """This many messages of the second, by topic number, fell due and stay on disk until a window has room."""
         for number, count in counts.items():
             self.ready_counts[number] += count
             for queue in self.topic(number).queues():
@@ -179,12 +179,12 @@ class Windows:
         self.turns.activate(window.queue)
 
     def give_back(self, window: Window, entries: list[int]) -> None:
-        """These are the first in line again."""
+        """Put these entries back at the head of the window."""
         window.entries.extendleft(reversed(entries))
         self.size += len(entries)
 
     def take_free(self, window: Window, entries: list[int]) -> list[int]:
-        """Those of the window's entries that are not in flight, each once; the window has skipped the others."""
+        """Entries of the window that are not in flight, each once; the window drops the others."""
         free = []
         for entry in dict.fromkeys(entries):
             if entry in self.in_flight:

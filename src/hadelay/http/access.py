@@ -124,7 +124,7 @@ def _is_address(name: str) -> bool:
 
 
 class Access:
-    """Rights of one request."""
+    """Rights of one request's token."""
 
     def __init__(self, actor: Actor, rights: Rights, *, first_only: bool = False) -> None:
         self.actor, self.rights = actor, rights

@@ -1,4 +1,4 @@
-"""Whole answers of HTTP: their media types, and errors as `application/problem+json` (RFC 9457)."""
+"""Complete HTTP answers: media types, and errors as `application/problem+json` (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def header_lines(headers: Mapping[str, str]) -> bytes:
 class Problem(msgspec.Struct):
     """The document of every refusal."""
 
-    #: A stable name: docs/reference/errors.md lists them.
+    #: Stable name of the problem; docs/reference/errors.md lists the names.
     type: str
     title: str
     status: int
-    #: What to do about it.
+    #: Advice to the client.
     detail: str
     #: The same request may succeed later, here or at another node.
     retryable: bool
     #: false: it may or may not have happened. Retry only with the same Idempotency-Key or request_id.
     outcome_known: bool
     retry_after_ms: int | msgspec.UnsetType | None = msgspec.UNSET
-    #: Of a conflict: the state that forbids it.
+    #: State that forbids the operation (conflicts).
     outcome: Literal["pending", "leased", "acked", "cancelled", "expired", "dead"] | msgspec.UnsetType = msgspec.UNSET
-    #: Of a conflict over a key: the message that has it.
+    #: Id of the message that has the key (conflicts over a key).
     id: str | msgspec.UnsetType = msgspec.UNSET
 
 

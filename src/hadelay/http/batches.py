@@ -171,7 +171,7 @@ def _problem_of_large_json(item: bytes, number: int, largest: int) -> Generator[
     if len(item) > largest:
         return TooLarge(f"an item of {len(item)} bytes: more than any with a payload of max_body_bytes")
     if item.lstrip(_SPACE)[:1] != b"{":
-        return None  # the decoder says so at its first byte
+        return None  # the decoder reports the error at the first byte
     ends = yield from _cut_json(item, b"{", _MEMBERS, f"body[{number}] has at most {_MEMBERS}")
     for start, end in pairwise(ends):
         if end - start > _BESIDES and not _PAYLOAD.match(item, start + 1):
@@ -204,7 +204,7 @@ def _cut_json(data: bytes, opening: bytes, at_most: int, limit: str) -> _Cut:
     utf8 = getincrementaldecoder("utf-8")()
     while at < len(data):
         piece = data[at : at + _CUT_JSON]
-        if (len(piece) - len(piece.rstrip(b"\\"))) & 1:  # the last backslash escapes the next byte
+        if (len(piece) - len(piece.rstrip(b"\\"))) & 1:  # the last backslash escapes the byte after the slice
             piece = data[at : at + _CUT_JSON + 1]
         _check_utf8(utf8, piece)
         where, kinds, inside = _outside_strings(piece, inside, _KINDS if opening else _KINDS_OF_LINES)

@@ -13,14 +13,14 @@ from hadelay.errors import BadRequest, Overloaded, RequestTimeout, TooLarge, Uns
 
 @dataclass
 class ByteBudget:
-    """Bytes of bodies that arrive in pieces; they count until their request is answered."""
+    """Budget for bytes of bodies that arrive in pieces; bytes count until their request is answered."""
 
     at_most: int
     taken: int = 0
 
 
 class Reservation:
-    """One request's part of the budget."""
+    """Part of the budget that one request holds."""
 
     def __init__(self, budget: ByteBudget) -> None:
         self.budget, self.taken = budget, 0

@@ -43,7 +43,7 @@ class Context:
     ) -> None:
         self.service, self.config, self.max_delay_ms, self.routes = service, config, max_delay_ms, routes
         self.tls = Certificates("http", config.tls_cert, config.tls_key, config.tls_ca) if config.tls_cert else None
-        #: None: requests need no token.
+        #: Authenticator; None: requests need no token.
         self.authenticator: Authenticator | None = None
         self.hosts = Hosts(config, tokens=tokens)
         self.polls, self.relay = Polls(), Relay(config, self.tls)
@@ -114,14 +114,14 @@ class ParsedHead:
 
     def __init__(self, method: str, raw_path: str, raw_headers: tuple[tuple[bytes, bytes], ...]) -> None:
         self.method, self.raw_path, self.raw_headers = method, raw_path, raw_headers
-        # As aiohttp decodes them.
+        # Query parameters, decoded as aiohttp decodes them.
         pairs = [(name.decode(), value.decode("utf-8", "surrogateescape")) for name, value in raw_headers]
         self.headers = CIMultiDictProxy(CIMultiDict(pairs))
 
 
 @dataclass(slots=True)
 class Call:
-    """One request on its way through a handler."""
+    """One request and its answer, for a handler."""
 
     context: Context
     #: web.BaseRequest; ParsedHead on the short way.
@@ -133,7 +133,7 @@ class Call:
     #: Bytes of the body; None: not read yet.
     data: bytes | None = None
     access: Access = UNRESTRICTED
-    #: None: the body has been read.
+    #: Reader of the body; None: the body has been read.
     reservation: Reservation | None = None
 
     @property

@@ -37,7 +37,7 @@ _MAX_HELD = 64 << 10
 
 
 class Connection(Protocol):
-    """One connection; lost and limit: see Listener."""
+    """Protocol of one connection; lost and limit: see Listener."""
 
     __slots__ = (
         "_busy", "_context", "_heads", "_held", "_lost", "_missing", "_stalled", "_task", "_template", "limit",
@@ -161,7 +161,7 @@ class Connection(Protocol):
         else:
             transport.writelines((head, body))
         if self._held:
-            # In the next pass of the loop: data_received may be the caller, and calls must not nest.
+            # Start in the next pass of the loop: data_received may be the caller, and calls must not nest.
             self.loop.call_soon(self._go_on)
         else:
             self._busy = False

@@ -81,7 +81,7 @@ async def _from_leader(call: Call, ask: ReceiveRequest) -> Answer:
             return await _elsewhere(call, leader)
         try:
             handed = await context.polls.run(call.service.consume.receive(ask))
-        except NoLeader as error:  # deposed while it waited
+        except NoLeader as error:  # this node lost the leadership while the request waited
             failure = error
             ask = msgspec.structs.replace(ask, wait_ms=max(0, int((until - loop.time()) * 1000)))
             continue
@@ -143,7 +143,7 @@ def _answer(call: Call, handed: Handed) -> Answer:
 
 
 def _text(payload: Any, content_type: str) -> Any:
-    """The payload as text; UNSET: its content type or its bytes are not text."""
+    """Payload as text; UNSET if its content type or its bytes are not text."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind.startswith("text/") or kind in _TEXTUAL or kind.endswith(("+json", "+xml")):
         try:

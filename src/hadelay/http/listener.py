@@ -57,7 +57,7 @@ class Listener:
 
     @property
     def full(self) -> bool:
-        """Whether no descriptor is left for another socket."""
+        """Whether the process has no free descriptor for another socket."""
         return self._context.connections + self._context.relay.count >= self._sockets
 
     # ---- accepting
@@ -171,7 +171,7 @@ class Listener:
             if task.cancelled() or error is not None:
                 connection.close()
                 gone()
-            if error is not None and not isinstance(error, OSError):  # it left, or its TLS failed
+            if error is not None and not isinstance(error, OSError):  # the client left, or its TLS handshake failed
                 log.error("accept_failed", exc_info=error)
 
         task = self._loop.create_task(self._connect(connection, make))

@@ -27,7 +27,7 @@ _SLICE_S = 0.0005
 _LOOK_S = 0.1
 _DELAYS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
-#: In the order in which they are shown, after the families of the node.
+#: Families of this file, in the order of the page; the node's families come first.
 FAMILIES = (
     Family("hadelay_http_requests_total", "counter", "Answers by route and status", ("route", "code")),
     Family(
@@ -113,20 +113,20 @@ class Metrics:
 
 
 def lines(family: Family, values: Values) -> Iterator[str]:
-    """Whole lines, some at a time; none of a family without a value."""
+    """Text of the page, some whole lines at a time; families without a value are left out."""
     name = family.name
     if isinstance(values, dict) and not values:
         return
     yield f"# HELP {name} {family.help}\n# TYPE {name} {family.kind}\n"
     if isinstance(values, Histogram):
-        # In one slice: the counts may change between slices.
+        # Read all counts in one slice: they may change between slices.
         counts = list(accumulate(values.counts))
         rows = zip((*map(str, values.bounds), "+Inf"), counts, strict=True)
         buckets = "".join([f'{name}_bucket{{le="{bound}"}} {count}\n' for bound, count in rows])
         yield f"{buckets}{name}_sum {values.sum}\n{name}_count {counts[-1]}\n"
     elif isinstance(values, dict):
         form = f"{name}{{" + ",".join(f'{label}="%s"' for label in family.labels) + "} %s\n"
-        items = iter(list(values.items()))  # the map may change between slices
+        items = iter(list(values.items()))  # the mapping may change between slices
         while some := list(islice(items, _LINES)):
             yield "".join([form % (*map(_escaped, texts), value) for texts, value in some])
     else:

@@ -25,7 +25,7 @@ class Server(web.Server):
 
 
 class Protocol(RequestHandler):
-    """One connection, with names for the states of aiohttp's handler."""
+    """Protocol of one connection, with names for the states of aiohttp's handler."""
 
     __slots__ = ("loop",)
 

@@ -104,7 +104,7 @@ _NO_OPTIONS = (None,) * 7
 
 
 class _Drafts:
-    """Drafts of the items of one batch. A wrong item is refused in its place; the others are published.
+    """Drafts of one batch's items. An invalid item is refused in its position; the other items are published.
 
     Topics, times and metas repeat within a batch, so their results are cached.
     """
@@ -115,7 +115,7 @@ class _Drafts:
         self.topics: set[str] = set()
         self.whens: dict[tuple[object, object], tuple[int, bool]] = {}
         self.metas: dict[str, bytes] = {}
-        #: Traceparent of items without one.
+        #: Traceparent header for items without a traceparent.
         self.trace = check_traceparent(call.request.headers.get("traceparent", "").encode("utf-8", "surrogateescape"))
         self.plain = pack(Meta(tp=self.trace))
         self.drafts: list[Draft] = []
@@ -130,7 +130,7 @@ class _Drafts:
         self.total += len(items)
         topics, when_of, one = self.topics, self._when, self._one
         max_body, max_delay_s = self.limits.max_body_bytes, self.max_delay_ms // 1000
-        # In characters: UTF-8 has at most four bytes for one.
+        # Limit in characters: one character has at most four bytes in UTF-8.
         short_key = self.limits.max_key_bytes // 4
         for place, item in enumerate(items, first):
             if isinstance(item, HadelayError):

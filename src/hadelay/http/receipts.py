@@ -22,12 +22,12 @@ _RESULTS = 250
 _JSON = (b'{"id":"', b'","deliver_at":"', b'"},', b'{"results":[', b"]}")
 # fixmap of 2, fixstr of 2, fixstr of 13 … fixstr of 10, fixstr of 24
 _MSGPACK = (b"\x82\xa2id\xad", b"\xaadeliver_at\xb8", b"", b"\x81\xa7results", b"")
-#: Of one packer, because each has a buffer of 1 MiB.
+#: One packer for all answers, because a packer has a buffer of 1 MiB.
 _array_header = Packer().pack_array_header
 
 
 def one(draft: Draft, receipts: Receipts) -> tuple[int, str, bytes]:
-    """(status, id, JSON) of the publish of one message. Raises its refusal."""
+    """(status, id, JSON) for a publish of one message. Raises the message's refusal."""
     if receipts.problems:
         raise receipts.problems[0]
     message_id = encode_id(receipts.ids[0])
@@ -61,7 +61,8 @@ async def batch(
 
 
 def _plain(receipts: Receipts, msgpack: bool) -> bytes:
-    """Without refusals and duplicates all results have one width, and the answer is a matrix of bytes."""
+    """Receipts of messages that are neither refused nor duplicates: all have one width, so the answer is a matrix of
+    bytes."""
     lead, middle, tail, head, end = _MSGPACK if msgpack else _JSON
     count, width = len(receipts.ids), len(lead) + ID_CHARS + len(middle) + INSTANT_CHARS + len(tail)
     rows = np.empty((count, width), np.uint8)

@@ -32,9 +32,9 @@ _AIOHTTP_ONLY = frozenset(
 class Fields(NamedTuple):
     """The parsed header lines of a request, which requests with other request lines may share."""
 
-    #: None: without Content-Length.
+    #: Content-Length; None without the header.
     body_bytes: int | None
-    #: None: not valid for a publish.
+    #: Template of the publish; None: the head is not valid for a publish.
     publish: options.Options | None
     lines: tuple[tuple[bytes, bytes], ...]
     #: Other requests may repeat these lines.
@@ -56,7 +56,7 @@ class KnownHead(NamedTuple):
     """A parsed request head. Remembered only as long as the request's token is valid."""
 
     body_bytes: int
-    #: None: the request is wrong, or its route has no short way; aiohttp and the routes answer it.
+    #: None: the head is invalid, or its route has no fast path; then aiohttp and the routes answer.
     asks: DraftTemplate | ShortRequest | None
 
 
@@ -79,7 +79,7 @@ class RequestHeads:
         self._fields: dict[bytes, Fields] = {}
 
     def parse(self, text: bytes) -> KnownHead | None:
-        """None: not plain, so that only aiohttp can tell where the request ends."""
+        """Parse a head. None: the head is not plain, so that only aiohttp can tell where the request ends."""
         for pattern, complete in _OWN_LINES:
             line = pattern.search(text)
             if line is None:
@@ -144,7 +144,7 @@ class RequestHeads:
         try:
             found = options.parse_headers(self.context.config, headers)
         except HadelayError:
-            found = None  # the long way refuses it
+            found = None  # the routes refuse this head
         authorization = tuple(value.decode("latin-1") for name, value in headers if name.lower() == b"authorization")
         fields = Fields(length, found, tuple(headers), common, authorization)
         if common:

@@ -10,7 +10,8 @@ ITEM = 256
 
 
 class Turns:
-    """One per server. However many large requests there are, a pass of the loop has one slice of one of them."""
+    """Turns of large requests, one object per server: each pass of the event loop has at most one slice of one large
+    request."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()

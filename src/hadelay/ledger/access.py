@@ -45,7 +45,7 @@ def _problem(command: Any) -> str:
     if not isinstance(command, list) or len(command) != 4:
         return "a token is [name, hash, scopes, lifetime]"
     name, digest, scopes, lifetime_ms = command
-    # Not str.isprintable, which may differ between versions of Python.
+    # An explicit check, because str.isprintable may differ between versions of Python.
     if not isinstance(name, str) or not 0 < len(name) <= MAX_TOKEN_NAME or min(name) < " " or "\x7f" in name:
         return f"name: 1 to {MAX_TOKEN_NAME} printable characters"
     if not isinstance(digest, bytes) or len(digest) != HASH_BYTES:

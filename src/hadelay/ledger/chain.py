@@ -18,8 +18,8 @@ from hadelay.codec.linking import INDEX_CRC
 from hadelay.ledger.ports import HourStore
 from hadelay.model import NONE32
 
-#: In an hour that is not mapped, a walk reads so many entries at once and takes shorter slices: the entries of a
-#: second may lie anywhere in the file.
+#: Read-ahead and slice size, in entries, for an hour that is not mapped: the entries of a second may be anywhere in the
+#: file.
 _BLOCK = 64
 _UNMAPPED_SLICE = 1_024
 _STRIDE = INDEX_SIZE // 4
@@ -41,8 +41,8 @@ class Damage(NamedTuple):
 
 
 class ChainWalk:
-    """One second, newest entry first, in slices of any size. The start is the loading offset of S1: entries filed after
-    the walk was created are not part of the walk; apply reports them."""
+    """Walk over one second, newest entry first, in slices of any size. The start of the walk is the loading offset of
+    S1: later entries are not part of the walk; apply reports them."""
 
     def __init__(self, store: HourStore, hour: int, second: int) -> None:
         assert 0 <= second < SECONDS_PER_HOUR
@@ -108,7 +108,7 @@ class ChainWalk:
         return base, memoryview(words)
 
     def _verified(self, rows: Rows, indexes: list[int]) -> int:
-        """How many of `rows`, from the first on, are undamaged."""
+        """Number of leading `rows` that are undamaged."""
         fine = (rows["index"] == np.array(indexes, np.uint32)) & (rows["second"] == self.second)
         fine &= rows["local"] == np.arange(self.left - 1, self.left - 1 - len(rows), -1)
         fine[INDEX_CRC.bad(rows)] = False

@@ -57,7 +57,7 @@ REDRIVE_BYTES = 4 << 20
 
 
 def die(ledger: Ledger, leaving: Leaving) -> None:
-    """These leased messages (INDEX rows) had their last attempt."""
+    """End these leased messages (INDEX rows), whose last attempt failed."""
     rows = leaving.rows
     for number, _ in by_topic(rows["topic"]):
         mine = rows["topic"] == number
@@ -243,7 +243,7 @@ def drop_hour(ledger: Ledger, command: Maintain) -> JobResult | Refused:
 
 
 def _forget(ledger: Ledger, hour: int, rows: Rows) -> None:
-    """Let nobody find these dead letters of one hour any more."""
+    """Remove these dead letters of one hour from all look-ups."""
     forget_keys(ledger, hour, rows)
     for number, died_ms, first_id in zip(
         rows["topic"].tolist(), rows["deliver_at_ms"].tolist(), rows["first_id"].tolist(), strict=True

@@ -1,4 +1,5 @@
-"""One message with its history, for GET: from the index, the record and the dispatch logs it went through."""
+"""One message with its history, for GET: from the index, the record and the dispatch logs of all hours the message was
+filed in."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ _CHUNK = 65_536
 
 
 def describe(ledger: Ledger, message_id: int, now_ms: int = 0, *, body: bool = False) -> Description | None:
-    """One message with its history. now_ms: cluster time of the question; state.now stands still while nothing is
+    """One message with its history. now_ms: cluster time of the request; state.now stands still while nothing is
     applied."""
     place = find_entry(ledger, message_id)
     if place is None:
@@ -38,7 +39,7 @@ def describe(ledger: Ledger, message_id: int, now_ms: int = 0, *, body: bool = F
 def described(
     ledger: Ledger, hour: int, row: np.void, found: State, attempt: int, history: list[HistoryEvent], *, body: bool
 ) -> Description:
-    """The message of an entry, by its INDEX row and its record, which is verified."""
+    """Message of an entry, from its INDEX row and its record; the record's checksum is verified."""
     record = decode_record(ledger.store.record(hour, int(row["offset"]), int(row["size"]), verify=True))
     return Description(
         int(row["first_id"]),
@@ -86,7 +87,7 @@ def _history(ledger: Ledger, message_id: int, place: EntryRef) -> tuple[list[His
             if kind is Event.LEASED or kind is Event.ACKED:
                 attempts = max(attempts, int(event["attempt"]))
             elif kind is Event.REDRIVEN or (kind is Event.DEAD and int(event["other_hour"]) < DEAD_HOURS):
-                attempts = 0  # the message begins anew
+                attempts = 0  # a redrive or reschedule starts a new count
             happened.append(_history_event(ledger, hour, event, kind))
         if following is None:
             break
@@ -104,7 +105,7 @@ def over(ledger: Ledger, topic: Topic, hour: int, index: int, now_ms: int) -> bo
 
 
 def _events_of(ledger: Ledger, hour: int, index: int) -> list[np.void]:
-    """Events of one entry, in order. Each names the one before it, so only the last one is searched for."""
+    """Events of one entry, in order. Each event names the one before it, so only the last event is searched for."""
     hour_state = ledger.hours.get(hour)
     if hour_state is None or (index not in hour_state.settled and index not in hour_state.leased):
         return []  # no event: no need to look through the hour

@@ -41,7 +41,7 @@ class Bucket:
         return max(0, min(self.depth, (now_ms * _MS - self.spent_ns) // self.interval_ns))
 
     def take(self, count: int, now_ms: int) -> None:
-        """Spend tokens; negative: give them back."""
+        """Spend tokens; a negative count gives tokens back."""
         oldest = now_ms * _MS - self.depth * self.interval_ns
         self.spent_ns = max(self.spent_ns, oldest) + count * self.interval_ns
 
@@ -68,7 +68,7 @@ UNLIMITED = Allowance(PLENTY)
 
 
 class HandoutLimits:
-    """One topic's limits on hand-outs, as its leader keeps them."""
+    """Limits on the hand-outs of one topic, as the leader counts them."""
 
     __slots__ = ("catch_up", "concurrency", "paused", "rate")
     rate: Bucket | None
@@ -115,5 +115,5 @@ def is_limited(settings: TopicSettings) -> bool:
 
 
 def limits_of(settings: TopicSettings, now_ms: int, before: HandoutLimits | None = None) -> HandoutLimits | None:
-    """None for a topic without limits, as most are."""
+    """Limits of a topic; None for a topic without limits, as most are."""
     return HandoutLimits(settings, now_ms, before) if is_limited(settings) else None

@@ -1,4 +1,4 @@
-"""What became of the entries of one hour, as bitmaps. Hours in which nothing has happened yet have no HourState."""
+"""State of the entries of one hour, as bitmaps. Hours without any event have no HourState."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def groups(column: NDArray[Any]) -> Iterator[tuple[int, slice | NDArray[np.intp]
 
 
 class HourState:
-    """Open entries of an hour = those in its index, less `settled`; the leased ones are among the open."""
+    """Bitmaps of one hour. Open entries are those in the hour's index, without `settled`; leased entries are open."""
 
     __slots__ = (
         "carried", "keyed", "late", "leased", "open_seconds", "others", "retire_at", "returned", "settled",
@@ -59,7 +59,7 @@ class HourState:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        #: Entries that are over, whatever ended them.
+        #: Settled entries, whatever ended them.
         self.settled = BitMap()
         #: Settled entries that did not end with an ack, by what ended them: TTL_EXPIRED, CANCELLED, MOVED, DEAD.
         self.others: dict[Event, BitMap] = {}
@@ -81,7 +81,7 @@ class HourState:
         self.retire_at = 0
 
     def ended(self, index: int) -> Event | None:
-        """How this entry ended; None while it is open."""
+        """Event that ended this entry; None while the entry is open."""
         if index not in self.settled:
             return None
         for event, bits in self.others.items():

@@ -147,7 +147,7 @@ class Decision:
         filed = [one for one in self._filed if take[one[0]]]
         ids, keys = [every[row] for row, _ in filed], [key for _, key in filed]
         starts = [self._starts.get(row, ledger.now_ms) for row, _ in filed] if self._starts else repeat(ledger.now_ms)
-        # Of a key that is there twice the later row counts.
+        # If a key occurs twice, the later row counts.
         ledger.tables.put_many(KEY, dict(zip(keys, map(_VALUE.pack, ids, starts), strict=True)))
         ledger.tables.put_many(KEYOF, dict(zip(map(ID_KEY.pack, ids), keys, strict=True)))
 
@@ -179,13 +179,13 @@ def forget_keys(ledger: Ledger, hour: int, rows: Rows) -> int:
     keyed = rows[rows["flags"] & FLAG_KEYED != 0]
     for first_id, index in zip(keyed["first_id"].tolist(), keyed["index"].tolist(), strict=True):
         place = ledger.tables.get(PLACE, ID_KEY.pack(first_id))
-        if place is None or place.startswith(PLACE_VALUE.pack(hour, index)):  # else the message went on from here
+        if place is None or place.startswith(PLACE_VALUE.pack(hour, index)):  # the message continues from this entry
             forget_key(ledger, first_id)
     return len(keyed)
 
 
 def forget_key(ledger: Ledger, first_id: int) -> None:
-    """Let nobody find this message by its key any more."""
+    """Remove this message's key from the look-up."""
     message = ID_KEY.pack(first_id)
     key = ledger.tables.get(KEYOF, message)
     if key is None:

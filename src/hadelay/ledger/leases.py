@@ -62,7 +62,7 @@ def _let_go(ledger: Ledger, grant: HeldGrant, positions: NDArray[np.intp]) -> No
 
 
 class _Held(NamedTuple):
-    """What a command names of one held grant."""
+    """Messages of one grant that a command names."""
 
     grant: HeldGrant
     positions: NDArray[np.intp]
@@ -150,8 +150,8 @@ def _late_ack(ledger: Ledger, lease: np.void, node: int) -> LeaseOutcome:
 
 
 def _failed_since(ledger: Ledger, entry: Rows) -> int:
-    """How many attempts of this entry's message have failed since it was due, its own included. The difference of two
-    attempt numbers does not tell: a message that died in between is counted from 0 again."""
+    """Number of failed attempts of this entry's message since it was due, including the entry's own. Attempt numbers
+    alone do not tell: a message that died in between is counted from 0 again."""
     if ledger.level < ACK_OF_THIS_LIFE:
         return 0
     due_ms = int(entry["deliver_at_ms"][0])
@@ -231,7 +231,7 @@ class ReturnedLeases:
                 due_ms[where] += np.minimum(waits, ledger.settings.max_delay_ms)
             if settings.webhook is not None and ledger.level >= WEBHOOK_FLOOR:
                 due_ms[where] = np.maximum(due_ms[where], ledger.now_ms + WEBHOOK_FLOOR_MS)
-        # A message leased before its due time is not due earlier when it comes back.
+        # A message that was leased early does not become due earlier when it comes back.
         later: I64 = np.maximum(due_ms, entries["deliver_at_ms"])
         return later
 
@@ -251,7 +251,7 @@ class ReturnedLeases:
         ledger, failure, held = self.ledger, self.failure, leaving.rows
         gone = ~ledger.topics.alive(entries)
         over = ~gone & expired(ledger, entries, ledger.now_ms)
-        # From MAX_EXCUSED on every attempt counts.
+        # From MAX_EXCUSED hand-outs on, every attempt counts.
         counted = (excused(entries) == MAX_EXCUSED) | self.counts
         dying = ~gone & ~over & (_tries(held, entries) >= self._limits(held)) & counted
         for ending, event in ((gone, Event.CANCELLED), (over, Event.TTL_EXPIRED)):

@@ -207,7 +207,7 @@ class _Look:
         yield 0, (start_ms + HOUR_MS - 1, _LAST_ID)
 
     def _pass(self, hour: int, count: int, after: Key, members: U32 | None, step: int) -> Iterator[tuple[int, None]]:
-        """Over the hour's index, or over those entries of it."""
+        """Rows to look at: the whole index of the hour, or only these entries."""
         store = self.store
         size = max(1, _ROWS // step)
         for at in range(0, count if members is None else len(members), size):
@@ -273,7 +273,7 @@ def states_of(ledger: Ledger, hour: int, rows: Rows, now_ms: int) -> NDArray[np.
     ended = np.flatnonzero(expired(ledger, rows, now_ms) & (codes == _CODE[State.READY]))
     codes[ended] = _CODE[State.EXPIRED]
     if hour >= DEAD_HOURS:
-        # deliver_at_ms of a dead letter is when it died: purged ones are gone.
+        # A dead letter's deliver_at_ms is the time of its death; purged dead letters no longer count.
         marks = np.array([ledger.topics[number].dead_mark_ms for number in rows["topic"].tolist()])
         codes[:] = np.where(rows["deliver_at_ms"] > marks, _CODE[State.DEAD], _ELSEWHERE)
     hour_state = ledger.hours.get(hour)

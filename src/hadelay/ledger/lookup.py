@@ -1,4 +1,4 @@
-"""From a message's id to its present entry and state. A message that never moved is found by its id alone."""
+"""Look-up from a message's id to its present entry and state. A message that never moved is found by its id alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hadelay.model import DEAD_HOURS, Event, State, unpack_id
 class EntryRef:
     hour: int
     index: int
-    #: INDEX, one row
+    #: one row of INDEX
     rows: Rows
 
 
@@ -34,7 +34,7 @@ ENDED = {
 
 
 def find_entry(ledger: Ledger, message_id: int) -> EntryRef | None:
-    """The message's present entry; None if there never was one, or its hour is retired."""
+    """Present entry of the message; None if the id was never given, or if the entry's hour is retired."""
     hour, index = _present(ledger, message_id)
     if hour < 0 or index >= ledger.store.count(hour):
         return None
@@ -55,7 +55,7 @@ def find_entries(ledger: Ledger, ids: list[int]) -> tuple[I64, I64]:
 
 def _present(ledger: Ledger, message_id: int) -> tuple[int, int]:
     """(hour, globalIndex), (-1, -1) of a message that is gone."""
-    # Of any group: what was restored keeps its ids, and the entry says its own (ADR 141).
+    # Any group is valid: restored messages keep their ids, and the entry has its own group (ADR 141).
     _, hour, index = unpack_id(message_id)
     if index < ledger.store.count(hour):
         hour_state = ledger.hours.get(hour)

@@ -102,7 +102,7 @@ class Listener:
     def on_extended(self, grant: HeldGrant) -> None: ...
 
     def on_settled(self, hour: int, indexes: U32, event: Event) -> None:
-        """These entries ended: ACKED, TTL_EXPIRED, CANCELLED, MOVED or DEAD."""
+        """These entries were settled as ACKED, TTL_EXPIRED, CANCELLED, MOVED or DEAD."""
 
     def on_topic(self, topic: Topic) -> None:
         """The topic was created, changed or deleted, or has work for maintenance (Topics.with_work)."""
@@ -114,4 +114,4 @@ class Listener:
         """Messages of the topic died. An alert is owed while topic.settled[Event.DEAD] is ahead of topic.alerted."""
 
     def on_ttl(self, at_ms: int) -> None:
-        """At this time TTL_EXPIRE has a message to look at."""
+        """TTL_EXPIRE has a message to look at from this time on."""

@@ -74,7 +74,7 @@ def _refuse_callbacks(ledger: Ledger, batch: Batch) -> None:
 
 
 def _refuse_full_hours(ledger: Ledger, batch: Batch) -> None:
-    # As if the whole batch went into each of its hours: close to the limit is soon enough.
+    # Count the whole batch for each of its hours: near the limit, an early refusal is good enough.
     hours = batch.deliver_at_ms // HOUR_MS
     if len(hours) > 1 and (hours != hours[0]).any():
         full = ledger.store.counts(hours).astype(np.int64) + len(hours) >= NONE32
@@ -165,7 +165,7 @@ def _count(ledger: Ledger, batch: Batch) -> None:
 
 
 def _file(ledger: Ledger, batch: Batch, take: slice | Mask) -> None:
-    """Append the rows of `take` to the hours, with their TTLs, and answer them."""
+    """Append the rows of `take` and their TTLs to the hours, and write their results."""
     command, topics = batch.command, batch.topics
     rows, deliver = command.rows[take], batch.deliver_at_ms[take]
     hours = deliver // HOUR_MS

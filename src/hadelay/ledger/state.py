@@ -30,7 +30,7 @@ NO_NODE = 0xFF
 
 
 class Ledger:
-    """One group's state. `store`, `tables` and `names` are changed by apply alone; see ledger/ports.py."""
+    """State of one group. Only apply changes `store`, `tables` and `names`; see ledger/ports.py."""
 
     def __init__(
         self, group: int, store: HourStore, tables: Tables, names: Names, settings: Settings | None = None
@@ -69,7 +69,7 @@ class Ledger:
         self.key_count = 0
         self.key_count_before = 0
         self.keys_dropped_early = 0
-        #: By id. A change replaces the dict, so that caches see it (ledger/access.py).
+        #: Tokens by id. A change replaces the dict, so that caches notice it (ledger/access.py).
         self.tokens: dict[str, Token] = {}
         self.audit = Audit()
         #: Count of numbers given to consumers, nodes and reasons.

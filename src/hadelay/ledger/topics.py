@@ -52,7 +52,7 @@ class RedriveJob:
         return self.rate is not None and self._due(now_ms) <= 0
 
     def allowed(self, now_ms: int) -> int:
-        """How many more letters may be redriven by now. A delay of more than a second is not caught up with."""
+        """Number of dead letters that may be redriven now. A pause of more than a second is not made up for."""
         if self.rate is None:
             return 1 << 30
         due, most = self._due(now_ms), 1 + int(self.rate)
@@ -171,7 +171,7 @@ class Topics:
         self.note_work(topic)
 
     def end_dead(self, topic: Topic, now_ms: int) -> None:
-        """Purge the topic's dead letters; their bytes go with their hours (ledger/dead.py)."""
+        """Purge the topic's dead letters; their bytes disappear with their hours (ledger/dead.py)."""
         topic.dead_mark_ms = topic.last_death_ms(now_ms)
         topic.dead, topic.redrive = 0, None
         self.note_work(topic)

@@ -31,7 +31,8 @@ from hadelay.model import DEAD_HOURS, HOUR_MS, MOVES, NONE32, Event
 FLAG_LEASE_EXPIRED = 1
 #: The message has a client key; a TTL (table `ttlof`); a webhook URL of its own (meta `cb`).
 FLAG_KEYED, FLAG_TTL, FLAG_CALLBACK = 2, 4, 8
-#: The message died in another topic and was routed to this one: this topic keeps it when it dies again.
+#: Marks a message that died in another topic and was routed to this topic: this topic keeps the message when it dies
+#: again.
 FLAG_ROUTED = 16
 #: The message was due, or nearly, when it was rescheduled: in interval mode a leader that fell may have handed it out
 #: before, and `deliver_at_ms` no longer tells.
@@ -158,7 +159,7 @@ def filed(ledger: Ledger, hours: int | I64, rows: Rows) -> None:
 
 
 def excused(rows: Rows) -> NDArray[np.uint16]:
-    """How many hand-outs of these messages (INDEX rows) do not count as attempts."""
+    """Number of hand-outs of each message (INDEX rows) that do not count as attempts."""
     found: NDArray[np.uint16] = rows["flags"] >> np.uint16(EXCUSED_AT)
     return found
 
@@ -237,7 +238,7 @@ def failures_of(ledger: Ledger, first_id: int) -> list[tuple[int, Event, int, in
 
 
 def fitting(costs: NDArray[np.integer], room: int, *, at_least: bool = True) -> int:
-    """How many of them, from the first on, fit into `room`; at_least: one does in any case."""
+    """Number of leading messages that fit into `room`; at_least: smallest number to take."""
     fits = int(np.cumsum(costs, dtype=np.int64).searchsorted(room, "right"))
     return max(fits, 1) if at_least and len(costs) else fits
 

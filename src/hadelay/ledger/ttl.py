@@ -82,7 +82,7 @@ def due(ledger: Ledger, now_ms: int, start: bytes, limit: int) -> list[bytes]:
 
 
 def ends_something(ledger: Ledger, keys: list[bytes]) -> bool:
-    """One of these messages waits. Settled and leased messages give TTL_EXPIRE nothing to write down."""
+    """Whether one of these messages waits. TTL_EXPIRE has nothing to write for settled and leased messages."""
     hours, indexes = find_entries(ledger, [KEY.unpack(key)[1] for key in keys])
     for hour, where in groups(hours):
         hour_state = ledger.hours.get(hour)
@@ -128,7 +128,7 @@ def _expire(ledger: Ledger, ids: list[int]) -> int:
             # The lease wins. Its end sees that the time is over.
             _look_at(ledger, ledger.now_ms + ledger.settings.max_lease_ms, first_id)
         over_already += rows["first_id"][~settled & ~leased].tolist()
-        # Messages cancelled with their topic: SWEEP writes them down.
+        # Messages that were cancelled with their topic: SWEEP writes their events.
         waiting = rows[~settled & ~leased & ledger.topics.owed(rows)]
         if len(waiting):
             settle(ledger, Leaving(hour, waiting), Event.TTL_EXPIRED)

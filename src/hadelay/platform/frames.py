@@ -23,7 +23,7 @@ def decode(data: bytes, *types: type) -> list[Any]:
     """Fields of a frame. BadFrame unless they have these types, and numbers are from 0 to below LIMIT."""
     try:
         fields = msgpack.unpackb(memoryview(data)[1:])
-    except Exception as error:  # msgpack raises a family of them
+    except Exception as error:  # msgpack raises several types of errors
         raise BadFrame(f"kind {data[0]}: {error}") from error
     if type(fields) is not list or [type(field) for field in fields] != list(types):
         raise BadFrame(f"kind {data[0]}: the fields are not {[t.__name__ for t in types]}")

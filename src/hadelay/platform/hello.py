@@ -18,11 +18,11 @@ _NO_HELLO = "the first frame on this node link of a hadelay cluster must be HELL
 
 
 class Hello:
-    """This node's HELLO, and the check of other nodes' HELLOs."""
+    """HELLO of this node, and the check of HELLOs from other nodes."""
 
     def __init__(self, name: str, *, cluster_id: str, group: int, feature_level: int, tls: bool) -> None:
         self.name, self.cluster_id, self.group, self.tls = name, cluster_id, group, tls
-        #: HELLO with its header, ready to send.
+        #: HELLO frame with its header, ready to send.
         self.packed = packed(encode(HELLO, PROTOCOL, VERSION, cluster_id, group, name, feature_level))
 
     def judge(self, data: bytes, peers: Mapping[str, str]) -> tuple[Verdict, str]:
@@ -69,7 +69,7 @@ class Hello:
 
 
 def refusal(reason: str) -> bytes:
-    """A REFUSED frame with its header."""
+    """Encode a REFUSED frame with its header."""
     return packed(bytes((REFUSED,)) + reason.encode())
 
 

@@ -138,7 +138,7 @@ class Strangers:
                 connection, address = self._listening.accept()
             except BlockingIOError:
                 return
-            except ConnectionError:  # closed before it was accepted
+            except ConnectionError:  # the client closed the connection before accept
                 continue
             except OSError as error:
                 self._refused("unknown", f"accept failed: {error.strerror or error}", "accept")
@@ -208,7 +208,7 @@ class Strangers:
             self._close(stranger)
             return
         self._move(stranger, None)
-        with suppress(OSError):  # its transport owns the socket, and notices
+        with suppress(OSError):  # the transport owns the socket, and detects the end
             stranger.connection.shutdown(socket.SHUT_RDWR)
 
     def _close(self, stranger: Stranger) -> None:

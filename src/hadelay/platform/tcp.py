@@ -85,7 +85,7 @@ class _Link(asyncio.Protocol):
 
     @property
     def whom(self) -> str:
-        """Peer for the log: its name, or the dialled name, or its address."""
+        """Name of the peer for the log; else the dialled name, else the address."""
         return self.peer or self.dialled or (self.stranger.host if self.stranger is not None else "unknown")
 
     def _broken(self, event: str, size: int) -> None:
@@ -372,7 +372,7 @@ class AsyncioNetwork:
                 wait = _REFUSED_RETRY_S
             except (ConnectionResetError, ConnectionAbortedError):  # during the handshake: too many connections
                 wait = _RETRY_S[0]
-            except (OSError, ValueError, OverflowError):  # the latter two: an invalid address
+            except (OSError, ValueError, OverflowError):  # UnicodeError and ValueError: an invalid address
                 wait = min(wait * 2, _RETRY_S[1])
             else:
                 await link.closed

@@ -53,7 +53,7 @@ class Certificates:
             self._seen = seen
             self._read()
         except ConfigError as error:
-            # In the middle of a rotation: `_look` will see the change of the other file.
+            # Certificate and key do not match while they are replaced: `_look` will see the change of the other file.
             log.warning("certificate_not_read", extra={"reason": str(error)})
             return False
         return True

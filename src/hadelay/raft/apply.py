@@ -51,7 +51,7 @@ class Applier(Part):
 
     def wait(self, index: int, term: int, done: Done, now: float, ready: Ready) -> None:
         before = self._waiters.pop(index, None)
-        if before is not None:  # of an earlier term, and cut off since
+        if before is not None:  # an entry of an earlier term, truncated since
             ready.answers.append(partial(before.done, None, OutcomeUnknown("not decided while this node led")))
         self._waiters[index] = _Waiter(term, done, now + self._config.propose_timeout_ms / 1000)
 

@@ -31,7 +31,7 @@ class Elections(Part):
     def __init__(self, shared: Shared, members: Membership, applier: Applier) -> None:
         super().__init__(shared)
         self._members, self._applier, self._random = members, applier, shared.runtime.random
-        #: Other nodes should lead if they can: let them campaign first.
+        #: True while this node drains: other nodes should lead if they can, so let them campaign first.
         self.draining = False
         #: Round trip of the leader's fastest majority, in ms.
         self.rtt_ms = 0

@@ -70,7 +70,7 @@ class Follower(Part):
         if self._core.leads and term == self._core.term:
             raise FatalError(f"{name} claims to lead term {term}, which this node leads")
         self._core.heard(name, term, 0)
-        if (name, term) != self._leader:  # else the leader is back after a silence, and `verified` is still right
+        if (name, term) != self._leader:  # otherwise the leader is back after a silence, and `verified` is still right
             self._leader, self.verified, self._owed = (name, term), 0, None
             self._snapshots.give_up(ready, tell=False)  # the former leader has released its files
             log.info("follows", extra={"leader": name, "term": term})

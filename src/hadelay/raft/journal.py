@@ -52,7 +52,7 @@ class Journal(JournalSync):
         self.identity = newest
         self.term, self.voted_for = newest.term, newest.vote or None
         self.incarnation, self.installing = newest.incarnation, newest.installing
-        #: Whether this incarnation votes and counts.
+        #: Whether this incarnation of the node votes and counts.
         self.admitted = newest.admitted
         self._find_ends()
         self.synced_index = self.last_index
@@ -188,7 +188,7 @@ class Journal(JournalSync):
 
     # -- appending
     def append(self, command: bytes, index: int, term: int, record: bytes | memoryview | None = None) -> None:
-        """Queue the next entry. record: its bytes, if it came over the wire."""
+        """Queue the next entry. record: the entry's bytes, if another node sent them."""
         assert index == self.last_index + 1, "entries are appended in order"
         encoded = None
         if record is None:

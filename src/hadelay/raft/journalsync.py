@@ -73,7 +73,7 @@ class JournalSync:
 
     @property
     def term_is_durable(self) -> bool:
-        """Whether `term` and `voted_for` are on disk; before that, nothing may be answered in this term."""
+        """Whether `term` and `voted_for` are on disk. Before that, this node must not answer in this term."""
         return self._voted <= self._synced
 
     def when_synced(self, fn: Callable[[], None]) -> None:

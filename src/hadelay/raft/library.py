@@ -44,7 +44,7 @@ class Listener(Protocol):
         """This node became leader (its no-op is not in the log yet), or stopped leading."""
 
     def on_vote_request(self, peer: str, term: int, last_index: int, last_term: int) -> None:
-        """This node campaigns and requests the vote of `peer`, which may be DISK."""
+        """This node campaigns and requests the vote of `peer`; DISK stands for this node's own disk."""
 
     def on_vote(self, peer: str, term: int) -> None:
         """This node votes for `peer`."""
@@ -88,7 +88,7 @@ class _Log(LibraryJournal):  # type: ignore[misc]
         return self._journal.voted_for
 
     def setRaftCommitIndex(self, raftCommitIndex: int) -> None:
-        """Not stored: the checkpoint and the next leader know the commit index."""
+        """Do nothing: the checkpoint and the next leader know the commit index."""
 
     def getRaftCommitIndex(self) -> int:
         return self._journal.base_index

@@ -39,7 +39,7 @@ class Membership(Part):
         #: Replaced by a new dict when a node is added, never changed.
         self.peers = {member.name: Peer(member.name) for member in given if member.name != self.name}
         self.applied_list: Configuration = (0, given)
-        #: In the log, but not applied yet; ascending.
+        #: Indexes of member changes in the log that are not applied yet, ascending.
         self.appended_lists: list[Configuration] = []
         self._heard: Configuration = (0, ())
         #: No leader seen since the start: all members in the log may be gone, and the configuration file may be newer.
@@ -66,7 +66,7 @@ class Membership(Part):
 
     @property
     def sole_voter(self) -> bool:
-        """Whether no other node votes."""
+        """Whether this node is the only voter."""
         return not self.others
 
     @property
@@ -78,7 +78,7 @@ class Membership(Part):
         return peer is not None and peer.up
 
     def agreed(self, peers: Iterable[Peer]) -> bool:
-        """Whether these peers and this node are a majority of the voters; nodes that are not admitted do not count."""
+        """Whether these peers and this node are a majority of the voters. Nodes without admission do not count."""
         mine = self._journal.admitted and self.votes
         return mine + sum(peer.admitted and peer.name in self.voters for peer in peers) >= self.majority
 

@@ -146,7 +146,7 @@ class AppendReply(NamedTuple):
     term: int
     #: Last index that is synced and verified against the leader's log.
     match: int
-    #: With MISMATCH: index to try next.
+    #: Index to try next, with MISMATCH.
     hint: int
     round: int
 

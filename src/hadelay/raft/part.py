@@ -1,4 +1,4 @@
-"""What the parts of a RaftNode have in common."""
+"""State that all parts of a RaftNode share."""
 
 from __future__ import annotations
 

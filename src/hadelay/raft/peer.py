@@ -11,11 +11,11 @@ from hadelay.storage.snapshots import Manifest
 @dataclass(eq=False)
 class Peer:
     name: str
-    #: Linked, and its greeting was accepted.
+    #: Whether a link exists and this node has accepted the peer's greeting.
     up: bool = False
     incarnation: int = 0
     boot: int = 0
-    #: The peer's log has admitted its incarnation: it votes and counts.
+    #: Whether the peer's log has admitted its incarnation, so that the peer votes and counts.
     admitted: bool = False
 
     # A leader's view, reset with each term.

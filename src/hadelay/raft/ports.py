@@ -120,7 +120,7 @@ class RaftTuning:
     #: Limits of bytes per append frame, and of unacknowledged bytes per follower.
     append_bytes: int = 1 << 20
     window_bytes: int = 4 << 20
-    #: Time limit of one slice of applying; the loop gets its turn between slices.
+    #: Time limit of one slice of applying; the event loop runs between slices.
     apply_slice_ms: float = 2.0
     #: Pulling a snapshot: bytes per request, and per second.
     chunk_bytes: int = 256 << 10

@@ -25,7 +25,7 @@ _CRC = struct.Struct("<I")
 _RECORD = struct.Struct("<IIQQII")
 RECORD_HEADER_BYTES = _RECORD.size
 END = b"\xe5"
-#: A record's size beyond its payload.
+#: Size of a record without its payload.
 RECORD_OVERHEAD = RECORD_HEADER_BYTES + len(END)
 SECTOR = 512
 

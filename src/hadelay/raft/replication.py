@@ -116,7 +116,7 @@ class Replication(Part):
         interval = self._config.heartbeat_ms / 1000
         self._broadcast(now, ready)
         self._admission.beat(ready)
-        if late < interval:  # else this node slept, and answers wait to be read
+        if late < interval:  # otherwise this node slept, and its peers' answers wait to be read
             self._check_quorum(now, ready)
         if self._core.leads:
             due = max(due + interval, now + interval / 2)
@@ -175,7 +175,7 @@ class Replication(Part):
         elif peer.manifest is None:
             peer.probe(peer.next)  # the peer dropped the entries: send them again with the next heartbeat
         else:
-            peer.pulled = now  # the peer pulls or installs files, which may take minutes
+            peer.pulled = now  # the peer fetches or installs files, which may take minutes
 
     def _measure(self, peer: Peer, now: float) -> None:
         for round, sent in self._round_sent:

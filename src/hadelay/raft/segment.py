@@ -38,7 +38,7 @@ class Segment:
         #: (first index, term) of each run of one term; (index, offset) of an entry every _PLACE_BYTES.
         self.terms: list[tuple[int, int]] = []
         self.places: list[tuple[int, int]] = []
-        #: At the start only: the whole file, and whether bytes that are no record follow the last record.
+        #: Read at the start only: the whole file, and whether bytes that are no record follow the last record.
         self.data = b""
         self.torn = False
         #: False: known to be whole and synced, and not scanned before the first read.

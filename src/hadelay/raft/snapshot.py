@@ -103,7 +103,7 @@ class Snapshots(Part):
             frame = messages.encode(messages.CHUNK_REPLY, ask.index, ask.name, ask.offset, crc32c(chunk), chunk)
             ready.send(peer.name, frame, urgent=False)
 
-        # In a thread, because the read may wait for the disk, and this node leads.
+        # Read in a thread: the read may wait for the disk, and this node leads.
         read = partial(self._machine.read_chunk, manifest, ask.name, ask.offset, ask.size)
         self._runtime.in_thread("snapshots", lambda: bytes(read()), partial(self._event, send))
 
