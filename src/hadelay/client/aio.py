@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -16,18 +15,6 @@ from hadelay.client.consumer import Consumer, Leased
 from hadelay.client.requests import Requests, Topics
 from hadelay.client.transport import Transport
 from hadelay.client.types import Body, Delay, OnConflict, Put, PutResult, Receipt, When
-from hadelay.client.wire import (
-    HEADER_VALUE,
-    MSGPACK,
-    batches,
-    each,
-    headers_of,
-    options_of,
-    own_or_new_key,
-    payload_of,
-    present_span,
-    seconds_of,
-)
 from hadelay.errors import HadelayError
 from hadelay.paths import segment
 
@@ -68,9 +55,7 @@ class AsyncClient(Requests):
     async def __aenter__(self) -> AsyncClient:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -115,13 +100,13 @@ class AsyncClient(Requests):
             topic=topic, body=body, delay=delay, at=at, content_type=content_type, meta=meta, key=key,
             on_conflict=on_conflict, max_wait=max_wait, tags=tags, ttl=ttl, callback=callback,
         )  # fmt: skip
-        data, kind = payload_of(body, content_type)
-        headers = {"Content-Type": kind, "Idempotency-Key": own_or_new_key(idempotency_key)}
-        options, path = options_of(put), f"/v1/topics/{segment(topic)}/messages"
-        if key is not None and not HEADER_VALUE.fullmatch(key):
+        data, kind = wire.payload_of(body, content_type)
+        headers = {"Content-Type": kind, "Idempotency-Key": wire.own_or_new_key(idempotency_key)}
+        options, path = wire.options_of(put), f"/v1/topics/{segment(topic)}/messages"
+        if key is not None and not wire.HEADER_VALUE.fullmatch(key):
             path += f"?key={segment(options.pop('key'))}"
-        headers |= headers_of(options, meta or {})
-        if trace := traceparent or present_span():
+        headers |= wire.headers_of(options, meta or {})
+        if trace := traceparent or wire.present_span():
             headers["traceparent"] = trace
         return await self._transport.request(
             "POST", path, wire.read(Receipt), data=data, headers=headers, timeout_s=timeout
@@ -136,15 +121,15 @@ class AsyncClient(Requests):
         the key, also a generated one.
         """
         results: list[PutResult] = []
-        key = own_or_new_key(idempotency_key)
-        for n, items in enumerate(batches(puts)):
+        key = wire.own_or_new_key(idempotency_key)
+        for n, items in enumerate(wire.batches(puts)):
             results += await self._put_batch(key, n, items, timeout)
         return results
 
     async def _put_batch(self, key: str, n: int, items: list[dict[str, Any]], timeout: float | None) -> list[PutResult]:
         """One request of `put_many`."""
-        headers = {**MSGPACK, "Idempotency-Key": f"{key}.{n}"}
-        if trace := present_span():
+        headers = {**wire.MSGPACK, "Idempotency-Key": f"{key}.{n}"}
+        if trace := wire.present_span():
             headers["traceparent"] = trace
         data = msgspec.msgpack.encode(items)
         read = partial(wire.read_results, items)
@@ -174,10 +159,10 @@ class AsyncClient(Requests):
 
         tags, any_tags: as in `receive`. `stop` of the returned consumer ends its loop.
         """
-        lease_s, wait_s = seconds_of(lease), seconds_of(wait)
+        lease_s, wait_s = wire.seconds_of(lease), wire.seconds_of(wait)
         poll = partial(
-            self.receive, each(topics), wait=wait_s, lease=lease_s, tags=each(tags), any_tags=each(any_tags),
-            consumer=consumer,
+            self.receive, wire.each(topics), wait=wait_s, lease=lease_s, consumer=consumer,
+            tags=wire.each(tags), any_tags=wire.each(any_tags),
         )  # fmt: skip
         return Consumer(self, poll, lease_s, concurrency, self._consumers)
 
@@ -200,7 +185,7 @@ class AsyncClient(Requests):
         drain: after a cancellation, time for handlers to finish, their leases extended meanwhile. Then the handlers are
         cancelled, and their messages go back at once; that attempt does not count. A second cancellation ends the wait.
         """
-        drain_s = seconds_of(drain)
+        drain_s = wire.seconds_of(drain)
         consumer = self.consume(topics, concurrency=concurrency, lease=lease, tags=tags, any_tags=any_tags)
 
         async def run(message: Leased) -> None:

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -58,9 +57,7 @@ class Leased(Message, kw_only=True):
     async def __aenter__(self) -> Leased:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._settled:
             return
         if error is None:

@@ -14,7 +14,6 @@ import os
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from hadelay.client.aio import AsyncClient
@@ -167,11 +166,9 @@ class Delivered:
     def __enter__(self) -> Message:
         return self.message
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         if self._of in _used:  # else the message belongs to the parent process
-            _wait(self._leased.__aexit__(kind, error, trace))
+            _wait(self._leased.__aexit__(*error))
 
 
 class Consuming(Iterator[Delivered]):
@@ -230,9 +227,7 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     put = _blocking(AsyncClient.put, _wait)

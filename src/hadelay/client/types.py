@@ -13,6 +13,13 @@ from msgspec import Struct, field
 from hadelay.api import cluster, messages, publishing, topics
 from hadelay.errors import HadelayError
 
+#: Names that users import from hadelay.client.
+__all__ = [
+    "AckOutcome", "Alert", "Backoff", "Bucket", "ClusterInfo", "DeadLetter", "Delay", "ExtendOutcome", "Failure",
+    "HoursInfo", "Member", "Message", "MessageInfo", "NackOutcome", "OnConflict", "Put", "PutResult", "Receipt",
+    "Redriven", "Rescheduled", "State", "TopicInfo", "TopicSettings", "Webhook", "When",
+]  # fmt: skip
+
 T = TypeVar("T")
 
 #: "15m", "2h30m", seconds, or a timedelta.
