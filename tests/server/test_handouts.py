@@ -12,24 +12,27 @@ from hadelay.codec import commands
 from hadelay.codec.commandtypes import Command
 from hadelay.codec.formats import handout_delay_ms
 from hadelay.codec.leasetokens import LEASE
+from hadelay.ledger.state import Ledger
 from hadelay.model import Event
 from hadelay.server.delivery.lateness import HandoutDelays
 from hadelay.server.service import consuming
 from hadelay.version import SETTLE_LEVEL
+from tests.handout.desk import Desk
 from tests.ledger.world import START_MS, World, draft
+from tests.memory import MemoryHours, MemoryNames, MemoryTables
 from tests.server.test_lost_disks import wait_for_leader
 from tests.server.test_metrics import publish, receive
 
 
 def test_a_settlement_says_what_is_known_of_its_leases() -> None:
     world = World()
-    delays = HandoutDelays(world.ledger)
+    delays = HandoutDelays()
     held = world.lease(*world.ids(*[draft()] * 3))
     key = int(held["term"][0]), int(held["seq"][0])
-    assert delays.settling(commands.encode_ack("n1", held)) == commands.encode_ack("n1", held)
-    delays.answered(key, np.array([0, 2]), START_MS, START_MS + 250)
-    delays.answered(key, np.array([2]), START_MS, START_MS + 19_700)
-    command = delays.settling(commands.encode_ack("n1", held))
+    assert delays.settling(world.ledger, commands.encode_ack("n1", held)) == commands.encode_ack("n1", held)
+    delays.answered(world.ledger, key, np.array([0, 2]), START_MS, START_MS + 250)
+    delays.answered(world.ledger, key, np.array([2]), START_MS, START_MS + 19_700)
+    command = delays.settling(world.ledger, commands.encode_ack("n1", held))
     assert command[0] == Command.SETTLE
     world.one(command)
     (hour,) = world.store.hours()
@@ -45,20 +48,41 @@ def test_a_settlement_says_what_is_known_of_its_leases() -> None:
 
 def test_below_the_level_commands_stay_as_they_are() -> None:
     world = World(level=SETTLE_LEVEL - 1)
-    delays = HandoutDelays(world.ledger)
+    delays = HandoutDelays()
     held = world.lease(*world.ids(draft()))
     key = int(held["term"][0]), int(held["seq"][0])
-    delays.answered(key, np.array([0]), START_MS, START_MS + 5)
+    delays.answered(world.ledger, key, np.array([0]), START_MS, START_MS + 5)
     for command in (commands.encode_ack("n1", held), commands.encode_nack("n1", held, 5, "why")):
-        assert delays.settling(command) == command
+        assert delays.settling(world.ledger, command) == command
 
 
 def test_grants_that_are_over_are_forgotten() -> None:
     world = World()
-    delays = HandoutDelays(world.ledger)
+    delays = HandoutDelays()
     for seq in range(1, 5_000):
-        delays.answered((1, seq), np.array([0]), START_MS, START_MS)
+        delays.answered(world.ledger, (1, seq), np.array([0]), START_MS, START_MS)
     assert len(delays._at) <= 1_025
+
+
+def test_a_leader_that_installed_a_snapshot_looks_at_the_ledger_of_the_snapshot() -> None:
+    desk = Desk()
+    installed, desk.ledger = desk.ledger, Ledger(0, MemoryHours(), MemoryTables(), MemoryNames())
+    desk.new_leader(lead=False)
+    desk.ledger = desk.dispatcher.ledger = installed  # as Node.installed does
+    desk.lead()
+    desk.publish("a")
+    poll = desk.poll()
+    desk.until(lambda: desk.answer(poll) is not None)
+    received = desk.answer(poll)
+    assert received is not None
+    assert received.delivery is not None
+    desk.run(250)
+    desk.dispatcher.answered(received.delivery.term, received.delivery.seq, received.delivery.positions, 0)
+    desk.do(desk.dispatcher.settling(commands.encode_ack("n1", received.leases())))
+    (hour,) = desk.store.hours()
+    events = desk.store.events(hour, slice(0, desk.store.event_count(hour)))
+    assert handout_delay_ms(events[events["event"] == Event.ACKED])[0] >= 250
+    assert sum(desk.dispatcher.handout_delays.histogram.counts) == 1
 
 
 def test_an_ack_through_any_node_carries_it_and_every_replica_has_it() -> None:

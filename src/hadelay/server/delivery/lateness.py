@@ -140,8 +140,7 @@ class HandoutDelays:
     leader keeps that moment for the leases that are held, and puts the difference into the ACK or NACK (SETTLE,
     ADR 206). A leader that takes over knows none of them, so those hand-outs stay unknown."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self) -> None:
         #: Of all terms.
         self.histogram = Histogram.of(_HANDOUT_DELAYS_S)
         #: (term, seq) → per position, when its answer was written in cluster time; 0: not yet.
@@ -151,9 +150,11 @@ class HandoutDelays:
         """The term is over."""
         self._at.clear()
 
-    def answered(self, key: tuple[int, int], positions: NDArray[np.integer], due_ms: int, now_ms: int) -> None:
+    def answered(
+        self, ledger: Ledger, key: tuple[int, int], positions: NDArray[np.integer], due_ms: int, now_ms: int
+    ) -> None:
         """These positions of the grant `key` were handed to its consumer. due_ms: when the last of them was due."""
-        ledger, size = self._ledger, int(positions.max()) + 1
+        size = int(positions.max()) + 1
         known = self._at.get(key)
         if known is None or len(known) < size:
             self._at[key] = np.zeros(size, np.int64)
@@ -169,9 +170,8 @@ class HandoutDelays:
         if len(self._at) > 2 * len(ledger.grants) + _SPARE:
             self._at = {key: at for key, at in self._at.items() if key in ledger.grants}
 
-    def settling(self, command: bytes) -> bytes:
+    def settling(self, ledger: Ledger, command: bytes) -> bytes:
         """An ACK or NACK as a SETTLE with what is known of its leases; every other command as it is."""
-        ledger = self._ledger
         if ledger.level < SETTLE_LEVEL or not self._at:
             return command
         leases = leases_in(command)

@@ -75,7 +75,7 @@ class DeliveryLoop:
         self.damaged_links = 0
         self.lateness = Lateness()
         self.askers = Askers()
-        self.handout_delays = HandoutDelays(ledger)
+        self.handout_delays = HandoutDelays()
         self.delays = Delays()
         self._latency = CommitLatency(min(config.dispatch.max_ahead_ms, MAX_AHEAD_MS))
         self._swept_before = 0
@@ -252,11 +252,11 @@ class DeliveryLoop:
     def answered(self, term: int, seq: int, positions: NDArray[np.integer], due_ms: int) -> None:
         """These positions of a grant were handed to their consumer, now. due_ms: when the last of them was due."""
         if self._grants is not None and self._grants.term.number == term:
-            self.handout_delays.answered((term, seq), positions, due_ms, self._now())
+            self.handout_delays.answered(self.ledger, (term, seq), positions, due_ms, self._now())
 
     def settling(self, command: bytes) -> bytes:
         """The command, with what this leader knows of the leases that it settles."""
-        return self.handout_delays.settling(command) if self._grants is not None else command
+        return self.handout_delays.settling(self.ledger, command) if self._grants is not None else command
 
     def before_settlement(self) -> None:
         """Call before proposing any ack, nack, extend or cancel: in interval mode hand-outs go first."""
