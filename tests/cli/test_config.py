@@ -82,6 +82,13 @@ def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
     assert "environment variable HADELAY_HTP__X" in said
 
 
+def test_a_flag_does_not_hide_an_unknown_variable_below_its_key() -> None:
+    with pytest.raises(
+        ConfigError, match=r"environment variable HADELAY_HTTP__LISTEN__X: http\.listen\.x: unknown key"
+    ):
+        load(environ={"HADELAY_HTTP__LISTEN__X": "1"}, overrides=["http.listen=127.0.0.1:1"])
+
+
 def test_one_peer_over_the_file(tmp_path: Path) -> None:
     path = tmp_path / "n.toml"
     path.write_text('[raft.peers]\nn1 = "127.0.0.1:1"\nn2 = "127.0.0.1:2"\n')

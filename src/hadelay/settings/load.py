@@ -45,7 +45,8 @@ def load(
         origins = {key: f"{path}:{line_of(lines, key)}" for key in {**lines, **values}}
     for key, text, origin in (*_from_environment(environ or {}), *_from_overrides(overrides)):
         values[key] = _text_value(key, text)
-        origins = {known: at for known, at in origins.items() if not known.startswith(f"{key}.")} | {key: origin}
+        origins = {known: at for known, at in origins.items() if known in values or not known.startswith(f"{key}.")}
+        origins[key] = origin
     found, complaints = _build(values, origins)
     if found is not None:
         complaints += [f"{_origin(origins, key)}: {key}: {what}" for key, what in problems(found)]
