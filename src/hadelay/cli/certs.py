@@ -1,4 +1,5 @@
-"""`hadelay cluster certs`: a small certificate authority (CA) for one cluster, run by the openssl command.
+"""`hadelay cluster certs`: a small certificate authority (CA) for one cluster, run by the openssl command, version 3
+or newer.
 
 docs/howto/security.md says what a node's certificate needs if another CA signs it.
 """
@@ -8,7 +9,6 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-import secrets
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -18,25 +18,12 @@ from hadelay.cli.output import Printing, Several, show
 from hadelay.errors import BadRequest, HadelayError, NotFound
 
 _CA_DAYS = 3650
-_CONFIG = """
-[req]
-distinguished_name = name
-prompt = no
-[name]
-CN = {name}
-[authority]
-basicConstraints = critical, CA:TRUE, pathlen:0
-keyUsage = critical, keyCertSign, cRLSign
-subjectKeyIdentifier = hash
-[node]
-basicConstraints = critical, CA:FALSE
-keyUsage = critical, digitalSignature
-extendedKeyUsage = serverAuth, clientAuth
-subjectKeyIdentifier = hash
-authorityKeyIdentifier = keyid
-subjectAltName = {names}
-"""
-_NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+#: X.509 extensions of the CA, and of a node's certificate.
+_AUTHORITY = ("basicConstraints = critical, CA:TRUE, pathlen:0", "keyUsage = critical, keyCertSign, cRLSign")
+_NODE = (
+    "basicConstraints = critical, CA:FALSE", "keyUsage = critical, digitalSignature",
+    "extendedKeyUsage = serverAuth, clientAuth", "authorityKeyIdentifier = keyid",
+)  # fmt: skip
 
 
 def certs(
@@ -72,15 +59,7 @@ def make_authority(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     if (directory / "ca.key").exists():
         return
-    with tempfile.TemporaryDirectory(dir=directory) as name:
-        scratch = Path(name)
-        (scratch / "config").write_text(_CONFIG.format(name="hadelay cluster authority", names=""))
-        _openssl(
-            scratch,
-            *("req", "-x509", *_NEW_KEY, "-config", "config", "-extensions", "authority", "-days", str(_CA_DAYS)),
-            *("-keyout", "key", "-out", "cert"),
-        )
-        _move(scratch, directory, "ca")
+    _issue(directory, "ca", "hadelay cluster authority", _CA_DAYS, _AUTHORITY)
 
 
 def make_certificate(directory: Path, name: str, hosts: Sequence[str] = (), days: int = 365) -> Path:
@@ -93,17 +72,9 @@ def make_certificate(directory: Path, name: str, hosts: Sequence[str] = (), days
     if not (directory / "ca.key").exists():
         raise NotFound(f"{directory}: there is no ca.key to sign certificates with")
     names = ", ".join(f"{'IP' if _is_address(host) else 'DNS'}:{host}" for host in dict.fromkeys((name, *hosts)))
-    with tempfile.TemporaryDirectory(dir=directory) as made:
-        scratch, authority = Path(made), directory.absolute()
-        (scratch / "config").write_text(_CONFIG.format(name=name, names=names))
-        _openssl(scratch, "req", "-new", *_NEW_KEY, "-config", "config", "-keyout", "key", "-out", "request")
-        _openssl(
-            scratch,
-            *("x509", "-req", "-in", "request", "-out", "cert", "-days", str(days)),
-            *("-CA", str(authority / "ca.pem"), "-CAkey", str(authority / "ca.key")),
-            *("-set_serial", f"0x{secrets.token_hex(16)}", "-extfile", "config", "-extensions", "node", "-sha256"),
-        )
-        return _move(scratch, directory, name)
+    authority = directory.absolute() / "ca"
+    signed = ("-CA", f"{authority}.pem", "-CAkey", f"{authority}.key")
+    return _issue(directory, name, name, days, (*_NODE, f"subjectAltName = {names}"), signed)
 
 
 def _is_address(host: str) -> bool:
@@ -114,17 +85,24 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def _move(scratch: Path, directory: Path, name: str) -> Path:
-    os.chmod(scratch / "key", 0o600)
-    os.replace(scratch / "key", directory / f"{name}.key")
-    os.replace(scratch / "cert", directory / f"{name}.pem")
-    return directory / f"{name}.pem"
-
-
-def _openssl(directory: Path, *words: str) -> None:
-    try:
-        done = subprocess.run(("openssl", *words), cwd=directory, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        raise NotFound("the openssl command is not installed: install it, or use another CA") from None
-    if done.returncode:
-        raise HadelayError(f"openssl {words[0]}: {done.stderr.strip()[-500:]}")
+def _issue(
+    directory: Path, file: str, name: str, days: int, extensions: Sequence[str], signed: Sequence[str] = ()
+) -> Path:  # fmt: skip
+    """Create or replace FILE.key and FILE.pem; returns the path of FILE.pem. signed: options that name the CA; without
+    them, the certificate is signed with its own key."""
+    with tempfile.TemporaryDirectory(dir=directory) as scratch:
+        words = ["openssl", "req", "-x509", "-config", os.devnull, "-newkey", "ec", "-nodes", *signed]
+        words += ["-pkeyopt", "ec_paramgen_curve:prime256v1", "-subj", f"/CN={name}", "-days", str(days)]
+        for extension in ("subjectKeyIdentifier = hash", *extensions):
+            words += ["-addext", extension]
+        words += ["-keyout", "key", "-out", "cert"]
+        try:
+            done = subprocess.run(words, cwd=scratch, capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            raise NotFound("the openssl command is not installed: install it, or use another CA") from None
+        if done.returncode:
+            raise HadelayError(f"openssl req: {done.stderr.strip()[-500:]}")
+        os.chmod(f"{scratch}/key", 0o600)
+        os.replace(f"{scratch}/key", directory / f"{file}.key")
+        os.replace(f"{scratch}/cert", directory / f"{file}.pem")
+    return directory / f"{file}.pem"
