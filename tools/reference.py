@@ -142,16 +142,10 @@ def pipeline_page() -> str:
         "",
     ]
     text += ["## Options", "", "| Option | Default | |", "|---|---|---|"]
-    docs = field_docs(schema.Options)
-    for option in dataclasses.fields(schema.Options):
-        text.append(f"| `{schema.camel(option.name)}` | {_shown_default(option)} | {docs[option.name]} |")
+    text += _options(schema.Options)
     text += ["", "## Options of the writer", "", '`df.write.format("hadelay").mode("append")`', ""]
     text += ["| Option | Default | |", "|---|---|---|"]
-    docs = field_docs(schema.WriteOptions)
-    text += [
-        f"| `{schema.camel(option.name)}` | {_shown_default(option)} | {docs[option.name]} |"
-        for option in dataclasses.fields(schema.WriteOptions)
-    ]
+    text += _options(schema.WriteOptions)
     text += ["", "| Column | Type | |", "|---|---|---|"]
     text += [
         f"| `{name}` | {' or '.join(f'`{one}`' for one in column.type.split('|'))} | {column.doc} |"
@@ -163,9 +157,11 @@ def pipeline_page() -> str:
     return "\n".join(text) + "\n"
 
 
-def _shown_default(option: dataclasses.Field[Any]) -> str:
-    value = option.default
-    return "" if value in ("", 0) and value is not False else f"`{_default(option.name, value)}`"
+def _options(kind: type[schema.Options] | type[schema.WriteOptions]) -> Iterator[str]:
+    for option in dataclasses.fields(kind):
+        value = option.default
+        shown = "" if value in ("", 0) and value is not False else f"`{_default(option.name, value)}`"
+        yield f"| `{schema.camel(option.name)}` | {shown} | {option.metadata['help']} |"
 
 
 def metrics_page() -> str:

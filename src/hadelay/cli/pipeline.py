@@ -61,47 +61,30 @@ class Running(Printing):
 class Source(Running):
     """Options of jobs that read hours."""
 
-    path: str = ""
-    "Data directory of a node, a copy of one, or a URI such as s3://bucket/n1; replaces --endpoint."
-    hour_from: int = 0
-    "First hour, as yyyymmddHH."
-    hour_to: int = 0
-    "Last hour, as yyyymmddHH."
-    on_torn: Literal["fail", "skip"] = "fail"
-    "Damaged or shortened files: fail, or skip the damaged part."
     verify: Annotated[bool, Parameter(negative="--no-verify")] = True
     "Compare every file with its checksum before reading. Archiving always does."
-    as_of: int = 0
-    "Time for the states of pending messages, in Unix ms; 0: time of the last checkpoint, or of the nodes."
 
-    def options(self) -> Options:
-        return Options(
-            path=self.path, endpoint="" if self.path else self.endpoint, token=self.token,
-            hour_from=self.hour_from, hour_to=self.hour_to, on_torn=self.on_torn, as_of=self.as_of,
-            # The job itself compares whole files with their checksums.
-            verify=self.verify and self.on_torn == "skip",
-        )  # fmt: skip
+    def options(self, given: dict[str, Any]) -> Options:
+        """Options of the data source. given: typed options of the command; those of the data source are removed."""
+        read = {name: given.pop(name) for name in Options.__dataclass_fields__ if name in given}
+        # The job itself compares whole files with their checksums.
+        verify = self.verify and read.get("on_torn") == "skip"
+        endpoint = "" if read.get("path") else self.endpoint
+        return Options(endpoint=endpoint, token=self.token, verify=verify, **read)
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class Counting(Source):
-    """Options of lateness, load and forecast."""
-
-    topics: str = ""
-    "Only these topics, separated by commas."
-
-    def options(self) -> Options:
-        return replace(super().options(), topics=self.topics)
+#: Options of the data source that every job has.
+_READ = ("path", "hour_from", "hour_to", "on_torn", "as_of")
 
 
-def _takes(kind: Any) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Decorator of a command whose options are the fields of `kind` with a help text."""
-    types = get_type_hints(kind)
+def _takes(kind: Any, *read: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Decorator of a command whose options are the fields of `kind` with a help text, and these of the data source."""
+    types = get_type_hints(kind) | get_type_hints(Options)
+    shown = [field for field in fields(kind) if "help" in field.metadata]
+    shown += [Options.__dataclass_fields__[name] for name in read]
     options = [
-        option(field.name, types[field.name], field.default, field.metadata["help"])
-        for field in fields(kind)
-        if "help" in field.metadata
+        option(field.name, field.metadata.get("kind") or types[field.name], field.default, field.metadata["help"])
+        for field in shown
     ]
     return takes(options, kind.__doc__ or "")
 
@@ -124,12 +107,12 @@ def _tell(summary: jobs.JobSummary, printing: Printing) -> int:
     return int(summary.failed)
 
 
-@_takes(jobs.ReconcileOptions)
+@_takes(jobs.ReconcileOptions, *_READ)
 def reconcile(*, source: Source = Source(), **given: Any) -> int:
-    return _run("reconcile", jobs.ReconcileOptions(source.options(), check=source.verify, **given), source)
+    return _run("reconcile", jobs.ReconcileOptions(source.options(given), check=source.verify, **given), source)
 
 
-@_takes(jobs.ArchiveOptions)
+@_takes(jobs.ArchiveOptions, *_READ)
 def archive(*, audit: bool = False, source: Source = Source(), **given: Any) -> int:
     """Write closed hours to Parquet, with a manifest per hour and a catalogue of all. Later runs add new hours.
 
@@ -137,46 +120,37 @@ def archive(*, audit: bool = False, source: Source = Source(), **given: Any) -> 
         audit: Instead, read all archived hours; exit code 1 if one is damaged or missing. Needs no cluster.
     """
     if audit:
-        return _run("audit", jobs.AuditOptions(given["out"], source.hour_from, source.hour_to), source)
-    return _run("archive", jobs.ArchiveOptions(source.options(), **given), source)
+        first, last = (given.get(name, 0) for name in ("hour_from", "hour_to"))
+        return _run("audit", jobs.AuditOptions(given["out"], first, last), source)
+    return _run("archive", jobs.ArchiveOptions(source.options(given), **given), source)
 
 
-@_takes(jobs.JobOptions)
-def lateness(*, source: Counting = Counting(), **given: Any) -> int:
+@_takes(jobs.JobOptions, *_READ, "topics")
+def lateness(*, source: Source = Source(), **given: Any) -> int:
     """Report how late messages were handed out: p50, p90, p99, p99.9 and maximum, per hour and topic."""
-    return _run("lateness", jobs.JobOptions(source.options(), check=source.verify, **given), source)
+    return _run("lateness", jobs.JobOptions(source.options(given), check=source.verify, **given), source)
 
 
-@_takes(jobs.JobOptions)
-def load(*, source: Counting = Counting(), **given: Any) -> int:
+@_takes(jobs.JobOptions, *_READ, "topics")
+def load(*, source: Source = Source(), **given: Any) -> int:
     """Count the messages that fell due, were handed out and acked, per hour and topic, with the busiest second."""
-    return _run("load", jobs.JobOptions(source.options(), check=source.verify, **given), source)
+    return _run("load", jobs.JobOptions(source.options(given), check=source.verify, **given), source)
 
 
-@_takes(jobs.ForecastOptions)
-def forecast(*, source: Counting = Counting(), **given: Any) -> int:
-    return _run("forecast", jobs.ForecastOptions(source.options(), check=source.verify, **given), source)
+@_takes(jobs.ForecastOptions, *_READ, "topics")
+def forecast(*, source: Source = Source(), **given: Any) -> int:
+    return _run("forecast", jobs.ForecastOptions(source.options(given), check=source.verify, **given), source)
 
 
-@_takes(jobs.TailOptions)
-def tail(
-    *, kind: Literal["messages", "events", "dispatches", "settlements"] = "messages", columns: str = "",
-    body: bool = False, topics: str = "", max_rows: int = 0, source: Source = Source(), **given: Any,
-) -> int:  # fmt: skip
+@_takes(jobs.TailOptions, *_READ, "kind", "columns", "body", "topics")
+def tail(*, max_rows: int = 0, source: Source = Source(), **given: Any) -> int:
     """Stream new entries or events to Parquet. Each row is written once, also across restarts.
 
     Args:
-        kind: messages: index entries, with their state at that time. events: hand-outs (dispatches) and settlements.
-        columns: Only these columns, separated by commas; hour is required.
-        body: Add the bodies.
-        topics: Only these topics, separated by commas.
         max_rows: Approximate number of rows per micro-batch; 0: no limit.
     """
-    chosen = replace(
-        source.options(), kind=kind, columns=columns, body=body, topics=topics, max_rows_per_trigger=max_rows,
-        verify=source.verify,
-    )  # fmt: skip
-    options = jobs.TailOptions(chosen, **given)
+    read = replace(source.options(given), max_rows_per_trigger=max_rows, verify=source.verify)
+    options = jobs.TailOptions(read, **given)
     spark = source.spark()
     from hadelay.pipeline.tail import run
 

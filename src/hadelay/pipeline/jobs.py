@@ -1,7 +1,7 @@
 """Options of the jobs, with the help texts of the command line, and job summaries. Imports neither pyarrow nor pyspark.
 
-`option` sets a field's help text; cli/pipeline.py makes commands from these classes. Every job has a module of its name
-with `run(spark, options, progress)`; spark: a session, or None to run in this process.
+cli/pipeline.py makes commands from these classes: fields with a help text (`schema.option`) are options. Every job has
+a module of its name with `run(spark, options, progress)`; spark: a session, or None to run in this process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from hadelay.errors import BadRequest
-from hadelay.pipeline.schema import Options
+from hadelay.pipeline.schema import Options, option
 
 #: Members of summary.json and of -o json, by job.
 FACTS = {
@@ -75,11 +75,6 @@ class JobSummary(dict[str, Any]):
         if report:
             location.write("report.html", report.encode())
             self.notes.append(f"report: {out}/report.html")
-
-
-def option(default: Any, help: str) -> Any:
-    """A field that is a command's option, with its help text."""
-    return field(default=default, metadata={"help": help})
 
 
 def required(help: str) -> Any:

@@ -6,8 +6,8 @@ docs/reference/pipeline.md is generated from this module.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, TypeVar, get_type_hints
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, NamedTuple, TypeVar, get_type_hints
 
 from hadelay.errors import BadRequest
 from hadelay.model import DEAD_HOURS, hour_from_name, hour_name
@@ -97,27 +97,28 @@ PUBLISHED = {
 _WHOLE = ("INT", "SMALLINT", "TINYINT")
 
 
+def option(default: Any, help: str, kind: Any = None) -> Any:
+    """A field that is an option, with its help text. kind: a Literal with the choices of a command."""
+    return field(default=default, metadata={"help": help, "kind": kind})
+
+
 @dataclass(frozen=True)
 class WriteOptions:
     """Options of the writer."""
 
-    #: URLs of nodes, separated by commas.
-    endpoint: str = ""
-    #: Token of the requests.
-    token: str = ""
-    #: Topic of rows without a topic.
-    topic: str = ""
-    #: Column that identifies a row: rows with the same value are the same message, and published once.
-    key_column: str = "idempotency_key"
-    #: Prefix of each value. Idempotency keys are shared by the whole cluster, so each job needs its own prefix.
-    key_prefix: str = ""
-    #: Directory for rejected rows, as Parquet, with reasons. Empty: rejected rows fail the write at its end. Streams
-    #: need a directory.
-    rejected: str = ""
-    #: File for the counts of published and rejected rows, as JSON, on the driver's machine.
-    summary: str = ""
-    #: Limit of retries after temporary errors (no leader, a limit), in seconds.
-    timeout: int = 300
+    endpoint: str = option("", "URLs of nodes, separated by commas.")
+    token: str = option("", "Token of the requests.")
+    topic: str = option("", "Topic of rows without a topic.")
+    key_column: str = option(
+        "idempotency_key", "Column that identifies a row: rows with the same value are one message."
+    )
+    key_prefix: str = option("", "Prefix of each value, to separate the keys of jobs: the cluster has one set of keys.")
+    rejected: str = option(
+        "", "Directory for rejected rows, as Parquet, with reasons. Empty: rejected rows fail the write at its end. "
+        "Streams need a directory.",
+    )  # fmt: skip
+    summary: str = option("", "File on the driver's machine for the counts of published and rejected rows, as JSON.")
+    timeout: int = option(300, "Limit of retries after temporary errors (no leader, a limit), in seconds.")
 
     def __post_init__(self) -> None:
         if not self.endpoint:
@@ -149,46 +150,45 @@ def check_published(columns: Mapping[str, str], options: WriteOptions) -> None:
 class Options:
     """Options of the data source. Names are in camelCase; their case is ignored."""
 
-    #: Data directory of a node or group, or any directory with `hours/` and `names`; `root` is a synonym. A path, or a
-    #: URI that pyarrow.fs supports: s3://, gs://, abfs://, hdfs://, file://.
-    path: str = ""
-    #: URLs of nodes, separated by commas, instead of a path. Followers are read first; a failed read goes to the next.
-    endpoint: str = ""
-    #: Token of the requests to `endpoint`.
-    token: str = ""
-    #: Timeout of a request to `endpoint`, in seconds.
-    timeout: int = 30
-    #: Kind of rows: messages, dispatches, settlements, or events (dispatches and settlements).
-    kind: str = "messages"
-    #: Columns to read, separated by commas. Spark itself reads all columns of a source.
-    columns: str = ""
-    #: Add `body` to the columns.
-    body: bool = False
-    #: First and last hour to read, as yyyymmddHH. The name of a dead hour is the end of its retention.
-    hour_from: int = 0
-    hour_to: int = 0
-    #: Topics to read, separated by commas.
-    topics: str = ""
-    #: Include hours of dead letters.
-    dead: bool = True
-    #: Time for the states of pending messages, in Unix ms; 0: time of the last checkpoint, or of the nodes.
-    as_of: int = 0
-    #: Result of `hourfiles.Listing.encode`: read exactly these hours, so that several reads see the same rows.
-    listing: str = ""
-    #: Maximum number of rows per partition; an hour has at least one. Spark makes an hour's partitions equal.
-    split_rows: int = 2_500_000
-    #: Maximum number of rows per Arrow batch; large bodies make smaller batches.
-    batch_rows: int = 65_536
-    #: Check the CRC-32C of every row and record before use.
-    verify: bool = False
-    #: Files that are damaged, or shorter than their checkpoint says: fail raises an error with the position, skip omits
-    #: the damaged part.
-    on_torn: str = "fail"
-    #: Approximate number of rows per micro-batch of a stream, oldest hours first; 0: no limit.
-    max_rows_per_trigger: int = 0
-    #: Refused: Spark 4.3 reuses the filters of a query for the next query of the same DataFrame, which then counts
-    #: wrong. hourFrom, hourTo, topics and dead apply to every query.
-    pushdown: bool = False
+    path: str = option(
+        "", "Data directory of a node or group, or a copy of one: any directory with `hours/` and `names`. A path, or "
+        "a URI that pyarrow.fs supports, such as s3://bucket/n1. Replaces `endpoint`; `root` is a synonym.",
+    )  # fmt: skip
+    endpoint: str = option(
+        "", "URLs of nodes, separated by commas. Followers are read first; a failed read goes to the next."
+    )  # fmt: skip
+    token: str = option("", "Token for the nodes.")
+    timeout: int = option(30, "Timeout of a request to `endpoint`, in seconds.")
+    kind: str = option(
+        "messages", "messages: index entries, with their state at that time. events: hand-outs (dispatches) and "
+        "settlements.", Literal["messages", "events", "dispatches", "settlements"],
+    )  # fmt: skip
+    columns: str = option("", "Only these columns, separated by commas; Spark reads all of them. `tail` needs hour.")
+    body: bool = option(False, "Add `body` to the columns.")
+    hour_from: int = option(0, "First hour, as yyyymmddHH. The name of a dead hour is the end of its retention.")
+    hour_to: int = option(0, "Last hour, as yyyymmddHH.")
+    topics: str = option("", "Only these topics, separated by commas.")
+    dead: bool = option(True, "Include hours of dead letters.")
+    as_of: int = option(
+        0, "Time for the states of pending messages, in Unix ms; 0: time of the last checkpoint, or of the nodes."
+    )  # fmt: skip
+    listing: str = option(
+        "", "Result of `hourfiles.Listing.encode`: read exactly these hours, for several equal reads."
+    )
+    split_rows: int = option(2_500_000, "Limit of rows per partition. Spark makes the partitions of an hour equal.")
+    batch_rows: int = option(65_536, "Limit of rows per Arrow batch; large bodies make smaller batches.")
+    verify: bool = option(False, "Check the CRC-32C of every row and record before use.")
+    on_torn: str = option(
+        "fail", "Damaged files, or files shorter than their checkpoint says: fail with the position, or skip the "
+        "damaged part.", Literal["fail", "skip"],
+    )  # fmt: skip
+    max_rows_per_trigger: int = option(
+        0, "Approximate number of rows per micro-batch, oldest hours first; 0: no limit."
+    )
+    pushdown: bool = option(
+        False, "Refused: Spark 4.3 reuses the filters of a query for the next query of the same DataFrame, which then "
+        "counts wrong. hourFrom, hourTo, topics and dead apply to every query.",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         if bool(self.path) == bool(self.endpoint):

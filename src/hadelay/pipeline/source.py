@@ -140,16 +140,22 @@ class _Written(WriterCommitMessage):
     done: Published
 
 
-class _Writer(datasource.DataSourceArrowWriter):
-    """Made once per write, and sent to every attempt of every task."""
-
+class _Writes:
     def __init__(self, options: WriteOptions) -> None:
         self.options, self.job = options, os.urandom(6).hex()
 
+    def name(self, context: TaskContext | None) -> str:
+        """Name of a task's file of rejected rows, the same in all attempts."""
+        return f"{self.job}-{context.partitionId() if context else 0:05}"
+
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        context = TaskContext.get()
-        # All attempts of a task write the same file.
-        return _publish(iterator, self.options, f"{self.job}-{context.partitionId() if context else 0:05}")
+        from hadelay.pipeline.publish import publish
+
+        return _Written(publish(iterator, self.options, self.name(TaskContext.get())))
+
+
+class _Writer(_Writes, datasource.DataSourceArrowWriter):
+    """Made once per write, and sent to every attempt of every task."""
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         done = _finish(messages, self.options)
@@ -157,27 +163,17 @@ class _Writer(datasource.DataSourceArrowWriter):
             raise BadRequest(done.refusal())
 
 
-class _StreamWriter(datasource.DataSourceStreamArrowWriter):
+class _StreamWriter(_Writes, datasource.DataSourceStreamArrowWriter):
     """Made for each micro-batch, and again for its commit."""
 
-    def __init__(self, options: WriteOptions) -> None:
-        self.options = options
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        context = TaskContext.get()
+    def name(self, context: TaskContext | None) -> str:
+        # Also the same when the query is restarted.
         assert context is not None
-        # All attempts write the same file, also those of a restarted query.
         query, batch = map(context.getLocalProperty, ("sql.streaming.queryId", "streaming.sql.batchId"))
-        return _publish(iterator, self.options, f"{query}-{batch:0>6}-{context.partitionId():05}")
+        return f"{query}-{batch:0>6}-{context.partitionId():05}"
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         _finish(messages, self.options)
-
-
-def _publish(rows: Iterator[pa.RecordBatch], options: WriteOptions, name: str) -> _Written:
-    from hadelay.pipeline.publish import publish
-
-    return _Written(publish(rows, options, name))
 
 
 def _finish(messages: list[WriterCommitMessage | None], options: WriteOptions) -> Published:
