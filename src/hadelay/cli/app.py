@@ -21,20 +21,9 @@ from typing import Any, Literal, NamedTuple
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
+from hadelay import errors
 from hadelay.api.problems import NotANode, Unreachable, unsettled
-from hadelay.errors import (
-    BadRequest,
-    ConfigError,
-    Forbidden,
-    HadelayError,
-    NoLeader,
-    NotFound,
-    OutcomeUnknown,
-    Overloaded,
-    RequestTimeout,
-    Taken,
-    Unauthorized,
-)
+from hadelay.errors import HadelayError
 from hadelay.version import VERSION
 
 OK, REFUSED, USAGE, NOT_FOUND, AUTH, UNREACHABLE, TIMEOUT, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 130
@@ -44,7 +33,7 @@ class WrongUsage(HadelayError):
     type, title = "usage", "Wrong usage"
 
 
-class Interrupted(OutcomeUnknown):
+class Interrupted(errors.OutcomeUnknown):
     """Ctrl-C during a request with an Idempotency-Key."""
 
     type, title = "interrupted", "Interrupted"
@@ -58,10 +47,11 @@ class SystemRefusal(HadelayError):
 
 #: Exit codes by class; the first matching class decides.
 _CODES: tuple[tuple[type[Exception], int], ...] = (
-    (Interrupted, INTERRUPTED), (WrongUsage, USAGE), (NotANode, UNREACHABLE), (Taken, REFUSED), (ConfigError, USAGE),
-    (BadRequest, USAGE), (NotFound, NOT_FOUND), (Unauthorized, AUTH), (Forbidden, AUTH), (NoLeader, UNREACHABLE),
-    (Overloaded, UNREACHABLE), (OutcomeUnknown, TIMEOUT), (RequestTimeout, TIMEOUT), (HadelayError, REFUSED),
-    (ConnectionError, UNREACHABLE), (TimeoutError, TIMEOUT), (OSError, REFUSED),
+    (Interrupted, INTERRUPTED), (WrongUsage, USAGE), (NotANode, UNREACHABLE), (errors.Taken, REFUSED),
+    (errors.ConfigError, USAGE), (errors.BadRequest, USAGE), (errors.NotFound, NOT_FOUND),
+    (errors.Unauthorized, AUTH), (errors.Forbidden, AUTH), (errors.NoLeader, UNREACHABLE),
+    (errors.Overloaded, UNREACHABLE), (errors.OutcomeUnknown, TIMEOUT), (errors.RequestTimeout, TIMEOUT),
+    (HadelayError, REFUSED), (ConnectionError, UNREACHABLE), (TimeoutError, TIMEOUT), (OSError, REFUSED),
 )  # fmt: skip
 
 
@@ -260,7 +250,7 @@ def exit_code(error: Exception) -> int | None:
 
 def _print_document(error: Exception) -> None:
     if not isinstance(error, HadelayError):
-        kinds = {ConnectionError: Unreachable, TimeoutError: RequestTimeout}
+        kinds = {ConnectionError: Unreachable, TimeoutError: errors.RequestTimeout}
         kind = next((kinds[theirs] for theirs in kinds if isinstance(error, theirs)), SystemRefusal)
         error = kind(str(error) or type(error).__name__)
     # Without the HTTP status: often no node has answered.
@@ -273,9 +263,9 @@ def message(error: Exception, servers: str) -> str:
     text = str(error) or type(error).__name__
     if isinstance(error, HadelayError) and "id" in error.extra:
         return f"{text}\n  id {error.extra['id']}"
-    if isinstance(error, NoLeader) and error.of_a_node:
+    if isinstance(error, errors.NoLeader) and error.of_a_node:
         return f"{text}\n  A node answers, but does not serve: GET /readyz?verbose on each node tells the reason."
-    if isinstance(error, NoLeader | ConnectionError) and servers not in text:
+    if isinstance(error, errors.NoLeader | ConnectionError) and servers not in text:
         return f"{text}\n  Is a cluster running there? `hadelay dev` starts one; {servers} names another."
     if isinstance(error, HadelayError) and not error.outcome_known:
         return f"{text}\n  {unsettled(error.extra.get('idempotency_key'))}"

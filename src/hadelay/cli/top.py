@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 from hadelay.cli.output import Remote, cell, emit_json, table_lines
@@ -36,13 +36,11 @@ def top(*, interval: float = 2, once: bool = False, topics: int = 20, remote: Re
         raise BadRequest(f"--topics {topics}: expected 0 or more")
     looks = _looks(remote, interval, topics)
     if once or remote.output == "json" or not sys.stdout.isatty():
-        for look in looks:
+        for look in islice(looks, 1 if once else None):
             if remote.output == "json":
                 emit_json(look)
             else:
                 print(_render(look), flush=True)
-            if once:
-                return
         return
     from rich.live import Live
     from rich.text import Text
