@@ -76,11 +76,11 @@ STEPS = {
     # Dispatch.
     "dispatch.match": Step("handout.dispatcher:Dispatcher.match", "leader"),
     "dispatch.grant": Step("server.delivery.grants:Grants.grant", "leader"),
-    "dispatch.decided": Step("server.delivery.commit:CommitHandout._decided", "leader"),
+    "dispatch.decided": Step("server.delivery.modes:CommitHandout._decided", "leader"),
     "dispatch.hold": Step("server.delivery.deferred:DeferredDeliveries.until_due", "leader"),
     "dispatch.answer": Step("server.delivery.grants:Grants.answer", "leader"),
-    "dispatch.cursor": Step("server.delivery.cursor:CursorKeeper.send", "leader"),
-    "dispatch.expired": Step("server.maintenance.leases:LeaseExpiry._expired", "leader"),
+    "dispatch.cursor": Step("server.delivery.grants:CursorKeeper.send", "leader"),
+    "dispatch.expired": Step("server.delivery.maintenance:LeaseExpiry._expired", "leader"),
     # Checkpoints and snapshots.
     "checkpoint.begin": Step("server.checkpoints:Checkpoints.begin"),
     "checkpoint.write": Step("storage.hours:HourStore.write_some"),

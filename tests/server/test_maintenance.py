@@ -15,8 +15,8 @@ import pytest
 from hadelay.codec.commands import encode_maintain
 from hadelay.codec.commandtypes import Job
 from hadelay.model import HOUR_MS, hour_name
-from hadelay.server.alarm import Alarm
-from hadelay.server.maintenance.runner import MaintenanceRunner
+from hadelay.server.delivery.maintenance import MaintenanceRunner
+from hadelay.server.delivery.term import Alarm
 from hadelay.settings.node import DAY, Config, RetentionConfig
 from hadelay.settings.rules import problems
 from hadelay.storage import manifests

@@ -30,14 +30,14 @@ from hadelay.ledger.transitions import Leaving, log_events, settle
 from hadelay.model import Draft, Event
 from hadelay.server import groupcommit
 from hadelay.server.clustertime import ClusterClock
-from hadelay.server.delivery import cursor, interval
+from hadelay.server.delivery import grants, modes
 from hadelay.server.delivery.deferred import DeferredDeliveries
 from hadelay.server.delivery.grants import Grants
-from hadelay.server.delivery.interval import IntervalHandout
 from hadelay.server.delivery.loop import DeliveryLoop
+from hadelay.server.delivery.maintenance import LeaseExpiry
+from hadelay.server.delivery.modes import IntervalHandout
 from hadelay.server.groupcommit import GroupCommit
 from hadelay.server.leadership import Leadership
-from hadelay.server.maintenance.leases import LeaseExpiry
 from hadelay.server.node import Node
 from hadelay.server.webhooks.calls import Answer
 from hadelay.server.webhooks.pool import Pool
@@ -155,7 +155,7 @@ def wall_clock_stamps(observe: Original, clock: ClusterClock, node: str, wall_ms
         clock._anchor(float(wall_ms), mono)
 
 
-@bug("the cursor is ahead of what it stands for", "kill stop", "I10", at=(cursor, "encode_cursor"))
+@bug("the cursor is ahead of what it stands for", "kill stop", "I10", at=(grants, "encode_cursor"))
 def cursor_ahead(encode: Original, hour: int, second: int, local: int) -> bytes:
     hours, seconds = divmod(second + 8, 3600)
     command: bytes = encode(hour + hours, seconds, local)
@@ -256,7 +256,7 @@ def short_leases() -> Bug:
 
 @bug(
     "interval mode: what comes again after a take-over is not marked", CRASHES, "I6 double lease, interval",
-    at=(interval, "first_time"), sync="interval",
+    at=(modes, "first_time"), sync="interval",
 )  # fmt: skip
 def unmarked(first_time: Original, *args: Any) -> Any:
     delivery = first_time(*args)

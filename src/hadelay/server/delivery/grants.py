@@ -1,4 +1,4 @@
-"""The grants of one term: offers on their way, the polls that the leader owes answers, and how both end."""
+"""The grants of one term: offers on their way, the polls that the leader owes answers, how both end, and the cursor."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.codec.commands import encode_extend, encode_grant
+from hadelay.codec.commands import encode_cursor, encode_extend, encode_grant
 from hadelay.codec.commandtypes import MAX_SEQ, Grant
 from hadelay.codec.formats import INDEX
 from hadelay.codec.leasetokens import LEASE
-from hadelay.codec.results import GrantResult, LeaseOutcome, LeaseResult
+from hadelay.codec.results import LeaseOutcome, LeaseResult
 from hadelay.errors import Conflict, DamagedFile, HadelayError, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.handout.dispatcher import Dispatcher
 from hadelay.handout.matching import Offer
@@ -22,35 +22,12 @@ from hadelay.ledger.grants import HeldGrant
 from hadelay.ledger.hourstate import groups
 from hadelay.ledger.ports import HourStore
 from hadelay.ledger.topics import by_topic
-from hadelay.ledger.transitions import FLAG_WAS_DUE
-from hadelay.server.delivery.cursor import CursorKeeper
 from hadelay.server.delivery.deferred import DeferredDeliveries
 from hadelay.server.delivery.term import Term
 
-#: Pause after a proposal that could not be made, in seconds.
-BACKOFF_S = 0.02
 #: A receive repeats another one's request id, but names other topics: the answer would tell messages that the consumer
 #: may not see.
 _OTHER_TOPICS = "a receive of this consumer with this request_id named other topics, and is not over: take a new one"
-
-
-class Handout:
-    """How offers become hand-outs: the base of the two modes, one per term. Nothing else knows the mode."""
-
-    #: How early offers are made, in ms.
-    ahead_ms = 0
-
-    def __init__(self, grants: Grants) -> None:
-        self.grants, self.term = grants, grants.term
-        #: No new proposals before this monotonic time.
-        self.resting_until = 0.0
-
-    def ready_at(self, mono: float) -> float:
-        """When offers may be made: `mono` for now, inf for after the next decision."""
-        raise NotImplementedError
-
-    def hand_out(self, offers: list[Offer], now_ms: int) -> None:
-        raise NotImplementedError
 
 
 class Grants:
@@ -313,19 +290,6 @@ class Grants:
         return True
 
 
-def first_time(term: int, offer: Offer, result: GrantResult, suspect_ms: int, now_ms: int) -> Delivery:
-    """Delivery of the messages of an offer that apply granted. suspect_ms: messages due by then, or due before they
-    were rescheduled, count as redelivered: a leader that fell may have handed them out unrecorded (interval mode;
-    else 0)."""
-    count, rows = len(offer.rows), offer.rows
-    suspect = (rows["deliver_at_ms"] <= suspect_ms) | (rows["flags"] & FLAG_WAS_DUE != 0) & bool(suspect_ms)
-    delivery = Delivery(
-        term, offer.seq, np.arange(count, dtype=np.uint16), offer.hours, offer.indexes, result.attempts, rows,
-        np.full(count, result.until_ms, np.int64), (result.attempts > 1) | suspect, now_ms,
-    )  # fmt: skip
-    return delivery if result.granted.all() else delivery.only(result.granted)
-
-
 def _again(grant: HeldGrant, store: HourStore) -> tuple[Delivery, NDArray[np.void]]:
     """Delivery of the messages of a grant that are still leased, and the LEASE rows that name them."""
     positions = np.flatnonzero(grant.rows["open"] == 1)
@@ -341,3 +305,47 @@ def _again(grant: HeldGrant, store: HourStore) -> tuple[Delivery, NDArray[np.voi
         held["attempt"].copy(), rows, held["until_ms"].copy(), np.ones(len(held), np.bool_), 0,
     )  # fmt: skip
     return delivery, leases
+
+
+class CursorKeeper:
+    """Replicates the tick of both wheels and the localIndex reached: every 50 ms while they change (S2). One per term.
+
+    The cursor mostly shares a Raft entry with the grants that made it change. In an idle cluster nothing is written."""
+
+    def __init__(self, term: Term, core: Dispatcher, settled: Callable[[], None]) -> None:
+        """settled: a proposal was committed, or failed."""
+        self._term, self._core, self._settled = term, core, settled
+        self._alarm = term.alarm(self.send)
+        self._sent = core.cursor
+        self._sent_at = 0.0
+        #: A proposal is on its way.
+        self.busy = False
+
+    @property
+    def changed(self) -> bool:
+        return self._core.cursor != self._sent
+
+    def watch(self) -> None:
+        """Propose the cursor now or soon, if it has changed."""
+        if self.busy or self._core.cursor == self._sent:
+            return
+        at = self._sent_at + self._term.config.dispatch.interval_ms / 1000
+        if at <= self._term.runtime.monotonic():
+            self.send()
+        else:
+            self._alarm.at(at)
+
+    def send(self) -> None:
+        if self.busy:
+            return
+        cursor = self._core.cursor
+        self.busy = True
+        self._sent_at = self._term.runtime.monotonic()
+
+        def done(_: Any, error: HadelayError | None) -> None:
+            self.busy = False
+            if error is None:
+                self._sent = cursor
+            self._settled()
+
+        self._term.propose(encode_cursor(*cursor), done)

@@ -28,14 +28,11 @@ from hadelay.platform.runtime import Runtime
 from hadelay.raft.ports import Done, Propose
 from hadelay.server.askers import Askers
 from hadelay.server.clustertime import ClusterClock
-from hadelay.server.delivery.commit import CommitHandout, CommitLatency
-from hadelay.server.delivery.grants import Grants, Handout
-from hadelay.server.delivery.interval import IntervalHandout
+from hadelay.server.delivery.grants import Grants
 from hadelay.server.delivery.lateness import Delays, HandoutDelays, Lateness
+from hadelay.server.delivery.maintenance import LeaseExpiry, MaintenanceRunner, TtlExpiry
+from hadelay.server.delivery.modes import CommitHandout, CommitLatency, Handout, IntervalHandout
 from hadelay.server.delivery.term import Term
-from hadelay.server.maintenance.leases import LeaseExpiry
-from hadelay.server.maintenance.runner import MaintenanceRunner
-from hadelay.server.maintenance.ttl import TtlExpiry
 from hadelay.server.reading import ReadAhead
 from hadelay.settings.node import Config
 

@@ -1,0 +1,270 @@
+"""What the leader proposes by itself: expiry of leases, expiry of messages by their TTL, and maintenance of hours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from hadelay.codec.commands import encode_expire, encode_maintain
+from hadelay.codec.commandtypes import Job
+from hadelay.codec.results import ExpireResult, JobResult
+from hadelay.deadlines import Deadlines
+from hadelay.errors import HadelayError
+from hadelay.ledger import ttl
+from hadelay.model import DEAD_HOURS, HOUR_MS, NEVER_MS
+from hadelay.server.delivery.term import Term
+from hadelay.server.gate import Gate
+from hadelay.settings.node import RetentionConfig
+from hadelay.storage.manifests import Source
+
+Key = tuple[int, int]
+#: Limit of grants named in one EXPIRE, and looked at in one go after a take-over.
+_GRANTS = 512
+#: Pause after an EXPIRE that failed, in ms.
+_RETRY_MS = 100
+#: Limit of remembered grants beyond twice the held ones; then those that are over are dropped.
+_STALE = 1_024
+#: Limit of rows of table `ttl` read at once; least count of useless rows that is worth a command.
+_ROWS = 250
+_SILENT_ROWS = 500
+#: Pause between two looks at table `ttl`, in ms: messages expire together. Apply grants none of them meanwhile.
+_TTL_PAUSE_MS = 100
+#: Pause between two looks when there was nothing to do, in seconds.
+_LOOK_S = 30.0
+#: Pause between two slices, in seconds: leaves the log to those who wait for an answer.
+_PAUSE_S = 0.02
+#: Pause between two slices of a redrive with a rate, in seconds.
+_RATE_PAUSE_S = 0.1
+#: Least age of an hour that is worked on, in hours: its files are near ones until then.
+_HOURS_PAST = 2
+
+
+class LeaseExpiry:
+    """Expires leases: looks at grants at the time of their earliest lease. One per term.
+
+    The time only says when to look: apply judges every lease against the time of its Raft entry, and acks and nacks are
+    noticed when the grant's time comes. Nothing expires before `not_before_ms`: after a take-over, consumers' leases
+    count by the clock of the previous leader, which may be behind by the skew bound."""
+
+    def __init__(self, term: Term, not_before_ms: int) -> None:
+        self._term, self._ledger, self._not_before_ms = term, term.ledger, not_before_ms
+        self._leases: Deadlines[Key] = Deadlines()
+        self._alarm = term.alarm(self._ring)
+        #: An EXPIRE is on its way. One at a time: several in one entry would copy as many times the limit of one.
+        self._proposed = False
+        self._take_over(iter(list(self._ledger.grants)))
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def add(self, until_ms: int, key: Key) -> None:
+        self._leases.set(key, until_ms)
+        if len(self._leases) > 2 * len(self._ledger.grants) + _STALE:
+            for over in [known for known in self._leases if known not in self._ledger.grants]:
+                self._leases.discard(over)
+        self._arm()
+
+    def _take_over(self, keys: Iterator[Key]) -> None:
+        """Add the grants of earlier leaders, some hundred at a time."""
+        if self._term.over:
+            return
+        for _ in range(_GRANTS):
+            key = next(keys, None)
+            if key is None:
+                return
+            self._again(key)
+        self._term.runtime.call_soon(self._take_over, keys)
+
+    def _again(self, key: Key, not_before_ms: int = 0) -> None:
+        grant = self._ledger.grants.get(key)
+        if grant is not None:
+            self.add(max(grant.next_until_ms(), not_before_ms), key)
+
+    def _arm(self) -> None:
+        if (until_ms := self._leases.next()) is not None and not self._proposed:
+            self._alarm.at(self._term.mono_at(max(until_ms, self._not_before_ms)))
+
+    def _ring(self) -> None:
+        now = self._term.now()
+        over: list[Key] = []
+        for key in self._leases.due(now, _GRANTS) if now >= self._not_before_ms else ():
+            grant = self._ledger.grants.get(key)
+            if grant is not None and grant.next_until_ms() > now:
+                self._leases.set(key, grant.next_until_ms())
+            elif grant is not None:
+                over.append(key)
+        if over:
+            self._proposed = True
+            self._term.propose(encode_expire(over), lambda result, error: self._expired(over, result, error))
+        self._arm()
+
+    def _expired(self, keys: list[Key], result: Any, error: HadelayError | None) -> None:
+        self._proposed = False
+        if error is None and isinstance(result, ExpireResult):
+            for key in result.held:
+                self._again(key)
+        else:
+            for key in keys:
+                self._again(key, self._term.now() + _RETRY_MS)
+        self._arm()
+
+
+class TtlExpiry:
+    """Expires messages by their TTL. One per term.
+
+    Table `ttl` is in the order of time, and keeps rows of messages that were acked. So rows whose time has come are
+    read first: TTL_EXPIRE is proposed only if one of their messages waits, or if many rows are useless. `filed` takes
+    every time that apply tells of (ledger.ports.Listener.on_ttl)."""
+
+    def __init__(self, term: Term) -> None:
+        self._term, self._ledger = term, term.ledger
+        self._alarm = term.alarm(self._look)
+        #: No message of the rows before this key waits.
+        self._start = b""
+        self._silent = 0
+        self._rest_until_ms = 0
+        self._look_at(ttl.first_ms(self._ledger))
+
+    def filed(self, at_ms: int) -> None:
+        """Look at this cluster time, in Unix ms. It may have passed: a message whose row was skipped while it was
+        leased waits again."""
+        self._start = min(self._start, ttl.KEY.pack(at_ms, 0))
+        self._look_at(at_ms)
+
+    def _look_at(self, at_ms: int) -> None:
+        if at_ms < NEVER_MS:
+            self._alarm.at(self._term.mono_at(max(at_ms, self._rest_until_ms)))
+
+    def _look(self) -> None:
+        now = self._term.now()
+        keys = ttl.due(self._ledger, now, self._start, _ROWS)
+        self._silent += len(keys)
+        if keys:
+            self._rest_until_ms = now + _TTL_PAUSE_MS
+        if self._silent >= _SILENT_ROWS or ttl.ends_something(self._ledger, keys):
+            self._term.propose_behind(encode_maintain(Job.TTL_EXPIRE), self._ended)
+            return
+        if keys:
+            self._start = keys[-1] + b"\0"
+        self._look_at(now if len(keys) == _ROWS else ttl.first_ms(self._ledger, self._start))
+
+    def _ended(self, result: Any, error: HadelayError | None) -> None:
+        self._start, self._silent = self._ledger.ttl_from, 0
+        # A slice after a slice as long as there is more: a backlog goes as fast as the log takes it.
+        if error is None and isinstance(result, JobResult) and not result.done:
+            self._rest_until_ms = 0
+        self._look_at(self._term.now())
+
+
+class MaintenanceRunner:
+    """Moves what is left of hours that are over, forgets hours past their retention, settles what deleted topics and
+    purges left behind, redrives dead letters at their rate: slowly on purpose. One per term.
+
+    Each job is a replicated command that works in slices. One slice at a time is under way, and the next leader goes on
+    where the ledger says. A cluster in which nothing changes gets none. Where an archive is demanded, the leader alone
+    looks whether the archive holds an hour before it proposes to forget the hour (gate.py).
+    """
+
+    def __init__(self, term: Term, retention: RetentionConfig) -> None:
+        self._term, self._ledger, self._retention = term, term.ledger, retention
+        #: Waiting for the next look, and not for an answer.
+        self._idle = False
+        self._pause_s = _PAUSE_S
+        self._next = self._rounds()
+        self._gate = Gate(retention.archive, term.runtime, self._archived) if retention.archive else None
+        self._alarm = term.alarm(self._look)
+        self._rest(1.0)
+
+    def stop(self) -> None:
+        if self._gate is not None:
+            self._gate.stop()
+
+    def watch(self) -> None:
+        """Something was applied: it may have brought work. Costs nothing."""
+        if self._idle and self._ledger.topics.with_work:
+            self._rest(0.0)
+
+    def _rest(self, seconds: float = _LOOK_S) -> None:
+        self._idle = seconds == _LOOK_S
+        self._alarm.cancel()
+        self._alarm.at(self._term.runtime.monotonic() + seconds)
+
+    def _look(self) -> None:
+        self._pause_s, self._idle = _PAUSE_S, False
+        command = next(self._next)
+        if command is None:
+            # A redrive that is left waits for its rate.
+            redrives = any(topic.redrive is not None for topic in self._ledger.topics.unfinished())
+            self._rest(_RATE_PAUSE_S if redrives else _LOOK_S)
+        else:
+            self._term.propose_behind(command, self._worked)
+
+    def _worked(self, result: Any, error: HadelayError | None) -> None:
+        # Whatever went wrong may be over at the next look; a refusal would only come back at once.
+        self._rest(self._pause_s if isinstance(result, JobResult) else _LOOK_S / 2)
+
+    def _rounds(self) -> Iterator[bytes | None]:
+        """The next command, each time; None when a round found none. All take turns: a redrive may take days, and a
+        purge makes a sweep begin anew, so that sweeps may never end."""
+        while True:
+            idle = True
+            for topic in self._ledger.topics.unfinished():
+                if topic.redrive is not None and not topic.redrive.waits(self._term.now()):
+                    idle = False
+                    self._pause_s = _PAUSE_S if topic.redrive.rate is None else _RATE_PAUSE_S
+                    yield encode_maintain(Job.REDRIVE, topic=topic.name)
+            if self._ledger.topics.to_sweep():
+                idle = False
+                yield encode_maintain(Job.SWEEP)
+            if (command := self._next_hour()) is not None:
+                idle = False
+                yield command
+            if idle:
+                yield None
+
+    def _next_hour(self) -> bytes | None:
+        now = self._term.now()
+        running = now // HOUR_MS
+        command = None
+        for hour in self._ledger.store.hours():
+            if hour >= DEAD_HOURS + running:
+                break
+            if hour >= DEAD_HOURS:
+                command = encode_maintain(Job.DROP_DEAD, hour)
+            elif hour > running - _HOURS_PAST:
+                continue
+            elif not self._ledger.open_entries(hour):
+                if now >= self._kept_until_ms(hour) and self._is_archived(hour):
+                    command = encode_maintain(Job.RETIRE, hour)
+            elif now - (hour + 1) * HOUR_MS >= self._retention.carry_ms and self._can_roll_forward(hour):
+                command = encode_maintain(Job.ROLL_FORWARD, hour)
+            if command is not None:
+                break
+        if self._gate is not None:
+            self._gate.ask()
+        return command
+
+    def _kept_until_ms(self, hour: int) -> int:
+        """When the longest retention of the topics ends whose messages were settled in this hour."""
+        last_ms, kept_ms = (hour + 1) * HOUR_MS, 0
+        if (hour_state := self._ledger.hours.get(hour)) is not None:
+            last_ms = max(last_ms, hour_state.settled_at_ms)
+            configs = (self._ledger.topics[number].config for number in hour_state.topics)
+            kept_ms = max((config.get("retention_ms", self._retention.settled_ms) for config in configs), default=0)
+        return last_ms + kept_ms
+
+    def _can_roll_forward(self, hour: int) -> bool:
+        """Whether CARRY has not yet looked at all entries. Entries still open besides those are leased."""
+        hour_state = self._ledger.hours.get(hour)
+        return hour_state is None or hour_state.carried < self._ledger.store.count(hour)
+
+    def _is_archived(self, hour: int) -> bool:
+        """Or need not be."""
+        if self._gate is None:
+            return True
+        sums = self._ledger.store.sums(hour)
+        return sums is not None and self._gate.holds(hour, Source(*sums))
+
+    def _archived(self) -> None:
+        if self._idle and not self._term.over:
+            self._rest(0.0)
