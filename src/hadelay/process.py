@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -20,16 +22,16 @@ from typing import Any
 
 import structlog
 import uvloop
+from msgspec.structs import replace
+from structlog.typing import EventDict, Processor, WrappedLogger
 
-from hadelay.errors import is_disk_full
+from hadelay.errors import ConfigError, is_disk_full, shortened
 from hadelay.platform.disk import Disk
 from hadelay.platform.runtime import Runtime
 from hadelay.platform.tcp import AsyncioNetwork
 from hadelay.platform.tls import Certificates
 from hadelay.server.checkpoints import ENDS
-from hadelay.server.descriptors import divide, raise_limit
 from hadelay.server.gate import open_archive
-from hadelay.server.logs import set_up_logs
 from hadelay.server.node import Node
 from hadelay.server.recover import open_node
 from hadelay.server.service.cluster import ready_checks
@@ -37,7 +39,7 @@ from hadelay.server.service.node import NodeService
 from hadelay.server.webhooks.pool import Pool
 from hadelay.server.webhooks.sender import Sender
 from hadelay.server.webhooks.webhooks import Webhooks
-from hadelay.settings.node import Config
+from hadelay.settings.node import Config, LogConfig
 from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.version import VERSION
 
@@ -61,6 +63,15 @@ _GC = (20_000, 20, 50)
 #: Switch interval of threads, in seconds: a thread that has ended a sync waits this long for the interpreter. The
 #: default of 5 ms is longer than most syncs.
 _SWITCH_S = 0.0005
+#: Descriptors for everything but sockets of clients and webhooks: journal, hours, LMDB, links, backups, connections
+#: before HELLO on the node link (256) and spares of health routes (64).
+RESERVE = 1_024
+#: Reserve of a process that may open few files: the same connections and spares, and 192 for the node's own files.
+_SMALL_RESERVE = 512
+#: Smallest limit of open files with which a node starts: the small reserve, and some sockets for clients.
+LEAST = 768
+#: Fields that are never shortened, because clients have no influence on them.
+_WHOLE = frozenset(("event", "exception", "stack"))
 
 log = structlog.get_logger("hadelay")
 
@@ -225,3 +236,87 @@ async def _within(seconds: float, start: Callable[[Callable[[], None]], None], f
         await asyncio.wait_for(over.wait(), seconds)
     except TimeoutError:
         log.warning(failure, after_s=seconds)
+
+
+# ---- file descriptors: a journal without one for its next segment ends the node, so clients never get the last ones
+
+
+def raise_limit() -> int:
+    """Raise the limit of open files to what this process may have; returns it."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return 1 << 30 if hard == resource.RLIM_INFINITY else hard
+
+
+def divide(config: Config, limit: int) -> tuple[Config, int]:
+    """Divide `limit` descriptors: (configuration that fits, sockets for clients and for polls relayed to the leader).
+    Lowers http.max_connections and webhooks.max_calls where it has to, and logs that. ConfigError below LEAST."""
+    if limit < LEAST:
+        raise ConfigError(
+            f"this process may open {limit} files; a node needs {LEAST} at least, and some for each client: raise the "
+            "limit (LimitNOFILE= in the systemd unit, ulimit -n in a shell, ulimits in a compose file)"
+        )
+    http, webhooks = config.http, config.webhooks
+    left = limit - min(RESERVE, max(limit // 2, _SMALL_RESERVE))
+    calls = min(webhooks.max_calls, left // 4)
+    sockets = left - calls
+    connections = min(http.max_connections, sockets)
+    if (connections, calls) != (http.max_connections, webhooks.max_calls):
+        log.warning(
+            "few_descriptors",
+            may_have=limit,
+            needed=RESERVE + http.max_connections + webhooks.max_calls,
+            max_connections=f"{connections} instead of {http.max_connections}",
+            max_calls=f"{calls} instead of {webhooks.max_calls}",
+        )
+        config = replace(
+            config, http=replace(http, max_connections=connections), webhooks=replace(webhooks, max_calls=calls)
+        )
+    return config, sockets
+
+
+# ---- log lines
+
+
+def set_up_logs(config: LogConfig, node: str = "") -> None:
+    """Call once per process, before anything logs. Log lines go to stderr: an event and its fields, for changes of
+    state, never per message; JSON unless on a terminal.
+
+    Parts that also run in the simulator log through `logging`, with fields in `extra`; others log through structlog.
+    Both kinds of lines look alike and carry the node's name."""
+
+    def named(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+        event.setdefault("node", node)
+        return event
+
+    def short(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+        for name, value in event.items():
+            if isinstance(value, str) and name not in _WHOLE:
+                event[name] = shortened(value)
+        return event
+
+    pretty = config.format == "text" or (config.format == "auto" and sys.stderr.isatty())
+    level = getattr(logging, config.level.upper())
+    now = structlog.processors.TimeStamper(fmt="iso", utc=True)
+    common: list[Processor] = [short, structlog.processors.add_log_level, now, *([named] if node else [])]
+    written: list[Processor] = (
+        [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)]
+        if pretty
+        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    )
+    structlog.configure(
+        processors=[*common, *written],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*common, structlog.stdlib.ExtraAdder()],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *written],
+        )
+    )
+    # Libraries such as aiohttp log warnings only.
+    logging.basicConfig(level=max(level, logging.WARNING), handlers=[handler], force=True)
+    logging.getLogger("hadelay").setLevel(level)

@@ -18,7 +18,7 @@ from hadelay.cli import dead
 from hadelay.cli.output import Remote
 from hadelay.cli.trace import verdict
 from hadelay.errors import BadRequest
-from hadelay.server.askers import Askers
+from hadelay.server.delivery.loop import Askers
 from tests.cli.support import Dev, cluster, environment, hadelay
 from tests.commands import started
 

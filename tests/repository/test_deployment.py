@@ -13,7 +13,7 @@ import yaml
 
 from hadelay.cli.app import COMMANDS
 from hadelay.http.app import ROUTES
-from hadelay.server.descriptors import RESERVE, divide
+from hadelay.process import RESERVE, divide
 from hadelay.settings.load import load
 from hadelay.settings.node import Config
 from hadelay.settings.rules import split_address

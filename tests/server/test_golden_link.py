@@ -22,8 +22,7 @@ from hadelay.api.service import Actor
 from hadelay.codec import results
 from hadelay.codec.commands import encode_noop
 from hadelay.errors import HadelayError
-from hadelay.server.askers import Askers
-from hadelay.server.delivery.loop import DeliveryLoop
+from hadelay.server.delivery.loop import Askers, DeliveryLoop
 from hadelay.server.link import CALL, Link
 from hadelay.server.node import Node
 from hadelay.server.peers import Peer, Peers

@@ -16,7 +16,7 @@ PROGRAM = """
 import logging, sys
 import structlog
 from hadelay.settings.node import LogConfig
-from hadelay.server.logs import set_up_logs
+from hadelay.process import set_up_logs
 
 set_up_logs(LogConfig(format=sys.argv[1], level=sys.argv[2]), "n1")
 structlog.get_logger("hadelay").info("ready", http="http://127.0.0.1:1")

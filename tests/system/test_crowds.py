@@ -11,7 +11,7 @@ import pytest
 from chaos.freeports import free_ports
 from hadelay.http import listener
 from hadelay.platform import strangers
-from hadelay.server.descriptors import LEAST, divide
+from hadelay.process import LEAST, divide
 from hadelay.settings.node import Config
 from tests.system.cluster import ask, end, ready_line, spawn, until
 

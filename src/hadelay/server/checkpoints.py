@@ -1,4 +1,4 @@
-"""Checkpoints: when to make one; and the watch over free disk space."""
+"""Checkpoints: the state that they contain, when to make one; and the watch over free disk space."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 from hadelay.api.metrics import Histogram
 from hadelay.ledger import checkpoint
+from hadelay.ledger.state import Ledger
 from hadelay.platform.disk import Disk
 from hadelay.raft.node import RaftNode
-from hadelay.server.replica import Replica
 from hadelay.settings.node import Config
+from hadelay.storage.store import Storage
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,20 @@ ENDS = (
     "supervisor starts it again and again, and it serves once there is room: free some beside its directories, or "
     "enlarge the disk"
 )
+
+
+class Replica:
+    """The state of a node: the ledger in memory, and the files below it. An installed snapshot replaces both, so parts
+    of a node keep the replica instead."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.load(storage)
+
+    def load(self, storage: Storage) -> None:
+        self.storage = storage
+        self.ledger = Ledger(storage.identity.group, storage.hours, storage.tables, storage.names)
+        if storage.core_blob:
+            checkpoint.load(self.ledger, storage.core_blob, storage.hour_blobs())
 
 
 class Checkpoints:

@@ -24,9 +24,9 @@ from hadelay.model import Draft
 from hadelay.platform.runtime import Handle, Runtime
 from hadelay.raft.node import RaftNode
 from hadelay.raft.ports import Done
+from hadelay.server.checkpoints import Replica
 from hadelay.server.peers import Peers
 from hadelay.server.refusals import Refusals, refusal
-from hadelay.server.replica import Replica
 
 #: Limit of batches with publishes in flight. Two keep the disks busy; more would only make batches smaller.
 _MAX_INFLIGHT_PUBLISHES = 2

@@ -11,11 +11,11 @@ from hadelay.codec.commands import encode_feature, encode_settings
 from hadelay.errors import Conflict, HadelayError, NoLeader, Overloaded
 from hadelay.raft.node import RaftNode
 from hadelay.raft.ports import Done, Finished
+from hadelay.server.checkpoints import Replica
 from hadelay.server.delivery.loop import DeliveryLoop
 from hadelay.server.groupcommit import GroupCommit
 from hadelay.server.link import Reply
 from hadelay.server.peers import Peers
-from hadelay.server.replica import Replica
 from hadelay.settings.node import Config
 
 log = logging.getLogger(__name__)

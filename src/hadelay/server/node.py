@@ -27,7 +27,7 @@ from hadelay.platform.runtime import Runtime
 from hadelay.raft.journal import FIRST, Journal
 from hadelay.raft.node import RaftNode
 from hadelay.raft.ports import RaftTuning
-from hadelay.server.checkpoints import Checkpoints
+from hadelay.server.checkpoints import Checkpoints, Replica
 from hadelay.server.clustertime import ClusterClock
 from hadelay.server.delivery.loop import DeliveryLoop
 from hadelay.server.groupcommit import GroupCommit, Outlet
@@ -38,7 +38,6 @@ from hadelay.server.peers import Peer, Peers
 from hadelay.server.publishing import Proposals, Publishing
 from hadelay.server.reading import ReadAhead, Reader, Repairer
 from hadelay.server.refusals import Refusals
-from hadelay.server.replica import Replica
 from hadelay.settings.node import Config
 from hadelay.storage.identity import note_damage
 from hadelay.storage.snapshots import Installer, Manifest

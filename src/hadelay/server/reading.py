@@ -27,9 +27,9 @@ from hadelay.errors import BadRequest, DamagedFile, HadelayError
 from hadelay.model import hour_from_name
 from hadelay.platform.disk import Disk
 from hadelay.platform.runtime import Runtime
+from hadelay.server.checkpoints import Replica
 from hadelay.server.link import Link, Reply
 from hadelay.server.peers import Peers
-from hadelay.server.replica import Replica
 from hadelay.storage.hourtable import FILES
 
 T = TypeVar("T")

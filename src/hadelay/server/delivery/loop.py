@@ -6,7 +6,7 @@ Works between on_leader, when the no-op of the term is applied, and on_follower,
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -26,7 +26,6 @@ from hadelay.ledger.topics import Topic
 from hadelay.model import NEVER_MS
 from hadelay.platform.runtime import Runtime
 from hadelay.raft.ports import Done, Propose
-from hadelay.server.askers import Askers
 from hadelay.server.clustertime import ClusterClock
 from hadelay.server.delivery.grants import Grants
 from hadelay.server.delivery.lateness import Delays, HandoutDelays, Lateness
@@ -44,6 +43,8 @@ _STOPPING = frozenset((Command.TOPIC_PUT, Command.TOPIC_DELETE, Command.PURGE, C
 _LONGEST_SLEEP_S = 3_600.0
 #: Slices of the index that the sweeper looks at each time.
 _SWEEP_SLICES = 16
+#: Limits of remembered pairs (consumer, topics), and of topic names in all pairs. The oldest pairs are forgotten first.
+_MOST_ASKERS, _MOST_ASKED = 1_024, 1 << 16
 
 
 class DeliveryLoop:
@@ -333,3 +334,31 @@ class DeliveryLoop:
         ready, late = self.ready_counts(), self.lateness.recent(self._now())
         numbers = {**ready, **late}
         return {number: (*ready.get(number, (0, 0)), *late.get(number, (0, 0, 0, 0))) for number in numbers}
+
+
+class Askers:
+    """Consumers and the topics that they ask for, as this leader has seen them since it took over. In memory only; a
+    receive costs one look-up, however many topics it names."""
+
+    def __init__(self) -> None:
+        #: (consumer, topics) → cluster time of the last receive, the oldest first.
+        self._asked: OrderedDict[tuple[str, tuple[str, ...]], int] = OrderedDict()
+        self._names = 0
+
+    def note(self, consumer: str, topics: tuple[str, ...], now_ms: int) -> None:
+        who = consumer, topics
+        if who not in self._asked:
+            self._names += len(topics)
+        self._asked[who] = now_ms
+        self._asked.move_to_end(who)
+        while len(self._asked) > _MOST_ASKERS or (self._names > _MOST_ASKED and len(self._asked) > 1):
+            (_, oldest), _ = self._asked.popitem(last=False)
+            self._names -= len(oldest)
+
+    def of(self, topic: str, most: int = 16) -> list[tuple[str, int]]:
+        """(consumer, cluster time) of the latest receives for a topic, the latest first."""
+        found: dict[str, int] = {}
+        for (consumer, topics), asked_ms in reversed(self._asked.items()):
+            if topic in topics and len(found) < most:
+                found.setdefault(consumer, asked_ms)
+        return list(found.items())

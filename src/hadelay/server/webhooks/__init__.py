@@ -1,5 +1,5 @@
 """Webhooks: the leader delivers topics with a webhook by HTTP POST, under the same leases as for consumers that pull.
 
-pool (which messages, how many calls at once) → sender (one call) → reports (the outcome as ack or nack). calls: what a
+pool (which messages, how many calls at once) → sender (one call) → queues (the outcome as ack or nack). calls: what a
 call carries. alerts: calls about dead letters.
 """

@@ -33,8 +33,7 @@ from hadelay.model import encode_id
 from hadelay.server.node import Node
 from hadelay.server.reading import Extent, split_record
 from hadelay.server.webhooks.calls import Answer, Call, Facts, Request, call_headers
-from hadelay.server.webhooks.queues import Job, WebhookQueue, jobs_of
-from hadelay.server.webhooks.reports import Reports, Verdict
+from hadelay.server.webhooks.queues import Job, Reports, Verdict, WebhookQueue, jobs_of
 from hadelay.settings.topic import origin_of
 
 #: The consumer name of the pool's leases.
