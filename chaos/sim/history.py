@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from hadelay.handout.filters import Filter
@@ -158,11 +157,11 @@ class History:
     def count(self, what: str, n: int = 1) -> None:
         self.counts[what] = self.counts.get(what, 0) + n
 
-    def decide(self, promise: str, broken: bool, text: str, *ids: int | None, who: str = "") -> Iterator[Violation]:
-        """Count a case that decides on `promise`, and yield a violation when the promise is broken. ids: messages."""
+    def decide(self, promise: str, broken: bool, text: str, *ids: int | None, who: str = "") -> None:
+        """Count a case that decides on `promise`. Violation: the promise is broken. ids: messages."""
         self.count(f"checked {promise}")
         if broken:
-            yield Violation(promise, text, frozenset(i for i in ids if i is not None), who)
+            raise Violation(promise, text, frozenset(i for i in ids if i is not None), who)
 
     def message_of(self, body: bytes) -> Message | None:
         """The message that was published with this body, as far as its number tells."""

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from itertools import pairwise
 
 from chaos.sim.cluster import SimCluster
 from chaos.sim.evidence import RATE, ahead_ms, lease_began
-from chaos.sim.history import HandOut, Message, Violation
+from chaos.sim.history import HandOut, Message
 from hadelay.server.webhooks.pool import CONSUMER
 
 
-def resurrected(cluster: SimCluster) -> Iterator[Violation]:
+def resurrected(cluster: SimCluster) -> None:
     """I5: nothing is handed out after an ack of it was answered yes."""
     acked: dict[int, float] = {}
     for h in cluster.history.hand_outs:
@@ -21,10 +20,10 @@ def resurrected(cluster: SimCluster) -> Iterator[Violation]:
     for h in cluster.history.hand_outs:
         if h.id in acked:
             text = f"{h.id:x} handed out again after its ack"
-            yield from cluster.history.decide("I5 resurrection", h.answered > acked[h.id], text, h.id)
+            cluster.history.decide("I5 resurrection", h.answered > acked[h.id], text, h.id)
 
 
-def double_leases(cluster: SimCluster) -> Iterator[Violation]:
+def double_leases(cluster: SimCluster) -> None:
     """I6: in commit mode no two requests get the same attempt of a message, and attempt k + 1 is not handed out
     while the lease of attempt k runs, unless that was given back. In interval mode a change of leader may repeat an
     attempt, and then one of the two is marked `redelivered`. What is redriven begins anew. And after the last attempt
@@ -39,9 +38,9 @@ def double_leases(cluster: SimCluster) -> Iterator[Violation]:
         for n, h in enumerate(hand_outs):
             for earlier in hand_outs[:n]:
                 if not any(order.between(earlier.answered, h.answered) for order in redrives):
-                    yield from judge(earlier, h, cluster)
+                    judge(earlier, h, cluster)
                     if message is not None:
-                        yield from _beyond(earlier, h, message, cluster, excused)
+                        _beyond(earlier, h, message, cluster, excused)
 
 
 def _by_id(hand_outs: list[HandOut]) -> dict[int, list[HandOut]]:
@@ -51,9 +50,7 @@ def _by_id(hand_outs: list[HandOut]) -> dict[int, list[HandOut]]:
     return found
 
 
-def _beyond(
-    one: HandOut, two: HandOut, message: Message, cluster: SimCluster, excused: set[int]
-) -> Iterator[Violation]:
+def _beyond(one: HandOut, two: HandOut, message: Message, cluster: SimCluster, excused: set[int]) -> None:
     """The lease of `one` ended under the topic's limits, and was the last. (In interval mode a hand-out that was not
     recorded in time may count twice.) excused: attempts that were given back without counting, if that arrived."""
     limited, most = cluster.history.limited, cluster.workload.max_attempts
@@ -62,7 +59,7 @@ def _beyond(
     tries = one.attempt - sum(attempt <= one.attempt for attempt in excused)
     if one.answered >= limited and tries >= most:
         text = f"{one.id:x}: attempt {two.attempt} of {most}"
-        yield from cluster.history.decide("attempts", two.attempt > one.attempt, text, one.id)
+        cluster.history.decide("attempts", two.attempt > one.attempt, text, one.id)
 
 
 def _share_fate(hand_outs: list[HandOut]) -> None:
@@ -81,35 +78,35 @@ def _same_request(one: HandOut, two: HandOut) -> bool:
     return (one.consumer, one.request_id) == (two.consumer, two.request_id)
 
 
-def _repeated(one: HandOut, two: HandOut, cluster: SimCluster) -> Iterator[Violation]:
+def _repeated(one: HandOut, two: HandOut, cluster: SimCluster) -> None:
     """In interval mode."""
     if one.attempt == two.attempt and not _same_request(one, two):
         marked = one.term != two.term and (one if one.term > two.term else two).redelivered
         text = f"{one.id:x}: attempt {one.attempt} went to {one.consumer} and {two.consumer}, unmarked"
-        yield from cluster.history.decide("I6 double lease, interval", not marked, text, one.id)
+        cluster.history.decide("I6 double lease, interval", not marked, text, one.id)
 
 
-def _overlap(one: HandOut, two: HandOut, cluster: SimCluster) -> Iterator[Violation]:
+def _overlap(one: HandOut, two: HandOut, cluster: SimCluster) -> None:
     """In commit mode."""
     decide, what = cluster.history.decide, f"{one.id:x}: attempt {two.attempt} to {two.consumer}"
     again = two.attempt < one.attempt or (two.attempt == one.attempt and not _same_request(one, two))
     text = f"{what} after attempt {one.attempt} to {one.consumer}"
-    yield from decide("I6 double lease, attempts", again, text, one.id)
+    decide("I6 double lease, attempts", again, text, one.id)
     if two.attempt != one.attempt + 1 or (one.nack_invoked is not None and one.nack_invoked < two.answered):
         return
     extended_ms = cluster.extended.get((one.term, one.seq, one.position))
     # Both in cluster time, which never runs backwards: exact.
     early_ms = (one.until_ms if extended_ms is None else extended_ms) - two.now_ms
     text = f"{what} {early_ms} ms before {one.consumer}'s lease ends"
-    yield from decide("I6 double lease, overlap", early_ms > 0, text, one.id)
+    decide("I6 double lease, overlap", early_ms > 0, text, one.id)
     if extended_ms is None and early_ms <= 0:
         left_s = (one.until_ms - one.now_ms) / 1000 * (1 - RATE) - ahead_ms(cluster, one.answered, two.answered) / 1000
         early_s = one.answered + left_s - two.answered
         text = f"{what} {early_s:.3f} s of true time before the lease ends"
-        yield from decide("I6 double lease, true time", early_s > 0, text, one.id)
+        decide("I6 double lease, true time", early_s > 0, text, one.id)
 
 
-def calls_apart(cluster: SimCluster) -> Iterator[Violation]:
+def calls_apart(cluster: SimCluster) -> None:
     """Webhooks: in commit mode the receiver has one call about a message at a time; and none before the time that it
     asked for with a Retry-After, unless the message was rescheduled or died."""
     history = cluster.history
@@ -117,7 +114,7 @@ def calls_apart(cluster: SimCluster) -> Iterator[Violation]:
         for one, two in pairwise(some):
             if cluster.sync == "commit":
                 text = f"{one.id:x}: attempt {two.attempt} is called about, and attempt {one.attempt} not over"
-                yield from history.decide("webhooks, one at a time", two.answered < one.ended, text, one.id)
+                history.decide("webhooks, one at a time", two.answered < one.ended, text, one.id)
             message = history.message_of(two.body)
             if not one.retry_after_ms or message is None or history.moved(message):
                 continue
@@ -128,19 +125,19 @@ def calls_apart(cluster: SimCluster) -> Iterator[Violation]:
             passed_ms = (two.answered - one.ended) * 1000
             short_ms = one.retry_after_ms - passed_ms * (1 + RATE) - ahead_ms(cluster, one.answered, two.answered)
             text = f"{one.id:x}: called {short_ms:.1f} ms before the time of its Retry-After"
-            yield from history.decide("webhooks, Retry-After", short_ms > 0, text, one.id)
+            history.decide("webhooks, Retry-After", short_ms > 0, text, one.id)
 
 
-def fenced(cluster: SimCluster) -> Iterator[Violation]:
+def fenced(cluster: SimCluster) -> None:
     """I16: no leader leases anything once an entry of a newer term counts: its grants are committed in its own term,
     and in interval mode, where hand-outs precede their commit, it hands out nothing that did not count by then (as did
     what a repeated request is answered with: its lease was extended through the log)."""
     decide = cluster.history.decide
     for (term, seq), (at, _, committed) in cluster.grants.items():
         text = f"grant {term}.{seq} is committed in term {committed}, t={at:.4f}"
-        yield from decide("I16 fenced leader, grant", committed != term, text)
+        decide("I16 fenced leader, grant", committed != term, text)
     for h in cluster.history.hand_outs if cluster.sync == "interval" else ():
         if lease_began(cluster, h)[0] >= h.answered:
             newer = [term for term, began in cluster.term_began.items() if term > h.leading and began < h.answered]
             text = f"{h.id:x} handed out by {h.node}, leader of term {h.leading}, in term {max(newer, default=0)}"
-            yield from decide("I16 fenced leader, interval", bool(newer), text, h.id, who=h.node)
+            decide("I16 fenced leader, interval", bool(newer), text, h.id, who=h.node)

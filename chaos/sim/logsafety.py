@@ -7,9 +7,9 @@ any crash, and an entry that a leader counts for a follower has to be in that fo
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from chaos.sim.network import SimNet, SimNetwork
 from hadelay.raft import messages
@@ -19,12 +19,12 @@ from hadelay.raft.node import RaftNode
 #: Crystals drift by 50 ppm, and a timer may be this much early.
 _TOLERANCE_S = 1e-3
 _NEVER = float("-inf")
-#: What is decided whenever a node is looked at.
-_LOOKED_AT = ("I13 log safety, commit index back", "I13 log safety, commit index ahead", "I14 durability, applied")
 
 
-#: Called for each broken promise: (promise, how it is broken, node).
-Report = Callable[[str, str, str], None]
+class Decide(Protocol):
+    """Count a case that decides on `promise`; note a violation by node `who` when the promise is broken."""
+
+    def __call__(self, promise: str, broken: bool, text: str, *, who: str) -> None: ...
 
 
 @dataclass
@@ -41,13 +41,11 @@ class _Heard:
 class LogSafety:
     """quiet_s: so long after a heartbeat a follower must not ask for votes (RaftTuning.election_min_ms)."""
 
-    def __init__(self, net: SimNet, report: Report, *, quiet_s: float) -> None:
-        self.world, self.report, self.quiet_s = net.world, report, quiet_s
+    def __init__(self, net: SimNet, decide: Decide, *, quiet_s: float) -> None:
+        self.world, self.decide, self.quiet_s = net.world, decide, quiet_s
         net.observer = self
         #: Term → name of its leader.
         self.leaders: dict[int, str] = {}
-        #: How often each promise was decided on.
-        self.decided: Counter[str] = Counter()
         #: Called once with the next frame of this kind that this node sends: (node, kind) → what to do then.
         self.at_send: dict[tuple[str, int], Callable[[], None]] = {}
         self._heard: dict[SimNetwork, _Heard] = {}
@@ -86,60 +84,50 @@ class LogSafety:
 
     def _campaign(self, process: SimNetwork, kind: int, term: int) -> None:
         """Nobody asks for a vote soon after a heartbeat, unless its leader told it to take over or closed the link."""
-        self.decided["campaigns"] += 1
-        heard = self._heard.get(process)
-        if heard is None or term <= heard.term or (kind == messages.VOTE and term == heard.called):
-            return
+        heard = self._heard.get(process, _Heard())
+        called = kind == messages.VOTE and term == heard.called
         silent_s = self.world.now - heard.at
-        if silent_s < self.quiet_s - _TOLERANCE_S:
-            text = f"{process.name} asks for votes in term {term}, {silent_s * 1000:.0f} ms after a heartbeat of "
-            self.report("campaigns", f"{text}{heard.leader}, leader of term {heard.term}", process.name)
+        broken = term > heard.term and not called and silent_s < self.quiet_s - _TOLERANCE_S
+        text = f"{process.name} asks for votes in term {term}, {silent_s * 1000:.0f} ms after a heartbeat of "
+        self.decide("campaigns", broken, f"{text}{heard.leader}, leader of term {heard.term}", who=process.name)
 
     def _vote(self, name: str, term: int, candidate: str) -> None:
         before = self._promised.get(name, (0, ""))
-        self.decided["I13 log safety, votes"] += 1
-        if before[0] == term and before[1] != candidate:
-            text = f"{name} voted for {before[1]} and for {candidate} in term {term}"
-            self.report("I13 log safety, votes", text, name)
+        broken = before[0] == term and before[1] != candidate
+        text = f"{name} voted for {before[1]} and for {candidate} in term {term}"
+        self.decide("I13 log safety, votes", broken, text, who=name)
         self._promised[name] = max(before, (term, candidate))
 
     # -- processes
 
     def reopened(self, name: str, journal: Journal) -> None:
         """Its journal was read from disk: the votes that left it are there."""
-        term, candidate = self._promised.get(name, (0, ""))
-        self.decided["I13 log safety, vote on disk"] += term > 0
-        if journal.term < term or (journal.term == term and term and journal.voted_for != candidate):
-            text = (
-                f"{name} voted for {candidate} in term {term}, and its disk says {journal.voted_for} in {journal.term}"
-            )
-            self.report("I13 log safety, vote on disk", text, name)
+        if name in self._promised:
+            term, candidate = self._promised[name]
+            broken = journal.term < term or (journal.term == term and journal.voted_for != candidate)
+            text = f"{name} voted for {candidate} in term {term}; its disk says {journal.voted_for} in {journal.term}"
+            self.decide("I13 log safety, vote on disk", broken, text, who=name)
 
     def wiped(self, name: str) -> None:
         """Its disk was replaced by an empty one."""
         self._promised.pop(name, None)
         self._wiped.add(name)
 
-    def look(self, nodes: Mapping[str, RaftNode], stirred: Callable[[str], bool]) -> None:
-        """At one instant. nodes: those that are up. stirred: whether this one did anything since it was asked last."""
+    def look(self, nodes: Mapping[str, RaftNode]) -> None:
+        """At one instant. nodes: those that are up and may have done something since the last look."""
         for name, raft in nodes.items():
-            if not stirred(name):
-                continue
             if raft.is_leader:
                 first = self.leaders.setdefault(raft.term, name)
-                self.decided["I13 log safety, leaders"] += 1
-                if first != name:
-                    self.report("I13 log safety, leaders", f"{name} and {first} both lead term {raft.term}", name)
-            for promise in _LOOKED_AT:
-                self.decided[promise] += 1
-            if raft.commit_index < self._commit.get(raft, 0):
-                self.report("I13 log safety, commit index back", f"the commit index of {name} went back", name)
-            if raft.commit_index > raft.last_index:
-                text = f"the commit index of {name} is {raft.commit_index}, and its log ends at {raft.last_index}"
-                self.report("I13 log safety, commit index ahead", text, name)
-            self._commit[raft] = raft.commit_index
-            if raft.applied_index > raft.journal.synced_index:
-                self.report("I14 durability, applied", f"{name} applied what its own disk does not have", name)
+                text = f"{name} and {first} both lead term {raft.term}"
+                self.decide("I13 log safety, leaders", first != name, text, who=name)
+            before, at, last = self._commit.get(raft, 0), raft.commit_index, raft.last_index
+            text = f"the commit index of {name} went back"
+            self.decide("I13 log safety, commit index back", at < before, text, who=name)
+            text = f"the commit index of {name} is {at}, and its log ends at {last}"
+            self.decide("I13 log safety, commit index ahead", at > last, text, who=name)
+            self._commit[raft] = at
+            text = f"{name} applied what its own disk does not have"
+            self.decide("I14 durability, applied", raft.applied_index > raft.journal.synced_index, text, who=name)
 
     def _counted(self, process: SimNetwork, peer: str) -> None:
         """An entry that a leader counts for a follower is the same there, and on its disk, unless a newer leader has
@@ -153,7 +141,6 @@ class LogSafety:
         at, journal = leader.peers[peer].counted, follower.journal
         if at <= max(journal.base_index, leader.journal.base_index) or follower.applier.installing:
             return
-        self.decided["what leaders count"] += 1
-        if at > journal.synced_index or journal.term_at(at) != leader.journal.term_at(at):
-            text = f"{leader.name} counts entry {at} as stored by {peer}, whose log does not have it"
-            self.report("what leaders count", text, peer)
+        broken = at > journal.synced_index or journal.term_at(at) != leader.journal.term_at(at)
+        text = f"{leader.name} counts entry {at} as stored by {peer}, whose log does not have it"
+        self.decide("what leaders count", broken, text, who=peer)

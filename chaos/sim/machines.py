@@ -87,7 +87,7 @@ class Machines:
         self.world, self.seed, self.names, self.brief, self.restart = world, world.seed, names, brief, restart
         world.on_crash = self._crashed_at_io
         self.history, self.net, self.parts = History(), SimNet(world, profile), Parts(only)
-        self.safety = LogSafety(self.net, self._unsafe, quiet_s=quiet_s)
+        self.safety = LogSafety(self.net, self.decide, quiet_s=quiet_s)
         self.violations: list[Violation] = []
         self.machines: dict[str, Machine] = {name: self._machine(name) for name in names}
         #: Machines whose nodes are no members any more.
@@ -117,13 +117,17 @@ class Machines:
         self.note(f"VIOLATION {violation}", violation.who or "nemesis")
         self.violations.append(violation)
 
-    def _unsafe(self, promise: str, text: str, who: str) -> None:
-        self.violate(Violation(promise, text, who=who))
-
     def decide(self, promise: str, broken: bool, text: str, *ids: int, who: str = "") -> None:
         """Count a case that decides on `promise`, and note a violation when the promise is broken."""
-        for violation in self.history.decide(promise, broken, text, *ids, who=who):
+        try:
+            self.history.decide(promise, broken, text, *ids, who=who)
+        except Violation as violation:
             self.violate(violation)
+
+    def raise_first(self) -> None:
+        """Violation: the first promise that was broken so far."""
+        for violation in self.violations:
+            raise violation
 
     def start_all(self) -> None:
         for name in self.names:
@@ -272,19 +276,17 @@ class Machines:
     def _watch(self) -> None:
         """I13, log safety, on everything that is up."""
         self.world.after(WATCH_S, self._watch)
-        up: dict[str, RaftNode] = {}
-        stirred: set[str] = set()
+        stirred: dict[str, RaftNode] = {}
         for name, machine in self.machines.items():
             process = machine.process
             if process is None or process.raft is None or process.runtime.crashed:
                 continue
             self._watch_syncs(machine, process)
-            up[name] = process.raft
             if process.runtime.stirred():
-                stirred.add(name)
+                stirred[name] = process.raft
                 self._watch_process(process, process.raft)
                 self._watch_votes(name, process.raft.journal)
-        self.safety.look(up, stirred.__contains__)
+        self.safety.look(stirred)
 
     def _watch_process(self, process: Process, raft: RaftNode) -> None:
         """A process that did something since it was looked at last."""

@@ -9,7 +9,6 @@ was committed. Each case counts (`History.decide`): what never came up was not t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 
 from chaos.sim.cluster import SimCluster
 from chaos.sim.evidence import WAITING, found_by_key_of, latest, lease_began, where
@@ -22,7 +21,7 @@ from hadelay.ledger.topicchanges import DEAD, READY, SCHEDULED
 from hadelay.model import State
 
 
-def lost(cluster: SimCluster) -> Iterator[Violation]:
+def lost(cluster: SimCluster) -> None:
     """I1: a message whose publish was answered yes is where its clients have put it: it waits or is leased, unless it
     ended in a way that one of them asked for. (That nothing due still waits is I15.)"""
     nodes, history = latest(cluster), cluster.history
@@ -40,7 +39,7 @@ def lost(cluster: SimCluster) -> Iterator[Violation]:
         kept = state in WAITING or (over and message_id in acked)
         broken = not kept and not any(_may_end(cluster, message, message_id, state, place) for message in messages)
         text = f"message {messages[0].number} ({message_id:x}) was stored and is {state}"
-        yield from history.decide("I1 lost", broken, text, message_id)
+        history.decide("I1 lost", broken, text, message_id)
 
 
 def _may_end(cluster: SimCluster, message: Message, message_id: int, state: str, place: EntryRef | None) -> bool:
@@ -61,17 +60,17 @@ def _may_end(cluster: SimCluster, message: Message, message_id: int, state: str,
     return state == "gone" and bool(purged & DEAD)
 
 
-def cancelled_means_never(cluster: SimCluster) -> Iterator[Violation]:
+def cancelled_means_never(cluster: SimCluster) -> None:
     """I3, for cancel: nothing is handed out after its cancel was answered yes."""
     history = cluster.history
     for message in history.messages:
         if message.cancelled is not None:
             late = any(h.id == message.id and h.answered > message.cancelled for h in history.hand_outs)
             text = f"message {message.number} handed out after its cancel"
-            yield from history.decide("I3 phantom, cancelled", late, text, message.id)
+            history.decide("I3 phantom, cancelled", late, text, message.id)
 
 
-def purged_means_never(cluster: SimCluster) -> Iterator[Violation]:
+def purged_means_never(cluster: SimCluster) -> None:
     """I3, for a purge of all that waits: what was stored before it is not leased after it was answered, unless it was
     a dead letter and is redriven."""
     history, waits = cluster.history, SCHEDULED | READY
@@ -87,44 +86,44 @@ def purged_means_never(cluster: SimCluster) -> Iterator[Violation]:
                 # A redrive of all may go on, at its rate, long after it was answered.
                 redriven = any(r.between(order.invoked if r.ids else 0.0, h.answered) for r in redrives)
                 text = f"message {message.number} handed out after a purge"
-                yield from history.decide("I3 phantom, purged", late and not redriven, text, message.id)
+                history.decide("I3 phantom, purged", late and not redriven, text, message.id)
 
 
-def as_published(cluster: SimCluster) -> Iterator[Violation]:
+def as_published(cluster: SimCluster) -> None:
     """I3: what is handed out is a message that somebody published, whole, with the tags that it was published with.
     Filters: who asks for tags gets only messages that have them."""
     decide = cluster.history.decide
     for h in cluster.history.hand_outs:
         message = cluster.history.message_of(h.body)
-        yield from decide("I3 phantom", message is None, f"{h.id:x} carries a body that nobody sent", h.id)
+        decide("I3 phantom", message is None, f"{h.id:x} carries a body that nobody sent", h.id)
         if message is not None:
             text = f"{h.id:x} is not message {message.number}"
-            yield from decide("I3 phantom, body", message.body != h.body, text, h.id)
+            decide("I3 phantom, body", message.body != h.body, text, h.id)
             if message.tags or h.tags:
                 text = f"{h.id:x} has the tags {h.tags}, not {message.tags}"
-                yield from decide("I3 phantom, tags", message.tags != h.tags, text, h.id)
+                decide("I3 phantom, tags", message.tags != h.tags, text, h.id)
         if h.wanted is not None:
             every, some, tags = set(h.wanted.all_of), set(h.wanted.any_of), set(h.tags)
             text = f"{h.id:x}, with the tags {h.tags}, went to {h.consumer}, who asked for {h.wanted}"
-            yield from decide("filters", not every <= tags or bool(some and not some & tags), text, h.id)
+            decide("filters", not every <= tags or bool(some and not some & tags), text, h.id)
 
 
-def two_ids(cluster: SimCluster) -> Iterator[Violation]:
+def two_ids(cluster: SimCluster) -> None:
     """I8: one idempotency key is one message under one id: the one that was told, every time, and handed out."""
     history = cluster.history
     for told, first, other in history.second_ids:
         text = f"message {told} got ids {first:x} and {other:x}"
-        yield Violation("I8 duplicate, told", text, frozenset({first, other}))
+        raise Violation("I8 duplicate, told", text, frozenset({first, other}))
     seen = {m.number: m.id for m in history.messages if m.id is not None}
     for h in history.hand_outs:
         number = number_of(h.body)
         if number is not None:
             known = seen.setdefault(number, h.id)
             text = f"message {number} is {known:x}, and handed out as {h.id:x}"
-            yield from history.decide("I8 duplicate, handed out", known != h.id, text, h.id, known)
+            history.decide("I8 duplicate, handed out", known != h.id, text, h.id, known)
 
 
-def converged(cluster: SimCluster, drained: bool, seconds: float) -> Iterator[Violation]:
+def converged(cluster: SimCluster, drained: bool, seconds: float) -> None:
     """I15: within a bound after healing one node leads, every node has applied everything, and nothing that was due
     is left: each message was handed out and acked, or ended as its clients asked, and none is dead."""
     nodes = cluster.nodes()
@@ -132,7 +131,7 @@ def converged(cluster: SimCluster, drained: bool, seconds: float) -> Iterator[Vi
     applied = {node.name: (node.raft.applied_index, node.raft.last_index) for node in nodes}
     left = unsettled(cluster)
     text = f"{seconds:.1f} s after healing: leaders {leaders}, applied {applied}, {len(left)} messages not settled"
-    yield from cluster.history.decide("I15 liveness", not drained, text, *(m.id for m in left[:1]))
+    cluster.history.decide("I15 liveness", not drained, text, *(m.id for m in left[:1]))
 
 
 def unsettled(cluster: SimCluster) -> list[Message]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
 from typing import Any
 
 from chaos.sim import ledgercheck
@@ -11,7 +10,6 @@ from chaos.sim.cluster import SimCluster
 from chaos.sim.door import whole
 from chaos.sim.evidence import WAITING, found_by_key_of, where
 from chaos.sim.fuzz import TOPICS
-from chaos.sim.history import Violation
 from hadelay.ledger import checkpoint
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.transitions import FLAG_KEYED
@@ -26,7 +24,7 @@ def measured(node: Node) -> dict[str, Any]:
     return {family.name.removeprefix("hadelay_"): values for family, values in whole(NodeMetrics(node).collect())}
 
 
-def honest(cluster: SimCluster) -> Iterator[Violation]:
+def honest(cluster: SimCluster) -> None:
     """I18: what /metrics says of the cluster lies between what clients know and what they asked for."""
     history = cluster.history
     stored = len({m.id for m in history.messages if m.id is not None})
@@ -46,13 +44,13 @@ def honest(cluster: SimCluster) -> Iterator[Violation]:
         }
         for name, (value, least, most) in bounds.items():
             text = f"{node.name} says {value} were {name}, and it is {least} to {most}"
-            yield from history.decide("I18 metrics honesty", not least <= value <= most, text, who=node.name)
+            history.decide("I18 metrics honesty", not least <= value <= most, text, who=node.name)
         broken = messages["waiting",] + messages["leased",] < waiting
         text = f"{node.name} says {messages}, and {waiting} wait or are leased"
-        yield from history.decide("I18 metrics honesty, waiting", broken, text, who=node.name)
+        history.decide("I18 metrics honesty, waiting", broken, text, who=node.name)
 
 
-def diverged(cluster: SimCluster) -> Iterator[Violation]:
+def diverged(cluster: SimCluster) -> None:
     """I12: at one applied index every node has byte-identical files, equal state, and the same chain of entries."""
     first, *others = cluster.nodes()
     want = fingerprint(first)
@@ -61,7 +59,7 @@ def diverged(cluster: SimCluster) -> Iterator[Violation]:
         parts = [part for part in want if have.get(part) != want[part]]
         values = "; ".join(f"{have.get(part)!r:.200} {want[part]!r:.200}" for part in parts)
         text = f"{node.name} and {first.name} differ in {', '.join(parts)}: {values}"
-        yield from cluster.history.decide("I12 divergence, replicas", bool(parts), text, who=node.name)
+        cluster.history.decide("I12 divergence, replicas", bool(parts), text, who=node.name)
 
 
 def fingerprint(node: Node) -> dict[str, Any]:
@@ -90,7 +88,7 @@ def _tables(storage: Storage) -> list[list[tuple[bytes, bytes]]]:
     return [storage.tables.range(name, limit=100_000) for name in names]
 
 
-def conserved(cluster: SimCluster) -> Iterator[Violation]:
+def conserved(cluster: SimCluster) -> None:
     """I2: on every node bitmaps, grants and counters agree with the entries: published = open + ended, per topic."""
     for node in cluster.nodes():
         wrong = ""
@@ -98,19 +96,19 @@ def conserved(cluster: SimCluster) -> Iterator[Violation]:
             ledgercheck.check(node.ledger)
         except AssertionError as error:
             wrong = f"{node.name}: {error}"
-        yield from cluster.history.decide("I2 conservation", bool(wrong), wrong, who=node.name)
+        cluster.history.decide("I2 conservation", bool(wrong), wrong, who=node.name)
 
 
-def nothing_forgotten(cluster: SimCluster) -> Iterator[Violation]:
+def nothing_forgotten(cluster: SimCluster) -> None:
     """The sweeper looks for messages that are owed and that the wheels do not know. There must not be any, nor a link
     of a chain that is broken, but on a node whose files rotted."""
     for node in (node for node in cluster.nodes() if node.name not in cluster.rotten):
         found, links = node.dispatcher.sweeper_found, node.dispatcher.damaged_links
         text = f"{node.name} found {found} by the sweeper, {links} broken links"
-        yield from cluster.history.decide("forgotten", bool(found or links), text, who=node.name)
+        cluster.history.decide("forgotten", bool(found or links), text, who=node.name)
 
 
-def one_per_key(cluster: SimCluster) -> Iterator[Violation]:
+def one_per_key(cluster: SimCluster) -> None:
     """Of the messages with one client key at most one is pending, and the key finds it; unless a dead letter may have
     been redriven before the cluster knew better (codec/formats.py, ONE_PER_KEY)."""
     orders = cluster.history.orders
@@ -127,6 +125,4 @@ def one_per_key(cluster: SimCluster) -> Iterator[Violation]:
                         continue
                     found = found_by_key_of(ledger, first_id)
                     text = f"{first_id:x} is pending and its key finds {found:x}"
-                    yield from cluster.history.decide(
-                        "one per key", found != first_id, text, first_id, found, who=node.name
-                    )
+                    cluster.history.decide("one per key", found != first_id, text, first_id, found, who=node.name)

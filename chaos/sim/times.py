@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from chaos.sim.cluster import SimCluster
 from chaos.sim.evidence import (
     COLD_MS,
@@ -16,7 +14,7 @@ from chaos.sim.evidence import (
     was_cold,
     where,
 )
-from chaos.sim.history import Message, Violation
+from chaos.sim.history import Message
 from chaos.sim.machines import WATCH_S
 from hadelay.ledger.describe import describe
 from hadelay.model import KEEP, Event, State
@@ -30,7 +28,7 @@ _QUIET_S, _LATE_MS = 2.0, 1_000
 _EXPIRES_MS = 3_000
 
 
-def early(cluster: SimCluster) -> Iterator[Violation]:
+def early(cluster: SimCluster) -> None:
     """I9: no message is handed out before its time: not in cluster time (exactly), and, for a delay, not before that
     much true time has passed since the request, nor, for a time of day, before that true time less the skew allowed.
     Once a majority had to start cold again, time came from wall clocks again, which may be off by the skew bound."""
@@ -41,7 +39,7 @@ def early(cluster: SimCluster) -> Iterator[Violation]:
             continue
         number, early_ms = message.number, h.deliver_at_ms - h.now_ms
         text = f"message {number} handed out {early_ms} ms early in cluster time"
-        yield from history.decide("I9 early, cluster time", early_ms > 0, text, h.id)
+        history.decide("I9 early, cluster time", early_ms > 0, text, h.id)
         if history.moved(message) or message.max_wait_ms:
             continue
         if message.relative:
@@ -52,10 +50,10 @@ def early(cluster: SimCluster) -> Iterator[Violation]:
             short_ms -= COLD_MS if was_cold(cluster, h.answered) else 0.0
         kind = "delay" if message.relative else "time of day"
         text = f"message {number} ({kind} {message.when_ms}) handed out {short_ms:.1f} ms early, t={h.answered:.4f}"
-        yield from history.decide(f"I9 early, {kind}", short_ms > 0, text, h.id)
+        history.decide(f"I9 early, {kind}", short_ms > 0, text, h.id)
 
 
-def clock_runs_true(cluster: SimCluster) -> Iterator[Violation]:
+def clock_runs_true(cluster: SimCluster) -> None:
     """I9, its cause: between any two committed entries cluster time advances no faster than slew and drift allow (until
     a majority has to start cold)."""
     least: tuple[float, int] | None = None
@@ -70,12 +68,12 @@ def clock_runs_true(cluster: SimCluster) -> Iterator[Violation]:
             gained_ms = lead_ms - least[0]
             text = f"cluster time ran {gained_ms:.1f} ms ahead between two entries, now {now_ms}, t={at:.4f}"
             broken = gained_ms > 2 * ROUNDING_MS + change_ms * leaders
-            yield from cluster.history.decide("I9 early, clock", broken, text)
+            cluster.history.decide("I9 early, clock", broken, text)
         if least is None or lead_ms < least[0]:
             least = (lead_ms, sum(t <= at for t in cluster.elected))
 
 
-def late(cluster: SimCluster) -> Iterator[Violation]:
+def late(cluster: SimCluster) -> None:
     """I10: some seconds after the last fault and the last change of leader, what falls due is handed out within a
     second: consumers ask all the time, for all topics. Unless the topic was slowed down meanwhile."""
     history, quiet = cluster.history, max([cluster.healed_at, *cluster.elected]) + _QUIET_S
@@ -85,10 +83,10 @@ def late(cluster: SimCluster) -> Iterator[Violation]:
             continue
         late_ms = h.now_ms - h.deliver_at_ms
         if h.attempt == 1 and not h.redelivered and h.answered - late_ms / 1000 > quiet:
-            yield from history.decide("I10 late", late_ms > _LATE_MS, f"{h.id:x} handed out {late_ms} ms late", h.id)
+            history.decide("I10 late", late_ms > _LATE_MS, f"{h.id:x} handed out {late_ms} ms late", h.id)
 
 
-def in_time(cluster: SimCluster) -> Iterator[Violation]:
+def in_time(cluster: SimCluster) -> None:
     """TTL: nothing is leased once its time is over (in commit mode, where apply decides), nor ends before."""
     history = cluster.history
     for h in history.hand_outs if cluster.sync == "commit" else ():
@@ -96,15 +94,15 @@ def in_time(cluster: SimCluster) -> Iterator[Violation]:
         over_ms = _over_ms(cluster, message, h.id) if message is not None else None
         if over_ms is not None:
             text = f"{h.id:x} leased {begun_ms - over_ms} ms after its end"
-            yield from history.decide("TTL, leased", begun_ms >= over_ms, text, h.id)
+            history.decide("TTL, leased", begun_ms >= over_ms, text, h.id)
     for node in latest(cluster):
         for message in history.messages:
             over_ms = None if message.id is None else _over_ms(cluster, message, message.id)
             if message.id is not None and over_ms is not None:
-                yield from _expired(cluster, node, message.id, over_ms)
+                _expired(cluster, node, message.id, over_ms)
 
 
-def _expired(cluster: SimCluster, node: Node, message_id: int, over_ms: int) -> Iterator[Violation]:
+def _expired(cluster: SimCluster, node: Node, message_id: int, over_ms: int) -> None:
     """The end of this message by its TTL is written down in time, and not before it is over."""
     place, state = where(node, message_id)
     if place is None or state != State.EXPIRED:
@@ -113,10 +111,10 @@ def _expired(cluster: SimCluster, node: Node, message_id: int, over_ms: int) -> 
     if behind_ms > _EXPIRES_MS:
         unwritten = node.ledger.outcome_of(place.hour, int(place.rows["index"][0]))[0] is None
         text = f"{message_id:x} is over for {behind_ms} ms, and nobody wrote that down"
-        yield from cluster.history.decide("TTL, written", unwritten, text, message_id)
+        cluster.history.decide("TTL, written", unwritten, text, message_id)
     for end in _ended_ms(node, message_id, Event.TTL_EXPIRED)[-1:]:
         text = f"{message_id:x} ended {over_ms - end} ms early"
-        yield from cluster.history.decide("TTL, ended", end < over_ms, text, message_id)
+        cluster.history.decide("TTL, ended", end < over_ms, text, message_id)
 
 
 def _over_ms(cluster: SimCluster, message: Message, message_id: int) -> int | None:
@@ -131,7 +129,7 @@ def _over_ms(cluster: SimCluster, message: Message, message_id: int) -> int | No
     return None if kept or moved else message.deliver_at_ms + message.ttl_ms
 
 
-def debounced(cluster: SimCluster) -> Iterator[Violation]:
+def debounced(cluster: SimCluster) -> None:
     """max_wait: of messages that replaced one another none is due later than that after the first was published, or
     after one of them was redriven: then it begins anew."""
     history = cluster.history
@@ -149,7 +147,7 @@ def debounced(cluster: SimCluster) -> Iterator[Violation]:
             if published_ms and began_ms:
                 text = f"message {message.number} is due {message.deliver_at_ms - began_ms} ms after its chain began"
                 broken = message.deliver_at_ms > max(began_ms + message.max_wait_ms, published_ms)
-                yield from history.decide("max_wait", broken, text, message.id)
+                history.decide("max_wait", broken, text, message.id)
 
 
 def _published_ms(node: Node, message_id: int) -> int:

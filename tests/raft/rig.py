@@ -219,9 +219,7 @@ class Cluster:
         self.net.profile.hiccup = 0.0
         #: What `look` finds broken makes `run` and `until` fail.
         self.broken: list[str] = []
-        self.safety = LogSafety(
-            self.net, lambda promise, text, who: self.broken.append(text), quiet_s=config.election_min_ms / 1000
-        )
+        self.safety = LogSafety(self.net, self._decide, quiet_s=config.election_min_ms / 1000)
         self.config = config
         self.names = [f"n{n + 1}" for n in range(count)]
         self.disks = {name: SimDisk(random.Random(f"{seed} {name}")) for name in self.names}
@@ -235,6 +233,10 @@ class Cluster:
         if start:
             for name in self.names:
                 self.start(name)
+
+    def _decide(self, promise: str, broken: bool, text: str, *, who: str) -> None:
+        if broken:
+            self.broken.append(text)
 
     def start(self, name: str, incarnation: int = FOUNDING) -> RaftNode:
         disk = self.disks[name]
@@ -274,7 +276,7 @@ class Cluster:
 
     def run(self, seconds: float) -> None:
         self.world.run_for(seconds)
-        self.safety.look(self.nodes, lambda name: True)
+        self.safety.look(self.nodes)
         assert not self.broken, self.broken
 
     def until(self, condition: Callable[[], object], seconds: float = 10.0) -> float:
