@@ -35,16 +35,8 @@ from hadelay.server.node import Node
 from hadelay.server.recover import open_node
 from hadelay.server.service.node import NodeService
 from hadelay.server.webhooks.webhooks import Webhooks
-from hadelay.settings.node import (
-    ClusterConfig,
-    Config,
-    DispatchConfig,
-    HttpConfig,
-    LimitsConfig,
-    NodeConfig,
-    RaftSettings,
-    StorageConfig,
-)
+from hadelay.settings import node as settings
+from hadelay.settings.node import Config, RaftSettings
 
 #: Of one entry in so many the results are compared as well.
 _SAMPLE = 16
@@ -260,13 +252,13 @@ class SimCluster(Watch):
         machine = self.machines[name]
         peers = sorted({name, *(machine.others or self.founders)})
         return Config(
-            node=NodeConfig(name=name, data_dir="/data"),
-            cluster=ClusterConfig(id="sim", init=not machine.founded, group=self.group),
-            http=HttpConfig(no_leader_wait_ms=1000),
+            node=settings.NodeConfig(name=name, data_dir="/data"),
+            cluster=settings.ClusterConfig(id="sim", init=not machine.founded, group=self.group),
+            http=settings.HttpConfig(no_leader_wait_ms=1000),
             raft=RaftSettings(peers={n: f"{n}:1" for n in peers}, segment_bytes=64 << 10, max_entry_bytes=4 << 10),
-            dispatch=DispatchConfig(sync=self.sync, sweep_ms=2000, preload_ms=3000),  # type: ignore[arg-type]
-            limits=LimitsConfig(commit_timeout_ms=3000, idempotency_window_ms=self.window_ms),
-            storage=StorageConfig(
+            dispatch=settings.DispatchConfig(sync=self.sync, sweep_ms=2000, preload_ms=3000),  # type: ignore[arg-type]
+            limits=settings.LimitsConfig(commit_timeout_ms=3000, idempotency_window_ms=self.window_ms),
+            storage=settings.StorageConfig(
                 checkpoint_bytes=self.checkpoint_bytes,
                 checkpoint_interval_ms=4000,
                 far_buffer_bytes=self.far_buffer_bytes,

@@ -14,21 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from chaos.sim.door import Client, Reply, whole
 from hadelay.api.service import Handed, ReceiveRequest, SettleKind
-from hadelay.codec.commands import (
-    encode_alerted,
-    encode_audited,
-    encode_cancel,
-    encode_maintain,
-    encode_noop,
-    encode_purge,
-    encode_redrive,
-    encode_reschedule,
-    encode_settings,
-    encode_token_create,
-    encode_token_revoke,
-    encode_topic_delete,
-    encode_topic_put,
-)
+from hadelay.codec import commands
 from hadelay.codec.commandtypes import Command, Job
 from hadelay.errors import HadelayError, is_disk_full
 from hadelay.ledger.topicchanges import DEAD, READY, SCHEDULED
@@ -65,6 +51,8 @@ _BARE: tuple[dict[str, Any], ...] = (
 _LIMITS: tuple[Any, ...] = (
     {"max_reasons": 9_000}, {}, {"max_reasons": 0}, {"none": 1}, {"max_delay_ms": 1 << 52}, [],
 )  # fmt: skip
+#: Scopes of a token.
+_SCOPES = ("publish:a*d*", "read:side")
 #: By then the cluster answers, in most runs.
 _FOUNDED_S = 1.0
 #: A command's kind and the size of what follows; and kinds of which a part may be sent.
@@ -83,7 +71,7 @@ class FuzzClient(Client):
         if self.cluster.fuzzed:
             for topic in TOPICS[:2]:
                 limits = {"max_attempts": 1, "dead_retention_ms": 1000}
-                self.world.after(_FOUNDED_S, self._ask, encode_topic_put(topic, limits))
+                self.world.after(_FOUNDED_S, self._ask, commands.encode_topic_put(topic, limits))
             self._next()
 
     def _next(self) -> None:
@@ -149,7 +137,7 @@ class FuzzClient(Client):
         rng = self.random
         topic = rng.choice(TOPICS)
         config = rng.choice(_BARE if topic == "bare" else _SETTINGS)
-        self._ask(encode_topic_put(topic, config))
+        self._ask(commands.encode_topic_put(topic, config))
 
     def _order(self) -> None:
         rng, topic = self.random, self.random.choice(TOPICS[:2])
@@ -157,14 +145,14 @@ class FuzzClient(Client):
         some += some[:1]
         self._ask(
             rng.choice((
-                lambda: encode_topic_delete(topic, rng.random() < 0.5),
-                lambda: encode_purge(topic, rng.choice((SCHEDULED, READY | DEAD, DEAD))),
-                lambda: encode_redrive("fuzz", topic, some),
-                lambda: encode_redrive("fuzz", topic, [], all=True, rate=rng.choice((None, 3.0))),
-                lambda: encode_cancel("fuzz", some, [(topic, b"key 1")]),
-                lambda: encode_reschedule("fuzz", 200, True, some, [(topic, b"key 2")]),
-                lambda: encode_reschedule("fuzz", 1 << 50, True, some[:1]),
-                lambda: encode_alerted(topic, rng.randrange(4)),
+                lambda: commands.encode_topic_delete(topic, rng.random() < 0.5),
+                lambda: commands.encode_purge(topic, rng.choice((SCHEDULED, READY | DEAD, DEAD))),
+                lambda: commands.encode_redrive("fuzz", topic, some),
+                lambda: commands.encode_redrive("fuzz", topic, [], all=True, rate=rng.choice((None, 3.0))),
+                lambda: commands.encode_cancel("fuzz", some, [(topic, b"key 1")]),
+                lambda: commands.encode_reschedule("fuzz", 200, True, some, [(topic, b"key 2")]),
+                lambda: commands.encode_reschedule("fuzz", 1 << 50, True, some[:1]),
+                lambda: commands.encode_alerted(topic, rng.randrange(4)),
             ))()
         )  # fmt: skip
 
@@ -173,22 +161,22 @@ class FuzzClient(Client):
         rng = self.random
         hour = self.world.wall_ms() // HOUR_MS + rng.randint(-2, 1)
         command = rng.choice((
-            lambda: encode_maintain(Job.RETIRE, hour),
-            lambda: encode_maintain(Job.ROLL_FORWARD, hour, 5),
-            lambda: encode_maintain(Job.DROP_DEAD, hour + rng.choice((0, DEAD_HOURS))),
-            encode_noop,
-            lambda: encode_settings(rng.choice(_LIMITS)),
-            lambda: encode_token_create(rng.choice(("", "fuzz")), rng.randbytes(rng.choice((31, 32))), [], 1),
-            lambda: encode_token_create("fuzz", bytes(32), ["publish:a*d*", "read:side"], rng.choice((-1, 3000))),
-            lambda: encode_token_revoke(bytes(6).hex()),
-            lambda: encode_audited("fuzz", "", "", "", "", encode_noop()),
-            lambda: encode_cancel("fuzz", [1], [("nowhere", b"key")]),
-            lambda: encode_redrive("fuzz", "nowhere", []),
-            lambda: encode_topic_put("bare", rng.choice(_BARE)),
+            lambda: commands.encode_maintain(Job.RETIRE, hour),
+            lambda: commands.encode_maintain(Job.ROLL_FORWARD, hour, 5),
+            lambda: commands.encode_maintain(Job.DROP_DEAD, hour + rng.choice((0, DEAD_HOURS))),
+            commands.encode_noop,
+            lambda: commands.encode_settings(rng.choice(_LIMITS)),
+            lambda: commands.encode_token_create(rng.choice(("", "fuzz")), rng.randbytes(rng.choice((31, 32))), [], 1),
+            lambda: commands.encode_token_create("fuzz", bytes(32), list(_SCOPES), rng.choice((-1, 3000))),
+            lambda: commands.encode_token_revoke(bytes(6).hex()),
+            lambda: commands.encode_audited("fuzz", "", "", "", "", commands.encode_noop()),
+            lambda: commands.encode_cancel("fuzz", [1], [("nowhere", b"key")]),
+            lambda: commands.encode_redrive("fuzz", "nowhere", []),
+            lambda: commands.encode_topic_put("bare", rng.choice(_BARE)),
         ))()  # fmt: skip
         chance = rng.random()
         if chance < 0.2:
-            command = encode_audited("fuzz", "", "", "", "", command)
+            command = commands.encode_audited("fuzz", "", "", "", "", command)
         elif chance < 0.4:
             body = command[5 : rng.randrange(5, len(command) + 1)] + bytes(rng.choice((0, 0, 3)))
             command = _FRAME.pack(rng.choice((*_BREAKABLE, command[0], 200)), len(body)) + body

@@ -7,23 +7,8 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as Base64Error
 from typing import Any
 
+from hadelay.api import messages as api
 from hadelay.api.base import Nothing
-from hadelay.api.messages import (
-    DeadLetters,
-    DeadQuery,
-    ListQuery,
-    Message,
-    MessageQuery,
-    Messages,
-    Outcome,
-    Purge,
-    Purged,
-    Redrive,
-    Redriven,
-    RedriveResult,
-    Reschedule,
-    Rescheduled,
-)  # fmt: skip
 from hadelay.api.service import ListRequest, Target
 from hadelay.api.text import LARGEST_MS, check_limit, check_topic, format_instant, parse_id, suggest
 from hadelay.codec.checksums import crc32c
@@ -38,10 +23,10 @@ routes = Routes()
 
 _ID, _KEY = "/v1/messages/{id}", "/v1/topics/{topic}/keys/{key}"
 _READ: Any = {
-    "query": MessageQuery, "returns": {200: Message[str]}, "errors": (404, 503), "short": True, "scope": "read"
+    "query": api.MessageQuery, "returns": {200: api.Message[str]}, "errors": (404, 503), "short": True, "scope": "read"
 }  # fmt: skip
-_CANCEL: Any = {"returns": {200: Outcome}, "errors": (404, 409), "short": True, "scope": "publish"}
-_MOVE: Any = {"returns": {200: Rescheduled[str]}, "errors": (404, 409), "short": True, "scope": "publish"}
+_CANCEL: Any = {"returns": {200: api.Outcome}, "errors": (404, 409), "short": True, "scope": "publish"}
+_MOVE: Any = {"returns": {200: api.Rescheduled[str]}, "errors": (404, 409), "short": True, "scope": "publish"}
 #: The topic is that of the message.
 _OWN: Any = {"own_topics": True}
 
@@ -87,14 +72,14 @@ async def cancel_message(call: Call) -> Answer:
     outcome = await call.service.messages.cancel(await _changed(call))
     if outcome != "cancelled":
         raise Conflict(f"the message cannot be cancelled: it is {outcome}", outcome=outcome)
-    return call.answer(Outcome("cancelled"))
+    return call.answer(api.Outcome("cancelled"))
 
 
 @routes.add(
-    "PATCH", _KEY, body=Reschedule, **_MOVE, name="reschedule_message_by_key",
+    "PATCH", _KEY, body=api.Reschedule, **_MOVE, name="reschedule_message_by_key",
     summary="Reschedule the message published last under a key",
 )  # fmt: skip
-@routes.add("PATCH", _ID, body=Reschedule, **_MOVE, **_OWN)
+@routes.add("PATCH", _ID, body=api.Reschedule, **_MOVE, **_OWN)
 async def reschedule_message(call: Call) -> Answer:
     """Reschedule a scheduled or ready message; it keeps its id"""
     wish = call.body
@@ -111,7 +96,7 @@ async def deliver_now(call: Call) -> Answer:
 
 async def _reschedule(call: Call, when_ms: int, relative: bool) -> Answer:
     message_id, deliver_at_ms = await call.service.messages.reschedule(await _changed(call), when_ms, relative)
-    return call.answer(Rescheduled(encode_id(message_id), format_instant(deliver_at_ms)))
+    return call.answer(api.Rescheduled(encode_id(message_id), format_instant(deliver_at_ms)))
 
 
 # ---- lists
@@ -124,8 +109,8 @@ _CURSOR = struct.Struct(">QQI")
 @routes.add(
     "GET",
     "/v1/topics/{topic}/messages",
-    query=ListQuery,
-    returns={200: Messages},
+    query=api.ListQuery,
+    returns={200: api.Messages},
     errors=(404, 422, 503),
     scope="read",
 )
@@ -142,7 +127,7 @@ async def list_messages(call: Call) -> Answer:
     after = FIRST if query.cursor is None else _decode(query.cursor, question)
     ask = ListRequest(states, start, end, tags, after, check_limit(query.limit))
     messages, behind = await call.service.messages.list_messages(topic, ask, stale=query.stale)
-    return call.answer(Messages(messages, None if behind is None else _encode(behind, question)))
+    return call.answer(api.Messages(messages, None if behind is None else _encode(behind, question)))
 
 
 def _states(text: str) -> frozenset[State]:
@@ -180,8 +165,8 @@ _DEAD_CURSOR_BYTES = 16
 @routes.add(
     "GET",
     "/v1/topics/{topic}/dead",
-    query=DeadQuery,
-    returns={200: DeadLetters},
+    query=api.DeadQuery,
+    returns={200: api.DeadLetters},
     errors=(404, 503),
     scope="read",
 )
@@ -190,7 +175,7 @@ async def list_dead(call: Call) -> Answer:
     query, door, topic = call.query, call.service.messages, call.topic
     limit = check_limit(query.limit)
     letters, after = await door.dead_letters(topic, _after(query.cursor), limit, body=query.body, stale=query.stale)
-    return call.answer(DeadLetters(letters, None if after is None else after.hex()))
+    return call.answer(api.DeadLetters(letters, None if after is None else after.hex()))
 
 
 def _after(cursor: str | None) -> bytes:
@@ -203,7 +188,7 @@ def _after(cursor: str | None) -> bytes:
     return after
 
 
-@routes.add("POST", "/v1/topics/{topic}/dead:redrive", body=Redrive, returns={202: Redriven}, errors=(404,))
+@routes.add("POST", "/v1/topics/{topic}/dead:redrive", body=api.Redrive, returns={202: api.Redriven}, errors=(404,))
 async def redrive(call: Call) -> Answer:
     """Make dead letters due again: the named ones at once, or all at a rate"""
     wish, door, topic = call.body, call.service.messages, call.topic
@@ -212,15 +197,15 @@ async def redrive(call: Call) -> Answer:
     if wish.all:
         if wish.rate is not None and not 0 < wish.rate <= MAX_RATE:
             raise BadRequest(f"rate: messages per second, more than 0 and at most {MAX_RATE}, not {wish.rate}")
-        return call.answer(Redriven(redriving=await door.redrive_all(topic, wish.rate, call.actor)), 202)
+        return call.answer(api.Redriven(redriving=await door.redrive_all(topic, wish.rate, call.actor)), 202)
     if wish.rate is not None:
         raise BadRequest("rate: goes with all; ids are redriven at once")
     if len(wish.ids) > _MAX_IDS:
         raise BadRequest(f"ids: {len(wish.ids)}; at most {_MAX_IDS} at once")
     ids = [parse_id(text) for text in wish.ids]
     outcomes = await door.redrive(topic, ids, call.actor) if ids else []
-    results = [RedriveResult(encode_id(i), outcome) for i, outcome in zip(ids, outcomes, strict=True)]  # type: ignore[arg-type]
-    return call.answer(Redriven(results=results), 202)
+    results = [api.RedriveResult(encode_id(i), outcome) for i, outcome in zip(ids, outcomes, strict=True)]  # type: ignore[arg-type]
+    return call.answer(api.Redriven(results=results), 202)
 
 
 @routes.add("DELETE", "/v1/topics/{topic}/dead", returns={204: None}, errors=(404,))
@@ -230,11 +215,11 @@ async def purge_dead(call: Call) -> Answer:
     return NOTHING
 
 
-@routes.add("POST", "/v1/topics/{topic}:purge", body=Purge, returns={202: Purged}, errors=(404, 429))
+@routes.add("POST", "/v1/topics/{topic}:purge", body=api.Purge, returns={202: api.Purged}, errors=(404, 429))
 async def purge(call: Call) -> Answer:
     """Cancel scheduled or ready messages published before; delete dead letters"""
     topic, states = call.topic, sorted(set(call.body.states))
     if not states:
         raise BadRequest("states: at least one of scheduled, ready, dead")
     await call.service.messages.purge(topic, states, call.actor)
-    return call.answer(Purged(topic, states), 202)
+    return call.answer(api.Purged(topic, states), 202)
