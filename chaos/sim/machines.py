@@ -249,11 +249,6 @@ class Machines:
             machine.process.runtime.step_wall(stepped_ms - machine.stepped_ms)
         machine.stepped_ms = stepped_ms
 
-    @property
-    def leaders(self) -> dict[int, str]:
-        """Term → name of its leader."""
-        return self.safety.leaders
-
     def leading(self) -> RaftNode | None:
         """The leader of the newest term, as Raft sees it."""
         return max((raft for raft in self.rafts() if raft.is_leader), key=lambda raft: raft.term, default=None)

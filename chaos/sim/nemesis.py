@@ -5,12 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from itertools import product
+from typing import Any
 
 from chaos.sim.cluster import SimCluster
+from chaos.sim.door import Client
 from chaos.sim.machines import Machines
-from chaos.sim.operator import Operator
 from chaos.sim.workload import HOUR_S
+from hadelay.api.service import Actor
+from hadelay.errors import HadelayError, NotFound
 from hadelay.raft import messages
+from hadelay.server.service.node import NodeService
 
 #: Families and how likely a run has each.
 FAMILIES = {
@@ -41,6 +45,12 @@ _NOT_ALONE = {"reset", "partition", "one_way", "slow_link", "transfer", "wipe", 
 _LATER = {"members", "power_at_send", "rot"}
 #: Frames that promise something to be on the sender's disk.
 _PROMISES = {"vote": messages.VOTE_REPLY, "answer": messages.APPEND_REPLY, "snapshot": messages.SNAPSHOT_DONE}
+#: Timeout of a change of the members: longer than a node goes on asking for a change that cannot be made yet.
+_CHANGE_TIMEOUT_S = 8.0
+#: Range of the pause between two requests for a change, in seconds.
+_ASK_AGAIN_S = (0.1, 0.6)
+#: Limit of members.
+_MOST_MEMBERS = 5
 
 
 class Nemesis:
@@ -333,3 +343,79 @@ class Nemesis:
             self.note(f"{path} of {name} rots at {offset}")
             self.cluster.history.count("bits rotted")
             self._unrot.append(disk.flip_bit(path, offset, self.random.randrange(8)))
+
+
+class Operator(Client):
+    """Adds, removes and replaces members, one change after another, and asks until the answer is definite. least: limit
+    of members below which no removal goes."""
+
+    def __init__(self, cluster: SimCluster, least: int) -> None:
+        super().__init__(cluster, "operator")
+        self.least = least
+        #: Changes begun so far.
+        self.begun = 0
+        self._made = 0
+
+    def strike(self) -> None:
+        """Begin a change, unless one is under way. `cluster.changing` says which is."""
+        cluster, names = self.cluster, self.cluster.names
+        if cluster.changing:
+            return
+        kinds = ["replace"] if len(names) > 1 else []
+        kinds += ["add"] * 2 if len(names) < _MOST_MEMBERS else []
+        kinds += ["remove"] * 2 if len(names) > self.least else []
+        kind, other = self.random.choice(kinds), self.random.choice(names)
+        if kind == "remove":
+            self._begin("remove", other, lambda: None)
+            return
+        back = sorted(cluster.retired)
+        self._made += 1
+        fresh = self.random.choice(back) if back and self.random.random() < 0.4 else f"m{self._made}"
+        if kind == "replace" and self.random.random() < 0.5:
+            self.note(f"{other} is dead, and {fresh} shall take its place")
+            cluster.kill(other)
+        then = (lambda: self._begin("remove", other, lambda: None)) if kind == "replace" else (lambda: None)
+        cluster.join(fresh)
+        self._begin("add", fresh, then)
+
+    def _begin(self, op: str, name: str, then: Callable[[], None]) -> None:
+        self.cluster.changing = f"{op} {name}"
+        self.begun += 1
+        self.note(self.cluster.changing)
+        self._ask(op, name, then)
+
+    def _ask(self, op: str, name: str, then: Callable[[], None]) -> None:
+        async def change(service: NodeService) -> None:
+            cluster, by = service.cluster, Actor()
+            await (cluster.add_member(name, f"{name}:1", by) if op == "add" else cluster.remove_member(name, by))
+
+        self.ask(change, lambda result, error: self._answered(op, name, then, error), _CHANGE_TIMEOUT_S)
+
+    def _answered(self, op: str, name: str, then: Callable[[], None], error: HadelayError | None) -> None:
+        if op == "add" and (error is None or "a member already" in str(error)):
+            self._wait_for_vote(name, then)
+        elif op == "remove" and (error is None or isinstance(error, NotFound)):
+            self.cluster.history.count("a member was removed")
+            self.note(f"{name} is removed")
+            self.cluster.retire(name)
+            self._over(then)
+        else:
+            self.cluster.history.count("a change of members was refused")
+            self._later(self._ask, op, name, then)
+
+    def _wait_for_vote(self, name: str, then: Callable[[], None]) -> None:
+        leader = self.cluster.leader()
+        membership = leader.raft.membership if leader is not None else None
+        if membership is not None and membership.committed and name in membership.voters:
+            self.cluster.history.count("a member was added")
+            self.note(f"{name} votes")
+            self._over(then)
+        else:
+            self._later(self._wait_for_vote, name, then)
+
+    def _over(self, then: Callable[[], None]) -> None:
+        self.cluster.changing = ""
+        then()
+
+    def _later(self, fn: Callable[..., None], *args: Any) -> None:
+        self.world.after(self.random.uniform(*_ASK_AGAIN_S), fn, *args)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from chaos.sim import promises
@@ -19,14 +19,20 @@ from chaos.sim.nemesis import Nemesis
 from chaos.sim.producer import Producer
 from chaos.sim.reader import Reader
 from chaos.sim.receiver import HOOKED, Receiver
-from chaos.sim.story import tell
 from chaos.sim.workload import HOUR_S, Workload
-from hadelay.model import Event
+from hadelay.codec.commands import decode
+from hadelay.codec.commandtypes import Cancel, Command, Grant, SettleLeases
+from hadelay.codec.entries import decode_entry
+from hadelay.codec.wire import Malformed
+from hadelay.ledger.lookup import find_entry
+from hadelay.model import Event, unpack_id
 
 #: Limit of the simulated seconds until everything has converged and is drained.
 DRAIN_S = 30.0
 #: A true hour that begins during most runs: 2026-11-20T11:00:00Z.
 _AN_HOUR_MS = 494_579 * HOUR_S * 1000
+#: Limit of the lines of a story.
+_STORY_LINES = 70
 
 
 @dataclass
@@ -123,10 +129,7 @@ def run_seed(
     of hand-outs; empty for that of the seed."""
     cluster, shape = build(seed, only, sync)
     nemesis = Nemesis(cluster, shape.faults_s, families, pace_s=shape.pace_s, down=shape.down)
-    return drive(cluster, nemesis, shape)
 
-
-def drive(cluster: SimCluster, nemesis: Nemesis, shape: Shape) -> Report:
     def work(report: Report) -> None:
         play(cluster, nemesis, shape, report)
         check(cluster)
@@ -159,7 +162,7 @@ def report_on(sim: Machines, nemesis: Nemesis, work: Callable[[Report], None]) -
     except Exception as error:
         report.invariant, report.failure = "error", repr(error)
         report.story = [*tell(sim, Violation("error", "")), *traceback.format_exception(error)]
-    report.struck, report.terms = sorted(nemesis.struck), max(sim.leaders, default=0)
+    report.struck, report.terms = sorted(nemesis.struck), max(sim.safety.leaders, default=0)
     report.trace, report.simulated_s, report.wall_s = sim.world.trace, sim.world.now, time.perf_counter() - started
     return report
 
@@ -242,3 +245,58 @@ def check(cluster: SimCluster) -> None:
     promises.converged(cluster, same and drained(cluster), cluster.world.now - cluster.healed_at)
     for definition in promises.REPLICAS:
         definition(cluster)
+
+
+def tell(sim: Machines, violation: Violation) -> list[str]:
+    """What happened, by time: the last lines about the violation's messages (or else its node), and everything that the
+    nemesis did meanwhile."""
+    ids, who = violation.ids, violation.who
+    lines = [
+        (at, actor, text)
+        for at, actor, text, about in sim.history.notes
+        if actor == "nemesis" or (about & ids if ids else not who or actor == who)
+    ]
+    if ids and isinstance(sim, SimCluster):
+        lines += _entries(sim, ids)
+    lines.sort(key=lambda line: line[0])
+    return [f"{at:10.4f}  {actor:<9} {text}" for at, actor, text in lines[-_STORY_LINES:]]
+
+
+def _entries(cluster: SimCluster, ids: frozenset[int]) -> Iterator[tuple[float, str, str]]:
+    """Committed commands that name one of these messages: by id, by where it is, or by a grant that held it."""
+    places = {unpack_id(i)[1:] for i in ids}
+    for node in cluster.nodes()[:1]:
+        places |= {(ref.hour, ref.index) for i in ids if (ref := find_entry(node.ledger, i)) is not None}
+    grants: set[tuple[int, int]] = set()
+    for index, (at, node_name, entry) in sorted(cluster.entries.items()):
+        term = cluster.applied[index][0]
+        try:
+            _, now_ms, commands = decode_entry(entry)
+            decoded = [(kind, decode(kind, body)) for kind, body in commands]
+        except Malformed:
+            continue  # of a fuzz client: refused
+        for kind, command in decoded:
+            text = _about(command, kind, places, grants, ids)
+            if text:
+                yield at, node_name, f"applies {index}, term {term}, at {now_ms}: {Command(kind).name} {text}"
+
+
+def _about(
+    command: object, kind: int, places: set[tuple[int, int]], grants: set[tuple[int, int]], ids: frozenset[int]
+) -> str:
+    if isinstance(command, Grant):
+        if any(place in places for place in zip(command.hours.tolist(), command.indexes.tolist(), strict=True)):
+            grants.add((command.term, command.seq))
+            return f"{command.term}.{command.seq} to {command.consumer} for {command.lease_ms} ms"
+    elif isinstance(command, SettleLeases):
+        rows = [row for row in command.rows.tolist() if (row[3], row[4]) in places]
+        if rows:
+            return f"{rows} {command.value_ms}"
+    elif isinstance(command, Cancel):
+        if any(int(i) in ids for i in command.ids):
+            return "of it"
+    elif kind == Command.EXPIRE and isinstance(command, list):
+        named = [key for key in command if key in grants]
+        if named:
+            return f"{named}"
+    return ""

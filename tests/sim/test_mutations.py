@@ -12,9 +12,9 @@ import pytest
 from chaos.sim import promises
 from chaos.sim.cli import Wish
 from chaos.sim.mutations import MUTATIONS, SEEDS, broken
-from chaos.sim.promises import CHECKED
 from chaos.sim.run import run_seed
 from tests.raft.test_library_faults import test_an_answer_to_an_earlier_term_does_not_count as old_answer
+from tests.sim.checked import CHECKED
 from tests.sim.test_journal_torture import torture
 from tests.sim.test_scenarios import test_a_node_with_an_empty_disk_gives_no_vote_that_could_lose_a_message as wiped
 from tools import mutations as page

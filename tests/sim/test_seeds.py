@@ -13,9 +13,9 @@ import pytest
 
 from chaos.sim import cli
 from chaos.sim.nemesis import FAMILIES
-from chaos.sim.promises import CHECKED
 from chaos.sim.run import Report, run_seed
 from chaos.sim.shrink import shrink
+from tests.sim.checked import CHECKED
 
 SEEDS = int(os.environ.get("HADELAY_SIM_SEEDS", "300"))
 
