@@ -38,7 +38,7 @@ class AdminClient(Client):
     """Of the topic with limits. While `good`, in the drain, it redrives all dead letters until there are none."""
 
     def start(self) -> None:
-        self.good, self.acts = False, 0
+        self.acts = 0
         #: Whether the client slows the topic down at times.
         self.slows = self.random.random() < 0.4
         self.topic, self.workload = self.cluster.workload.limited, self.cluster.workload

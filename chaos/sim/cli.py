@@ -7,10 +7,11 @@ import json
 import logging
 import multiprocessing
 import os
+import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import combinations, product
@@ -26,12 +27,13 @@ from chaos.sim import raftsim
 from chaos.sim.mutations import MUTATIONS, broken
 from chaos.sim.nemesis import FAMILIES
 from chaos.sim.run import Report, run_seed
-from chaos.sim.shrink import shrink
 
 #: `--only` this: no part at all.
 NOTHING = "nothing"
 #: Number of seeds per line of the log file.
 _BLOCK = 100
+#: Runs that one seed may take.
+TRIES = 250
 
 
 @dataclass
@@ -270,3 +272,58 @@ def story(report: Report, wish: Wish | None = None) -> str:
     parts = report.parts if wish.shrink else None if wish.only is None else sorted(wish.only)
     head = f"\n=== seed {report.seed}: {report.failure}"
     return "\n".join([head, *report.story, f"replay: {wish.replay(report.seed, parts)}", ""])
+
+
+def shrink(whole: Report, run: Callable[[frozenset[str]], Report], tries: int = TRIES) -> Report:
+    """The report of the smallest run found that breaks the same promise, else `whole`. run(only): the same seed again.
+
+    Delta debugging (Zeller and Hildebrandt, 2002) over the parts of a run (workload.Parts): strikes of the nemesis
+    (`f3`), batches of a producer (`p1.7`), consumers but the first (`c2`), acts of the administrator (`admin.4`). What
+    a part draws is its own, so the others stay what they were. What the network draws is not: a part that is not the
+    cause may yet be needed for the order in which things happen.
+    """
+    best = whole
+
+    def breaks(parts: list[str]) -> bool:
+        nonlocal best, tries
+        tries -= 1
+        if tries < 0:
+            return False
+        report = run(frozenset(parts))
+        if _promise(report) != _promise(whole):
+            return False
+        # Some of them do not come up any more.
+        report.parts = [part for part in report.parts if part in parts]
+        best = report
+        return True
+
+    parts = list(whole.parts)
+    if breaks([]):
+        return best
+    for kind in sorted({_kind(part) for part in parts}):
+        some = [part for part in parts if _kind(part) != kind]
+        if some != parts and breaks(some):
+            parts = list(best.parts)
+    size = max(1, len(parts) // 2)
+    while parts and tries > 0:
+        at = 0
+        while at < len(parts):
+            some = parts[:at] + parts[at + size :]
+            if some and breaks(some):
+                parts = list(best.parts)
+            else:
+                at += size
+        if size == 1:
+            break
+        size = (size + 1) // 2
+    return best
+
+
+def _kind(part: str) -> str:
+    """Strikes, one client, …: first without all of a kind."""
+    return re.sub(r"\.?\d*$", "", part) if part.startswith(("f", "admin")) else part.partition(".")[0]
+
+
+def _promise(report: Report) -> str:
+    """What it broke; of an error that nobody expected, its kind."""
+    return report.failure.partition("(")[0] if report.invariant == "error" else report.invariant

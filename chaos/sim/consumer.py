@@ -66,7 +66,6 @@ class Consumer(Client):
 
     def __init__(self, cluster: SimCluster, name: str) -> None:
         super().__init__(cluster, name)
-        self.good = False
         #: The first one is never left out: somebody has to take what is owed.
         self.stopped = not name.endswith("0") and not cluster.parts.take(name)
         self.leader: str | None = None

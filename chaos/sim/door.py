@@ -128,7 +128,8 @@ class Client:
         self.cluster, self.name = cluster, name
         self.world, self.history, self.door = cluster.world, cluster.history, cluster.door
         self.random = random.Random(f"{cluster.seed} {name}")
-        self.stopped = False
+        #: Whether the client does its best to have everything settled; and whether the client asks no more.
+        self.good = self.stopped = False
 
     def ask(
         self, request: Request, replied: Reply, timeout_s: float = 4.0, *, rng: random.Random | None = None

@@ -172,28 +172,26 @@ def play(cluster: SimCluster, nemesis: Nemesis, shape: Shape, report: Report) ->
     cluster.start_all()
     nemesis.start()
     producers = [Producer(cluster, f"p{n}") for n in range(shape.producers)]
-    consumers = [Consumer(cluster, f"c{n}") for n in range(shape.consumers)]
+    others: list[Consumer | AdminClient | Reader] = [Consumer(cluster, f"c{n}") for n in range(shape.consumers)]
+    others += [AdminClient(cluster, "admin"), Reader(cluster, "reader")]
     for producer in producers:
         producer.start(shape.faults_s + 1.0, interval_s=shape.interval_s)
-    asking: list[Consumer | AdminClient] = [*consumers, AdminClient(cluster, "admin")]
-    for client in asking:
+    for client in others:
         client.start()
-    reader = Reader(cluster, "reader")
-    reader.start()
     FuzzClient(cluster).start(shape.faults_s)
     if shape.nap_h and cluster.parts.take("nap"):
         world.run_for(random.Random(f"nap {cluster.seed}").uniform(0.3, 0.9) * shape.faults_s)
         sleep(cluster, shape.nap_h)
     while world.now < shape.faults_s and not cluster.violations:
         world.run_for(0.25)
-    for taking in (*asking, *([cluster.receiver] if cluster.receiver is not None else [])):
+    for taking in (*others, *([cluster.receiver] if cluster.receiver is not None else [])):
         taking.good = True
     drain(cluster)
     hours = random.Random(f"hours {cluster.seed}").choice((0,) * 28 + (1, 6, 30, 60))
     if hours and cluster.parts.take("hours"):
         sleep(cluster, hours)
         drain(cluster)
-    for stopping in (*producers, *asking, reader):
+    for stopping in (*producers, *others):
         stopping.stopped = True
     world.run_for(0.5)  # what they asked last is answered; nothing new comes
     settle(cluster)

@@ -49,7 +49,7 @@ class Workload:
 
 class Parts:
     """What clients and nemesis would do in a run, each under a name and drawn from a stream of its own: so one can be
-    left out, and the others stay what they were (chaos/sim/shrink.py). only: the names of those that are done, or all.
+    left out, and the others stay what they were (chaos.sim.cli.shrink). only: the names of those that are done, or all.
     """
 
     def __init__(self, only: frozenset[str] | None = None) -> None:

@@ -14,7 +14,6 @@ import pytest
 from chaos.sim import cli
 from chaos.sim.nemesis import FAMILIES
 from chaos.sim.run import Report, run_seed
-from chaos.sim.shrink import shrink
 from tests.sim.checked import CHECKED
 
 SEEDS = int(os.environ.get("HADELAY_SIM_SEEDS", "300"))
@@ -120,8 +119,8 @@ def test_shrinking_leaves_out_all_that_is_not_needed(needed: set[str]):
         broken = needed <= only
         return Report(7, "I1 lost: it" if broken else "I9 early: it", "I1 lost" if broken else "I9 early", parts=parts)
 
-    assert set(shrink(run(frozenset(parts)), run).parts) == needed
-    assert shrink(run(frozenset(parts)), run, tries=0).parts == parts
+    assert set(cli.shrink(run(frozenset(parts)), run).parts) == needed
+    assert cli.shrink(run(frozenset(parts)), run, tries=0).parts == parts
 
 
 def test_what_is_left_out_changes_nothing_of_what_stays():
