@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -85,13 +86,6 @@ def row_at(buffer: bytes, at: int) -> tuple[Put, int] | None:
     return (buffer[at + _SIZES.size : key_at], buffer[key_at:value_at], buffer[value_at:end]), end
 
 
-class _Export:
-    """An export on disk, and its number of users."""
-
-    def __init__(self, manifest: Manifest) -> None:
-        self.manifest, self.users = manifest, 0
-
-
 class Exports:
     """Exports of checkpoints; only the last durable checkpoint, at `index`, gets a new export."""
 
@@ -101,7 +95,9 @@ class Exports:
         self._disk, self._root, self._directory = disk, directory, f"{directory}/export"
         self._runtime, self._hours, self._tables = runtime, hours, tables
         self._index = index
-        self._made: dict[int, _Export] = {}
+        #: Manifests of the exports on disk, and number of users of each, by index.
+        self._made: dict[int, Manifest] = {}
+        self._users: Counter[int] = Counter()
         self._making = False
         #: Error of the last export, and the end of the pause after it.
         self.failure: BaseException | None = None
@@ -111,8 +107,8 @@ class Exports:
         """See Storage.manifest. term: term of the last durable checkpoint. checkpointing: a checkpoint is running."""
         made = self._made.get(self._index)
         if made is not None:
-            made.users += 1
-            return made.manifest
+            self._users[self._index] += 1
+            return made
         if self._index and not (self._making or checkpointing) and self._runtime.monotonic() >= self._paused_until:
             self._make(self._index, term)
         return None
@@ -129,7 +125,7 @@ class Exports:
                 self._hours.pins -= 1
                 return
             self.forget_older(self._index)
-            self._made[index] = _Export(manifest)
+            self._made[index] = manifest
 
         # A checkpoint that begins meanwhile commits later: the lane runs its jobs in order.
         self._runtime.in_thread(LANE, lambda: self._export(index, term), finish)
@@ -159,14 +155,14 @@ class Exports:
         return Manifest(index, term, files)
 
     def release(self, manifest: Manifest) -> None:
-        self._made[manifest.index].users -= 1
+        self._users[manifest.index] -= 1
         self.forget_older(self._index)
 
     def forget_older(self, index: int) -> None:
         """Remove unused exports older than `index`, the last durable checkpoint. An export pins all hour files."""
         self._index = index
-        for older in [i for i, made in self._made.items() if not made.users and i != index]:
-            del self._made[older]
+        for older in [i for i in self._made if not self._users[i] and i != index]:
+            del self._made[older], self._users[older]
             self._hours.pins -= 1
             self._disk.unlink(f"{self._directory}/state-{older}")
 
