@@ -129,3 +129,16 @@ def test_a_key_taken_out_of_a_known_head(lines: list[bytes], query: bytes) -> No
         first = b"POST /v1/topics/t/messages%b HTTP/1.1" % query
         text = b"\r\n".join([first, *sent, b"Host: x", b"Content-Length: 1", b"", b""])
         assert heads.parse(text) == RequestHeads(server)._parse(text)
+
+
+@pytest.mark.parametrize("times", [12, 3_000])
+def test_repeated_lines_are_parsed_once(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often a head repeats lines that are taken out of it, the work is bounded."""
+    server = HttpServer(MemoryService(), HttpConfig(listen="127.0.0.1:0", hosts=["x"]), 1 << 40)
+    heads, parse, parsed = RequestHeads(server), RequestHeads._parse, list[bytes]()
+    monkeypatch.setattr(RequestHeads, "_parse", lambda heads, text: parsed.append(text) or parse(heads, text))  # type: ignore[func-returns-value]
+    trace = b"traceparent: 00-%032x-%016x-01" % (1, 1)
+    text = b"POST /v1/topics/t/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n"
+    text += b"".join(line + b"\r\n" for line in (trace, b"Idempotency-Key: i", b"Hadelay-Key: k") for _ in range(times))
+    assert heads.parse(text + b"\r\n") is None
+    assert len(parsed) == 2

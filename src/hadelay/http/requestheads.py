@@ -80,17 +80,19 @@ class RequestHeads:
 
     def parse(self, text: bytes) -> KnownHead | None:
         """Parse a head. None: the head is not plain, so that only aiohttp can tell where the request ends."""
+        # The head without these lines, one of a kind, is that of many publishes.
+        rest, own = text, list[tuple[Any, bytes]]()
         for pattern, complete in _OWN_LINES:
-            line = pattern.search(text)
-            if line is None:
-                continue
-            # The head without this line is that of many publishes.
-            rest = text[: line.start()] + text[line.end() :]
-            seen = self.recent.get(rest) or self.parse(rest)
-            if seen is not None and isinstance(seen.asks, DraftTemplate):
-                template = complete(seen.asks, line[1], self.context.config)
-                if template is not None:
-                    return KnownHead(seen.body_bytes, template)
+            if line := pattern.search(rest):
+                rest = rest[: line.start()] + rest[line.end() :]
+                own.append((complete, line[1]))
+        seen = (self.recent.get(rest) or self._parse(rest)) if own else None
+        if seen is not None:
+            asks = seen.asks
+            for complete, value in own:
+                asks = complete(asks, value, self.context.config) if isinstance(asks, DraftTemplate) else None
+            if asks is not None:
+                return KnownHead(seen.body_bytes, asks)
         return self._parse(text)
 
     def _parse(self, text: bytes) -> KnownHead | None:
