@@ -122,3 +122,24 @@ def test_a_thread_that_could_not_be_started_is_tried_again(url: str, monkeypatch
         patched.undo()
         assert client.put("a").topic == "a"
     gc.collect()
+
+
+def test_the_end_of_the_event_loop_gives_back_what_nobody_took(url: str) -> None:
+    """Without a close: the loop cancels every task, and waits for no task that begins later."""
+    text = f"""
+import asyncio
+from hadelay import AsyncClient
+from hadelay.client import Put
+async def main():
+    client = AsyncClient({url!r})
+    await client.put_many([Put(topic="a")] * 5)
+    consumer = client.consume("a", concurrency=5, wait=20)
+    await anext(consumer)
+    while len(consumer.held) < 5:
+        await asyncio.sleep(0.001)
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    with Client(url) as client:
+        assert client.topic("a").leased == 1

@@ -121,7 +121,7 @@ class Consumer:
         """The next message, for callers that always `close` the consumer themselves."""
         if not self._tasks and not self._stopped:
             self._registry.add(self)
-            self._tasks = [asyncio.create_task(self._poll()), asyncio.create_task(self._extend())]
+            self._tasks = [asyncio.create_task(self._fetch()), asyncio.create_task(self._extend())]
         while not self._stopped and (item := await self._queue.get()) is not None:
             if isinstance(item, Exception):
                 raise item
@@ -141,7 +141,7 @@ class Consumer:
             # Only when no request can be granted the messages again.
             self._tasks[0].add_done_callback(self._give_back_queued)
 
-    def _give_back_queued(self, _: object) -> None:
+    def _give_back_queued(self, _: object = None) -> None:
         while not self._queue.empty():
             if isinstance(item := self._queue.get_nowait(), Leased):
                 self._order(item, _GIVE_BACK)
@@ -174,6 +174,16 @@ class Consumer:
         self._registry.discard(self)
 
     # ---- polls and extensions
+
+    async def _fetch(self) -> None:
+        try:
+            await self._poll()
+        except asyncio.CancelledError:
+            # By `stop`, or by the end of the event loop, which waits for no task that begins later.
+            self._give_back_queued()
+            if self._sender is not None:
+                await asyncio.wait([self._sender])
+            raise
 
     async def _poll(self) -> None:
         request_id = ""
