@@ -70,9 +70,9 @@ STEPS = {
     "apply.settle": Step("ledger.leases:settle"),
     "apply.return": Step("ledger.leases:move"),
     "publish.send": Step("server.groupcommit:GroupCommit._send_batch", "some"),
-    "publish.forwarded": Step("server.publishing:Proposals._on_submit", "leader"),
+    "publish.forwarded": Step("server.publishing:Publishing._on_submit", "leader"),
     "publish.answer": Step("server.groupcommit:_answer", "some"),
-    "settle.ask": Step("server.publishing:Proposals.propose", "some"),
+    "settle.ask": Step("server.publishing:Publishing.propose", "some"),
     # Dispatch.
     "dispatch.match": Step("handout.dispatcher:Dispatcher.match", "leader"),
     "dispatch.grant": Step("server.delivery.grants:Grants.grant", "leader"),

@@ -35,7 +35,7 @@ from hadelay.server.guard import Guard
 from hadelay.server.leadership import Leadership
 from hadelay.server.link import Link
 from hadelay.server.peers import Peer, Peers
-from hadelay.server.publishing import Proposals, Publishing
+from hadelay.server.publishing import Publishing
 from hadelay.server.reading import ReadAhead, Reader, Repairer
 from hadelay.server.refusals import Refusals
 from hadelay.settings.node import Config
@@ -116,10 +116,10 @@ class Node:
         self.leadership = Leadership(config, self.replica, self.raft, self.peers, self.group_commit, self.dispatcher)
         queue_bytes = config.limits.publish_queue_bytes
         self.guard = Guard(config.webhooks.allow)
-        self.publish = Publishing(
+        publishing = Publishing(
             self.leadership, self.guard, lambda drafts, key: is_known(self.ledger, drafts, key), queue_bytes
-        ).publish
-        self.propose = Proposals(self.leadership, queue_bytes).propose
+        )
+        self.publish, self.propose = publishing.publish, publishing.propose
 
     def __repr__(self) -> str:
         return f"<Node {self.name} {'leads' if self.leading else 'follows'} term {self.raft.term} {self.ledger!r}>"

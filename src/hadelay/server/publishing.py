@@ -44,10 +44,11 @@ class Publishing:
         max_queue_bytes: int,
     ) -> None:  # fmt: skip
         """is_known: whether these drafts, with this request key, were stored before. max_queue_bytes: limit of
-        publishes without an answer."""
+        publishes without an answer; beyond, publishes and batches of followers are refused."""
         self._group_commit, self._peers = leadership.group_commit, leadership.peers
         self._leadership, self._guard, self._is_known = leadership, guard, is_known
         self._max_queue_bytes = max_queue_bytes
+        leadership.link.handlers["submit"] = self._on_submit
 
     def publish(self, drafts: list[Draft], request_key: bytes | None, done: PublishDone) -> None:
         """Commit the drafts in one entry. `request_key` covers all of them: with other drafts under it, Impossible.
@@ -120,6 +121,38 @@ class Publishing:
             part_key = None if key is None else b"%d:%s" % (n, key)
             self._group_commit.enqueue(drafts[part.start : part.stop], part_key, size, partial(answered, n))
 
+    # ---- other commands
+
+    def propose(self, command: bytes, done: Done, term: int = 0) -> None:
+        """Propose any other command, on any node. term: as in GroupCommit.propose. In interval mode hand-outs are
+        proposed first, because apply judges leases by them."""
+        dispatcher = self._leadership.dispatcher
+        dispatcher.before_settlement()
+        command = dispatcher.settling(command)
+        self._group_commit.propose(command, dispatcher.in_order(command, done), term)
+
+    def _on_submit(self, peer: str, commands: Any, reply: Reply) -> None:
+        """A follower's batch: its commands join the next entry here, in this term only. A leader that was paused must
+        not propose them in a later term: others may have answered them and forgotten their keys."""
+        leading = self._leadership.leading
+        if not leading:
+            reply(None, NoLeader("this node does not lead (any more)", retry_after_ms=50))
+            return
+        if self._group_commit.queued_bytes > self._max_queue_bytes:
+            reply(None, Overloaded("too many publishes are waiting for their commit", retry_after_ms=200))
+            return
+        if not isinstance(commands, list) or not all(map(is_whole, commands)) or any(c[0] in _NEVER for c in commands):
+            # Checked before any command is in an entry, where a malformed one would spoil the others.
+            raise ValueError("a batch is a list of whole commands")
+        part, full = gather(len(commands), partial(_answer, reply)), self._peers.no_space()
+        for n, command in enumerate(commands):
+            if kind_of(command) in _LEADERS:
+                part(n, Refused("malformed", "no other node than the leader asks for that"), None)
+            elif full and command[0] == Command.PUBLISH:
+                part(n, Refused("disk_full", full), None)
+            else:
+                self.propose(command, partial(part, n), leading)
+
 
 def _receipts(count: int, problems: dict[int, HadelayError] | None = None) -> Receipts:
     return Receipts([0] * count, [0] * count, problems=problems or {})
@@ -165,48 +198,6 @@ def _costs(drafts: list[Draft]) -> Iterator[int]:
         else:
             seen.add(draft.topic)
             yield _cost(draft) + _TOPIC_BYTES
-
-
-# ---- other commands
-
-
-class Proposals:
-    """One per node. In interval mode hand-outs are proposed first, because apply judges leases by them."""
-
-    def __init__(self, leadership: Leadership, max_queue_bytes: int) -> None:
-        """max_queue_bytes: limit of publishes that wait here; beyond, followers' batches are refused."""
-        self._leadership, self._group_commit, self._peers = leadership, leadership.group_commit, leadership.peers
-        self._max_queue_bytes = max_queue_bytes
-        leadership.link.handlers["submit"] = self._on_submit
-
-    def propose(self, command: bytes, done: Done, term: int = 0) -> None:
-        """Propose any command, on any node. term: as in GroupCommit.propose."""
-        dispatcher = self._leadership.dispatcher
-        dispatcher.before_settlement()
-        command = dispatcher.settling(command)
-        self._group_commit.propose(command, dispatcher.in_order(command, done), term)
-
-    def _on_submit(self, peer: str, commands: Any, reply: Reply) -> None:
-        """A follower's batch: its commands join the next entry here, in this term only. A leader that was paused must
-        not propose them in a later term: others may have answered them and forgotten their keys."""
-        leading = self._leadership.leading
-        if not leading:
-            reply(None, NoLeader("this node does not lead (any more)", retry_after_ms=50))
-            return
-        if self._group_commit.queued_bytes > self._max_queue_bytes:
-            reply(None, Overloaded("too many publishes are waiting for their commit", retry_after_ms=200))
-            return
-        if not isinstance(commands, list) or not all(map(is_whole, commands)) or any(c[0] in _NEVER for c in commands):
-            # Checked before any command is in an entry, where a malformed one would spoil the others.
-            raise ValueError("a batch is a list of whole commands")
-        part, full = gather(len(commands), partial(_answer, reply)), self._peers.no_space()
-        for n, command in enumerate(commands):
-            if kind_of(command) in _LEADERS:
-                part(n, Refused("malformed", "no other node than the leader asks for that"), None)
-            elif full and command[0] == Command.PUBLISH:
-                part(n, Refused("disk_full", full), None)
-            else:
-                self.propose(command, partial(part, n), leading)
 
 
 def _answer(reply: Reply, results: list[Any], errors: list[HadelayError]) -> None:
