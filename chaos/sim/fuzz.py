@@ -193,7 +193,7 @@ def _look(node: Any) -> list[int]:
         rights.may("publish", "aside")
     now_ms = node.ledger.now_ms
     for topic in (None, "side", "orders"):
-        counting = DueCounts(node).count(topic, now_ms - HOUR_MS, now_ms + 3 * HOUR_MS, 60_000)
+        counting = DueCounts(node.replica).count(topic, now_ms - HOUR_MS, now_ms + 3 * HOUR_MS, 60_000)
         assert all(count > 0 for count in whole(counting)[1])
     store = node.storage.hours
     hours: list[int] = store.hours()

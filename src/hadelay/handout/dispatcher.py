@@ -65,7 +65,7 @@ class Dispatcher(Listener):
         self.ledger, self.store = ledger, ledger.store
         self.turns = Turns(ledger.topics)
         self._owed = Owed(ledger, self._spoiled)
-        self.windows = Windows(self._owed, self.turns, window)
+        self.windows = Windows(self._owed, self.turns, ledger.topics, ledger.known_topic, window)
         self.waiting = Waiting(self.windows)
         self.matcher = Matcher(self.windows, self.waiting)
         self.scans = Scans(self.windows, self._damaged)

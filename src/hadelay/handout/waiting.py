@@ -39,8 +39,7 @@ class Waiting:
         windows = self._windows
         unknown = len(windows.by_name) - len(windows.by_number)
         if unknown + len(poll.topics) > MAX_UNKNOWN:
-            known = windows.owed.ledger.known_topic
-            unknown += sum(name not in windows.by_name and known(name) is None for name in poll.topics)
+            unknown += sum(name not in windows.by_name and windows.known_topic(name) is None for name in poll.topics)
         if unknown > MAX_UNKNOWN or (len(poll.topics) > 1 and self.named + len(poll.topics) > MAX_NAMED):
             return f"waiting receives name {MAX_NAMED} topics already, or {MAX_UNKNOWN} that are not there: name fewer"
         if poll.filter is None or self._admits(poll.filter, poll):

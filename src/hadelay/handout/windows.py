@@ -22,6 +22,7 @@ from hadelay.handout.owed import Owed
 from hadelay.handout.queues import TopicTurn, WaitQueue, Window, split
 from hadelay.handout.turns import Turns
 from hadelay.ledger.flow import limits_of
+from hadelay.ledger.topics import Topic, Topics
 
 #: Limit of entries in all windows. Beyond it, a window that is polled keeps few entries, and others none.
 _TOTAL = 1 << 19
@@ -32,9 +33,11 @@ OVERDUE_MS = 5_000
 
 
 class Windows:
-    def __init__(self, owed: Owed, turns: Turns, limit: int) -> None:
-        """limit: largest number of entries in one window."""
-        self.owed, self.turns, self.limit = owed, turns, limit
+    def __init__(
+        self, owed: Owed, turns: Turns, topics: Topics, known_topic: Callable[[str], Topic | None], limit: int
+    ) -> None:
+        """known_topic: finds a topic by its name, deleted or not. limit: largest number of entries in one window."""
+        self.owed, self.turns, self._topics, self.known_topic, self.limit = owed, turns, topics, known_topic, limit
         self.by_name: dict[str, TopicTurn] = {}
         self.by_number: dict[int, TopicTurn] = {}
         #: Count of messages that are due, not leased and not settled, by topic number.
@@ -50,13 +53,13 @@ class Windows:
     # topics
 
     def topic(self, number: int) -> TopicTurn:
-        return self.by_number.get(number) or self.named(self.owed.ledger.topics[number].name)
+        return self.by_number.get(number) or self.named(self._topics[number].name)
 
     def named(self, name: str) -> TopicTurn:
         topic = self.by_name.get(name)
         if topic is None:
             topic = self.by_name[name] = TopicTurn(name)
-        if topic.number is None and (known := self.owed.ledger.known_topic(name)) is not None:
+        if topic.number is None and (known := self.known_topic(name)) is not None:
             topic.number = known.number
             self.by_number[known.number] = topic
             self.configure(known.number)
@@ -64,7 +67,7 @@ class Windows:
 
     def configure(self, number: int) -> None:
         """The topic was made, or its settings changed."""
-        topic, settings = self.topic(number), self.owed.ledger.topics[number].settings
+        topic, settings = self.topic(number), self._topics[number].settings
         topic.limits = limits_of(settings, self.turns.now_ms, topic.limits)
         if (settings.catch_up_rate is not None) != bool(topic.overdue_before_ms):
             self._separate(topic, settings.catch_up_rate is not None)

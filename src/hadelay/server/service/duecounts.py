@@ -17,7 +17,7 @@ from hadelay.codec.formats import SECONDS_PER_HOUR, TOPIC
 from hadelay.ledger.hourstate import indexes_of
 from hadelay.ledger.state import Ledger
 from hadelay.model import DEAD_HOURS, HOUR_MS
-from hadelay.server.node import Node
+from hadelay.server.checkpoints import Replica
 from hadelay.storage.heads import count_topics, no_counters
 from hadelay.storage.hours import HourStore
 
@@ -67,8 +67,8 @@ class _Settled:
 class DueCounts:
     """One per node."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
         self._settled: OrderedDict[int, _Settled] = OrderedDict()
         #: The ledger that `_settled` is about; an installed snapshot brings another.
         self._ledger: Ledger | None = None
@@ -78,7 +78,7 @@ class DueCounts:
     def count(self, topic: str | None, from_ms: int, to_ms: int, step_ms: int) -> Generator[None, None, Counts]:
         """The non-empty buckets of [from_ms, to_ms), ascending; yields after each slice. A topic that does not exist
         has none. step_ms: whole seconds; for a topic, whole minutes."""
-        ledger, store = self._node.ledger, self._node.storage.hours
+        ledger, store = self._replica.ledger, self._replica.storage.hours
         if self._ledger is not ledger:
             self._ledger, self._settled = ledger, OrderedDict()
         if topic is not None and ledger.topic(topic) is None:

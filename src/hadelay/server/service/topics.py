@@ -37,7 +37,7 @@ Reports = dict[int, tuple[int, ...]]
 class Topics(Service):
     def __init__(self, node: Node) -> None:
         super().__init__(node)
-        self._due = DueCounts(node)
+        self._due = DueCounts(node.replica)
         self._wait_s = node.config.http.no_leader_wait_ms / 1000
 
     async def get_topic(self, name: str, *, stale: bool) -> TopicDocument[str]:
