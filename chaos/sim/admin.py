@@ -1,4 +1,5 @@
-"""The administrator of a topic of the simulated world: limits it, slows it down, purges it, redrives dead letters."""
+"""Administrator of one topic in the simulated world: sets limits, slows hand-outs down, purges, and redrives dead
+letters."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from hadelay.server.service.node import NodeService
 _STATES = {"scheduled": SCHEDULED, "ready": READY, "dead": DEAD}
 #: Sets of states that a purge may name.
 _PURGES = (["scheduled", "ready"], ["scheduled"], ["ready"], ["dead"], ["scheduled", "ready", "dead"])
-#: What slows a topic down.
+#: Settings that slow a topic's hand-outs down.
 _SLOW: tuple[dict[str, Any], ...] = (
     {"rate": 8.0, "catch_up_rate": 20.0}, {"concurrency": 2}, {"publish_rate": 4.0}, {"max_messages": 12},
     {"max_bytes": 3000}, {"paused": True}, {"paused": False},
@@ -35,7 +36,8 @@ _SETTINGS: tuple[dict[str, Any], ...] = (
 
 
 class AdminClient(Client):
-    """Of the topic with limits. While `good`, in the drain, it redrives all dead letters until there are none."""
+    """Administrator of the topic with limits. While `good`, in the drain, the client redrives all dead letters until
+    none is left."""
 
     def start(self) -> None:
         self.acts = 0
@@ -90,7 +92,7 @@ class AdminClient(Client):
         self._next()
 
     def _configure(self, config: dict[str, Any]) -> None:
-        """Without retries: in the end the client says it again and again."""
+        """Configure without retries: in the drain the client repeats the request in a loop."""
 
         def replied(result: Any, error: HadelayError | None) -> None:
             self.note(f"{self.topic} gets {config}: {error.type if error is not None else 'done'}")
@@ -111,7 +113,7 @@ class AdminClient(Client):
             self.ask(lambda service: service.topics.put_topic("scrap", config, Actor()), replied)
 
     def _grant_access(self) -> None:
-        """To somebody, or no longer."""
+        """Grant or revoke access of a token."""
         digest = sha256(b"%d" % self.random.randrange(6)).digest()
         scopes = self.random.choice((["consume"], ["publish:ord*", "read"], ["admin"], ["nonsense"]))
         lifetime_ms = self.random.choice((None, 1, 60_000))

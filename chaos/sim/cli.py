@@ -32,7 +32,7 @@ from chaos.sim.run import Report, run_seed
 NOTHING = "nothing"
 #: Number of seeds per line of the log file.
 _BLOCK = 100
-#: Runs that one seed may take.
+#: Limit of runs to shrink one seed.
 TRIES = 250
 
 
@@ -54,7 +54,7 @@ class Wish:
             sync = bug.sync if bug is not None else ""
 
             def run(only: frozenset[str] | None) -> Report:
-                gc.collect()  # the collector is off while a seed runs (_quiet)
+                gc.collect()  # the garbage collector is off while a seed runs (_quiet)
                 return run_seed(seed, families, only, sync)
 
             if self.raft or (bug is not None and bug.raft):
@@ -77,7 +77,7 @@ class Wish:
 
 @dataclass
 class Totals:
-    """What some seeds did, together."""
+    """Sums over the reports of several seeds."""
 
     seeds: int = 0
     simulated_s: float = 0.0
@@ -85,7 +85,7 @@ class Totals:
     wall_s: float = 0.0
     messages: int = 0
     hand_outs: int = 0
-    #: seed → the promise that it broke
+    #: Seed → promise that the seed's run broke.
     failed: dict[str, str] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     #: Pairs of faults that struck in one run, with its mode and size: "kill × pause, commit, 5".
@@ -109,7 +109,7 @@ class Totals:
 
     @property
     def coverage(self) -> str:
-        """How many pairs of faults met in runs of three and of five nodes, in either mode."""
+        """Number of pairs of fault families that met in runs of three and of five nodes, in either mode."""
         runs = product(combinations(sorted(FAMILIES), 2), ("commit", "interval"), (3, 5))
         every = {f"{one} × {two}, {mode}, {size}" for (one, two), mode, size in runs}
         missing = sorted(every - set(self.pairs))
@@ -129,7 +129,7 @@ class Log:
                     block = json.loads(text)
                     self.blocks[block["first"], block["count"]] = Totals(**block["totals"])
                 except (ValueError, TypeError, KeyError):
-                    continue  # cut short: those seeds run again
+                    continue  # a truncated line: run these seeds again
 
     def write(self, block: range, totals: Totals) -> None:
         if self.path is not None:
@@ -234,7 +234,7 @@ def sim(
 
 
 def run_seeds(seeds: Sequence[int], jobs: int = 0, wish: Wish | None = None) -> Iterator[Report]:
-    """Reports in the order of the seeds; every process runs its seeds one after another."""
+    """Yield reports in the order of the seeds; each process runs its seeds one after another."""
     jobs = jobs or os.cpu_count() or 1
     wish = wish or Wish()
     if jobs == 1 or len(seeds) <= 1:
@@ -325,5 +325,5 @@ def _kind(part: str) -> str:
 
 
 def _promise(report: Report) -> str:
-    """What it broke; of an error that nobody expected, its kind."""
+    """Promise that the run broke; for an unexpected error, its type."""
     return report.failure.partition("(")[0] if report.invariant == "error" else report.invariant

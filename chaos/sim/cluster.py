@@ -1,4 +1,4 @@
-"""A cluster of real nodes in one world: machines with their disks and clocks, processes that come and go on them.
+"""A cluster of real nodes in one simulated world: machines with disks and clocks, and the processes on them.
 
 Everything of a node runs but HTTP: the state machine, storage and recovery, the Raft adapter with the real PySyncObj,
 group commit and dispatcher.
@@ -38,7 +38,7 @@ from hadelay.server.webhooks.webhooks import Webhooks
 from hadelay.settings import node as settings
 from hadelay.settings.node import Config, RaftSettings
 
-#: Of one entry in so many the results are compared as well.
+#: One entry in so many has its results compared between nodes, too.
 _SAMPLE = 16
 #: Share of runs that have a fuzz client.
 FUZZED = 0.2
@@ -47,13 +47,13 @@ BRIEF, STALL_S = 0.4, 0.15
 
 
 class Watch(Machines):
-    """What the nodes applied, granted and promised so far, and each broken promise. Base of SimCluster."""
+    """Record of what the nodes applied, granted and promised, and of each broken promise. Base of SimCluster."""
 
     def __init__(self, world: SimWorld, names: tuple[str, ...], profile: NetworkProfile | None, **more: Any) -> None:
         super().__init__(world, names, profile, quiet_s=RaftSettings().election_min_ms / 1000, **more)
         #: The receiver of the limited topic's webhook; None: it has none.
         self.receiver: Receiver | None = None
-        #: What each index was applied as, by whoever was first: (term, crc of entry, crc of results).
+        #: First application of each index, by any node: (term, crc of entry, crc of results).
         self.applied: dict[int, tuple[int, int, int]] = {}
         #: The entries themselves: when they were first applied, where, and what.
         self.entries: dict[int, tuple[float, str, bytes]] = {}
@@ -72,7 +72,7 @@ class Watch(Machines):
         self.switched = float("inf")
         #: When cluster time was taken from the wall clocks, because no node knew it any more.
         self.cold_starts: list[float] = []
-        #: How wrong, at most, a node may have been that learnt cluster time from slow answers only.
+        #: Largest error of a node that learned cluster time only from slow answers.
         self.doubt_ms = 0.0
 
     def _observe(self, process: Process, node: Node) -> None:
@@ -100,7 +100,7 @@ class Watch(Machines):
         propose = node.raft.propose
 
         def proposed(command: bytes, done: Any) -> None:
-            # What waits for a transfer to end passes here twice; the first time is the stamp's.
+            # Requests that wait for the end of a transfer pass here twice; the first pass sets the stamp.
             self.proposed.setdefault(bytes(command), self.world.now)
             propose(command, done)
 
@@ -128,8 +128,8 @@ class Watch(Machines):
         node.clock._learn = learnt  # type: ignore[method-assign]
 
     def _committed(self, index: int, term: int, entry: bytes, results: list[Any], node: Node) -> None:
-        """An entry that counts: when its leader wrote cluster time into it, what it grants, and on whose disks it is
-        (I14: on those of a majority, or it may be lost with an answer that was given)."""
+        """Check one committed entry: the cluster time that its leader wrote, the grants in it, and the disks that hold
+        it (I14: a majority of disks, or an answered entry could be lost)."""
         _, now_ms, commands = decode_entry(entry)
         at = self.proposed.get(bytes(entry))
         if at is not None:
@@ -173,7 +173,7 @@ class Watch(Machines):
     def _watch_members(self, name: str, raft: RaftNode) -> None:
         """I13: majorities go by lists of the members that are in the log."""
         if raft.applier.installing:
-            return  # the state may be the snapshot's, and the log not yet
+            return  # the state may come from a snapshot whose log is not installed yet
         at, members = raft.machine.members()
         since, counted = raft.membership.applied_list
         wrong = [since] if since != at or (members and counted != members) else []
@@ -209,18 +209,19 @@ class SimCluster(Watch):
         world = world or SimWorld(seed, epoch_ms=epoch_ms)
         self.sync, self.group, self.window_ms = sync, group, window_ms
         rng = world.random
-        #: Small: whoever lags gets files, not entries.
+        #: Small, so that a lagging node gets files instead of entries.
         self.journal_keep_bytes = rng.choice((0, 30_000, 1 << 30))
         self.checkpoint_bytes = rng.choice((1 << 15, 1 << 18, 1 << 20))
         self.far_buffer_bytes = rng.choice((1 << 14, 1 << 20, 1 << 20))
         super().__init__(world, names, profile, brief=brief, restart=restart, only=only)
-        #: Those it was founded with; `names` are the members that are meant to be there now.
+        #: Members at the start of the run; `names` are the members that should exist now.
         self.founders = names
         self.workload = workload or Workload()
         self.door = Door(self)
-        #: There is a fuzz client (chaos/sim/fuzz.py), and heads of chains are written down early.
+        #: True: a fuzz client runs (chaos/sim/fuzz.py), and heads of chains are written down early.
         self.fuzzed = random.Random(f"{seed} fuzz").random() < FUZZED
-        #: How long all machines were suspended: their monotonic clocks drifted apart, and nobody heard of a leader.
+        #: Time for which all machines were suspended: their monotonic clocks drifted apart, and no node heard of a
+        #: leader.
         self.slept_s = 0.0
         self.on_boot: list[Callable[[Node], None]] = []
 
@@ -235,7 +236,7 @@ class SimCluster(Watch):
         self.start(name)
 
     def retire(self, name: str) -> None:
-        """It was removed, and is switched off."""
+        """Switch off a machine that was removed from the cluster."""
         process = self.process(name)
         node = process.node if process is not None else None
         keeps = node is not None and name not in node.raft.membership.names and node.raft.journal.incarnation > FOUNDING
@@ -311,7 +312,7 @@ class SimCluster(Watch):
         self.decide("I14 durability, restart", gone, text, who=machine.name)
 
     def _note_held(self, machine: Machine, journal: Journal) -> None:
-        """Its process ends: what it called synced, as far as that is committed."""
+        """The node's process ends: note the committed entries that the node called synced."""
         machine.had = max(machine.had, journal.synced_index)
         at = min(journal.synced_index, max(self.applied, default=0))
         while at > journal.base_index and (at not in self.applied or self.applied[at][0] != journal.term_at(at)):
@@ -333,7 +334,7 @@ class SimCluster(Watch):
             self._note_held(machine, process.node.raft.journal)
 
     def count_node(self, process: Process) -> None:
-        """What only the node knows, added to the history's counts."""
+        """Add the node's own counters to the history's counts."""
         self.history.count("a sync held its node up", sum(stall_s >= STALL_S for stall_s in process.runtime.stalls))
         if process.node is not None:
             self.history.count("snapshot installed", process.node.raft.stats.snapshots_installed)
@@ -356,7 +357,7 @@ class SimCluster(Watch):
         return self.workload.topics if self.receiver is None else self.workload.topics[:-1]
 
     def fails(self, body: bytes) -> bool:
-        """What this message asks its consumer to do cannot be done: whoever tries."""
+        """True for messages that every consumer fails to process."""
         message = self.history.message_of(body)
         if message is None or message.topic != self.workload.limited:
             return False

@@ -41,8 +41,8 @@ class _Redirect(NoLeader):
 
 @dataclass(eq=False)
 class _Receive:
-    """One receive of one consumer. again: a call with the same request_id was made before, and may have reached a
-    node. gone: its consumer hung up and asks for something else."""
+    """One receive of one consumer. again: a call with the same request_id was made before, and may have reached a node.
+    gone: the consumer hung up and sends another receive."""
 
     poll: ReceiveRequest
     retries: int
@@ -53,8 +53,8 @@ class _Receive:
 
 @dataclass(frozen=True)
 class _Verdict:
-    """What a consumer says of messages. delay_ms: of a nack (None: the topic's backoff), or length of an extension.
-    count: a nack counts the attempt."""
+    """Settlement by a consumer. delay_ms: delay of a nack (None: the topic's backoff), or length of an extension.
+    count: whether a nack counts the attempt."""
 
     kind: SettleKind
     delay_ms: int | None = None
@@ -66,7 +66,7 @@ class Consumer(Client):
 
     def __init__(self, cluster: SimCluster, name: str) -> None:
         super().__init__(cluster, name)
-        #: The first one is never left out: somebody has to take what is owed.
+        #: The first consumer always runs, so that every owed message has a consumer.
         self.stopped = not name.endswith("0") and not cluster.parts.take(name)
         self.leader: str | None = None
         self.requests = 0
@@ -136,7 +136,7 @@ class Consumer(Client):
         self.world.after(delay_s, self._ask, again)
 
     async def _received(self, process: Process, receive: _Receive) -> list[HandOut]:
-        """What http/consume.py does with a receive: the leader hands out, another node redirects or relays."""
+        """Do as http/consume.py with a receive: the leader hands out; another node redirects or relays."""
         leader = await process.service.cluster.find_leader()
         if leader.here:
             return await self._handed(process, receive)
@@ -238,7 +238,7 @@ class Consumer(Client):
         self._next()
 
     def _settle(self, verdict: _Verdict, some: Sequence[HandOut], retries: int) -> None:
-        """One request, for one message or all that came together."""
+        """Send one settlement, for one message or for all messages of a receive."""
         kind, delay_ms = verdict.kind, verdict.delay_ms
         reason = "cannot be done" if kind == "nack" and delay_ms is None else ""
 

@@ -28,7 +28,7 @@ Node = TypeVar("Node", Inode, Directory)
 
 
 class _Lock:
-    """A lock, held until it is closed or garbage, or until its process dies."""
+    """A lock on a file, held until its object is closed or garbage-collected, or its process ends."""
 
     def __init__(self) -> None:
         self.held = True
@@ -38,7 +38,7 @@ class _Lock:
 
 
 class SimDisk(Disk):
-    """One machine's disk; survives its processes.
+    """Disk of one machine; the disk outlives the machine's processes.
 
     crash_in: the n-th next mutating step raises SimCrash (after possibly half a write). sync_delay_s: what one sync
     takes, with jitter. fail_syncs: how many of the next syncs fail. capacity: bytes; beyond it ENOSPC.
@@ -60,7 +60,7 @@ class SimDisk(Disk):
         self.syncs = 0
         #: Count of syncs that failed, and of writes that the full disk refused.
         self.failed_syncs = self.was_full = 0
-        #: For tests: called with (step, path) before each mutating step.
+        #: Hook for tests, called with (step, path) before each mutating step.
         self.watch: Callable[[str, str], None] | None = None
         self.flight: Flight | None = None
         self.flights: list[Flight] = []
@@ -157,7 +157,7 @@ class SimDisk(Disk):
     def _survivors(self, op: Op, chance: float) -> Iterator[Op]:
         if self.random.random() < chance:
             yield op
-        elif op.data is not None and self.random.random() < 0.5:  # torn: some of its sectors
+        elif op.data is not None and self.random.random() < 0.5:  # torn write: only some sectors reach the disk
             start = op.offset
             while start < op.offset + len(op.data):
                 end = min(op.offset + len(op.data), (start // SECTOR + 1) * SECTOR)
@@ -274,7 +274,7 @@ class SimDisk(Disk):
         return len(wrong)
 
     def modes(self) -> dict[str, int]:
-        """Of every file."""
+        """Modes of all files, by path."""
         return {path: inode.mode for path, inode in self._files().items()}
 
     def rename(self, old: str, new: str) -> None:

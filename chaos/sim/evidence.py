@@ -1,4 +1,4 @@
-"""What the checks of promises read: entries, grants, and how far clocks may differ.
+"""Facts that the checks of promises read: entries, grants, and bounds of clock differences.
 
 Cluster time may be slewed by 500 ppm and crystals drift by 50 ppm; that much, rounding, and a little for each new
 leader, is what "not early" allows.
@@ -18,14 +18,14 @@ from hadelay.server.node import Node
 
 #: Drift of a crystal.
 DRIFT = 50e-6
-#: How much faster than true time cluster time may run.
+#: Largest rate error of cluster time against true time.
 RATE = 600e-6
 ROUNDING_MS = 1.5
 #: Nodes know the leader's clock as well as links are quick (2 ms here, and a restarted node may hear it at second
 #: hand): so much a new leader may be ahead of the last one, unless one restarted behind a slow link, see
 #: `change_bound_ms`.
 CHANGE_MS = 5.0
-#: By how much a cold start of the whole cluster may move time: twice the error of the wall clocks of a majority.
+#: Largest step of cluster time at a cold start of the whole cluster: twice the error of the wall clocks of a majority.
 COLD_MS = 2 * 250.0
 WAITING = (State.SCHEDULED, State.READY, State.LEASED)
 
@@ -55,14 +55,14 @@ def was_cold(cluster: SimCluster, at: float) -> bool:
 
 
 def change_bound_ms(cluster: SimCluster) -> float:
-    """By how much a new leader's time may be ahead of the last one's, in ms. A restarted node that had slow answers
-    only may be wrong by half of what their bounds left open (ClusterClock._learn), at most half of the skew bound,
-    see docs/explanation/time-and-dispatch.md. Crystals of two suspended machines drift apart meanwhile."""
+    """Largest step of cluster time, in ms, from one leader to the next. A restarted node that had only slow answers may
+    be wrong by half of the uncertainty of their bounds (ClusterClock._learn), at most half of the skew bound, see
+    docs/explanation/time-and-dispatch.md. Crystals of two suspended machines drift apart"""
     return CHANGE_MS + cluster.doubt_ms + cluster.slept_s * 1000 * 2 * DRIFT
 
 
 def ahead_ms(cluster: SimCluster, start: float, end: float) -> float:
-    """By how much cluster time may have gained on true time between two instants, besides RATE."""
+    """Largest gain of cluster time on true time between two instants, without RATE."""
     # A leader is seen up to WATCH_S after it began.
     leaders = sum(start < at < end + WATCH_S for at in cluster.elected)
     return ROUNDING_MS + change_bound_ms(cluster) * leaders + (COLD_MS if was_cold(cluster, end) else 0.0)

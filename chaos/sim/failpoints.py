@@ -19,8 +19,8 @@ from itertools import compress
 from pkgutil import resolve_name
 from typing import Any, Literal, NamedTuple
 
-#: Who comes by: any node under traffic, one that clients happen to talk to, the leader, a follower; or a node that
-#: takes part in an election or a transfer, that starts, or that starts with nothing.
+#: Node that reaches the crash point: any node under traffic, one that clients happen to use, the leader, a follower; or
+#: a node in an election or a transfer, a node that starts, or a node that starts with an empty disk.
 Reached = Literal["any", "some", "leader", "follower", "election", "start", "empty"]
 #: The file begins with the name of the armed point, zeroes behind it; then a byte for each of POINTS, 1 when a process
 #: came by.
@@ -100,14 +100,14 @@ POINTS = tuple(f"{name}:{when}" for name, step in STEPS.items() for when in step
 
 
 def step_of(point: str) -> Step:
-    """KeyError for one that there is not."""
+    """Step of a crash point. Raises KeyError for an unknown point."""
     if point not in POINTS:
         raise KeyError(point)
     return STEPS[point.partition(":")[0]]
 
 
 def arm(path: str | os.PathLike[str], point: str) -> None:
-    """From now on whoever was started with that file ends at `point`; "": nowhere."""
+    """Let the process that was started with that file end at `point`; "": at no point."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o640)
     try:
         os.ftruncate(handle, ARMED_BYTES + len(POINTS))
@@ -123,7 +123,7 @@ def passed(path: str | os.PathLike[str]) -> set[str]:
 
 
 def install(path: str) -> None:
-    """In this process, before it serves: wrap every step, and look at the file each time one is come by.
+    """Wrap every step with a crash point, before this process serves; a step reads the file each time it runs.
 
     And make the journal small: by themselves, journals are long.
     """
@@ -171,7 +171,7 @@ def _ending(step: Callable[..., Any], name: str, armed: mmap.mmap) -> Callable[.
 
 
 def _tearing(step: Callable[..., Any], name: str, armed: mmap.mmap) -> Callable[..., Any]:
-    """Of File.pwritev: the first half of the bytes is written."""
+    """Crash in the middle of File.pwritev: write the first half of the bytes."""
     within = _comes_by(armed, name, "within")
 
     @wraps(step)

@@ -1,5 +1,5 @@
-"""What a simulated disk is made of (see chaos/sim/disk.py): files with two contents, directories with two sets of
-names, the operations that lie between the two, open files, and the jobs of threads."""
+"""Parts of a simulated disk (chaos/sim/disk.py): files with a volatile and a durable content, directories with two sets
+of names, unsynced operations, open files, and jobs of threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from chaos.sim.disk import SimDisk
 
 
-#: One read in so many finds its bytes on the disk only, not in memory.
+#: One read in so many misses the page cache and has to wait for the disk.
 _COLD = 8
 
 
@@ -30,7 +30,7 @@ class InjectedFault(OSError):
 
 
 def is_injected(error: BaseException | None) -> bool:
-    """Whether `error`, or what caused it, is an InjectedFault."""
+    """Whether `error`, or one of its causes, is an InjectedFault."""
     while error is not None:
         if isinstance(error, InjectedFault):
             return True
@@ -39,13 +39,13 @@ def is_injected(error: BaseException | None) -> bool:
 
 
 class Flight:
-    """A thread's job between its start and its landing."""
+    """A thread's job from its start until the event loop gets its result."""
 
     def __init__(self, disk: SimDisk) -> None:
         self.disk = disk
         self.stage = 0
         self.cost_s = 0.0
-        #: What each sync reached, in order.
+        #: Durable length after each sync, in order.
         self.syncs: list[Callable[[], None]] = []
 
     def end(self) -> float:
@@ -75,7 +75,7 @@ class Buffer(bytearray):
 
 @dataclass(slots=True, eq=False)
 class Op:
-    """One unsynced change of a file: a write, or a new size when `data` is None."""
+    """One unsynced change of a file: a write, or a new size if `data` is None."""
 
     offset: int
     data: bytes | None
@@ -177,7 +177,7 @@ class Directory:
 
 @dataclass(slots=True, eq=False)
 class NameOp:
-    """One atomic change of names: a rename has two parts."""
+    """One atomic change of names; a rename changes two names."""
 
     parts: list[tuple[Directory, str, Inode | Directory | None]]
     flight: Flight | None
@@ -258,7 +258,7 @@ class SimFile(File):
         self._disk.step(self._epoch, "sync", self.path)
         inode, ops = self._inode, list(self._inode.ops)
         if self._disk.sync_fails():
-            # The page cache calls them clean; the platter has some of them at most.
+            # The page cache treats these pages as clean, but the disk may have only some of them.
             inode.settle(op for op in ops if self._disk.random.random() < 0.5)
             for op in ops:
                 op.durable = True

@@ -25,10 +25,11 @@ from hadelay.server.service.duecounts import DueCounts
 if TYPE_CHECKING:
     from chaos.sim.cluster import SimCluster
 
-#: Its topics; the last has settings and no messages.
+#: Topics of the fuzz client; the last topic has settings and no messages.
 TOPICS = ("side", "aside", "bare")
 _URL = "https://a.example/in"
-#: Settings of its topics, and of webhooks and alerts of the one without messages: right and wrong ones.
+#: Settings for the fuzz client's topics, and for webhooks and alerts of the topic without messages; valid and invalid
+#: ones.
 _SETTINGS: tuple[dict[str, Any], ...] = (
     {"max_attempts": 1, "dead_letter": "aside"}, {"max_attempts": 2, "backoff": [5]}, {"dead_letter": None},
     {"dead_retention_ms": 1000, "retention_ms": 1000}, {"lease_ms": 900}, {"ttl_ms": 600}, {"concurrency": 3},
@@ -53,7 +54,7 @@ _LIMITS: tuple[Any, ...] = (
 )  # fmt: skip
 #: Scopes of a token.
 _SCOPES = ("publish:a*d*", "read:side")
-#: By then the cluster answers, in most runs.
+#: Time after which the cluster answers in most runs.
 _FOUNDED_S = 1.0
 #: A command's kind and the size of what follows; and kinds of which a part may be sent.
 _FRAME = struct.Struct("<BI")
@@ -116,7 +117,8 @@ class FuzzClient(Client):
         self._at_some_node(lambda node, done: node.publish(drafts, key, done), stored)
 
     def _poll(self) -> None:
-        """And ack some of it, nack some of it, and forget the rest; each lease now and then twice, or malformed."""
+        """Poll, then ack some messages, nack some and forget the others; settle some leases twice, or with malformed
+        tokens."""
         rng = self.random
         self.requests += 1
         request_id, topics = b"%d" % (self.requests - rng.randrange(2)), list(rng.choice((TOPICS[:1], TOPICS[:2])))
@@ -157,7 +159,8 @@ class FuzzClient(Client):
         )  # fmt: skip
 
     def _odd(self) -> None:
-        """What the cluster itself asks for, at the wrong time; limits; tokens; and what is no command at all."""
+        """Propose commands that only the cluster proposes, at the wrong time; limits; tokens; and bytes that are no
+        command."""
         rng = self.random
         hour = self.world.wall_ms() // HOUR_MS + rng.randint(-2, 1)
         command = rng.choice((
@@ -185,8 +188,8 @@ class FuzzClient(Client):
 
 
 def _look(node: Any) -> list[int]:
-    """What only readers ask: who may do what, when how much is due, and what a file holds. And a sound entry is mended.
-    Returns the hours that there are."""
+    """Send requests that only read: rights, due counts, file contents. Repair a sound entry. Returns the hours with
+    entries."""
     for token in node.ledger.tokens.values():
         rights = Rights(token.scopes if token.holds(node.ledger.now_ms) else ())
         assert not rights.may("admin", None) or all(rights.may(scope, "side") for scope in SCOPES)

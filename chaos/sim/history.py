@@ -1,4 +1,4 @@
-"""What the outside world saw: every request, answer and hand-out, on the world's true clock; and what the nemesis did.
+"""What clients saw: every request, answer and hand-out with its true time; and what the nemesis did.
 
 The checks (chaos/sim/promises.py) read nothing else for what is promised to users. Times are true seconds since the
 start unless a name says `_ms`, which is cluster time as a node told it.
@@ -26,7 +26,7 @@ class Violation(AssertionError):
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """One message a producer wants stored. `number` is in its body: whoever receives it can tell which one it is."""
+    """One message of a producer. `number` is in the message's body, so that a receiver can identify the message."""
 
     number: int
     topic: str
@@ -47,7 +47,7 @@ class Message:
     client_key: bytes | None = None
     on_conflict: int = KEEP
     max_wait_ms: int = 0
-    #: Id of the message that this one replaced, by its receipt.
+    #: Id of the message that this message replaced, from the receipt.
     replaces: int | None = None
     #: Life time after the message is due; 0: unlimited.
     ttl_ms: int = 0
@@ -70,7 +70,7 @@ def number_of(body: bytes) -> int | None:
 
 @dataclass(slots=True, eq=False)
 class HandOut:
-    """One message handed to one consumer."""
+    """One hand-out of a message to a consumer."""
 
     id: int
     attempt: int
@@ -99,7 +99,7 @@ class HandOut:
     #: The ack was answered `acked` or `already_acked`.
     acked: float | None = None
     extend_invoked: float | None = None
-    #: Of a webhook's call: when the receiver was done with it, and the Retry-After that the node was answered.
+    #: Webhook calls only: time when the receiver was done, and the Retry-After of the answer to the node.
     ended: float = 0.0
     retry_after_ms: int = 0
     #: Tags of the message's record, and the filter of the receive.
@@ -109,15 +109,15 @@ class HandOut:
 
 @dataclass(slots=True, eq=False)
 class Order:
-    """One try of an administrator to purge or redrive a topic. Until it is answered, it may be carried out at any
-    time after `invoked`."""
+    """One request of an administrator to purge or redrive a topic. Until the request is answered, it may take effect at
+    any time after `invoked`."""
 
     kind: str
     topic: str
     invoked: float
-    #: Of a purge: bits of ledger/topics.py.
+    #: Bits of ledger/topics.py (purges).
     states: int = 0
-    #: Of a redrive: None for all dead letters.
+    #: Ids to redrive; None for all dead letters (redrives).
     ids: frozenset[int] | None = None
     answered: float | None = None
 
@@ -127,7 +127,7 @@ class Order:
         return self.topic == message.topic and named and (self.answered is None or message.invoked < self.answered)
 
     def between(self, start: float, end: float) -> bool:
-        """It may have been carried out, or begun, in that time."""
+        """Whether the request may have taken effect, or begun to, in that interval."""
         return self.invoked < end and (self.answered is None or self.answered > start)
 
 
@@ -143,7 +143,7 @@ class History:
     replaced_keys: set[tuple[str, bytes]] = field(default_factory=set)
     #: Client keys that were rescheduled: any message that had one of them may have been meant.
     moved_keys: set[tuple[str, bytes | None]] = field(default_factory=set)
-    #: What the administrator of the limited topic asked for; and when its limits were answered as set.
+    #: Requests of the limited topic's administrator; and times at which the topic's limits were confirmed.
     orders: list[Order] = field(default_factory=list)
     limited: float | None = None
     #: Hours have passed, and with them what was kept of messages that ended.
@@ -151,7 +151,7 @@ class History:
     #: The limited topic was slowed down at some time.
     slowed: bool = False
     notes: deque[tuple[float, str, str, frozenset[int]]] = field(default_factory=lambda: deque(maxlen=20_000))
-    #: How often each kind of fault struck and each kind of request was answered.
+    #: Number of faults by kind, and of answers by kind of request.
     counts: dict[str, int] = field(default_factory=dict)
 
     def count(self, what: str, n: int = 1) -> None:

@@ -63,7 +63,7 @@ def _beyond(one: HandOut, two: HandOut, message: Message, cluster: SimCluster, e
 
 
 def _share_fate(hand_outs: list[HandOut]) -> None:
-    """A request that was answered twice is one lease: what the consumer did with one answer, it did with the other."""
+    """A repeated receive gives one lease: copy the consumer's settlement of one answer to the other."""
     answers: dict[tuple[int, str, bytes], list[HandOut]] = defaultdict(list)
     for h in hand_outs:
         answers[h.attempt, h.consumer, h.request_id].append(h)
@@ -79,7 +79,7 @@ def _same_request(one: HandOut, two: HandOut) -> bool:
 
 
 def _repeated(one: HandOut, two: HandOut, cluster: SimCluster) -> None:
-    """In interval mode."""
+    """Check of repeated hand-outs in interval mode."""
     if one.attempt == two.attempt and not _same_request(one, two):
         marked = one.term != two.term and (one if one.term > two.term else two).redelivered
         text = f"{one.id:x}: attempt {one.attempt} went to {one.consumer} and {two.consumer}, unmarked"
@@ -87,7 +87,7 @@ def _repeated(one: HandOut, two: HandOut, cluster: SimCluster) -> None:
 
 
 def _overlap(one: HandOut, two: HandOut, cluster: SimCluster) -> None:
-    """In commit mode."""
+    """Check of overlapping leases in commit mode."""
     decide, what = cluster.history.decide, f"{one.id:x}: attempt {two.attempt} to {two.consumer}"
     again = two.attempt < one.attempt or (two.attempt == one.attempt and not _same_request(one, two))
     text = f"{what} after attempt {one.attempt} to {one.consumer}"
@@ -121,7 +121,7 @@ def calls_apart(cluster: SimCluster) -> None:
             if one.attempt >= cluster.workload.max_attempts:
                 continue  # dead, and redriven
             if cluster.sync == "interval" and two.leading > one.leading:
-                continue  # the first leader fell before it recorded the call: no other node knows of the Retry-After
+                continue  # the first leader ended before it recorded the call: no other node knows of the Retry-After
             passed_ms = (two.answered - one.ended) * 1000
             short_ms = one.retry_after_ms - passed_ms * (1 + RATE) - ahead_ms(cluster, one.answered, two.answered)
             text = f"{one.id:x}: called {short_ms:.1f} ms before the time of its Retry-After"

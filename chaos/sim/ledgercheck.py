@@ -1,4 +1,5 @@
-"""What must hold after every entry. For tests and the simulator: it reads everything, and takes its time."""
+"""Consistency of the ledger after an entry. For tests and the simulator: the check reads all of the ledger and is
+slow."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def check(ledger: Ledger) -> None:
     _check_grants(ledger)
     hours = {hour: ledger.store.entries(hour, slice(0, ledger.store.count(hour))) for hour in ledger.store.hours()}
     alive = {hour: rows for hour, rows in hours.items() if hour < DEAD_HOURS}
-    #: Per topic: open entries, their bytes, and those of them that no topic owes any more.
+    #: By topic: open entries, their bytes, and how many of them no topic owes any more.
     counted = np.zeros((3, len(ledger.topics.all)), np.int64)
     for hour, rows in alive.items():
         _check_hour(ledger, hour, rows, counted)
@@ -99,7 +100,7 @@ def _check_seconds(ledger: Ledger, hour: int, open_rows: np.ndarray) -> None:
 
 
 def _check_dead(ledger: Ledger, hours: dict[int, np.ndarray]) -> None:
-    """Every dead letter has its row, its place and its count; nothing else has."""
+    """Every dead letter has one row, one index entry and one count, and no other entry has any."""
     letters = {}
     for hour, rows in hours.items():
         hour_state = ledger.hours.get(hour)
@@ -121,7 +122,7 @@ def _check_dead(ledger: Ledger, hours: dict[int, np.ndarray]) -> None:
 
 
 def _check_ttl(ledger: Ledger, hours: dict[int, np.ndarray]) -> None:
-    """What is open and has a TTL is looked at in time, when it is over or after its lease."""
+    """Every open entry with a TTL has a time at which TTL_EXPIRE looks at it: the end of its TTL or of its lease."""
     filed = [ttl.KEY.unpack(key) for key, _ in ledger.tables.range(ttl.TTL, b"", None, 1 << 30)]
     looked_at = {first_id: at_ms for at_ms, first_id in sorted(filed, reverse=True)}
     for hour, rows in hours.items():

@@ -29,7 +29,7 @@ class Decide(Protocol):
 
 @dataclass
 class _Heard:
-    """What one process heard of leaders."""
+    """Leaders' messages that one process received."""
 
     leader: str = ""
     term: int = 0
@@ -44,7 +44,7 @@ class LogSafety:
     def __init__(self, net: SimNet, decide: Decide, *, quiet_s: float) -> None:
         self.world, self.decide, self.quiet_s = net.world, decide, quiet_s
         net.observer = self
-        #: Term → name of its leader.
+        #: Term → name of the term's leader.
         self.leaders: dict[int, str] = {}
         #: Called once with the next frame of this kind that this node sends: (node, kind) → what to do then.
         self.at_send: dict[tuple[str, int], Callable[[], None]] = {}
@@ -83,7 +83,8 @@ class LogSafety:
             heard.at = _NEVER
 
     def _campaign(self, process: SimNetwork, kind: int, term: int) -> None:
-        """Nobody asks for a vote soon after a heartbeat, unless its leader told it to take over or closed the link."""
+        """No node requests votes soon after a heartbeat of a leader, unless the leader handed over or closed the
+        link."""
         heard = self._heard.get(process, _Heard())
         called = kind == messages.VOTE and term == heard.called
         silent_s = self.world.now - heard.at
@@ -101,7 +102,7 @@ class LogSafety:
     # -- processes
 
     def reopened(self, name: str, journal: Journal) -> None:
-        """Its journal was read from disk: the votes that left it are there."""
+        """The node's journal was read from disk: it has to contain the votes that the node sent."""
         if name in self._promised:
             term, candidate = self._promised[name]
             broken = journal.term < term or (journal.term == term and journal.voted_for != candidate)
@@ -109,7 +110,7 @@ class LogSafety:
             self.decide("I13 log safety, vote on disk", broken, text, who=name)
 
     def wiped(self, name: str) -> None:
-        """Its disk was replaced by an empty one."""
+        """The node's disk was replaced by an empty disk."""
         self._promised.pop(name, None)
         self._wiped.add(name)
 

@@ -56,7 +56,7 @@ class SimLoop:
         if self._disk is not None and self._disk.crashing:
             raise SimCrash("within a task, which keeps what it raised")
 
-    # asyncio.AbstractEventLoop, a part of it. Nobody does more with a handle than cancel it: an Event will do.
+    # A part of asyncio.AbstractEventLoop. Callers only cancel handles, so an Event serves as a handle.
 
     def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> Event:
         return self.call_later(0.0, callback, *args, context=context)

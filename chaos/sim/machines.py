@@ -33,7 +33,7 @@ FAILED_S = 4.0
 
 @dataclass(eq=False)
 class Machine:
-    """What outlives a process: the disk, and clocks with their faults."""
+    """Parts of a machine that outlive its processes: the disk, and clocks with their faults."""
 
     name: str
     disk: SimDisk
@@ -43,24 +43,24 @@ class Machine:
     stepped_ms: int = 0
     process: Process | None = None
     founded: bool = False
-    #: The other nodes that its configuration file names.
+    #: Other nodes named in the machine's configuration file.
     others: tuple[str, ...] = ()
-    #: The newest entry that its journal ever called synced; and the newest one that is committed and that it called so
-    #: when its last process ended: there it has to be when the next one starts.
+    #: Newest entry that the node's journal ever reported as synced; and newest committed entry that was reported as
+    #: synced when the last process ended: the next process has to start with this entry.
     had: int = 0
     held: int = 0
 
 
 @dataclass(eq=False)
 class Process:
-    """One run of one node, from its start to its end."""
+    """One process of a node, from its start to its end."""
 
     name: str
     runtime: SimRuntime
     network: SimNetwork
-    #: For tasks on its virtual time.
+    #: Event loop of the process, on virtual time.
     loop: SimLoop
-    #: Once it has started: its consensus, and its node, unless it runs Raft alone.
+    #: Set after the start: Raft, and the node unless only Raft is simulated.
     raft: RaftNode | None = None
     node: Node | None = None
     calls: list[Call] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Process:
     #: Count of syncs of this disk that had failed when the process began; time of the first failure of its own.
     failed_before: int = 0
     failed_at: float | None = None
-    #: Of the node, which it has too then.
+    #: HTTP-level service of the node, set with the node.
     service: NodeService = field(init=False)
 
 
@@ -166,7 +166,7 @@ class Machines:
         text = f"{process.name} ended itself: {error!r}"
         self.decide("I17 fail-stop, own error", not rotten and not is_injected(error), text, who=process.name)
         if machine.process is process:
-            # Not from inside its own call: the stack below still belongs to it.
+            # Later, not inside the process's own call: the stack below still belongs to the process.
             process.runtime.crash()
             self.world.at(self.world.now, self._end, machine, process)
             if rotten:
@@ -243,7 +243,7 @@ class Machines:
         self.safety.wiped(machine.name)
 
     def step_clock(self, name: str, stepped_ms: int) -> None:
-        """From now on its wall clock is off by this much (besides its own small error)."""
+        """Set the offset of the machine's wall clock, in addition to the clock's own small error."""
         machine = self.machines[name]
         if machine.process is not None:
             machine.process.runtime.step_wall(stepped_ms - machine.stepped_ms)
@@ -254,7 +254,7 @@ class Machines:
         return max((raft for raft in self.rafts() if raft.is_leader), key=lambda raft: raft.term, default=None)
 
     def rafts(self) -> list[RaftNode]:
-        """Of the processes that have started."""
+        """Raft nodes of the processes that have started."""
         return [m.process.raft for m in self.machines.values() if m.process is not None and m.process.raft is not None]
 
     def process(self, name: str | None) -> Process | None:
@@ -287,7 +287,7 @@ class Machines:
         """A process that did something since it was looked at last."""
 
     def _watch_syncs(self, machine: Machine, process: Process) -> None:
-        """I17: whoever was told that a sync failed ends, since it cannot know what its disk has."""
+        """I17: a node whose sync failed has to end, because it cannot know what its disk holds."""
         if machine.disk.failed_syncs == process.failed_before or process.runtime.paused:
             process.failed_at = None
             return

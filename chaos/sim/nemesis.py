@@ -1,4 +1,4 @@
-"""What goes wrong, chosen from one seed: each run draws a handful of fault families and mixes them (swarm testing)."""
+"""Faults of a run, drawn from its seed: each run draws some fault families and mixes them (swarm testing)."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Nemesis:
             if self._drawn(name) < chance and (len(cluster.names) > 1 or name not in _NOT_ALONE)
         ]
         names = [name for name, _ in self.faults]
-        # Of two clocks one is no minority.
+        # One of two clocks is no minority.
         least = 3 if "clock_step" in names else 1
         self.operator = Operator(cluster, least) if "members" in names and isinstance(cluster, SimCluster) else None
         self.pace_s, self.down = pace_s, down
@@ -86,7 +86,7 @@ class Nemesis:
         self.liar = ""
 
     def _drawn(self, name: str) -> float:
-        """What came later draws from a place of its own: the other seeds stay as they were."""
+        """Newer fault families draw from a random stream of their own, so that existing seeds keep their runs."""
         rng = random.Random(f"{self.cluster.seed} {name}") if name in _LATER else self.random
         return rng.random()
 
@@ -125,7 +125,7 @@ class Nemesis:
         self.cluster.net.profile.hiccup = 0.0
         self.cluster.lost_answers = 0.0
         self.cluster.safety.at_send.clear()
-        for undo in reversed(self._unrot):  # the checks read every file
+        for undo in reversed(self._unrot):  # checks at the end read every file
             undo()
         for name, machine in self.cluster.machines.items():
             self._mend_disk(name)
@@ -145,7 +145,7 @@ class Nemesis:
         return self.random.choice(self.cluster.names)
 
     def _nodes(self) -> list[str]:
-        """One node, or as many as may be down at once."""
+        """One node, or the largest number of nodes that may be down together."""
         names = [self._node()]
         others = [name for name in self.cluster.names if name not in names]
         return names + self.random.sample(others, min(self.random.randrange(self.down), len(others)))
@@ -266,7 +266,7 @@ class Nemesis:
         ten seconds, and two wrong clocks are more than was promised."""
         self.liar = name = self.liar or self._node()
         if name not in self.cluster.machines:
-            return  # it was removed
+            return  # the node was removed from the cluster
         sign = self.random.choice((-1, 1))
         ms = sign * self.random.choice((40, 400, 5_000, 60_000, HOUR_S * 1000, 25 * HOUR_S * 1000))
         self.note(f"the wall clock of {name} is {ms:+} ms off")
@@ -339,7 +339,7 @@ class Nemesis:
         self.cluster.rotten.add(name)
         for _ in range(self.random.choice((1, 10, 40, 200))):
             path = self.random.choice(sorted(sizes))
-            offset = int(sizes[path] * self.random.random() ** 0.3)  # what is new is read most
+            offset = int(sizes[path] * self.random.random() ** 0.3)  # the newest entries are read most
             self.note(f"{path} of {name} rots at {offset}")
             self.cluster.history.count("bits rotted")
             self._unrot.append(disk.flip_bit(path, offset, self.random.randrange(8)))

@@ -26,7 +26,7 @@ _SOCKET_BUFFER = 64 << 10
 
 @dataclass
 class NetworkProfile:
-    """How the links behave; the nemesis changes it as the run goes."""
+    """Delays and losses of the links; the nemesis changes them during the run."""
 
     delay_s: tuple[float, float] = (0.0001, 0.002)
     #: Share of the frames that are delayed by up to `hiccup_s` more.
@@ -41,7 +41,8 @@ class NetworkProfile:
 
 
 class _Connection:
-    """From one dial to the loss of both ends. `queued[a]` is a heap of what a sent and b has not received."""
+    """One connection from its dial to the loss of both ends. `queued[a]` is a heap of what a sent and b has not
+    received."""
 
     __slots__ = ("arrival", "flying", "queued")
 
@@ -53,12 +54,12 @@ class _Connection:
 
 @dataclass(eq=False)
 class SimNetwork:
-    """The Network of one process (platform/network.py): its open connections, by peer."""
+    """Network of one process (platform/network.py): the process's open connections, by peer."""
 
     net: SimNet
     name: str
     runtime: SimRuntime
-    #: From `start` on.
+    #: Set by `start`.
     receiver: Receiver = field(init=False)
     links: dict[str, _Connection] = field(default_factory=dict)
     #: Peers that this process links with; None: all.
@@ -140,7 +141,7 @@ class SimNet:
                 self._dial_later(node.name, peer)
 
     def leave(self, node: SimNetwork) -> None:
-        """The process ended or closed its sockets: its peers see resets."""
+        """The process ended or closed its sockets: its peers see connection resets."""
         if self.nodes.get(node.name) is node:
             del self.nodes[node.name]
             for peer in sorted(node.links):

@@ -1,4 +1,5 @@
-"""Producers of the simulated world: they publish, ask again until they know, and cancel or reschedule some of it."""
+"""Producers of the simulated world: publish, repeat until the outcome is known, and cancel or reschedule some
+messages."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ class _Batch:
 
     messages: list[Message]
     random: random.Random
-    #: Published once more, although its answer came.
+    #: Messages published once more after their confirmation.
     again: bool = False
 
 
@@ -50,7 +51,7 @@ class Producer(Client):
         if self.cluster.parts.take(part):
             self._begin(batch)
         else:
-            for message in batch.messages:  # they keep their numbers
+            for message in batch.messages:  # the copies keep their message numbers
                 message.refused = True
         self._next()
 
@@ -65,7 +66,7 @@ class Producer(Client):
         workload = self.cluster.workload
         relative = rng.random() < 0.7
         delay_ms = workload.delay_ms(rng)
-        # What absolute times mean to this client: the true time of day.
+        # Base of absolute times in requests of this client: the true time of day.
         when_ms = delay_ms if relative else self.world.wall_ms() + delay_ms
         padding = rng.choice((0, 20, 20, 200, 3000))
         message = Message(
@@ -85,7 +86,7 @@ class Producer(Client):
 
     def _send(self, batch: _Batch) -> None:
         if batch.again and self.history.slept:
-            return  # its key may be forgotten by now
+            return  # the cluster may have forgotten the key by now
         process, messages = self.cluster.any_process(batch.random), batch.messages
         if process is None:
             self._again(batch)
@@ -166,7 +167,8 @@ class Producer(Client):
         self.ask(request, replied, rng=rng)
 
     def _cancel(self, message: Message, by_key: bool, rng: random.Random) -> None:
-        """By key it means whichever message has that key by then: nothing is known of this one."""
+        """Cancel by id or by key. A cancel by key affects the message that has the key then, so nothing is recorded for
+        this message."""
         if self.stopped or not self.cluster.rafts():
             return
         if message.client_key is not None:
@@ -186,7 +188,7 @@ class Producer(Client):
         self._change(message, lambda service: service.messages.cancel(target), what, replied, rng)
 
     def _reschedule(self, message: Message, by_key: bool, rng: random.Random, tries: int) -> None:
-        """To some time soon, or now."""
+        """Reschedule to a near time, or to now."""
         if self.stopped or not self.cluster.rafts():
             return
         when_ms = rng.choice((0, 5, 700, 3000))

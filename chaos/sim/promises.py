@@ -22,15 +22,15 @@ from hadelay.model import State
 
 
 def lost(cluster: SimCluster) -> None:
-    """I1: a message whose publish was answered yes is where its clients have put it: it waits or is leased, unless it
-    ended in a way that one of them asked for. (That nothing due still waits is I15.)"""
+    """I1: a message whose publish was confirmed still waits or is leased, unless it ended in a way that a client asked
+    for. (I15 checks that no due message still waits.)"""
     nodes, history = latest(cluster), cluster.history
     if not nodes:
         return
     by_id: dict[int, list[Message]] = defaultdict(list)
     for message in history.messages:
         if message.id is not None:
-            by_id[message.id].append(message)  # those that were kept away by another one are known by its id
+            by_id[message.id].append(message)  # a publish that another message suppressed has that message's id
     acked = {h.id for h in history.hand_outs if h.ack_invoked is not None}
     for message_id, messages in by_id.items():
         place, state = where(nodes[0], message_id)
@@ -43,7 +43,7 @@ def lost(cluster: SimCluster) -> None:
 
 
 def _may_end(cluster: SimCluster, message: Message, message_id: int, state: str, place: EntryRef | None) -> bool:
-    """Whether its clients asked for that, as far as they know."""
+    """Whether a client may have asked for this end of the message."""
     history, workload = cluster.history, cluster.workload
     purged = 0
     for order in history.meant("purge", message, message_id):
@@ -83,7 +83,7 @@ def purged_means_never(cluster: SimCluster) -> None:
         for order in purges:
             if message.stored < order.invoked:
                 late = order.answered is not None and begun > order.answered
-                # A redrive of all may go on, at its rate, long after it was answered.
+                # A redrive of all dead letters may continue, at its rate, long after its answer.
                 redriven = any(r.between(order.invoked if r.ids else 0.0, h.answered) for r in redrives)
                 text = f"message {message.number} handed out after a purge"
                 history.decide("I3 phantom, purged", late and not redriven, text, message.id)
@@ -109,7 +109,7 @@ def as_published(cluster: SimCluster) -> None:
 
 
 def two_ids(cluster: SimCluster) -> None:
-    """I8: one idempotency key is one message under one id: the one that was told, every time, and handed out."""
+    """I8: one idempotency key is one message with one id, in every answer and every hand-out."""
     history = cluster.history
     for told, first, other in history.second_ids:
         text = f"message {told} got ids {first:x} and {other:x}"
@@ -162,7 +162,7 @@ def _settled(cluster: SimCluster, message_id: int, message: Message) -> bool:
     return state not in (*WAITING, State.DEAD)
 
 
-#: Those that read the history, and those that read healed replicas.
+#: Checks that read the history, and checks that read the healed replicas.
 OUTSIDE = (
     as_published, two_ids, lost, cancelled_means_never, purged_means_never, fenced, resurrected, double_leases, early,
     clock_runs_true, calls_apart, in_time, debounced, nothing_forgotten, late,

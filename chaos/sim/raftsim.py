@@ -45,13 +45,13 @@ class RaftSim(Machines):
         )
         names = tuple(f"n{n + 1}" for n in range(size))
         super().__init__(world, names, quiet_s=self.config.election_min_ms / 1000)
-        #: What each index was applied as, by whoever was first: (term, command).
+        #: First application of each index, by any node: (term, command).
         self.entries: dict[int, tuple[int, bytes]] = {}
         self.acked: set[int] = set()
         #: Told in so many words that nothing happened.
         self.refused: set[int] = set()
         self.number = 0
-        #: Whether the last entry is committed; None: it has to be proposed.
+        #: Whether the last entry is committed; None: the entry is not proposed yet.
         self.final: bool | None = None
 
     def applied(self, name: str, index: int, term: int, command: bytes) -> None:
@@ -104,7 +104,7 @@ class RaftSim(Machines):
         self.check()
 
     def check(self) -> None:
-        """What holds in the end, and not only at each step."""
+        """Check what has to hold at the end of a run."""
         decide, rafts = self.history.decide, self.rafts()
         state = {raft.name: (raft.applied_index, raft.last_index, raft.term, raft.leader) for raft in rafts}
         decide("I15 liveness", not self.converged(), str(state))
@@ -310,7 +310,7 @@ class RaftMachine(PlainMachine):
 
 
 class Installer(snapshots.Installer):
-    """One file, `state`, kept in memory until `finish`."""
+    """Installer of a snapshot with one file, `state`, kept in memory until `finish`."""
 
     def __init__(self, machine: RaftMachine, manifest: Manifest) -> None:
         self.machine, self.manifest, self.data = machine, manifest, bytearray()

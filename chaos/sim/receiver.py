@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 #: Share of runs in which the limited topic has a webhook.
 HOOKED = 0.25
-#: What the topic's administrator sets.
+#: Settings that the topic's administrator changes.
 SETTINGS: dict[str, Any] = {"url": "https://receiver.example/jobs", "timeout_ms": 800}
 #: Longer than a backoff of the topic, and shorter than what is left of a lease after a call.
 RETRY_AFTER_MS = 1_500
-#: What the receiver does while it is not good, and how often.
+#: Behaviours of the receiver while it is unreliable, and their weights.
 _FATES = {"200": 0.3, "200 late": 0.2, "500": 0.1, "429": 0.2, "silence": 0.1, "refused": 0.1}
 
 
@@ -86,7 +86,7 @@ class Receiver:
 
 
 class Caller:
-    """Of one process: it hears no answer once the process has ended. Its `call` is a webhooks.calls.Call."""
+    """Caller of one process; without effect once the process has ended. Its `call` is a webhooks.calls.Call."""
 
     def __init__(self, receiver: Receiver, process: Process) -> None:
         self.receiver, self.process, self.door = receiver, process, receiver.cluster.door

@@ -20,7 +20,7 @@ from hadelay.storage.store import Storage
 
 
 def measured(node: Node) -> dict[str, Any]:
-    """What /metrics says, by the family's name without its prefix."""
+    """Values of /metrics by the family's name without its prefix."""
     return {family.name.removeprefix("hadelay_"): values for family, values in whole(NodeMetrics(node).collect())}
 
 
@@ -30,7 +30,7 @@ def honest(cluster: SimCluster) -> None:
     stored = len({m.id for m in history.messages if m.id is not None})
     acked = len({h.id for h in history.hand_outs if h.acked is not None})
     asked = len({h.id for h in history.hand_outs if h.ack_invoked is not None})
-    # Their states are equal by now: one is asked where everything is.
+    # Replicas are equal by now: ask one of them for the state of every message.
     ids = {m.id for m in history.messages if m.id is not None}
     waiting = sum(where(node, i)[1] in WAITING for node in cluster.nodes()[:1] for i in ids)
     for node in cluster.nodes():
@@ -109,8 +109,8 @@ def nothing_forgotten(cluster: SimCluster) -> None:
 
 
 def one_per_key(cluster: SimCluster) -> None:
-    """Of the messages with one client key at most one is pending, and the key finds it; unless a dead letter may have
-    been redriven before the cluster knew better (codec/formats.py, ONE_PER_KEY)."""
+    """At most one message per client key is pending, and the key finds it; unless a dead letter may have been redriven
+    before the cluster enforced this (codec/formats.py, ONE_PER_KEY)."""
     orders = cluster.history.orders
     redrives = [order for order in orders if order.kind == "redrive" and order.invoked < cluster.switched]
     for node in cluster.nodes():

@@ -1,4 +1,4 @@
-"""One seed: build a cluster, let clients and the nemesis at it, heal, drain, check."""
+"""One seed: build a cluster, run clients and nemesis, heal, drain, check."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _STORY_LINES = 70
 
 @dataclass
 class Report:
-    """What one seed did. `failure` is empty when every promise was kept."""
+    """Report of one seed. `failure` is empty if every promise was kept."""
 
     seed: int
     failure: str = ""
@@ -56,13 +56,13 @@ class Report:
     mode: str = ""
     size: int = 0
     struck: list[str] = field(default_factory=list)
-    #: What clients and nemesis did or would have done (cluster.Parts).
+    #: Parts of the run's clients and nemesis, done or left out (cluster.Parts).
     parts: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a run is like besides its faults: drawn from its seed, each part on its own (swarm testing)."""
+    """Shape of a run besides its faults, drawn from the seed; each part has its own random stream (swarm testing)."""
 
     size: int
     sync: str
@@ -78,7 +78,7 @@ class Shape:
     pace_s: float
     #: Hours for which all machines are suspended in the midst of faults, which end with it; 0: none.
     nap_h: int
-    #: How long idempotency keys are remembered: short, so that they get old within the run, or longer than the nap.
+    #: Time for which idempotency keys are kept: short, so that keys expire within the run, or longer than the nap.
     window_ms: int
     workload: Workload
 
@@ -151,7 +151,7 @@ def run_seed(
 
 
 def report_on(sim: Machines, nemesis: Nemesis, work: Callable[[Report], None]) -> Report:
-    """Run `work`, and say what it did and which promise it broke."""
+    """Run `work` and report what the run did and which promise broke."""
     started = time.perf_counter()
     report = Report(sim.seed, counts=sim.history.counts, parts=sim.parts.seen)
     try:
@@ -193,7 +193,7 @@ def play(cluster: SimCluster, nemesis: Nemesis, shape: Shape, report: Report) ->
         drain(cluster)
     for stopping in (*producers, *others):
         stopping.stopped = True
-    world.run_for(0.5)  # what they asked last is answered; nothing new comes
+    world.run_for(0.5)  # the last requests are answered, and no new ones are sent
     settle(cluster)
     report.drained_s = max(0.0, world.now - cluster.healed_at)
 
@@ -261,7 +261,7 @@ def tell(sim: Machines, violation: Violation) -> list[str]:
 
 
 def _entries(cluster: SimCluster, ids: frozenset[int]) -> Iterator[tuple[float, str, str]]:
-    """Committed commands that name one of these messages: by id, by where it is, or by a grant that held it."""
+    """Committed commands that name one of these messages: by id, by entry, or by a grant that includes the message."""
     places = {unpack_id(i)[1:] for i in ids}
     for node in cluster.nodes()[:1]:
         places |= {(ref.hour, ref.index) for i in ids if (ref := find_entry(node.ledger, i)) is not None}
@@ -272,7 +272,7 @@ def _entries(cluster: SimCluster, ids: frozenset[int]) -> Iterator[tuple[float, 
             _, now_ms, commands = decode_entry(entry)
             decoded = [(kind, decode(kind, body)) for kind, body in commands]
         except Malformed:
-            continue  # of a fuzz client: refused
+            continue  # refused command of a fuzz client
         for kind, command in decoded:
             text = _about(command, kind, places, grants, ids)
             if text:

@@ -1,4 +1,4 @@
-"""One thread, one seed, one queue of events: the world in which whole clusters run without waiting.
+"""The simulated world: one thread, one seed and one queue of events run whole clusters without waiting.
 
 Time passes only between events. Everything that happens on a node (timers, arriving frames, the end of a thread's
 job) is an event owned by that node's `SimRuntime`; so a paused node (SIGSTOP) keeps its events for later and a
@@ -22,7 +22,7 @@ from hadelay.platform.runtime import Brevity, Ended, Runtime
 
 #: More events than this at one instant is a loop that never sleeps.
 _MAX_EVENTS_PER_INSTANT = 200_000
-#: From the end of a thread's job until its loop hears of that.
+#: Delay from the end of a thread's job until the event loop gets its result.
 _HANDOVER_S = 20e-6
 
 
@@ -31,7 +31,7 @@ class Livelock(AssertionError):
 
 
 class Event:
-    """One scheduled call; also the Handle that `call_later` gives."""
+    """One scheduled call; also the Handle that `call_later` returns."""
 
     __slots__ = ("args", "fn", "owner")
 
@@ -139,7 +139,7 @@ class _Job:
 
 
 class SimRuntime(Runtime):
-    """The Runtime of one process. A restarted node gets a new one; the old one's events die with it.
+    """Runtime of one process. A restarted node gets a new Runtime; events of the old one are dropped.
 
     drift: how much faster than true time its monotonic clock runs (50e-6 = 50 ppm). wall_offset_ms: its wall clock's
     error, which does not grow: NTP keeps it. brief: brief jobs run on the loop while the disk is quick, as in the real
@@ -174,7 +174,7 @@ class SimRuntime(Runtime):
         self._brief = brief
         self._jobs: dict[str, deque[_Job]] = {}
         self._brevity: defaultdict[str, Brevity] = defaultdict(Brevity)
-        # Every machine counts from its own start.
+        # Each machine's monotonic clock starts at the machine's own start.
         self._monotonic_base = self.random.uniform(10.0, 1e6)
 
     def monotonic(self) -> float:
@@ -252,7 +252,8 @@ class SimRuntime(Runtime):
         job.done(result, error)
 
     def stirred(self) -> bool:
-        """Whether any of its events ran since this was asked last: while none does, its state stays what it is."""
+        """Whether an event of this process ran since the last call; without events the process's state does not
+        change."""
         ran, self.ran = self.ran, False
         return ran
 

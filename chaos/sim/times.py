@@ -22,7 +22,7 @@ from hadelay.server.node import Node
 
 #: An absolute time is as good as the wall clocks that a majority agreed on.
 _SKEW_MS = 250.0
-#: So long after the last fault, and the last change of leader, nothing is later than that.
+#: Time after the last fault and the last change of leader from which no message is later than that.
 _QUIET_S, _LATE_MS = 2.0, 1_000
 #: A TTL that is over is written down within this time, while there is a leader.
 _EXPIRES_MS = 3_000
@@ -118,8 +118,8 @@ def _expired(cluster: SimCluster, node: Node, message_id: int, over_ms: int) -> 
 
 
 def _over_ms(cluster: SimCluster, message: Message, message_id: int) -> int | None:
-    """When its TTL is over; None if it has none, if its id may be another message's, which was kept, or if nobody knows
-    which time it was given last."""
+    """End of the message's TTL; None without a TTL, if its id may belong to another message that was kept, or if the
+    deciding due time is unknown."""
     if not message.ttl_ms or message.id != message_id or message.deliver_at_ms is None:
         return None
     kept = message.client_key is not None and message.on_conflict == KEEP
@@ -130,8 +130,8 @@ def _over_ms(cluster: SimCluster, message: Message, message_id: int) -> int | No
 
 
 def debounced(cluster: SimCluster) -> None:
-    """max_wait: of messages that replaced one another none is due later than that after the first was published, or
-    after one of them was redriven: then it begins anew."""
+    """max_wait: among messages that replaced one another, none is due later than max_wait after the first publish, or
+    after a redrive, which starts the wait anew."""
     history = cluster.history
     replaced = {m.id: m.replaces for m in history.messages if m.id is not None and m.replaces is not None}
     for node in latest(cluster):
@@ -151,7 +151,7 @@ def debounced(cluster: SimCluster) -> None:
 
 
 def _published_ms(node: Node, message_id: int) -> int:
-    """0: nothing is known of it."""
+    """Time of the publish; 0 if unknown."""
     description = describe(node.ledger, message_id)
     return 0 if description is None else description.published_at_ms
 

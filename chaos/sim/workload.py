@@ -1,4 +1,4 @@
-"""What clients do in a run: rates and shares, and which parts of it are done."""
+"""Workload of a run: rates, shares, and which parts of the workload are done."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HOUR_S = 3600
 @dataclass(frozen=True)
 class Workload:
     topics: tuple[str, ...] = ("orders", "mail", "jobs")
-    #: The last of them has an administrator (chaos/sim/admin.py); a part of its messages always fails.
+    #: Topics; the last one has an administrator (chaos/sim/admin.py), and some of its messages always fail.
     max_attempts: int = 2
     failing: float = 0.3
     purges: float = 0.15
@@ -48,9 +48,8 @@ class Workload:
 
 
 class Parts:
-    """What clients and nemesis would do in a run, each under a name and drawn from a stream of its own: so one can be
-    left out, and the others stay what they were (chaos.sim.cli.shrink). only: the names of those that are done, or all.
-    """
+    """Parts of a run's clients and nemesis, each with a name and its own random stream: a run can leave one out without
+    changing the others (chaos/sim/cli.py). only: names of the parts to do, or all."""
 
     def __init__(self, only: frozenset[str] | None = None) -> None:
         self.only = only

@@ -32,7 +32,7 @@ class Deadlines(Generic[K]):
         return iter(self._live)
 
     def set(self, key: K, at: float) -> None:
-        """Give the key this time instead of the one that it had."""
+        """Set the key's time, which replaces an earlier one."""
         known = self._live.get(key)
         if known is not None and known[0] == at:
             return

@@ -42,7 +42,7 @@ class HadelayError(Exception):
         self.extra = extra
 
     def document(self) -> dict[str, Any]:
-        """As a problem document (RFC 9457)."""
+        """This error as a problem document (RFC 9457)."""
         found: dict[str, Any] = {
             "type": self.type,
             "title": self.title,
@@ -57,12 +57,12 @@ class HadelayError(Exception):
 
     @property
     def outcome(self) -> str | None:
-        """The state that forbids it (leased, acked, …), where the refusal names one."""
+        """State that forbids the operation (leased, acked, …), where the refusal names one."""
         return self.extra.get("outcome")
 
     @property
     def idempotency_key(self) -> str | None:
-        """Of a publish that may have happened: the same again under this key makes no second message."""
+        """Key of a publish whose outcome is unknown: a repetition with this key stores no second message."""
         return self.extra.get("idempotency_key")
 
 
@@ -72,7 +72,7 @@ class BadRequest(HadelayError):
 
 class Unauthorized(HadelayError):
     type, title, http_status = "unauthorized", "Unauthorized", 401
-    #: For the node's log and metrics, one of a few words (http/access.py).
+    #: Reason for the node's log and metrics, one of a few words (http/access.py).
     reason = "unknown"
 
 
@@ -129,12 +129,12 @@ class DiskFull(HadelayError):
     type, title, http_status, retryable = "disk-full", "Disk full", 507, True
 
 
-#: What a user does about a data directory whose files do not verify.
+#: Advice for a data directory whose files do not verify.
 WAY_OUT = "move the node's directories away and start the node again: it copies everything from its peers"
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """It takes no more: all of it is used, or all that this user may have."""
+    """Whether the disk is full, or the user's quota on the disk is used up."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -151,7 +151,7 @@ class DamagedFile(HadelayError):
         self.path, self.offset, self.what, self.size = path, offset, what, size
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For pickle, which would call the class with the message alone."""
+        """Support pickle, which would call the class with the message alone."""
         return partial(DamagedFile, size=self.size), (self.path, self.offset, self.what)
 
 
@@ -162,7 +162,8 @@ class ConfigError(HadelayError):
 
 
 class Taken(ConfigError):
-    """What the configuration names is another process's, or not there yet: to try again may help."""
+    """An address or directory of the configuration is used by another process, or does not exist yet: a retry may
+    help."""
 
 
 class FatalError(HadelayError):

@@ -17,7 +17,7 @@ class LogLimit:
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
-        #: By key: time of the next line, and occurrences since the last one.
+        #: By key: time of the next log line, and number of occurrences since the last line.
         self._keys: dict[str, tuple[float, int]] = {}
 
     def count(self, key: str) -> int:

@@ -1,4 +1,4 @@
-"""Who belongs to the cluster: a replicated list, changed by one entry at a time (ADR 150)."""
+"""Members of the cluster: a replicated list, changed by one entry at a time (ADR 150)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 class Member(NamedTuple):
     name: str
-    #: host:port of its node link.
+    #: host:port of the member's node link.
     address: str
     #: False: a learner, which gets every entry without a vote, and becomes a voter when it has caught up.
     voter: bool = True
@@ -15,7 +15,7 @@ class Member(NamedTuple):
     joined: bool = False
 
 
-#: In the order of their names; never empty, and never without a voter.
+#: Members in the order of their names; never empty, and always with a voter.
 Members = tuple[Member, ...]
 
 #: Limit of members.

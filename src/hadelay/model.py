@@ -34,7 +34,7 @@ _PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
 
 
 class Event(IntEnum):
-    """What happened to a message; the `event` byte of a dispatch log entry. Values are on disk: never renumber."""
+    """Event of a message: the `event` byte of a dispatch log entry. Values are on disk: never renumber."""
 
     LEASED = 1
     ACKED = 2
@@ -80,10 +80,10 @@ class HistoryEvent:
     node: str | None
     #: Reason that the consumer gave for a failed attempt.
     reason: str | None = None
-    #: For an event that filed the message anew (MOVES): the hours that the message left and went to.
+    #: For an event that moved the message to another hour (MOVES): the hours before and after.
     from_hour: int | None = None
     to_hour: int | None = None
-    #: For LEASED: due time of this attempt; the message has only the due time of its latest attempt.
+    #: For LEASED: due time of this attempt; the message itself has only the due time of its latest attempt.
     due_ms: int | None = None
 
 
@@ -103,7 +103,7 @@ class Description:
     #: Bytes of the body.
     size: int
     history: list[HistoryEvent]
-    #: None unless the body was asked for.
+    #: Body; None unless requested.
     body: bytes | None = None
     #: Hour and number of the message's present entry.
     hour: int = 0
@@ -129,7 +129,8 @@ class Draft(Struct, frozen=True, gc=False):
     key: bytes | None = None
     #: KEEP, REPLACE or REJECT
     on_conflict: int = KEEP
-    #: With REPLACE: due at most this long after the first publish of those that replaced each other. 0: no limit.
+    #: With REPLACE: longest time from the first publish, of those that replaced each other, to the due time. 0: no
+    #: limit.
     max_wait_ms: int = 0
     #: `meta` has a webhook URL.
     callback: bool = False

@@ -219,8 +219,8 @@ async def _hand_over(node: Node) -> None:
 
 
 async def _calls_over(pool: Pool) -> None:
-    """Wait until webhook calls have ended and the leader has their outcomes. The others are repeated when their leases
-    have run out."""
+    """Wait until webhook calls have ended and the leader has their outcomes. Unfinished calls are repeated when their
+    leases have run out."""
     for _ in range(int(_CALLS_S / _LOOK_S)):
         if not pool.busy:
             return

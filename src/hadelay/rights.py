@@ -32,7 +32,7 @@ class Token(NamedTuple):
     hash: bytes
     scopes: tuple[str, ...]
     created_at_ms: int
-    #: None: valid until it is revoked.
+    #: End of the token; None: valid until revoked.
     expires_at_ms: int | None
 
     @property
@@ -47,7 +47,7 @@ class Token(NamedTuple):
 class AuditEntry:
     """One administrative request, done or refused. Times are Unix ms, cluster time."""
 
-    #: From 1, without gaps.
+    #: Number of the entry, from 1 without gaps.
     number: int
     at_ms: int
     #: Node that took the request.
@@ -57,7 +57,7 @@ class AuditEntry:
     token: str
     action: str
     target: str
-    #: "done", or why it was refused.
+    #: "done", or the reason of the refusal.
     outcome: str
 
 
@@ -85,7 +85,7 @@ def covers(glob: str, topic: str) -> bool:
 
 
 class Rights:
-    """What a set of scopes allows."""
+    """Operations that a set of scopes allows."""
 
     #: Limit of remembered answers.
     _MOST = 4_096

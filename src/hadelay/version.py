@@ -11,7 +11,7 @@ FEATURE_LEVEL = 3
 #: alike by all versions of Python; an ack from before a message died no longer ends it once it is back; and what was
 #: due when it was rescheduled is marked.
 ONE_PER_KEY = BOUNDED = MASKED_HEADERS = PLAIN_URLS = ACK_OF_THIS_LIFE = MARKS_WAS_DUE = 2
-#: It brought the members of the cluster into the log (ADR 150).
+#: Level that brought the members of the cluster into the log (ADR 150).
 MEMBERS_LEVEL = 2
 #: From this level on a topic that is made has the defaults of this level (ADR 205), retries of a webhook keep a least
 #: distance, and a settlement says how long its hand-out took (SETTLE, ADR 206).
@@ -20,5 +20,5 @@ RETRY_DEFAULTS = WEBHOOK_FLOOR = SETTLE_LEVEL = 3
 UNCOUNTED = 3
 #: From this level on a masked header of a webhook is dropped where the URL leads to another origin (ADR 162).
 MASKED_OF_ORIGIN = 3
-#: What a cluster begins with, whatever its founders know: they need not all know the same.
+#: Level of a new cluster, whatever its first nodes support: their versions may differ.
 FIRST_LEVEL = 1

@@ -1,11 +1,11 @@
-"""What is wrong with a value, in the words of who gave it instead of those of the decoder."""
+"""Problems of values in the words of the caller, instead of those of msgspec's decoder."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-#: Names of types as msgspec has them.
+#: Names of types in msgspec's error texts.
 _TYPES = {
     "str": "text", "int": "a whole number", "float": "a number", "bool": "true or false", "array": "a list",
     "object": "an object", "null": "null", "bytes": "bytes",

@@ -1,4 +1,4 @@
-"""What a deliberate bug is, and how it is put in.
+"""A deliberate bug, and how it is patched in.
 
 A check that cannot fail is no check. Each bug breaks the shipped classes in place for the time of a run.
 """
@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 from unittest.mock import patch
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-#: What stands in for methods and functions of the server while the bug is in.
+#: Replacements of methods and functions of the server while the bug is patched in.
 Bug = list[AbstractContextManager[Any]]
 #: The method or function that a bug replaces.
 Original = Callable[..., Any]
 
 #: Faults under which most promises are hard to keep.
 CRASHES = "kill power_cut power_cut_all reset partition"
-#: What notices a lost log. A journal that lost what it promised may notice by itself, and stop.
+#: Checks that notice a lost log. A journal that lost synced entries may notice by itself, and stop.
 LOG = ("I1 ", "I12", "I13", "I14", "I17")
 #: Seeds that are tried before a bug counts as not noticed.
 SEEDS = range(1, 61)
@@ -39,7 +39,7 @@ class Mutation:
 
     @property
     def families(self) -> dict[str, float]:
-        """For the nemesis: these faults, all of them, and no others."""
+        """Nemesis with all of these fault families, and no others."""
         return dict.fromkeys(self.faults, 1.0)
 
 

@@ -6,7 +6,7 @@ from hadelay.api.base import Document, Duration, Request
 
 
 class CreateToken(Request):
-    #: For people. Two tokens may share a name, for example while one replaces the other.
+    #: Name for people. Two tokens may share a name, for example while one replaces the other.
     name: str
     scopes: list[str]
     #: Time from creation to expiry; None: valid until revoked.

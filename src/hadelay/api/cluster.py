@@ -65,7 +65,7 @@ class Drained(Document, frozen=True):
 
 class AddMember(Request):
     name: str
-    #: host:port of its node link, as other members reach it.
+    #: host:port of the member's node link, as other members reach the member.
     raft: str
 
 
@@ -109,7 +109,7 @@ class Quorum(Document, frozen=True):
     needed: int
 
 
-# ---- files of one node
+# ---- files of a node
 
 
 class HourFileOut(Document, frozen=True):
@@ -151,7 +151,7 @@ class Snapshot(Document, frozen=True):
     index: str
     term: int
     feature_level: int
-    #: Cluster time of its last entry.
+    #: Cluster time of the last entry of the hour.
     time: str
     files: list[SnapshotFileOut]
 

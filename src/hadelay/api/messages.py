@@ -49,7 +49,7 @@ class Message(Document, Generic[At], frozen=True):
     size: int
     #: Span of the publish.
     traceparent: str | None = None
-    #: None in lists.
+    #: Body; None in lists.
     history: list[History[At]] | None = None
     body: bytes | None = field(default=None, name="body_base64")
 
@@ -63,7 +63,7 @@ class ListQuery(Request, rename={"from_": "from"}):
     #: Only messages with all these tags, separated by commas.
     tag: str | None = None
     limit: int = 100
-    #: From the previous page.
+    #: Cursor from the previous page.
     cursor: str | None = None
     stale: bool = False
 

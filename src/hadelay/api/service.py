@@ -78,7 +78,7 @@ class Leader(Struct):
     name: str
     #: `http.advertise` of the leader.
     url: str
-    #: Whether this node leads.
+    #: Whether this node is the leader.
     here: bool
 
 
@@ -94,7 +94,7 @@ class Granting(asyncio.CancelledError):
 
 
 async def answered(begin: Callable[[Callable[..., None]], object]) -> Any:
-    """Await a callback API: `begin` gets `done`; returns its result or raises its error."""
+    """Await a callback function: `begin` gets `done` as its callback; returns the result or raises the error."""
     future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     begin(settled_by(future))
     return await future

@@ -24,7 +24,7 @@ def settings_in(body: PutTopic) -> dict[str, Any]:
         if isinstance(part := config.get(name), dict):
             config[name] = _stored(part)
     if isinstance(backoff := config.get("backoff"), list):
-        if len(backoff) > MAX_BACKOFF_STEPS:  # not one by one before that is known
+        if len(backoff) > MAX_BACKOFF_STEPS:  # items are shown one by one only when that is known
             raise BadRequest(f"backoff: {len(backoff)} durations; at most {MAX_BACKOFF_STEPS}, the last one repeats")
         config["backoff"] = [parse_duration(f"backoff[{n}]", value) for n, value in enumerate(backoff)]
     webhook = config.get("webhook")

@@ -20,7 +20,8 @@ class Backoff(Request):
 
 class Webhook(Request):
     url: str
-    #: One secret, or several valid ones, newest first. Without both, the present ones stay. Answers show them masked.
+    #: One secret, or several valid ones, newest first. Without either, the present secrets stay. Answers show secrets
+    #: masked.
     secret: str | UnsetType = UNSET
     secrets: list[str] | UnsetType = UNSET
     timeout: Duration | UnsetType = UNSET
@@ -109,7 +110,7 @@ class Lateness(Document, frozen=True):
 
 class Consumer(Document, Generic[At], frozen=True):
     name: str
-    #: Time of its latest receive.
+    #: Time of the consumer's latest receive.
     asked_at: At
 
 
@@ -124,7 +125,7 @@ class Topic(Document, Generic[At], frozen=True):
     oldest_ready_age_ms: int | None
     #: Size of the records of pending messages.
     bytes: int
-    #: None: no hand-outs lately.
+    #: None: no recent hand-outs.
     lateness: Lateness | None
     #: Feature level of the defaults of settings that are not shown.
     defaults: int

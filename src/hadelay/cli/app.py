@@ -146,7 +146,7 @@ def build(typed: Sequence[str] = ()) -> App:
         default_parameter=default,
         error_console=Console(stderr=True),
         help_format="plaintext",
-        suppress_keyboard_interrupt=False,  # run() has a code for it
+        suppress_keyboard_interrupt=False,  # run() returns an exit code for this error
     )
     groups = {"": app}
     for path, text in GROUPS.items():
@@ -253,7 +253,7 @@ def _print_document(error: Exception) -> None:
         kinds = {ConnectionError: Unreachable, TimeoutError: errors.RequestTimeout}
         kind = next((kinds[theirs] for theirs in kinds if isinstance(error, theirs)), SystemRefusal)
         error = kind(str(error) or type(error).__name__)
-    # Without the HTTP status: often no node has answered.
+    # Text without the HTTP status, because often no node has answered.
     document = {name: value for name, value in error.document().items() if name != "status"}
     print(json.dumps(document, default=str), file=sys.stderr)
 

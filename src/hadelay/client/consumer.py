@@ -96,7 +96,7 @@ class Consumer:
         self._receive, self._lease_s, self._registry = poll, lease_s, registry
         #: Unsettled messages by lease: in the queue, or handed out.
         self.held: dict[str, Leased] = {}
-        #: None ends the iteration.
+        #: Queue of messages; None ends the iteration.
         self._queue: asyncio.Queue[Leased | Exception | None] = asyncio.Queue()
         self._room = asyncio.Event()
         #: Leases to settle, with the futures of their outcomes.

@@ -63,7 +63,8 @@ def run(spark: Any, options: ArchiveOptions, progress: Progress = silent) -> Job
     large = [f for f in over if spark is not None and max(f.entries, f.events) > options.source.split_rows]
     work = partial(archive_hour, store, options, uuid.uuid4().hex[:8])
     hours = each(spark, work, [files for files in over if files not in large], progress)
-    # Several large hours at a time: while one waits for its last part or its manifest, others use the executors.
+    # Archive several large hours at a time: while one hour waits for its last part or its manifest, others use the
+    # executors.
     with ThreadPoolExecutor(_HOURS_AT_ONCE) as pool:
         hours += pool.map(partial(work, spark=spark), large)
     hours.sort(key=lambda hour: hour["hour"])
@@ -92,7 +93,7 @@ def _catalogue(out: Location, done: set[int], anew: bool) -> None:
             added[hour] = known.row(data)
             proven = manifests.decode_manifest(data)["version"] > 1
         except ValueError:
-            continue  # proves nothing; the audit reports it
+            continue  # this proves no difference; the audit reports the file
         if proven and not known.names and not anew:
             raise NotFound(f"{out.path('_catalogue')}: {LOST}")
     if not added and len(known.names) == 1:
@@ -157,7 +158,7 @@ def _write_hour(
     out.write(manifests.manifest_name(files.hour), manifests.encode_manifest(files.hour, source, parts))
     ours = {part["path"] for part in parts}
     for directory in directories.values():
-        for left in out.list(directory) or ():  # of a run with another splitRows, or of an ended one
+        for left in out.list(directory) or ():  # part of a run with another splitRows, or of an interrupted run
             if f"{directory}/{left}" not in ours and ".parquet" in left:
                 out.remove(f"{directory}/{left}")
     return {"status": "archived", "bytes": sum(part["bytes"] for part in parts)}

@@ -82,14 +82,14 @@ def coded(names: Sequence[str], numbers: npt.NDArray[np.integer]) -> pa.Dictiona
     """The name of each number; null for numbers without a name."""
     codes = numbers.astype(np.int32)
     unknown = codes.view(np.uint32) >= len(names)
-    if not unknown.any():  # the usual case: twice as fast without a mask
+    if not unknown.any():  # usual case: without a mask, this is twice as fast
         return pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(names, pa.string()))
     codes[unknown] = 0
     return pa.DictionaryArray.from_arrays(pa.array(codes, mask=unknown), pa.array(names, pa.string()))
 
 
 def named(names: Sequence[str], numbers: npt.NDArray[np.integer]) -> pa.Array:
-    """As `coded`, as plain strings."""
+    """Column as plain strings; see `coded`."""
     return coded(names, numbers).cast(pa.string())
 
 

@@ -105,8 +105,8 @@ def _of_files(location: Location, manifest: Manifest, hour: int, kind: str) -> l
 
 
 def problem_of(location: Location, part: Part, kind: str, at: int, entries: int) -> str:
-    """As `difference`, and wrong rows. at: number of the file's first row in its hour; entries: number of the hour's
-    entries."""
+    """Problem of a file: `difference`, or wrong rows. at: number of the file's first row in its hour; entries: number
+    of the hour's entries."""
     if problem := difference(location, part):
         return problem
     try:

@@ -38,7 +38,7 @@ _STATE_NAMES = ("scheduled", "ready", "leased", "acked", "cancelled", "expired",
 #: other, so the last event is the largest.
 _STATES = ("", "leased", "acked", "", "", "expired", "cancelled", "moved", "moved", "moved")
 _STATE_OF_EVENT = np.array([_STATE_NAMES.index(name) if name else -1 for name in _STATES], np.int8)
-_EVENT_NAMES = [event.name.lower() for event in Event]  # they are numbered from 1
+_EVENT_NAMES = [event.name.lower() for event in Event]  # numbers start at 1
 _IS_MOVE = np.isin(np.arange(256), (Event.MOVED, Event.DEAD, Event.REDRIVEN))
 
 
@@ -146,7 +146,7 @@ class _MessageBatch(_Batch):
     def gathered(self, kind: npt.DTypeLike, skip: int) -> npt.NDArray[Any]:
         """Values of this type at offset `skip` of each record."""
         kind = np.dtype(kind)
-        plain = f"V{kind.itemsize}"  # as plain bytes: numpy would gather field by field
+        plain = f"V{kind.itemsize}"  # gather plain bytes: numpy would gather field by field
         where = np.ndarray(len(self.log) - skip - kind.itemsize + 1, plain, self.log, skip, strides=(1,))
         return where[self.at].view(kind)
 

@@ -36,7 +36,7 @@ _ROWS_AT_ONCE, _BYTES_AT_ONCE = 1 << 16, 8 << 20
 class RowKind(NamedTuple):
     dtype: np.dtype[Any]
     crc: RowCrc
-    #: What a row is called in messages.
+    #: Name of a row in messages.
     name: str
 
 

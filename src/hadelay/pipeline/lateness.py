@@ -1,4 +1,4 @@
-"""How late messages were handed out: p50, p90, p99, p99.9 and maximum, per topic and hour.
+"""Job: lateness of hand-outs as p50, p90, p99, p99.9 and maximum, per topic and hour.
 
 Only an entry's first hand-out counts; a retry has its own due time, and counts by it. A message is handed out when the
 leader has written the answer to its consumer. If the log does not say when that was, the time of the grant counts, and

@@ -57,7 +57,7 @@ class Lease:
 
     def give_back(self) -> None:
         self._ended.set()
-        with suppress(OSError):  # it ends by itself
+        with suppress(OSError):  # the thread ends by itself
             self._location.remove(self._name)
 
 

@@ -1,4 +1,4 @@
-"""How much fell due, was handed out and was acked: per hour and topic, with the busiest second; and in each second."""
+"""Job: numbers of messages due, handed out and acked, per hour and topic, with the busiest second; and per second."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def _send(batch: pa.RecordBatch, options: WriteOptions, client: Client, aside: _
         if left:
             time.sleep(wait_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-    if unclear and since is not None:  # a leader was lost, and with it answers to rows that it published
+    if unclear and since is not None:  # a leader change lost the answers to rows that it published
         found = _published_since(client, since, unclear - ours)
         done.published, done.duplicates = done.published + len(found), done.duplicates - len(found)
         ours |= found
@@ -123,7 +123,7 @@ def _send(batch: pa.RecordBatch, options: WriteOptions, client: Client, aside: _
 
 
 def _cluster_time(client: Client) -> datetime | None:
-    """None if the token does not allow the question."""
+    """Cluster time; None if the token does not allow this request."""
     try:
         return client.cluster().time - _SKEW
     except HadelayError:
@@ -131,7 +131,7 @@ def _cluster_time(client: Client) -> datetime | None:
 
 
 def _published_since(client: Client, since: datetime, ids: Iterable[str]) -> set[str]:
-    """Those of the messages that were published at that time or later."""
+    """Messages that were published at that time or later."""
     found = set()
     for message_id in ids:
         with suppress(HadelayError):  # deleted, or unreadable with this token: remains a duplicate

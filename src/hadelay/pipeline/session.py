@@ -104,7 +104,7 @@ def _shim(java: str, version: int) -> str:
     """JAVA_HOME with a script that runs this Java."""
     dropped = "--add-modules=jdk.incubator.vector" + ("|--add-opens=java.base/sun.security.action=*" * (version >= 24))
     path = _cached("java/bin/java")
-    if Path(java) != path:  # else set by a parent process
+    if Path(java) != path:  # otherwise a parent process has set it
         _write(path, _SHIM.format(java=java, dropped=dropped), 0o755)
     return str(path.parents[1])
 

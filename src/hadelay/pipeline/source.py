@@ -30,7 +30,7 @@ from hadelay.pipeline.stores import listing, open_store
 from hadelay.storage.locations import absolute
 
 if TYPE_CHECKING:
-    # Not in readers: the client was a third of what each worker imports.
+    # Import here, not in readers: the client was a third of all imports of a worker.
     from hadelay.pipeline.publish import Published
 
 #: Spark's own options of a stream, which it passes on.

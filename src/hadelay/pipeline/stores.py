@@ -49,7 +49,7 @@ def listing(store: Store, options: Options) -> Listing:
 
 
 def _group(path: str) -> Location:
-    """Directory of a group: this one, or the only one in it."""
+    """Directory of a group: this directory, or the only group in it."""
     location = Location(absolute(path.rstrip("/")))
     path = location.where
     if (names := location.list("")) is None:

@@ -72,7 +72,7 @@ class Kept(Generic[R]):
         self.results = results
 
     def describe(self, what: Callable[[R], V]) -> list[V]:
-        """what(result) of each result, which is small."""
+        """what(result) for each result; these values are small."""
         return [what(result) for result in self.results] if self.here else [*self.results.map(what).collect()]
 
     def stream(self, what: Callable[[R], Iterable[V]], parts: int = 0) -> Iterator[V]:

@@ -28,7 +28,7 @@ _DURATIONS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60
 #: Below this part of storage.min_free_bytes the node will soon end itself.
 _LAST_PART = 8
 _REFUSES = "publishing is refused (507) until there is room; receives and acks go on from the reserve"
-#: For the log: what a full disk leads to.
+#: Text for the log: consequence of a full disk.
 ENDS = (
     "a node without room for what it has to write ends itself with exit code 70; nothing acknowledged is lost; its "
     "supervisor starts it again and again, and it serves once there is room: free some beside its directories, or "
@@ -95,7 +95,7 @@ class Checkpoints:
         waiting = max(storage.hours.far_bytes, storage.tables.overlay_bytes)
         filled = max(self.bytes_since / config.checkpoint_bytes, waiting / config.far_buffer_bytes)
         if filled >= self._part and not storage.checkpointing:
-            # Not inside apply: the entry is not counted as applied yet.
+            # Run after apply: inside apply, the entry does not count as applied yet.
             self._raft.call_later(0.0, self.begin)
 
     def begin(self, then: Callable[[], None] = lambda: None) -> None:

@@ -35,8 +35,8 @@ _LARGEST_MS = 253_402_300_800_000
 
 
 class ClusterClock:
-    """One per node and group. About once a second the node calls `observe_wall` for itself and each peer; heartbeats
-    call `observe_leader`; `read` gives the time."""
+    """Clock of one node and group. About once a second the node calls `observe_wall` for itself and each peer;
+    heartbeats call `observe_leader`; `read` returns the time."""
 
     def __init__(
         self, node: str, members: Iterable[str], *, floor_ms: int = 0, slew_ppm: int = 500, skew_ms: int = 250
@@ -112,7 +112,7 @@ class ClusterClock:
         self._anchor(max(self._running(mono), now_ms), mono)
 
     def follow(self, mono: float) -> None:
-        """This node does not lead (any more)."""
+        """This node does not lead, or no longer."""
         if self.ready:
             self._anchor(self.exact(mono), mono)
         self.leading = False
@@ -120,7 +120,7 @@ class ClusterClock:
     # leading
 
     def lead(self, now_ms: int, mono: float) -> None:
-        """This node leads from now on. now_ms: the last time that an earlier leader stamped."""
+        """This node leads from now on. now_ms: newest time that an earlier leader stamped."""
         self.raise_floor(now_ms)
         self.leading, self._leader = True, self.node
         if self.ready:

@@ -42,7 +42,7 @@ _OVERTAKEN_S = 0.1
 _COMMITS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 #: First byte of a PUBLISH.
 _PUBLISH = bytes([Command.PUBLISH])
-#: Limit of commands in one entry (its count is a u16).
+#: Limit of commands in one entry (the count is a u16).
 _MAX_COMMANDS = 16_384
 
 
@@ -64,7 +64,7 @@ class Pending:
 
     @property
     def publishes(self) -> bool:
-        """This node's drafts, or a PUBLISH of another node."""
+        """True for this node's drafts and for a PUBLISH of another node."""
         return bool(self.drafts) or self.command[:1] == _PUBLISH
 
 
@@ -79,7 +79,7 @@ class Outlet:
         self.term, self._timeout_s = leading, timeout_s
 
     def ready(self) -> bool:
-        """This node leads, or is connected to the leader."""
+        """Whether this node leads or is connected to the leader."""
         leader = self._raft.leader
         return bool(self.term()) or (
             leader is not None and leader != self._raft.name and self._raft.membership.connected(leader)
@@ -120,7 +120,7 @@ class GroupCommit:
         self.leaderless_wait_s, self.commit_timeout_s = leaderless_wait_s, commit_timeout_s
         #: Size of this node's publishes that are not answered.
         self.queued_bytes = 0
-        #: Count of entries on their way, and of those with publishes.
+        #: Number of entries under way, and of those with publishes.
         self.inflight = 0
         self._publishing = 0
         self.batches = 0
@@ -128,7 +128,7 @@ class GroupCommit:
         self.commits = Histogram.of(_COMMITS_S)
         self.held = False
         self._sent: list[_Batch] = []
-        #: This node's publishes and those of other nodes, in the order in which they came.
+        #: Publishes of this node and of other nodes, in the order of their arrival.
         self._publishes: deque[Pending] = deque()
         self._commands: deque[Pending] = deque()
         self._scheduled = self._resting = False
@@ -146,7 +146,7 @@ class GroupCommit:
         return len(self._commands)
 
     def enqueue(self, drafts: list[Draft], key: bytes | None, size: int, done: Done) -> None:
-        """Queue drafts for one entry. Only Publishing calls this, after it has judged them."""
+        """Queue drafts for one entry. Only Publishing calls this, after its checks."""
         self.queued_bytes += size
         self._add(Pending(done, size, self.runtime.monotonic(), drafts=drafts, key=key))
 
@@ -203,7 +203,7 @@ class GroupCommit:
             late.done(None, Overloaded("publishes wait too long for their turn on this node", retry_after_ms=1_000))
 
     def _send_batch(self, shut: bool) -> int:
-        """Send one batch; returns its size in bytes. shut: without publishes."""
+        """Send one batch and return its size in bytes. shut: leave publishes out."""
         taken = [] if shut else _take(self._publishes, self.max_entry_bytes)
         room = self.max_entry_bytes - sum(one.size for one in taken)
         commands = _take(self._commands, room) if room > 0 or not taken else []

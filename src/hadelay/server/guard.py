@@ -25,7 +25,7 @@ _UNICAST6 = ipaddress.ip_network("2000::/3")
 
 
 class AddressRefused(OSError):
-    """None of a host's addresses may be called."""
+    """No address of the host may be called."""
 
 
 class Guard:
@@ -54,7 +54,7 @@ class Guard:
         )
 
     def permitted(self, found: list[Info]) -> list[Info]:
-        """Of getaddrinfo's results those that may be called. Raises AddressRefused if nothing is left."""
+        """Results of getaddrinfo that may be called. Raises AddressRefused if none remains."""
         permitted = [one for one in found if self.permits(one[4][0])]
         if not permitted:
             raise AddressRefused("private addresses only")
@@ -78,7 +78,8 @@ def _meant(ip: Address) -> Address:
 
 
 def _is_public(ip: Address) -> bool:
-    """Not private, loopback, link-local, shared (CGNAT), reserved, unspecified, documentation, multicast, …"""
+    """Whether an address is not private, loopback, link-local, shared (CGNAT), reserved, unspecified, documentation,
+    multicast, …"""
     if ip.version == 6 and ip not in _UNICAST6:
         return False
     if any(ip in network for network in _INSIDE):

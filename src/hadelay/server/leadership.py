@@ -49,7 +49,7 @@ class Leadership:
         self._transferring = False
         #: Called at each sign of a leader, and when this node begins to lead.
         self.on_sign: Callable[[], None] = lambda: None
-        #: In the order of `on_leader`; `on_follower` comes in the reverse order.
+        #: Parts in the order of their `on_leader` calls; `on_follower` calls use the reverse order.
         self.parts: list[Part] = [dispatcher]
         self.link.handlers |= {
             "ready": self._on_ready, "consumers": self._on_consumers,
@@ -73,7 +73,7 @@ class Leadership:
     def on_leader(self, term: int) -> None:
         self._elected = term
         self._clock.lead(self._replica.ledger.now_ms, self._raft.runtime.monotonic())
-        self.peers.tell()  # so that the others follow this clock at once
+        self.peers.tell()  # lets the other nodes follow this clock at once
         self.clock_changed()
 
     def on_follower(self) -> None:
@@ -148,7 +148,7 @@ class Leadership:
 
     @property
     def drained(self) -> bool:
-        """This node takes no publishes and polls, unless it leads after all."""
+        """Whether this node refuses publishes and polls; a draining node that still leads accepts them."""
         return self._raft.elections.draining and not self.leading
 
     def drain(self, drained: bool, done: Finished) -> None:

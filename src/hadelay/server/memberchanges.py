@@ -17,7 +17,7 @@ from hadelay.server.node import Node
 from hadelay.settings.rules import is_loopback, split_address
 from hadelay.version import MEMBERS_LEVEL
 
-#: Not only dots: the name stands in the path of the request that removes the node.
+#: Refuse names of dots only: the name is part of the path of the request that removes the node.
 _NAME = re.compile(r"(?!\.+\Z)[A-Za-z0-9._-]{1,64}")
 _ADDRESS = re.compile(r"[!-~]{1,255}")
 _UNSPECIFIED = ("0.0.0.0", "::")
@@ -28,7 +28,7 @@ LEADS = "leads"
 
 
 class MemberChanges:
-    """One per node. Serves the link operation "members": [add or remove, name, address]."""
+    """Changes of members, one object per node. Serves the link operation "members": [add or remove, name, address]."""
 
     def __init__(self, node: Node) -> None:
         self._node, self._raft, self._peers = node, node.raft, node.peers

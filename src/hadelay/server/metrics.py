@@ -27,7 +27,7 @@ OTHER = "(other)"
 CAUSES = (
     "paused", "rate", "catch_up_rate", "concurrency", "publish_rate", "max_messages", "max_bytes", "filters",
 )  # fmt: skip
-#: How messages end; a dead message may be redriven.
+#: Outcomes of messages; a dead message may be redriven.
 OUTCOMES = {
     "acked": Event.ACKED, "cancelled": Event.CANCELLED, "expired": Event.TTL_EXPIRED, "dead": Event.DEAD,
     "redriven": Event.REDRIVEN,
@@ -96,7 +96,7 @@ def _per_topic(scrape: _Scrape) -> None:
 
 
 class _Scrape:
-    """What the rows of _OF_NODE read: a node, and sums over its topics."""
+    """Input of the rows of _OF_NODE: a node, and sums over the node's topics."""
 
     def __init__(self, node: Node, webhooks: Webhooks | None, topics: _Topics) -> None:
         self.node, self.webhooks, self.topics, self.now = node, webhooks, topics, node.runtime.monotonic()
@@ -135,7 +135,8 @@ class _Scrape:
 
 _Kind = Literal["counter", "gauge", "histogram"]
 _TOPIC, _PEER = ("topic",), ("peer",)
-#: (name, kind, labels, help, how to read it; None: only the leader shows it); in the order in which they are shown.
+#: Rows in the order of the page: (name, kind, labels, help, reader; a reader that returns None: only the leader has a
+#: value).
 _OF_NODE: list[tuple[str, _Kind, tuple[str, ...], str, Callable[[_Scrape], Values | None]]] = [
     ("delivery_lateness_seconds", "histogram", (),
      "How long after its deliver_at a message was handed out: the promise. Counted by the node that led",
@@ -291,15 +292,15 @@ _OF_TOPIC = [name for name, family in FAMILIES.items() if family.labels[:1] == _
 
 
 class NodeMetrics:
-    """One per node. A topic keeps its own series until it is deleted: a counter that moved from row to row would look
-    like a burst."""
+    """Metrics of one node. A topic keeps its own series until the topic is deleted: a counter that moved from row to
+    row would look like a burst."""
 
     def __init__(self, node: Node, webhooks: Webhooks | None = None) -> None:
         self._node, self._webhooks = node, webhooks
         self._shown: dict[int, None] = {}
 
     def collect(self) -> Generator[None, None, Measured]:
-        """Yields after each slice; server.reading.Reader.in_slices drives it."""
+        """Collect all metrics. Yields after each slice; server.reading.Reader.in_slices drives the generator."""
         totals, ready = yield from self._totals()
         scrape = _Scrape(self._node, self._webhooks, totals)
         values: dict[str, Values | None] = {name: read(scrape) for name, *_, read in _OF_NODE}
@@ -329,7 +330,7 @@ class NodeMetrics:
                 if not topic.exists:
                     shown.pop(topic.number, None)
                 elif room > 0 and topic.number not in shown:
-                    # The topics with the most messages so far; of equal ones the one created first.
+                    # Topics with the most messages so far; among equals, the topic created first.
                     heapq.heappush(best, (topic.published, -topic.number))
                     if len(best) > room:
                         heapq.heappop(best)

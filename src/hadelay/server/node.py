@@ -174,7 +174,7 @@ class Node:
             raise
         self.clock.raise_floor(ledger.now_ms)
         if ledger.level > storage.identity.feature_level:
-            # From now on an older program refuses the directory with an error.
+            # From here on, a program of an older version refuses the directory with an error.
             storage.set_identity(feature_level=ledger.level)
         self.checkpoints.applied(len(command))
         return results

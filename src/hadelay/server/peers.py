@@ -148,7 +148,7 @@ class Peers:
         if yours is not None and -_DRIFTED_S < mono - yours < _OLD_S and name in self.voters:
             self.clock.observe_wall(name, wall_ms, mono, now_ms, max(0.0, mono - yours))
         if now_ms is None and self.clock.ready:
-            self._send(name)  # the peer waits to learn the time
+            self._send(name)  # the peer waits for this answer to learn the time
         self._changed()
 
     def _changed(self) -> None:

@@ -1,4 +1,4 @@
-"""How publishes and other commands get into group commit: those of this node's users, and batches of followers.
+"""Entrance to group commit: publishes and other commands of this node's users, and batches of followers.
 
 A publish is judged, split if it is too large for one entry, and its answers are merged.
 """
@@ -51,7 +51,8 @@ class Publishing:
         leadership.link.handlers["submit"] = self._on_submit
 
     def publish(self, drafts: list[Draft], request_key: bytes | None, done: PublishDone) -> None:
-        """Commit the drafts in one entry. `request_key` covers all of them: with other drafts under it, Impossible.
+        """Commit the drafts in one entry. `request_key` covers all drafts; with other drafts under the same key,
+        Impossible.
 
         Raises nothing: errors come through `done`, which may be called before this returns. Overloaded, DiskFull and
         LimitReached mean that nothing was stored."""

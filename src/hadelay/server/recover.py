@@ -161,7 +161,7 @@ class Directories:
         return not promised and not lost and (journal.last_index, journal.term) == FIRST
 
     def _who_am_i(self) -> tuple[int, Journal | None]:
-        """This node's incarnation, and its journal if it has one. Puts directories aside that cannot be trusted."""
+        """Incarnation of this node, and its journal if there is one. Moves directories aside that cannot be trusted."""
         config, disk = self.config, self.disk
         identity = read_identity(disk, self.data)
         if identity is not None:

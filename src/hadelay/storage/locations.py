@@ -50,7 +50,7 @@ class Location:
     where: str
 
     def _at(self, name: str) -> tuple[Any, str]:
-        """(pyarrow's file system, path in it)."""
+        """pyarrow's file system, and the path in that file system."""
         found, path = filesystem(self.where) if "://" in self.where else (_LOCAL, os.path.abspath(self.where))
         return found, f"{path}/{name}".rstrip("/")
 
@@ -140,7 +140,7 @@ class Location:
                     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # later reads verify the disk
             found.move(part, path)
         except BaseException as error:
-            with suppress(OSError):  # the first error is the one to report
+            with suppress(OSError):  # report the first error
                 found.delete_file(part)
             if isinstance(error, OSError) and error.filename is None:
                 error.filename = part  # a full disk, for example

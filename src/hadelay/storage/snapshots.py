@@ -47,7 +47,7 @@ _SWITCHED = ("hours", "names", "state.mdb")
 class SnapshotFile:
     name: str
     length: int
-    crc: int  # crc32c of those bytes
+    crc: int  # crc32c of the part's bytes
 
 
 @dataclass(frozen=True)

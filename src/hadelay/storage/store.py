@@ -158,7 +158,7 @@ class Storage:
         began = self._runtime.monotonic()
         try:
             written = self.hours.write_some()
-        except Exception as error:  # the loop would only log the error, and the checkpoint would never end
+        except Exception as error:  # the event loop would only log the error, and the checkpoint would never end
             then(error)
             return
         if written:
@@ -173,7 +173,8 @@ class Storage:
         self.tables.backend.commit(sorted(dropped), puts)
 
     def _remove(self, paths: list[str]) -> None:
-        # In the thread: unlinking a large file is slow. Recovery removes files that stay after a failure.
+        # Unlink in the thread, because unlinking a large file is slow. Recovery removes files that remain after a
+        # failure.
         def unlink() -> None:
             for path in paths:
                 self.disk.unlink(path)

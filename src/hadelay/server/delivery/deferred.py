@@ -12,7 +12,7 @@ from hadelay.server.delivery.term import Term
 
 @dataclass(eq=False, slots=True)
 class _Item:
-    """A deferred delivery, or a call that waits for those before it (`poll` is None)."""
+    """A deferred delivery, or a callback that waits for earlier deliveries (`poll` is None)."""
 
     poll: Poll | None
     #: Called with the cluster time.
@@ -25,7 +25,7 @@ class DeferredDeliveries:
     def __init__(self, term: Term) -> None:
         self._term, self._alarm = term, term.alarm(self._ring)
         self._waiting: Deadlines[_Item] = Deadlines()
-        #: When the last of them is due.
+        #: Due time of the delivery's last message.
         self._last_ms = 0
 
     def __len__(self) -> int:
@@ -35,7 +35,7 @@ class DeferredDeliveries:
         return [item.poll for item in self._waiting if item.poll is not None]
 
     def until_due(self, poll: Poll, delivery: Delivery, release: Callable[[Delivery], None]) -> None:
-        """release(delivery, of that time) when all of it is due: now, if it is."""
+        """Call release(delivery) when all messages of the delivery are due, at once if they are."""
         now_ms, due_ms = self._term.now(), int(delivery.rows["deliver_at_ms"].max())
         if due_ms <= now_ms:
             release(delivery._replace(now_ms=now_ms))

@@ -42,16 +42,16 @@ class Grants:
         self.term, self.core, self.ledger = term, core, term.ledger
         self.turn_soon, self._on_delivery = turn_soon, on_delivery
         self.waiting = core.waiting
-        #: Polls by {consumer, request_id}, while they wait or their grant is on its way.
+        #: Polls by {consumer, request_id}, while they wait or their grant is under way.
         self._requests: dict[tuple[str, bytes], Poll] = {}
-        #: A poll whose grant is on its way → the poll that took its place.
+        #: Poll whose grant is under way → repeated poll that gets the answer instead.
         self._successors: dict[Poll, Poll] = {}
-        #: Granted ahead of their time.
+        #: Deliveries granted ahead of their due time.
         self.deferred = DeferredDeliveries(term)
         self.cursor = CursorKeeper(term, core, self.changed)
         #: Number of the last grant in this term.
         self.seq = 0
-        #: Offers on their way, by seq.
+        #: Offers whose grants are proposed, by seq.
         self.offers: dict[int, Offer] = {}
         #: Interval mode: when each offer that is not committed was handed out, by seq, in order.
         self.handed_at: dict[int, float] = {}
@@ -127,7 +127,7 @@ class Grants:
         return poll in self._successors
 
     def current(self, poll: Poll) -> Poll:
-        """The poll, or the one that took its place while its grant was on its way."""
+        """The poll, or the repeated poll that replaced it while the grant was under way."""
         while poll in self._successors:
             poll = self._successors.pop(poll)
         return poll
@@ -205,12 +205,12 @@ class Grants:
     def deliver(self, poll: Poll, delivery: Delivery) -> None:
         """Hand out messages for the first time."""
         poll = self.current(poll)
-        if poll.phase != DONE:  # else it hung up meanwhile: the lease has to run out
+        if poll.phase != DONE:  # otherwise the consumer hung up, and the lease runs out
             self._on_delivery(poll, delivery)
         self._answer(poll, delivery)
 
     def _answer(self, poll: Poll, delivery: Delivery) -> None:
-        """Answer the poll, or the one that took its place while the delivery was deferred."""
+        """Answer the poll, or the repeated poll that replaced it while the delivery was deferred."""
         poll = self.current(poll)
         if (int(delivery.until_ms.min()) - delivery.now_ms) * 2 < poll.lease_ms:
             # The commit took so long, or this process slept: too little of the lease is left to be worth an answer, and
@@ -237,7 +237,7 @@ class Grants:
             self.answer(poll, None, damage)
             return
         self._renewing.add(poll)
-        # As in a grant, the lease counts from when it can be handed out.
+        # The lease counts from the time at which the message can be handed out, as in a grant.
         ahead_ms = max(0, int(delivery.rows["deliver_at_ms"].max()) - self.term.now())
         command = encode_extend(self.term.config.node.name, leases, poll.lease_ms + ahead_ms)
         self.term.propose(command, partial(self._renewed, poll, delivery))
@@ -318,7 +318,7 @@ class CursorKeeper:
         self._alarm = term.alarm(self.send)
         self._sent = core.cursor
         self._sent_at = 0.0
-        #: A proposal is on its way.
+        #: True while a proposal of the cursor is under way.
         self.busy = False
 
     @property

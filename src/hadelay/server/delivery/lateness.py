@@ -1,4 +1,4 @@
-"""How late messages were handed out, how much of that was the cluster's part, and how long answers took."""
+"""Lateness of hand-outs, the cluster's part in the lateness, and latency of answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _DELAYS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 
 _HANDOUT_DELAYS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 #: Limit of grants remembered beyond twice the held ones; then those that are over are forgotten.
 _SPARE = 1_024
-#: How far back a topic's lateness goes, this minute included.
+#: Window of a topic's recent lateness, in minutes, this minute included.
 RECENT_MINUTES = 5
 
 Counts = NDArray[np.int64]
@@ -48,7 +48,8 @@ class Late(NamedTuple):
 
 
 class _Counted:
-    """One topic in one minute: count of messages by the code of their lateness, and the largest lateness in ms."""
+    """Lateness of one topic in one minute: number of messages by the code of their lateness, and the largest lateness
+    in ms."""
 
     __slots__ = ("by_code", "max_ms")
 
@@ -63,8 +64,8 @@ class _Counted:
 
 
 class Lateness:
-    """How long after its deliver_at a message was handed out: a histogram of all since the process began, and counts of
-    each topic over the last minutes. A node that takes over begins anew."""
+    """Lateness of hand-outs after deliver_at: a histogram since the process began, and counts of each topic over the
+    last minutes. A node that takes over starts with empty counts."""
 
     def __init__(self) -> None:
         #: Counts per bucket, not cumulative; the last bucket is above the last bound.
@@ -84,7 +85,7 @@ class Lateness:
             minute.setdefault(number, _Counted()).add(codes[mine].tolist(), int(late[mine].max()))
 
     def recent(self, now_ms: int, numbers: Iterable[int] | None = None) -> dict[int, Late]:
-        """By topic number, of these or of all that messages were handed out of in the last minutes."""
+        """Recent lateness by topic number, of these topics, or of all topics with hand-outs in the last minutes."""
         self._minute(now_ms)
         minutes = list(self._minutes.values())
         wanted = dict.fromkeys(chain.from_iterable(minutes)) if numbers is None else numbers
@@ -141,7 +142,7 @@ class HandoutDelays:
     ADR 206). A leader that takes over knows none of them, so those hand-outs stay unknown."""
 
     def __init__(self) -> None:
-        #: Of all terms.
+        #: Counters over all terms.
         self.histogram = Histogram.of(_HANDOUT_DELAYS_S)
         #: (term, seq) → per position, when its answer was written in cluster time; 0: not yet.
         self._at: dict[tuple[int, int], NDArray[np.int64]] = {}
@@ -153,7 +154,8 @@ class HandoutDelays:
     def answered(
         self, ledger: Ledger, key: tuple[int, int], positions: NDArray[np.integer], due_ms: int, now_ms: int
     ) -> None:
-        """These positions of the grant `key` were handed to its consumer. due_ms: when the last of them was due."""
+        """These positions of the grant `key` were handed to the consumer. due_ms: due time of the last of the
+        messages."""
         size = int(positions.max()) + 1
         known = self._at.get(key)
         if known is None or len(known) < size:
@@ -163,7 +165,7 @@ class HandoutDelays:
         self._at[key][positions] = now_ms
         grant = ledger.grants.get(key)
         if grant is not None:
-            # What was granted ahead of its time was held back until it was due.
+            # A message granted ahead of its due time was deferred until then.
             waited_ms = max(0, now_ms - max(grant.granted_at_ms, due_ms))
             for _ in range(len(positions)):
                 self.histogram.observe(waited_ms / 1000)

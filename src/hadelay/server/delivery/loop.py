@@ -78,7 +78,7 @@ class DeliveryLoop:
         self._latency = CommitLatency(min(config.dispatch.max_ahead_ms, MAX_AHEAD_MS))
         self._swept_before = 0
         self._throttled_before: Counter[str] = Counter()
-        #: None while this node does not lead.
+        #: State of the present term; None while this node does not lead.
         self._grants: Grants | None = None
         self._turning = False
 
@@ -177,7 +177,7 @@ class DeliveryLoop:
             self._grants.cancel(poll)
         poll.phase = DONE
 
-    # ---- one turn: what is due, who gets it, when to look again
+    # ---- one turn: load, match, propose, set the next wake-up
 
     def _turn_soon(self) -> None:
         if not self._turning and self._grants is not None:
@@ -191,7 +191,7 @@ class DeliveryLoop:
             return
         if grants.holding:
             self._answer_late_polls(grants)
-            return  # the wheels stand still, too: the next leader gets their tick
+            return  # the wheels stop, too: the next leader starts at their tick
         core, ahead_ms, now_ms = grants.core, self._handout.ahead_ms, self._now()
         aligned = now_ms + ahead_ms >= core.resume_ms
         if aligned and core.busy:
@@ -248,7 +248,8 @@ class DeliveryLoop:
         return decided if command[0] in _STOPPING else done
 
     def answered(self, term: int, seq: int, positions: NDArray[np.integer], due_ms: int) -> None:
-        """These positions of a grant were handed to their consumer, now. due_ms: when the last of them was due."""
+        """These positions of a grant were handed to their consumer now. due_ms: due time of the last of the
+        messages."""
         if self._grants is not None and self._grants.term.number == term:
             self.handout_delays.answered(self.ledger, (term, seq), positions, due_ms, self._now())
 
@@ -272,7 +273,7 @@ class DeliveryLoop:
             self._grants.hold(done)
 
     def resume(self) -> None:
-        """Nobody took over: go on."""
+        """No other node took over: continue."""
         if self._grants is not None:
             self._grants.resume()
 
@@ -284,7 +285,7 @@ class DeliveryLoop:
     def _sweep(self, slices: int = _SWEEP_SLICES) -> None:
         if self._grants is None:
             return
-        self._turn_soon()  # the wheels may have stood still for long: the sweep covers what they have passed
+        self._turn_soon()  # the wheels may have paused for long: the sweep covers the seconds that they passed
         core = self._grants.core
         before = core.scans.swept
         if slices and not core.busy and not core.scans.sweep():
@@ -337,8 +338,7 @@ class DeliveryLoop:
 
 
 class Askers:
-    """Consumers and the topics that they ask for, as this leader has seen them since it took over. In memory only; a
-    receive costs one look-up, however many topics it names."""
+    """Consumers and their topics, as this leader has seen them since it took over."""
 
     def __init__(self) -> None:
         #: (consumer, topics) → cluster time of the last receive, the oldest first.

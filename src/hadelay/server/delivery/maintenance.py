@@ -50,7 +50,7 @@ class LeaseExpiry:
         self._term, self._ledger, self._not_before_ms = term, term.ledger, not_before_ms
         self._leases: Deadlines[Key] = Deadlines()
         self._alarm = term.alarm(self._ring)
-        #: An EXPIRE is on its way. One at a time: several in one entry would copy as many times the limit of one.
+        #: True while an EXPIRE is under way. Only one at a time: the limits of several in one entry would add up.
         self._proposed = False
         self._take_over(iter(list(self._ledger.grants)))
 
@@ -254,12 +254,12 @@ class MaintenanceRunner:
         return last_ms + kept_ms
 
     def _can_roll_forward(self, hour: int) -> bool:
-        """Whether CARRY has not yet looked at all entries. Entries still open besides those are leased."""
+        """Whether CARRY still has entries to look at. The other open entries are leased."""
         hour_state = self._ledger.hours.get(hour)
         return hour_state is None or hour_state.carried < self._ledger.store.count(hour)
 
     def _is_archived(self, hour: int) -> bool:
-        """Or need not be."""
+        """Whether the hour is archived or need not be."""
         if self._gate is None:
             return True
         sums = self._ledger.store.sums(hour)

@@ -35,9 +35,9 @@ _ENTRY_OF_ID = np.uint64((1 << 56) - 1)
 
 
 class Handout:
-    """How offers become hand-outs: the base of the two modes, one per term. Nothing else knows the mode."""
+    """Turns offers into hand-outs; base class of the two modes, one object per term. No other part knows the mode."""
 
-    #: How early offers are made, in ms.
+    #: Time before the due time at which offers are made, in ms.
     ahead_ms = 0
 
     def __init__(self, grants: Grants) -> None:
@@ -54,7 +54,7 @@ class Handout:
 
 
 class CommitLatency:
-    """How long grants take lately: smoothed as TCP smooths its round trips (RFC 6298)."""
+    """Smoothed duration of recent grants, in ms; the formula is that of TCP's round-trip time (RFC 6298)."""
 
     def __init__(self, most_ms: int) -> None:
         """most_ms: upper limit of `ms`; 0: grants are proposed when they are due."""
@@ -94,7 +94,7 @@ class CommitHandout(Handout):
             self.term.propose(command, partial(self._decided, offer, mono))
 
     def _decided(self, offer: Offer, proposed: float, result: Any, error: HadelayError | None) -> None:
-        """What apply made of a grant."""
+        """Take the result of a grant."""
         grants, mono = self.grants, self.term.runtime.monotonic()
         self._latency.took((mono - proposed) * 1000)
         self.ahead_ms = self._latency.ms
@@ -120,7 +120,7 @@ class CommitHandout(Handout):
     def _granted(self, offer: Offer, result: GrantResult, poll: Poll) -> None:
         if not result.granted.any():
             self.grants.wait_on(poll)
-        elif poll.phase != DONE:  # else it hung up after the proposal: the lease has to run out
+        elif poll.phase != DONE:  # otherwise the consumer hung up after the proposal, and the lease runs out
             delivery = first_time(self.term.number, offer, result, 0, self.term.now())
             self.grants.deferred.until_due(poll, delivery, partial(self.grants.deliver, poll))
 
@@ -134,7 +134,7 @@ class IntervalHandout(Handout):
         # The leader before hands out what was due by then, as long as it may believe that it leads.
         self._suspect_ms = self.term.now() + config.raft.election_min_ms
         self._alarm, self.term.record = self.term.alarm(self._record), self._record
-        #: Not proposed yet.
+        #: Hand-outs that are not proposed yet.
         self._unsent: list[tuple[Offer, bytes]] = []
 
     def ready_at(self, mono: float) -> float:

@@ -1,4 +1,4 @@
-"""One term of a leader: the time, the timers and the proposals of everything that works only while this node leads."""
+"""State of one term of a leader: time, timers and proposals of all parts that work only while this node leads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cluster, its members, and the health of this node as it sees itself."""
+"""Services for the cluster, its members, and the health of this node as this node sees itself."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Clusters(Service):
     async def find_leader(self) -> Leader:
         """The known leader; without one, waits up to http.no_leader_wait_ms, then raises NoLeader."""
         if (gone := drained(self._node)) is not None:
-            raise gone  # the consumer polls another node from now on
+            raise gone  # the consumer will poll another node
         return await self._find_leader()
 
     async def _find_leader(self) -> Leader:
@@ -147,7 +147,7 @@ class Clusters(Service):
         return ready_checks(self._node)
 
     def quorum(self, without: str) -> Quorum:
-        """As this node sees the cluster now. Raises NotFound: no such member."""
+        """Quorum as this node sees it now. Raises NotFound for an unknown member."""
         self._check_member(without)
         membership = self._node.raft.membership
         return Quorum(without, others_left(self._node, without), len(membership.voters), membership.majority)

@@ -149,7 +149,7 @@ class Consuming(Service):
     async def topics_of_leases(self, leases: list[str]) -> set[str]:
         """Names of the topics; invalid leases are ignored."""
         rows, fine = decode_leases(self._node.config.cluster.group, leases)
-        # What was granted just now may not be applied here yet.
+        # A message granted just now may not be applied on this node yet.
         await self._confirm()
         ledger, rows = self._node.ledger, rows[fine]
         numbers: set[int] = set()

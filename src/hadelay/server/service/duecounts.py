@@ -1,4 +1,4 @@
-"""How many messages fall due when, from counts of the hours, without reading a message (ADR 86).
+"""Numbers of messages that fall due, by time, from counts of the hours, without reading a message (ADR 86).
 
 Storage counts the entries ever filed, per second and per {topic, minute}. The settled ones among them are looked up in
 slices, each entry once per process, and subtracted. So a question costs what is new since the last one.
@@ -157,7 +157,7 @@ class _Buckets:
         lowest, highest = min(hours), max(hours)
         wanted = np.zeros(highest - lowest + 3, np.bool_)
         wanted[np.array(hours) - lowest + 1] = True
-        chosen = wanted.take(at - (lowest - 1), mode="clip")  # its first and last place stand for other hours
+        chosen = wanted.take(at - (lowest - 1), mode="clip")  # the first and the last slot stand for all other hours
         if topic is not None:
             chosen &= topics == topic
         at_s = at[chosen] * SECONDS_PER_HOUR + seconds[chosen] // self.part_s * self.part_s

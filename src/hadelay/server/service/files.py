@@ -49,7 +49,7 @@ class Files(Service):
 
     async def hours(self) -> tuple[int, Iterator[Hour]]:
         """(applied index, hours at this index: ascending, dead ones last). The iterator can be read once."""
-        # Buffered entries are written first, in slices: the checksums would write them in one go.
+        # Write buffered entries first, in slices: the checksums would write them all at once.
         await answered(self._node.storage.write_out)
         return self._node.raft.applied_index, hours_of(self._node.storage.hours, self._node.ledger.now_hour)
 

@@ -1,4 +1,4 @@
-"""Messages and dead letters: what is known of them, pages of them, and what changes them."""
+"""Services for messages and dead letters: look-ups, pages and changes."""
 
 from __future__ import annotations
 
@@ -113,7 +113,8 @@ class Messages(Service):
         return messages, page.after
 
     def _listed(self, topic: Topic, hour: int, row: np.void, state: State) -> Description | None:
-        """A message without history. None: its hour was retired meanwhile, or it is past its topic's retention."""
+        """A message without history. None: the message's hour was retired meanwhile, or the topic's retention has
+        passed."""
         node, index = self._node, int(row["index"])
         if not node.storage.hours.count(hour):
             return None

@@ -1,4 +1,4 @@
-"""One node as its HTTP layer sees it: futures over the callbacks of `Node`, and the reads.
+"""One node for the HTTP layer: futures over the callbacks of `Node`, and reads.
 
 Arguments are plain values: ids are u64 ints, times Unix ms, durations ms, names str. Answers are documents of the API
 with times as text. Refusals are raised as `hadelay.errors`. Every method may be called on any node: linearizability,
@@ -40,7 +40,7 @@ class NodeService:
 
     @property
     def applied_index(self) -> int:
-        """For the header `Hadelay-Applied` of stale reads."""
+        """Applied index, for the header `Hadelay-Applied` of stale reads."""
         return self._node.raft.applied_index
 
     async def metrics(self) -> Measured:

@@ -60,7 +60,7 @@ class Service:
 
 @contextmanager
 def once_begun(begun: bool = True) -> Iterator[None]:
-    """For the rest of a request that is partly done: no failure of the rest may say that nothing happened."""
+    """Context for the rest of a request that is partly done: no later failure may claim that nothing happened."""
     try:
         yield
     except HadelayError as error:

@@ -34,7 +34,7 @@ class Access(Service):
     async def create_token(
         self, name: str, digest: bytes, scopes: list[str], lifetime_ms: int | None, by: Actor
     ) -> Token:
-        """This node knows the token when the call returns. Raises BadRequest, LimitReached."""
+        """Create a token, which this node knows when the call returns. Raises BadRequest, LimitReached."""
         command = commands.encode_token_create(name, digest, scopes, lifetime_ms)
         await self._administer(by, "token.create", f"{digest.hex()[:12]} {name}: {' '.join(scopes)}", command)
         await self._confirm()
@@ -44,7 +44,8 @@ class Access(Service):
         return token
 
     async def revoke_token(self, token_id: str, by: Actor) -> None:
-        """This node refuses the token when the call returns, the others once they have applied it. Raises NotFound."""
+        """Revoke a token. This node refuses the token when the call returns, other nodes once they have applied the
+        change. Raises NotFound."""
         found = self.tokens.get(token_id)
         target = token_id if found is None else f"{token_id} {found.name}"
         await self._administer(by, "token.revoke", target, commands.encode_token_revoke(token_id))

@@ -1,4 +1,4 @@
-"""Topics: their settings, their counts, and what is due in them when."""
+"""Services for topics: settings, counts, and due times of their messages."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Topics(Service):
             return None
         try:
             found = await self._ask_leader("consumers", topic, self._wait_s)
-        except HadelayError:  # of a leader of an earlier version, or that is none any more
+        except HadelayError:  # answer of a leader of an earlier version, or of a deposed leader
             return None
         return None if found is None else [Consumer(str(name), format_instant(int(at_ms))) for name, at_ms in found]
 
@@ -64,7 +64,7 @@ class Topics(Service):
         return found
 
     async def put_topic(self, name: str, config: dict[str, Any], by: Actor) -> TopicDocument[str]:
-        """None as a value resets a setting. Raises BadRequest, Impossible, Conflict."""
+        """Create or change a topic; None as a value resets a setting. Raises BadRequest, Impossible, Conflict."""
         await _check_urls(self._node.guard, config)
         sync = self._node.config.dispatch.sync
         if config.get("dispatch_sync") not in (None, sync):

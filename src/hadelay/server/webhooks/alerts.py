@@ -39,7 +39,7 @@ log = structlog.get_logger("hadelay")
 
 @dataclass(eq=False, slots=True)
 class _Watch:
-    """One topic with untold deaths."""
+    """One topic with dead letters that no alert has reported yet."""
 
     #: Place in the dead letters behind the last one told; None: not known, because another node told.
     cursor: bytes | None

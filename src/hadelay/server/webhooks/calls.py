@@ -50,7 +50,7 @@ Call = Callable[[Request, Done], None]
 
 
 class Facts(NamedTuple):
-    """What a call says about its message, besides the body."""
+    """Facts about the message in a call, besides the body."""
 
     id: str
     topic: str
@@ -126,7 +126,7 @@ def key_of(secret: str) -> bytes:
 
 
 def secret_problem(secret: str) -> str:
-    """What is wrong with a new secret; empty if nothing is."""
+    """Describe what is wrong with a new secret; "" for a valid secret."""
     key = key_of(secret)
     if secret.startswith(PREFIX) and key == secret.encode():
         return f"after {PREFIX} comes base64"

@@ -66,7 +66,7 @@ class Pool:
         #: The term that this node leads; 0: it does not lead.
         self._term = 0
         self._numbers = itertools.count()
-        #: For /metrics.
+        #: Counters for /metrics.
         self.in_flight = 0
         self.outcomes: Counter[str] = Counter()
         self.durations = Histogram.of(_DURATIONS_S)
@@ -137,7 +137,7 @@ class Pool:
     def _fetched(self, queue: WebhookQueue, poll: Poll, delivery: Delivery | None, error: HadelayError | None) -> None:
         queue.polls.discard(poll)
         if delivery is None:
-            # With the same request id: if the request was granted after all, its grant comes back.
+            # Repeat with the same request id: if the first request was granted after all, its grant comes back.
             self._runtime.call_later(_AGAIN_S, self._fetch, queue, poll.request_id)
             return
         queue.jobs.extend(jobs_of(delivery, self._runtime.monotonic(), queue.floor))
@@ -283,7 +283,7 @@ class Pool:
         self.reports.add(job.lease, job.ends, verdict)
 
     def _next(self, queue: WebhookQueue) -> None:
-        """One of the queue's jobs is over: begin the next calls, of other queues too, and fetch more."""
+        """A job of the queue has ended: start the next calls, also of other queues, and fetch more messages."""
         self._run(queue)
         self._take_turns()
         self._fetch(queue)

@@ -26,7 +26,7 @@ from hadelay.settings.topic import TopicSettings, Webhook
 Lease = tuple[int, int, int, int, int]
 #: (delay as encode_nack takes it, reason); None: ack.
 Verdict = tuple[int, str] | None
-#: Leases in one command.
+#: Limit of leases in one command.
 _MOST_LEASES = 1_000
 #: Pause before outcomes are proposed again, in seconds.
 _AGAIN_S = 0.05
@@ -45,7 +45,7 @@ _MOST_AHEAD = 1_000
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """One message, under one lease, and the call about it."""
+    """One message under one lease, and its call."""
 
     lease: Lease
     #: End of the lease on the monotonic clock, in seconds.
@@ -63,14 +63,14 @@ class Job:
 
 
 class WebhookQueue:
-    """One topic with a webhook: the messages fetched for it, its calls under way, and how fast its receiver answers."""
+    """Queue of one topic with a webhook: fetched messages, calls under way, and the speed of the receiver."""
 
     def __init__(self, topic: Topic) -> None:
         self.name, self.number = topic.name, topic.number
         self.jobs: deque[Job] = deque()
         #: Count of calls under way.
         self.calling = 0
-        #: Count of jobs that had their turn and wait for their record from the disk.
+        #: Number of jobs that have had their turn and wait for their record from the disk.
         self.reading = 0
         #: Count of jobs out of the queue: `reading`, and those whose lease is being extended.
         self.absent = 0
@@ -110,7 +110,7 @@ class WebhookQueue:
             self._pace, self._since, self.answered = self.answered * _PACE_S / passed_s, mono, 0
 
     def ahead(self, mono: float) -> int:
-        """How many messages to fetch beyond `calls`: one round, or as many as the receiver takes in two tenths of a
+        """Number of messages to fetch beyond `calls`: one round, or as many as the receiver takes in two tenths of a
         second, because a grant has to be committed first."""
         self._measure(mono)
         return max(self.calls, min(int(2 * self._pace), _MOST_AHEAD))
@@ -145,7 +145,7 @@ class Reports:
         self._waiting: dict[Verdict, list[tuple[Lease, float]]] = {}
         self._in_flight = 0
         self._resting = False
-        #: Count of leases lost before their outcome was committed: those messages are called again.
+        #: Number of leases lost before their outcome was committed: these messages are called again.
         self.lost = 0
 
     @property

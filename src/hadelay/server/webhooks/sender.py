@@ -67,7 +67,8 @@ class Endpoint(NamedTuple):
 
 
 class Sender:
-    """Its `call` is a calls.Call. Construct it inside the running loop; `close` waits for no answer."""
+    """HTTP client for webhook calls; `call` is a calls.Call. Construct inside the running loop; `close` does not wait
+    for answers."""
 
     def __init__(self, guard: Guard, user_agent: str, resolve: Resolve | None = None) -> None:
         self._guard, self._loop = guard, asyncio.get_running_loop()
@@ -79,7 +80,7 @@ class Sender:
         #: Connections without a call, in the order in which they became idle.
         self._idle: dict[Endpoint, list[_Connection]] = {}
         self._sweeping: asyncio.TimerHandle | None = None
-        #: By (host, port), the least recently used first.
+        #: Look-ups by (host, port), the least recently used first.
         self._names: dict[tuple[str, int], _Name] = {}
         self._tls = _tls_context()
 
@@ -120,7 +121,7 @@ class Sender:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def over(self, call: _Call, reason: str) -> None:
-        """End a call. reason: why it failed, if it has no status."""
+        """End a call. reason: why the call failed, if there is no HTTP status."""
         call.end()
         if call not in self.calls:
             return
@@ -244,7 +245,7 @@ class _Connection(asyncio.Protocol):
         self.since = 0.0
         #: The connection had a call before this one; and no byte of the answer to this one came yet.
         self._used, self._silent = False, True
-        #: Bytes of the answer: of its head, then of its body.
+        #: Received bytes of the answer: first of the head, then of the body.
         self._buffer = b""
         #: Whether the connection may be used again; and the body's length: None for chunks, more than MAX_ANSWER if the
         #: body ends with the connection.
