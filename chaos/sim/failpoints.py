@@ -83,11 +83,11 @@ STEPS = {
     "dispatch.expired": Step("server.delivery.maintenance:LeaseExpiry._expired", "leader"),
     # Checkpoints and snapshots.
     "checkpoint.begin": Step("server.checkpoints:Checkpoints.begin"),
-    "checkpoint.write": Step("storage.hours:HourStore.write_some"),
+    "checkpoint.write": Step("storage.hours:DiskHourStore.write_some"),
     "checkpoint.sync": Step("platform.disk:Disk.sync_files"),
     "checkpoint.commit": Step("storage.lmdbtables:LmdbBackend.commit"),
     "checkpoint.sort-in": Step("storage.lmdbtables:LmdbBackend._sort_in"),
-    "checkpoint.committed": Step("storage.hours:HourStore.committed"),
+    "checkpoint.committed": Step("storage.hours:DiskHourStore.committed"),
     "snapshot.verify": Step("storage.snapshots:Installer._complete", "empty"),
     "snapshot.switch": Step("storage.store:roll_forward", "start"),
     "snapshot.finish": Step("raft.snapshot:Snapshots._finish", "empty"),

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from chaos.sim.history import HandOut, number_of
 from hadelay.model import decode_id
-from hadelay.server.webhooks.calls import Answer, Done, Request
+from hadelay.server.webhooks.calls import CallRequest, Done, Reply
 from hadelay.server.webhooks.pool import CONSUMER
-from hadelay.server.webhooks.queues import Job
+from hadelay.server.webhooks.queues import CallJob
 
 if TYPE_CHECKING:
     from chaos.sim.cluster import SimCluster
@@ -48,7 +48,7 @@ class Receiver:
             return "500"
         return self.random.choices(list(_FATES), list(_FATES.values()))[0]
 
-    def called(self, process: Process, request: Request, job: Job) -> HandOut:
+    def called(self, process: Process, request: CallRequest, job: CallJob) -> HandOut:
         """A request arrived."""
         node, headers = process.node, request.headers
         assert node is not None
@@ -91,9 +91,9 @@ class Caller:
     def __init__(self, receiver: Receiver, process: Process) -> None:
         self.receiver, self.process, self.door = receiver, process, receiver.cluster.door
 
-    def call(self, request: Request, done: Done) -> None:
+    def call(self, request: CallRequest, done: Done) -> None:
         assert isinstance(done, partial)
-        (job,) = (one for one in done.args if isinstance(one, Job))
+        (job,) = (one for one in done.args if isinstance(one, CallJob))
         receiver, world, runtime = self.receiver, self.receiver.world, self.process.runtime
         began, fate, over = world.now, receiver.fate(request.body), False
         receiver.history.count(f"webhook {fate}")
@@ -106,7 +106,7 @@ class Caller:
                 over = True
                 if call is not None and reason:
                     call.nack_invoked, call.retry_after_ms = world.now, retry_after_ms or 0
-                done(Answer(status, reason, retry_after_ms, world.now - began))
+                done(Reply(status, reason, retry_after_ms, world.now - began))
 
         runtime.call_later(request.timeout_s, end, 0, "timeout")
         if call is None:

@@ -72,7 +72,7 @@ FIRST: Key = (-1, 0)
 
 
 @dataclass(slots=True)
-class HistoryEvent:
+class PastEvent:
     event: Event
     at_ms: int
     attempt: int
@@ -102,7 +102,7 @@ class Description:
     meta: bytes
     #: Bytes of the body.
     size: int
-    history: list[HistoryEvent]
+    history: list[PastEvent]
     #: Body; None unless requested.
     body: bytes | None = None
     #: Hour and number of the message's present entry.

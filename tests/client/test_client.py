@@ -21,7 +21,7 @@ from hadelay.api.problems import error_of
 from hadelay.api.service import Leader
 from hadelay.client import AsyncClient, Client, Message, Put, Receipt, Unreachable, sync
 from hadelay.client.consumer import Consumer, reason_of
-from hadelay.client.transport import Answer, _Connector, addresses
+from hadelay.client.transport import HttpAnswer, _Connector, addresses
 from hadelay.errors import (
     BadRequest,
     Conflict,
@@ -175,7 +175,7 @@ class Wire:
 
     async def __call__(self, method: str, path: str, read: Any, *, data: bytes = b"", **_: Any) -> Any:
         self.asked.append((method, path, msgspec.json.decode(data) if data else None))
-        return read(Answer(204 if self.answer is None else 200, {}, msgspec.json.encode(self.answer)))
+        return read(HttpAnswer(204 if self.answer is None else 200, {}, msgspec.json.encode(self.answer)))
 
 
 _AT = "2026-11-20T18:00:00.000Z"

@@ -17,7 +17,7 @@ import pytest
 from hadelay.api.problems import NotANode
 from hadelay.cli.app import INTERRUPTED, NOT_FOUND, OK, REFUSED, TIMEOUT, UNREACHABLE, USAGE, run
 from hadelay.cli.output import Remote
-from hadelay.cli.remote import Answer, call, call_member, read_answer
+from hadelay.cli.remote import RemoteAnswer, call, call_member, read_answer
 from hadelay.client import Client
 from hadelay.errors import BadRequest, Conflict, HadelayError
 from tests.client.test_client import url
@@ -148,10 +148,10 @@ def test_the_command_line_refuses_in_words(url: str, wish: Any, headers: dict[st
 def test_who_is_no_node_is_said_to_be_none(answer: bytes, headers: dict[str, str], needs: str) -> None:
     for method, known in (("GET", True), ("POST", False)):
         with pytest.raises(NotANode, match="http://a: what answered is no hadelay node: HTTP 200") as caught:
-            read_answer(Answer("http://a", 200, headers, answer), method, needs)
+            read_answer(RemoteAnswer("http://a", 200, headers, answer), method, needs)
         assert caught.value.outcome_known is known
     with pytest.raises(NotANode, match="no header Hadelay-Node"):
-        read_answer(Answer("http://a", 200, {}, answer), "GET", decode=bytes)
+        read_answer(RemoteAnswer("http://a", 200, {}, answer), "GET", decode=bytes)
 
 
 def test_a_gateway_may_drop_headers(

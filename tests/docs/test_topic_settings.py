@@ -10,7 +10,7 @@ import pytest
 from hadelay.api import topics as types
 from hadelay.cli.topic import set_
 from hadelay.client import types as client
-from hadelay.ledger.topics import Topic
+from hadelay.ledger.topics import TopicState
 from hadelay.settings.cluster import Settings
 from hadelay.settings.topic import (
     ALERT,
@@ -56,4 +56,4 @@ def test_every_setting_has_a_help_text_a_default_and_a_check(name: str) -> None:
 
 def test_a_new_topic_has_the_newest_defaults_that_the_cluster_knows() -> None:
     assert [newest_defaults(level) for level in range(1, max(DEFAULTS_OF) + 2)] == [1, 1, 3, 3]
-    assert Topic(0, "t").settings == DEFAULTS_OF[1]
+    assert TopicState(0, "t").settings == DEFAULTS_OF[1]

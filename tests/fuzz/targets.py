@@ -342,7 +342,7 @@ def manifest(data: bytes) -> None:
         raw = b'{"crc32c":"%08x","backup":%s}' % (crc32c(raw), raw)
     for name, content in (("manifest-5.json", raw), ("state-5", b"state"), ("names", b"names")):
         disk.open(f"/b/{name}", create=True).pwrite(content, 0)
-    archive = backup.Archive(backup.Directory(disk, "/b"))
+    archive = backup.Archive(backup.LocalBackups(disk, "/b"))
     found = archive.read()
     for name, known in found.files.items():
         archive.has(name, known.length, known.crc, found)
@@ -621,7 +621,7 @@ def answer(data: bytes) -> None:
     """What commands and the client make of an answer, of a node or of whatever else listens there."""
     status = (200, 400, 404, 409, 503, 504)[data[0] % 6] if data else 500
     with suppress(HadelayError):
-        remote.read_answer(remote.Answer("http://127.0.0.1", status, {}, data[1:]), "POST", "outcome")
+        remote.read_answer(remote.RemoteAnswer("http://127.0.0.1", status, {}, data[1:]), "POST", "outcome")
 
 
 def answers() -> list[bytes]:

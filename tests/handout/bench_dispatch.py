@@ -14,7 +14,7 @@ from hadelay.codec.commandtypes import Command
 from hadelay.handout import scans
 from hadelay.ledger.apply import apply_entry
 from hadelay.platform.disk import Disk
-from hadelay.storage.hours import HourStore
+from hadelay.storage.hours import DiskHourStore
 from tests.handout import desk as desk_module
 from tests.handout.desk import START_HOUR, START_MS, Desk
 
@@ -33,7 +33,7 @@ def timed(label: str, fn):  # type: ignore[no-untyped-def]
 
 
 def new_desk(directory: str, **how: object) -> Desk:
-    desk = Desk(store=HourStore(Disk(), directory, 0), checking=False, commit_ms=1, **how)  # type: ignore[arg-type]
+    desk = Desk(store=DiskHourStore(Disk(), directory, 0), checking=False, commit_ms=1, **how)  # type: ignore[arg-type]
     desk.store.set_clock(START_HOUR)
     desk.lead()
     return desk

@@ -45,7 +45,7 @@ from hadelay.model import (
     Description,
     Draft,
     Event,
-    HistoryEvent,
+    PastEvent,
     State,
     encode_id,
     hour_name,
@@ -69,7 +69,7 @@ class Stored:
     attempt: int = 0
     lease: str = ""
     until_ms: int = 0
-    history: list[HistoryEvent] = field(default_factory=list)
+    history: list[PastEvent] = field(default_factory=list)
 
 
 class MemoryService:
@@ -246,7 +246,7 @@ class MemoryService:
             if m.state == "scheduled" and m.deliver_at_ms <= now and m.draft.topic in poll.topics:
                 m.state, m.attempt, m.until_ms = "leased", m.attempt + 1, now + lease_ms
                 m.lease = encode_leases(0, 1, next(self._seq), [0], [m.id >> 32], [m.id & 0xFFFFFFFF])[0]
-                m.history.append(HistoryEvent(Event.LEASED, now, m.attempt, poll.consumer, self.node))
+                m.history.append(PastEvent(Event.LEASED, now, m.attempt, poll.consumer, self.node))
                 self.leases[m.lease] = m.id, m.attempt
                 meta = unpack(m.draft.meta)
                 received = Received(

@@ -28,7 +28,7 @@ from hadelay.api.topics import Consumer, Lateness, Topic
 from hadelay.errors import HadelayError
 from hadelay.http.app import ROUTES, HttpServer
 from hadelay.http.openapi import document
-from hadelay.model import HOUR_MS, Event, HistoryEvent, encode_id
+from hadelay.model import HOUR_MS, Event, PastEvent, encode_id
 from hadelay.server.service.messages import event_of
 from hadelay.settings.node import HttpConfig
 from tests import scenarios
@@ -56,14 +56,14 @@ class GoldenService(MemoryService):
         if found.topic == "traced":
             at, hour = START_MS, START_MS // HOUR_MS
             events = [
-                HistoryEvent(Event.LEASED, at + 1, 1, "c1", "n1", due_ms=at),
-                HistoryEvent(Event.NACKED, at + 2, 1, "c1", "n1", reason="no stock"),
-                HistoryEvent(Event.LEASED, at + 3, 2, "c1", "n2"),
-                HistoryEvent(Event.LEASE_EXPIRED, at + 4, 2, None, None),
-                HistoryEvent(Event.MOVED, at + 5, 2, None, "n1", from_hour=hour, to_hour=hour + 1),
-                HistoryEvent(Event.DEAD, at + 6, 2, None, None),
-                HistoryEvent(Event.REDRIVEN, at + 7, 2, None, "n1"),
-                HistoryEvent(Event.CANCELLED, at + 8, 2, None, "n1"),
+                PastEvent(Event.LEASED, at + 1, 1, "c1", "n1", due_ms=at),
+                PastEvent(Event.NACKED, at + 2, 1, "c1", "n1", reason="no stock"),
+                PastEvent(Event.LEASED, at + 3, 2, "c1", "n2"),
+                PastEvent(Event.LEASE_EXPIRED, at + 4, 2, None, None),
+                PastEvent(Event.MOVED, at + 5, 2, None, "n1", from_hour=hour, to_hour=hour + 1),
+                PastEvent(Event.DEAD, at + 6, 2, None, None),
+                PastEvent(Event.REDRIVEN, at + 7, 2, None, "n1"),
+                PastEvent(Event.CANCELLED, at + 8, 2, None, "n1"),
             ]
             found = replace(found, history=[event_of(event) for event in events])
         return found

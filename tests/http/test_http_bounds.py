@@ -16,7 +16,7 @@ from bench.worst import batches as worst_batches
 from hadelay.errors import BadRequest, HadelayError
 from hadelay.http import batches
 from hadelay.http.app import ROUTES
-from hadelay.http.turns import SLICE, Turns
+from hadelay.http.turns import SLICE, RequestTurns
 from tests.http.conftest import Make, Node
 
 KINDS = (JSON, NDJSON, MSGPACK)
@@ -38,7 +38,7 @@ async def test_the_worst_batches_take_turns(make_node: Make) -> None:
 
 async def test_slices_of_all_requests_take_turns() -> None:
     """However many large requests there are, a pass of the loop has one slice of one of them."""
-    turns, order, passes = Turns(), list[tuple[int, int]](), 0
+    turns, order, passes = RequestTurns(), list[tuple[int, int]](), 0
 
     async def request(name: int) -> None:
         for _ in range(3):
@@ -54,7 +54,7 @@ async def test_slices_of_all_requests_take_turns() -> None:
 
 
 async def test_a_cancelled_request_gives_its_turn_away() -> None:
-    turns = Turns()
+    turns = RequestTurns()
     gone, stays = asyncio.create_task(turns.next()), asyncio.create_task(turns.next())
     await asyncio.sleep(0)
     gone.cancel()

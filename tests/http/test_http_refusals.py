@@ -16,7 +16,7 @@ from hadelay.http.app import ROUTES
 from hadelay.http.openapi import document
 from hadelay.model import Draft
 from hadelay.server.refusals import refusal
-from hadelay.server.service.topics import Topics
+from hadelay.server.service.topics import TopicService
 from hadelay.settings.node import HttpConfig
 from tests.http.conftest import Make, Node, read_answer, until
 
@@ -58,7 +58,7 @@ async def test_a_read_whose_leader_falls_silent_may_be_asked_again() -> None:
         config=SimpleNamespace(http=HttpConfig()),
     )  # fmt: skip
     with pytest.raises(HadelayError) as caught:
-        await Topics(node)._ready(stale=False)
+        await TopicService(node)._ready(stale=False)
     assert (caught.value.http_status, caught.value.retryable, caught.value.outcome_known) == (503, True, True)
 
 

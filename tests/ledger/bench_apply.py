@@ -23,14 +23,14 @@ from hadelay.ledger.describe import describe
 from hadelay.ledger.state import Ledger
 from hadelay.model import HOUR_MS, pack_id
 from hadelay.platform.disk import Disk
-from hadelay.storage.hours import HourStore
+from hadelay.storage.hours import DiskHourStore
 from tests.ledger.world import START_HOUR, START_MS, draft, leases
 from tests.memory import MemoryNames, MemoryTables
 
 
 class Bench:
     def __init__(self, directory: str) -> None:
-        self.ledger = Ledger(0, HourStore(Disk(), directory, 0), MemoryTables(), MemoryNames())
+        self.ledger = Ledger(0, DiskHourStore(Disk(), directory, 0), MemoryTables(), MemoryNames())
         self.index = 0
 
     def apply(self, encoded: bytes, now: int = 0) -> Any:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from hadelay.codec import commands
 from hadelay.codec.commandtypes import Command, Grant, Job
 from hadelay.codec.publishcommand import hash_client_key
-from hadelay.codec.results import LeaseOutcome, Outcome, Refused, RowCode
+from hadelay.codec.results import LeaseOutcome, Refused, RowCode, TargetOutcome
 from hadelay.ledger.describe import describe
 from hadelay.ledger.keys import find_key
 from hadelay.ledger.topicchanges import DEAD, MAX_MARKS, READY, SCHEDULED
@@ -159,7 +159,7 @@ def test_what_a_partial_purge_means_is_cancelled_before_it_is_swept() -> None:
     purge(world, SCHEDULED)
     granted = world.grant(ready).granted.any()
     moved: Any = world.one(commands.encode_reschedule("n1", 0, True, [ready, scheduled]))
-    assert (granted, moved.outcomes.tolist()) == (False, [Outcome.CANCELLED] * 2)
+    assert (granted, moved.outcomes.tolist()) == (False, [TargetOutcome.CANCELLED] * 2)
 
 
 def test_nothing_but_the_sweep_ends_what_a_partial_purge_means() -> None:

@@ -22,7 +22,7 @@ from hadelay.ledger.lookup import find_entry
 from hadelay.ledger.state import Ledger
 from hadelay.model import HOUR_MS, hour_name
 from hadelay.platform.disk import Disk
-from hadelay.storage.hours import HourStore
+from hadelay.storage.hours import DiskHourStore
 from hadelay.version import FEATURE_LEVEL
 from tests.ledger.world import World, draft
 from tests.memory import MemoryNames, MemoryTables
@@ -67,7 +67,7 @@ def long_log(seed: int, steps: int = 250) -> list[bytes]:
 def replayed(entries: list[bytes], directory: Path, *, far_buffer_bytes: int, every: int) -> dict[str, str]:
     """Apply them over real files, restarting the core every so many entries; digests of all that is left."""
     directory.mkdir(parents=True)
-    store = HourStore(Disk(), str(directory), 0, far_buffer_bytes=far_buffer_bytes)
+    store = DiskHourStore(Disk(), str(directory), 0, far_buffer_bytes=far_buffer_bytes)
     tables, names = MemoryTables(), MemoryNames()
     ledger = Ledger(0, store, tables, names)
     ledger.level = FEATURE_LEVEL

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hadelay.ledger.flow import PLENTY, Bucket, limits_of, publish_bucket
+from hadelay.ledger.flow import PLENTY, TokenBucket, limits_of, publish_bucket
 from hadelay.model import NEVER_MS
 from hadelay.settings.topic import TopicSettings
 
@@ -22,7 +22,7 @@ from hadelay.settings.topic import TopicSettings
     ],
 )
 def test_a_bucket(rate: float, depth: int, after_100_ms: int, after_a_minute: int, next_ms: int) -> None:
-    bucket = Bucket(rate, 0.1, 0)
+    bucket = TokenBucket(rate, 0.1, 0)
     assert bucket.depth == depth
     assert bucket.available(0) == 0
     assert bucket.available(100) == after_100_ms
@@ -36,7 +36,7 @@ def test_a_bucket(rate: float, depth: int, after_100_ms: int, after_a_minute: in
     steps=st.lists(st.tuples(st.integers(0, 3_000), st.integers(0, 500)), max_size=30),
 )
 def test_never_more_than_the_rate_and_one_depth(rate: float, depth_s: float, steps: list[tuple[int, int]]) -> None:
-    bucket, now_ms, taken = Bucket(rate, depth_s, 0), 0, 0
+    bucket, now_ms, taken = TokenBucket(rate, depth_s, 0), 0, 0
     for wait_ms, want in steps:
         now_ms += wait_ms
         count = min(want, bucket.available(now_ms))
@@ -47,7 +47,7 @@ def test_never_more_than_the_rate_and_one_depth(rate: float, depth_s: float, ste
 
 
 def test_what_was_not_used_is_there_again_but_no_more_than_the_depth() -> None:
-    bucket = Bucket(10.0, 0.5, 0)
+    bucket = TokenBucket(10.0, 0.5, 0)
     bucket.take(5, 1_000)
     assert bucket.available(1_000) == 0
     bucket.take(-3, 1_000)

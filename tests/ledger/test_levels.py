@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from hadelay.codec import commands
 from hadelay.codec.commandtypes import LEVEL_OF, Command
 from hadelay.codec.entries import encode_entry
-from hadelay.codec.results import Done, LeaseOutcome, Outcome, RedriveOutcome, Refused
+from hadelay.codec.results import Done, LeaseOutcome, RedriveOutcome, Refused, TargetOutcome
 from hadelay.errors import FatalError
 from hadelay.ledger import apply, changes, checkpoint, dead, topicchanges
 from hadelay.ledger.apply import apply_entry
@@ -132,10 +132,10 @@ def test_a_command_that_names_messages_works_off_so_many(level: int, monkeypatch
     ids = world.ids(*[draft(in_ms=60_000)] * 5)
     left = 5 if level < BOUNDED else 1
     moved = world.one(commands.encode_reschedule("n1", 90_000, True, ids)).outcomes.tolist()
-    assert moved == [Outcome.DONE] * left + [Outcome.AGAIN] * (5 - left)
+    assert moved == [TargetOutcome.DONE] * left + [TargetOutcome.AGAIN] * (5 - left)
     left = 5 if level < BOUNDED else 3
     looked = world.one(commands.encode_reschedule("n1", 0, True, [77] * 5)).outcomes.tolist()
-    assert looked == [Outcome.NOT_FOUND] * left + [Outcome.AGAIN] * (5 - left)
+    assert looked == [TargetOutcome.NOT_FOUND] * left + [TargetOutcome.AGAIN] * (5 - left)
     looked = world.one(commands.encode_redrive("n1", "t", ids)).outcomes.tolist()
     assert looked == [RedriveOutcome.SCHEDULED] * left + [RedriveOutcome.AGAIN] * (5 - left)
 

@@ -17,7 +17,7 @@ from hadelay.codec.commandtypes import Job
 from hadelay.codec.leasetokens import LEASE
 from hadelay.ledger import listing, topicchanges
 from hadelay.ledger.describe import describe
-from hadelay.ledger.listing import MessageQuery, Page
+from hadelay.ledger.listing import ListPage, ListQuery
 from hadelay.model import FIRST, HOUR_MS, PENDING, Key, State
 from tests.ledger.world import START_MS, World, draft
 
@@ -25,7 +25,7 @@ ALL = frozenset(State)
 FOREVER = 1 << 50
 
 
-def drain(pages: Any) -> Page:
+def drain(pages: Any) -> ListPage:
     while True:
         try:
             next(pages)
@@ -33,12 +33,12 @@ def drain(pages: Any) -> Page:
             return end.value
 
 
-def query(world: World, states: frozenset[State] = PENDING, *, topic: str = "t", **rest: Any) -> MessageQuery:
+def query(world: World, states: frozenset[State] = PENDING, *, topic: str = "t", **rest: Any) -> ListQuery:
     fields = {"from_ms": 0, "to_ms": FOREVER, "tag_mask": 0, "after": FIRST, "limit": 10} | rest
-    return MessageQuery(world.topic(topic).number, states, **fields)
+    return ListQuery(world.topic(topic).number, states, **fields)
 
 
-def pages(world: World, question: MessageQuery, budget: int = listing.BUDGET) -> Iterator[Page]:
+def pages(world: World, question: ListQuery, budget: int = listing.BUDGET) -> Iterator[ListPage]:
     after: Key | None = question.after
     while after is not None:
         page = drain(listing.listing(world.ledger, question._replace(after=after), START_MS + world.now, budget))
@@ -47,14 +47,14 @@ def pages(world: World, question: MessageQuery, budget: int = listing.BUDGET) ->
         after = page.after
 
 
-def listed(world: World, question: MessageQuery, budget: int = listing.BUDGET) -> list[tuple[int, State]]:
+def listed(world: World, question: ListQuery, budget: int = listing.BUDGET) -> list[tuple[int, State]]:
     found = []
     for page in pages(world, question, budget):
         found += zip(page.rows["first_id"].tolist(), page.states, strict=True)
     return found
 
 
-def naive(world: World, question: MessageQuery, ids: list[int]) -> list[tuple[int, State]]:
+def naive(world: World, question: ListQuery, ids: list[int]) -> list[tuple[int, State]]:
     name = world.ledger.topics[question.topic].name
     found = []
     for message_id in ids:
@@ -281,7 +281,7 @@ class ListingAgainstSorting(RuleBasedStateMachine):
                     try:
                         next(pages)
                     except StopIteration as end:
-                        page: Page = end.value
+                        page: ListPage = end.value
                         break
                     if meanwhile:
                         touched |= self.change(*meanwhile.pop())

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from hadelay.codec import commands
 from hadelay.codec.commandtypes import Grant, Job
 from hadelay.codec.publishcommand import hash_client_key
-from hadelay.codec.results import CancelOutcome, JobResult, LeaseOutcome, Outcome, RowCode
+from hadelay.codec.results import CancelOutcome, JobResult, LeaseOutcome, RowCode, TargetOutcome
 from hadelay.ledger.describe import describe
 from hadelay.ledger.keys import find_key
 from hadelay.model import HOUR_MS, KEEP, REJECT, REPLACE
@@ -203,13 +203,13 @@ class StateAgainstModel(RuleBasedStateMachine):
         for m, outcome, at in zip(chosen, result.outcomes, result.deliver_at_ms.tolist(), strict=True):
             if m is None or m.state != "waiting":
                 expected = "NOT_FOUND" if m is None or m.state == "gone" else m.state.upper()
-                assert Outcome(outcome).name == expected
+                assert TargetOutcome(outcome).name == expected
             elif delay == 10**12:
-                assert outcome == Outcome.TOO_FAR
+                assert outcome == TargetOutcome.TOO_FAR
             else:
                 if not (delay == 0 and m.due <= self.time) and self.time + delay != m.due:
                     m.refile(self.time + delay, self.time)
-                assert (outcome, at) == (Outcome.DONE, START_MS + m.due)
+                assert (outcome, at) == (TargetOutcome.DONE, START_MS + m.due)
 
     @rule(numbers=picks)
     def cancel(self, numbers: list[int]) -> None:

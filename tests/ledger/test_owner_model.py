@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hadelay.codec import commands
 from hadelay.codec.commandtypes import Grant, Job
 from hadelay.codec.leasetokens import LEASE
-from hadelay.codec.results import CancelOutcome, LeaseOutcome, Outcome, RedriveOutcome, RowCode
+from hadelay.codec.results import CancelOutcome, LeaseOutcome, RedriveOutcome, RowCode, TargetOutcome
 from hadelay.ledger import checkpoint, dead, topicchanges
 from hadelay.ledger.apply import apply_entry
 from hadelay.ledger.describe import describe
@@ -193,7 +193,7 @@ class Owner(RuleBasedStateMachine):
         found, how = self.named(numbers, by_key)
         result = self.one(commands.encode_reschedule("n1", delay, True, **how))
         for n, m in enumerate(found):
-            assert Outcome(result.outcomes[n]).name == self.outcome(m, "DONE")
+            assert TargetOutcome(result.outcomes[n]).name == self.outcome(m, "DONE")
             if m and m.phase(self.now) in ("scheduled", "ready"):
                 if delay or m.due > self.now:
                     if m.due != self.now + delay:

@@ -27,11 +27,11 @@ from msgspec.structs import replace
 from hadelay.codec import commands
 from hadelay.codec.commandtypes import Job
 from hadelay.codec.publishcommand import hash_client_key
-from hadelay.codec.results import CancelOutcome, JobResult, LeaseOutcome, Outcome, Refused, RowCode
+from hadelay.codec.results import CancelOutcome, JobResult, LeaseOutcome, Refused, RowCode, TargetOutcome
 from hadelay.codec.tags import mask_of
 from hadelay.ledger.describe import describe
 from hadelay.ledger.keys import find_key
-from hadelay.ledger.listing import MessageQuery, Page, listing
+from hadelay.ledger.listing import ListPage, ListQuery, listing
 from hadelay.ledger.state import Ledger
 from hadelay.model import DEAD_HOURS, FIRST, HOUR_MS, PENDING, State
 from tests.ledger.world import START_HOUR, START_MS, World, draft, leases
@@ -69,7 +69,7 @@ def hour_text(hour: int) -> str:
     return f"hour {hour - START_HOUR:+}" if hour < DEAD_HOURS else f"dead hour {hour - DEAD_HOURS - START_HOUR:+}"
 
 
-def _page(ledger: Ledger, query: MessageQuery, now_ms: int) -> Page:
+def _page(ledger: Ledger, query: ListQuery, now_ms: int) -> ListPage:
     steps = listing(ledger, query, now_ms)
     while True:
         try:
@@ -215,7 +215,7 @@ class Player:
         said = []
         for name, outcome, at in zip(names or [""], result.outcomes, result.deliver_at_ms.tolist(), strict=True):
             name = name or self.called(int(result.ids[0]))
-            said.append(f"{name}: " + (Outcome(outcome).name.lower() if outcome else clock(at)))
+            said.append(f"{name}: " + (TargetOutcome(outcome).name.lower() if outcome else clock(at)))
         return said
 
     def do_client(self, names: list[str], options: dict[str, str]) -> str:
@@ -250,7 +250,7 @@ class Player:
         wanted = options.get("state", "pending")
         states = PENDING if wanted == "pending" else frozenset(map(State, wanted.split(",")))
         start, end = (START_MS + clock_of(options[at]) if at in options else None for at in ("from", "to"))
-        query = MessageQuery(
+        query = ListQuery(
             topic.number, states, start or 0, end or 1 << 50, mask_of([options["tag"]]) if "tag" in options else 0,
             FIRST, int(options.get("limit", 100)),
         )  # fmt: skip

@@ -250,7 +250,7 @@ def test_rows_are_published_once_while_the_leader_is_killed_and_what_is_past_is_
         rows = table(count, topic=None, deliver_at=due)
         killed: list[str] = []
 
-        def kill(_: publish.Published) -> None:
+        def kill(_: publish.RowTotals) -> None:
             if not killed:
                 killed.append(client.cluster().leader or "")
                 os.kill(next(node["pid"] for node in dev.nodes if node["name"] == killed[0]), signal.SIGKILL)

@@ -21,7 +21,7 @@ from hadelay.ledger import access, checkpoint
 from hadelay.ledger.chain import Damage
 from hadelay.ledger.grants import HELD, HeldGrant
 from hadelay.ledger.state import Ledger
-from hadelay.ledger.topics import PurgeMark, RedriveJob, Topic
+from hadelay.ledger.topics import PurgeMark, RedriveJob, TopicState
 from hadelay.members import Member
 from hadelay.pipeline import jobs, publish
 from hadelay.rights import AuditEntry, Token
@@ -117,7 +117,7 @@ def state_of_everything() -> Ledger:
     ledger.keys_dropped_early = 10
     ledger.cursor, ledger.sweep = (11, 12, 13), (14, 15)
     ledger.topics.add(
-        Topic(
+        TopicState(
             number=0, name="orders", exists=False, generation=20, lives=31, floor=32, config={"lease_ms": 9},
             open=21, leased=22, tombstoned=23, published=24, bytes=25, spent_ns=26, dead=27, dead_mark_ms=33,
             redrive=RedriveJob(upto_ms=41, rate=2.5, start_ms=42, count=43, after=(44, 45)), alerted=34,
@@ -267,7 +267,7 @@ def test_jobs_of_the_pipeline_report_these_members() -> None:
     with pytest.raises(AssertionError, match="load reports"):
         jobs.JobSummary("load", as_of_ms=1, acked=2)
     published = "rows published duplicates rejected reasons aside"
-    assert [field.name for field in fields(publish.Published)] == published.split()
+    assert [field.name for field in fields(publish.RowTotals)] == published.split()
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ class Rig:
         self.storage = Storage(self.disk, str(directory), self.runtime, Identity("c", 0, "n1"))
         replica: Any = SimpleNamespace(storage=self.storage)
         nobody: Any = None
-        self.reader = reading.Reader(replica, self.runtime, nobody)
+        self.reader = reading.VerifiedReader(replica, self.runtime, nobody)
         self.hours = np.full(COUNT, hour)
         rows, headers = np.zeros(ALL, INDEX), np.zeros(ALL, RECORD)
         rows["deliver_at_ms"], rows["size"] = hour * 3_600_000, RECORD_SIZE + BODY

@@ -21,10 +21,10 @@ from hadelay.handout.polls import Poll
 from hadelay.model import Draft
 from hadelay.server.link import REPLY
 from hadelay.server.node import Node
-from hadelay.server.service.consuming import Consuming
-from hadelay.server.service.messages import Messages
+from hadelay.server.service.consuming import ConsumingService
+from hadelay.server.service.messages import MessageService
 from hadelay.server.service.part import Service
-from hadelay.server.service.topics import Topics
+from hadelay.server.service.topics import TopicService
 from hadelay.server.webhooks.pool import CONSUMER
 from hadelay.settings.cluster import Settings
 from tests.server.test_groupcommit import Timers, Wire, door, group_commit
@@ -139,27 +139,27 @@ LEASES = encode_leases(0, 1, 1, [0, 1], [5, 5], [0, 1])
 def test_a_nack_of_which_a_part_is_done_does_not_say_that_nothing_happened() -> None:
     node = alone()
     half = LeaseResult(np.array([LeaseOutcome.DONE, LeaseOutcome.AGAIN], np.uint8))
-    assert isinstance(asked(scripted(Consuming, node, half).settle("nack", LEASES, None)), OutcomeUnknown)
-    assert isinstance(asked(scripted(Consuming, node).settle("nack", LEASES, None)), NoLeader)
+    assert isinstance(asked(scripted(ConsumingService, node, half).settle("nack", LEASES, None)), OutcomeUnknown)
+    assert isinstance(asked(scripted(ConsumingService, node).settle("nack", LEASES, None)), NoLeader)
 
 
 def test_a_redrive_of_which_a_part_is_done_does_not_say_that_nothing_happened() -> None:
     node = alone()
     half = RedriveResult(np.array([RedriveOutcome.REDRIVEN, RedriveOutcome.AGAIN], np.uint8))
-    assert isinstance(asked(scripted(Messages, node, half).redrive("t", [1, 2], Actor())), OutcomeUnknown)
-    assert isinstance(asked(scripted(Messages, node).redrive("t", [1, 2], Actor())), NoLeader)
+    assert isinstance(asked(scripted(MessageService, node, half).redrive("t", [1, 2], Actor())), OutcomeUnknown)
+    assert isinstance(asked(scripted(MessageService, node).redrive("t", [1, 2], Actor())), NoLeader)
 
 
 def test_settings_that_cannot_be_read_back_are_set_all_the_same() -> None:
     node = alone()
-    assert isinstance(asked(scripted(Topics, node, Done()).put_topic("t", {}, Actor())), OutcomeUnknown)
-    assert isinstance(asked(scripted(Topics, node).put_topic("t", {}, Actor())), NoLeader)
+    assert isinstance(asked(scripted(TopicService, node, Done()).put_topic("t", {}, Actor())), OutcomeUnknown)
+    assert isinstance(asked(scripted(TopicService, node).put_topic("t", {}, Actor())), NoLeader)
 
 
 @pytest.mark.parametrize("granting", [True, False])
 def test_a_receive_that_is_sent_away_says_whether_something_may_have_been_granted(granting: bool) -> None:
     cluster, node = led(1, names=("n1",))
-    consuming, grants = Consuming(node), node.dispatcher._grants
+    consuming, grants = ConsumingService(node), node.dispatcher._grants
     assert grants is not None
     if granting:
         node.publish([draft(10)], None, lambda result, error: None)
@@ -211,6 +211,6 @@ def test_a_leader_that_falls_leaves_no_settings_of_its_own_to_the_next(monkeypat
 def test_nobody_receives_under_the_name_of_who_pushes() -> None:
     """Or he could take a push's grant, whose request ids are no secret, or its place."""
     _, leader = led(5)
-    receive = Consuming(leader).receive(ReceiveRequest(["orders"], CONSUMER, b"1", 1, 0, 5_000))
+    receive = ConsumingService(leader).receive(ReceiveRequest(["orders"], CONSUMER, b"1", 1, 0, 5_000))
     with pytest.raises(BadRequest, match="take another"):
         asyncio.run(asyncio.wait_for(receive, 1.0))

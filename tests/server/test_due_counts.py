@@ -24,7 +24,7 @@ from hadelay.server.service import duecounts as counting
 from hadelay.server.service.duecounts import DueCounts
 from hadelay.storage import far
 from hadelay.storage.heads import count_topics, no_counters
-from hadelay.storage.hours import HourStore
+from hadelay.storage.hours import DiskHourStore
 from tests.ledger.world import START_MS, World, draft
 from tests.memory import MemoryNames, MemoryTables
 
@@ -167,7 +167,7 @@ class Filed:
     def __init__(self, world: World) -> None:
         disk = SimDisk(random.Random(1))
         disk.makedirs("/hours")
-        self.store = HourStore(disk, "/hours", 0, far_buffer_bytes=1 << 12)
+        self.store = DiskHourStore(disk, "/hours", 0, far_buffer_bytes=1 << 12)
         self.ledger = Ledger(0, self.store, MemoryTables(), MemoryNames())
         self.ledger.level = world.ledger.level
         self.world, self.applied = world, 0

@@ -25,7 +25,7 @@ from hadelay.errors import HadelayError
 from hadelay.server.delivery.loop import Askers, DeliveryLoop
 from hadelay.server.link import CALL, Link
 from hadelay.server.node import Node
-from hadelay.server.peers import Peer, Peers
+from hadelay.server.peers import Peers, PeerStatus
 from hadelay.server.service.node import NodeService
 from tests import scenarios
 from tests.ledger.world import START_MS
@@ -86,7 +86,7 @@ def hello(*, ready: bool, known: bool) -> bytes:
     runtime: Any = SimpleNamespace(wall_ms=lambda: START_MS, monotonic=lambda: 12.5, random=Timers().random)
     clock: Any = SimpleNamespace(ready=ready, read=lambda mono: START_MS + 1)
     link = Link(runtime, lambda peer, kind, payload: sent.append(payload) is None)
-    me = Peer("n1", "http://h:1", "0.1.0", 3, 42, False)
+    me = PeerStatus("n1", "http://h:1", "0.1.0", 3, 42, False)
     peers = Peers(["n1", "n2"], runtime, link, clock, lambda: me, lambda: None)
     if known:
         peers._ahead["n2"] = 100.0

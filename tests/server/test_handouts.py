@@ -131,9 +131,9 @@ async def test_a_lease_that_ran_while_the_disk_was_read_is_shorter_by_that(monke
         return [leader.storage.hours.record(int(hours[0]), int(rows["offset"][0]), int(rows["size"][0]), verify=True)]
 
     monkeypatch.setattr(leader.reader, "records", slowly)
-    handed = await consuming.Consuming(leader)._handed(delivery)
+    handed = await consuming.ConsumingService(leader)._handed(delivery)
     granted_ms = int(delivery.until_ms[0]) - delivery.now_ms
     assert handed.messages[0].lease_left_ms <= granted_ms - 3_000
     assert handed.messages[0].late_ms >= 3_000
     cluster.world.run_for(60.0)
-    assert (await consuming.Consuming(leader)._handed(delivery)).messages[0].lease_left_ms == 0
+    assert (await consuming.ConsumingService(leader)._handed(delivery)).messages[0].lease_left_ms == 0

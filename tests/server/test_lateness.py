@@ -7,12 +7,12 @@ import pytest
 
 from hadelay.codec.formats import INDEX
 from hadelay.handout.polls import Delivery
-from hadelay.server.delivery.lateness import RECENT_MINUTES, Lateness
+from hadelay.server.delivery.lateness import RECENT_MINUTES, LatenessCounts
 
 NOW = 1_800_000_000_000
 
 
-def handed(lateness: Lateness, late_ms: list[int], *, topics: list[int] | None = None, now: int = NOW) -> None:
+def handed(lateness: LatenessCounts, late_ms: list[int], *, topics: list[int] | None = None, now: int = NOW) -> None:
     rows = np.zeros(len(late_ms), INDEX)
     rows["deliver_at_ms"] = now - np.array(late_ms, np.int64)
     rows["topic"] = topics or [1] * len(late_ms)
@@ -23,7 +23,7 @@ S, H = 1_000, 3_600_000
 
 
 def test_each_topic_by_itself() -> None:
-    lateness = Lateness()
+    lateness = LatenessCounts()
     handed(lateness, [3, 700, 4], topics=[1, 2, 1])
     assert lateness.recent(NOW) == {1: (2, 3, 4, 4), 2: (1, 700, 700, 700)}
     assert lateness.recent(NOW, [2, 3]) == {2: (1, 700, 700, 700)}
@@ -33,7 +33,7 @@ def test_each_topic_by_itself() -> None:
 
 @pytest.mark.parametrize("late_ms", [0, 1, 999, 65 * S, 5 * H, 7 * 24 * H, 10**11])
 def test_of_one_message_every_figure_is_its_own_lateness(late_ms: int) -> None:
-    lateness = Lateness()
+    lateness = LatenessCounts()
     handed(lateness, [late_ms])
     assert lateness.recent(NOW) == {1: (1, late_ms, late_ms, late_ms)}
     assert lateness.max_ms(NOW) == late_ms
@@ -51,7 +51,7 @@ def test_of_one_message_every_figure_is_its_own_lateness(late_ms: int) -> None:
     ],
 )
 def test_quantiles_are_of_the_nearest_rank(late_ms: list[int], p50: int, p99: int) -> None:
-    lateness = Lateness()
+    lateness = LatenessCounts()
     for one in late_ms:
         handed(lateness, [one])
     handed(lateness, [7] * 5, topics=[2] * 5)
@@ -62,14 +62,14 @@ def test_quantiles_are_of_the_nearest_rank(late_ms: list[int], p50: int, p99: in
 
 
 def test_the_histogram_tells_hours_and_days_apart() -> None:
-    lateness = Lateness()
+    lateness = LatenessCounts()
     for late_ms in (65 * S, 5 * H, 20 * H, 3 * 24 * H, 6 * 24 * H, 8 * 24 * H):
         handed(lateness, [late_ms])
     assert [count for count in lateness.counts if count] == [1] * 6
 
 
 def test_old_minutes_are_forgotten() -> None:
-    lateness = Lateness()
+    lateness = LatenessCounts()
     handed(lateness, [1])
     minute = 60_000
     assert lateness.recent(NOW + (RECENT_MINUTES - 1) * minute)[1][0] == 1
@@ -81,6 +81,6 @@ def test_old_minutes_are_forgotten() -> None:
 
 
 def test_an_empty_answer_counts_nothing() -> None:
-    lateness = Lateness()
+    lateness = LatenessCounts()
     lateness.count(Delivery.empty(NOW))
     assert lateness.recent(NOW) == {}

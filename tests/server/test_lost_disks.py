@@ -129,7 +129,7 @@ def test_a_listing_says_where_an_index_entry_is_damaged_that_names_another_place
     cluster.machines[leader.name].disk.flip_bit(f"{hours.path(hour)}.idx", index * INDEX_SIZE + own_number + 3, 7)
     topic = leader.ledger.topic("orders")
     assert topic is not None
-    query = listing.MessageQuery(topic.number, PENDING, 0, 1 << 52, 0, FIRST, 10)
+    query = listing.ListQuery(topic.number, PENDING, 0, 1 << 52, 0, FIRST, 10)
     with pytest.raises(DamagedFile) as raised:
         whole(listing.listing(leader.ledger, query, leader.ledger.now_ms))
     assert (raised.value.path, raised.value.offset) == (f"{hours.path(hour)}.idx", index * INDEX_SIZE)

@@ -20,11 +20,11 @@ from hadelay.server.delivery.term import Alarm
 from hadelay.settings.node import DAY, Config, RetentionConfig
 from hadelay.settings.rules import problems
 from hadelay.storage import manifests
-from hadelay.storage.manifests import Catalogue, Directory, Part, Source
+from hadelay.storage.manifests import Catalogue, Directory, PartFile, SourceFiles
 from tests.s3 import serve
 
 FIRST, SECOND = 500_000, 500_001
-SOURCE = Source(5, 7, 900, (1, 2, 3))
+SOURCE = SourceFiles(5, 7, 900, (1, 2, 3))
 
 
 class Leader:
@@ -66,9 +66,9 @@ class Leader:
         return self.proposed
 
 
-def archive_hour(directory: Path, hour: int, source: Source = SOURCE, version: int = 2) -> list[Path]:
+def archive_hour(directory: Path, hour: int, source: SourceFiles = SOURCE, version: int = 2) -> list[Path]:
     """As `pipeline archive` leaves it: manifest, files, catalogue."""
-    name, parts = hour_name(hour), list[Part]()
+    name, parts = hour_name(hour), list[PartFile]()
     for kind, rows in (("messages", source.entries), ("events", source.events)):
         path = directory / kind / f"hour={name}" / "part-0.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -12,11 +12,11 @@ from hadelay.api.metrics import Histogram, Values
 from hadelay.handout.polls import Delivery, Poll
 from hadelay.http.metrics import FAMILIES as HTTP_FAMILIES
 from hadelay.http.metrics import lines
-from hadelay.ledger.topics import Topic
+from hadelay.ledger.topics import TopicState
 from hadelay.model import Draft, Event
 from hadelay.server.metrics import FAMILIES, OTHER, NodeMetrics
 from hadelay.server.node import Node
-from hadelay.server.webhooks.calls import Answer, Done, Request
+from hadelay.server.webhooks.calls import CallRequest, Done, Reply
 from hadelay.server.webhooks.pool import Pool
 from hadelay.server.webhooks.webhooks import Webhooks
 from hadelay.settings.node import Config, LimitsConfig
@@ -28,7 +28,7 @@ UNITS = {"seconds", "bytes"}
 OTHER_UNITS = re.compile(r"_(ms|milliseconds|minutes|hours|kib|mib|kilobytes|megabytes|percent)(_|$)")
 
 
-def never(request: Request, done: Done) -> None:
+def never(request: CallRequest, done: Done) -> None:
     """A caller that is not called."""
     raise AssertionError
 
@@ -149,7 +149,7 @@ class Crowd:
         self.node = leader
         all_topics = leader.ledger.topics
         for number in range(topics):
-            topic = Topic(number, f"topic-{number}", published=number % 10, open=number % 10, bytes=100)
+            topic = TopicState(number, f"topic-{number}", published=number % 10, open=number % 10, bytes=100)
             topic.settled[Event.ACKED] = 1
             all_topics.add(topic)
         limits = LimitsConfig(metrics_topics=shown)
@@ -237,7 +237,7 @@ def test_webhook_outcomes_are_few() -> None:
     cluster.world.run_for(1.0)
     pool = Pool(cluster.nodes()[0], never)
     for number in range(100):
-        pool._count(Answer(0, f"certificate {number} is wrong", None, 0.1))
+        pool._count(Reply(0, f"certificate {number} is wrong", None, 0.1))
     assert len(pool.outcomes) <= 33
     assert sum(pool.outcomes.values()) == sum(pool.durations.counts) == 100
 

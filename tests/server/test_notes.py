@@ -10,7 +10,7 @@ import pytest
 
 from hadelay.server.clustertime import ClusterClock
 from hadelay.server.link import CALL, Link
-from hadelay.server.peers import Peer, Peers
+from hadelay.server.peers import Peers, PeerStatus
 
 MONO, NOW = 1_000.0, 1_795_197_600_000
 
@@ -22,7 +22,7 @@ class Hearing:
         runtime = Mock(random=random.Random(1), monotonic=lambda: MONO, wall_ms=lambda: NOW)
         self.clock = ClusterClock("a", ["a", "b"])
         self.link = Link(runtime, lambda *_: True)
-        self.peers = Peers(["a", "b", "c"], runtime, self.link, self.clock, lambda: Peer("a"), self.changed)
+        self.peers = Peers(["a", "b", "c"], runtime, self.link, self.clock, lambda: PeerStatus("a"), self.changed)
         self.peers.voters = frozenset("ab")
         self.clock.observe_wall("b", NOW, MONO, NOW)
         self.clock.observe_leader("b", NOW, MONO)

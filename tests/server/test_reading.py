@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hadelay.errors import DamagedFile
-from hadelay.server.reading import Reader
+from hadelay.server.reading import VerifiedReader
 from tests.server.test_copies import HOUR, Fake
 
 
@@ -25,7 +25,7 @@ async def test_a_record_whose_hour_was_retired_meanwhile_is_damaged() -> None:
 
     replica: Any = node
     repairer: Any = SimpleNamespace(repair=repair)
-    reader = Reader(replica, node.runtime, repairer)  # type: ignore[arg-type]
+    reader = VerifiedReader(replica, node.runtime, repairer)  # type: ignore[arg-type]
     with pytest.raises(DamagedFile, match="CRC"):  # the record is there: this one does not verify
         await reader.records(np.array([HOUR]), rows)
     node.storage.hours.retire(HOUR)

@@ -14,7 +14,7 @@ from chaos.sim.tables import SimBackend
 from hadelay.errors import ConfigError, DamagedFile, NotFound
 from hadelay.model import hour_name
 from hadelay.platform.disk import Disk
-from hadelay.storage.backup import BLOCK, FORMAT, Archive, Backup, Directory
+from hadelay.storage.backup import BLOCK, FORMAT, Archive, Backup, LocalBackups
 from hadelay.storage.names import TOPIC
 from hadelay.storage.snapshots import Manifest
 
@@ -32,7 +32,7 @@ class Source:
         self.disk, self.loop, self.index = SimDisk(random.Random(seed)), Loop(), 0
         self.disk.makedirs(BACKUP)
         self.storage = open_storage(self.disk, "/data", self.loop, backend=lambda path: SimBackend(self.disk, path))
-        self.archive = Archive(Directory(self.disk, BACKUP))
+        self.archive = Archive(LocalBackups(self.disk, BACKUP))
         self.read: Counter[str] = Counter()
         self.budget = 1 << 40
 
@@ -213,7 +213,7 @@ def test_a_newer_format_is_refused_in_words(source: Source) -> None:
 
 def test_two_at_once_are_refused(source: Source) -> None:
     with pytest.raises(ConfigError, match="another backup is writing to"):
-        Directory(source.disk, BACKUP).prepare()
+        LocalBackups(source.disk, BACKUP).prepare()
 
 
 @pytest.mark.parametrize("which", range(8))

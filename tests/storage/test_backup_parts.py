@@ -10,7 +10,7 @@ from hadelay.errors import ConfigError, NotFound
 from hadelay.pipeline import objects
 from hadelay.pipeline.objects import Objects
 from hadelay.storage import backup
-from hadelay.storage.backup import Archive, Directory
+from hadelay.storage.backup import Archive, LocalBackups
 
 #: So small that files have several.
 PART = 64 << 10
@@ -148,4 +148,4 @@ def test_a_directory_with_parts_is_refused_in_words(source: Source, bucket: Buck
     manifest = source.disk.open("/backup/manifest-1.json", create=True)
     manifest.pwrite(bucket.objects["manifest-1.json"][0], 0)
     with pytest.raises(ConfigError, match="read a backup where it was written"):
-        Archive(Directory(source.disk, "/backup")).read()
+        Archive(LocalBackups(source.disk, "/backup")).read()

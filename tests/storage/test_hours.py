@@ -16,20 +16,20 @@ from hadelay.codec.records import check_record
 from hadelay.model import DEAD_HOURS, NONE32, hour_from_name, hour_name, pack_id
 from hadelay.platform.disk import Disk
 from hadelay.server.service.files import hours_of
-from hadelay.storage.hours import HourStore
+from hadelay.storage.hours import DiskHourStore
 from tests.memory import MemoryHours
 
 HOURS = [NOW - 1, NOW, NOW + 2, NOW + 3, NOW + 40, NOW + 41, NOW + 17_000, DEAD_HOURS + NOW, DEAD_HOURS + NOW + 720]
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> HourStore:
-    found = HourStore(Disk(), str(tmp_path), 3, far_buffer_bytes=1 << 20)
+def store(tmp_path: Path) -> DiskHourStore:
+    found = DiskHourStore(Disk(), str(tmp_path), 3, far_buffer_bytes=1 << 20)
     found.set_clock(NOW)
     return found
 
 
-def write_all(store: HourStore) -> None:
+def write_all(store: DiskHourStore) -> None:
     store.sample()
     while not store.write_some():
         pass
@@ -51,7 +51,7 @@ action = st.one_of(
 def test_whatever_the_timing_files_are_those_of_the_model(actions: list[tuple], seed: int) -> None:
     disk = SimDisk(random.Random(1))
     disk.makedirs("/hours")
-    store, model = HourStore(disk, "/hours", 3, far_buffer_bytes=1 << 16), MemoryHours(3)
+    store, model = DiskHourStore(disk, "/hours", 3, far_buffer_bytes=1 << 16), MemoryHours(3)
     store.set_clock(NOW)
     for step, (what, arg) in enumerate(actions):
         if what == "file":
@@ -87,7 +87,7 @@ def test_whatever_the_timing_files_are_those_of_the_model(actions: list[tuple], 
 
 
 @pytest.mark.parametrize("hour", [NOW, NOW + 30])
-def test_ids_name_the_place_and_records_verify(store: HourStore, hour: int) -> None:
+def test_ids_name_the_place_and_records_verify(store: DiskHourStore, hour: int) -> None:
     _, rows, blob, headers = messages(hour, sizes=[0, 10, 300])
     indexes = store.append(hour, rows, blob, headers)
     assert indexes.tolist() == [0, 1, 2]
@@ -98,7 +98,7 @@ def test_ids_name_the_place_and_records_verify(store: HourStore, hour: int) -> N
     assert store.counts(np.array([hour, hour + 1, 5])).tolist() == [3, 0, 0]
 
 
-def test_a_record_copied_to_another_hour_keeps_its_bytes(store: HourStore) -> None:
+def test_a_record_copied_to_another_hour_keeps_its_bytes(store: DiskHourStore) -> None:
     store.append(*messages(NOW, sizes=[50]))
     row = store.entries(NOW, slice(0, 1))
     record = store.record(NOW, 0, int(row["size"][0]))
@@ -110,7 +110,7 @@ def test_a_record_copied_to_another_hour_keeps_its_bytes(store: HourStore) -> No
 
 
 @pytest.mark.parametrize("hour", [NOW, NOW + 30])
-def test_reading_beyond_the_end_is_refused(store: HourStore, hour: int) -> None:
+def test_reading_beyond_the_end_is_refused(store: DiskHourStore, hour: int) -> None:
     store.append(*messages(hour, sizes=[5] * 4))
     with pytest.raises(IndexError):
         store.entries(hour, np.array([4]))
@@ -120,14 +120,14 @@ def test_reading_beyond_the_end_is_refused(store: HourStore, hour: int) -> None:
         store.events(hour, np.array([0]))
 
 
-def test_scattered_reads_of_a_long_far_hour(store: HourStore) -> None:
+def test_scattered_reads_of_a_long_far_hour(store: DiskHourStore) -> None:
     store.append(*messages(NOW + 30, sizes=[3] * 5000))
     indexes = np.array([4999, 0, 17, 2500])
     assert store.entries(NOW + 30, indexes)["index"].tolist() == indexes.tolist()
     assert store.entries(NOW + 30, slice(10, 40, 10))["index"].tolist() == [10, 20, 30]
 
 
-def test_dead_hours_are_hours_with_a_name_of_their_own_and_cost_no_memory(store: HourStore, tmp_path: Path) -> None:
+def test_dead_hours_are_hours_with_a_name_of_their_own_and_cost_no_memory(store: DiskHourStore, tmp_path: Path) -> None:
     dead = DEAD_HOURS + NOW + 720
     assert hour_name(dead) == "dead-" + hour_name(NOW + 720)
     assert hour_from_name(hour_name(dead)) == dead
@@ -142,7 +142,7 @@ def test_dead_hours_are_hours_with_a_name_of_their_own_and_cost_no_memory(store:
     assert store.hours() == [NOW]
 
 
-def test_only_four_hours_are_mapped_and_the_kernel_agrees(store: HourStore, tmp_path: Path) -> None:
+def test_only_four_hours_are_mapped_and_the_kernel_agrees(store: DiskHourStore, tmp_path: Path) -> None:
     for hour in range(NOW - 1, NOW + 6):
         store.append(*messages(hour, sizes=[20]))
     store.set_clock(NOW + 1)
@@ -154,7 +154,7 @@ def test_only_four_hours_are_mapped_and_the_kernel_agrees(store: HourStore, tmp_
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
-def test_a_view_outlives_growth_and_unmapping(store: HourStore) -> None:
+def test_a_view_outlives_growth_and_unmapping(store: DiskHourStore) -> None:
     store.append(*messages(NOW, sizes=[20] * 10))
     view, words = store.index_view(NOW), store.pre_view(NOW)
     before = view.tobytes()
@@ -166,7 +166,7 @@ def test_a_view_outlives_growth_and_unmapping(store: HourStore) -> None:
     assert store.entries(NOW, slice(0, 10)).tobytes() == before
 
 
-def test_pre_view_walks_the_chain_of_a_second(store: HourStore) -> None:
+def test_pre_view_walks_the_chain_of_a_second(store: DiskHourStore) -> None:
     _, rows, blob, headers = messages(NOW, sizes=[8] * 500)
     rows["second"] %= 7
     store.append(NOW, rows, blob, headers)
@@ -177,7 +177,7 @@ def test_pre_view_walks_the_chain_of_a_second(store: HourStore) -> None:
     assert found[::-1] == np.flatnonzero(rows["second"] == 3).tolist()
 
 
-def test_events_are_numbered_and_read_back(store: HourStore) -> None:
+def test_events_are_numbered_and_read_back(store: DiskHourStore) -> None:
     store.append(*messages(NOW + 30, sizes=[8] * 5))
     assert store.append_events(NOW + 30, events([0, 1])) == 0
     assert store.append_events(NOW + 30, events([4], 6)) == 2
@@ -188,7 +188,7 @@ def test_events_are_numbered_and_read_back(store: HourStore) -> None:
 
 
 @pytest.mark.parametrize("hour", [NOW, NOW + 30])
-def test_topic_minutes_count_what_is_filed(store: HourStore, hour: int) -> None:
+def test_topic_minutes_count_what_is_filed(store: DiskHourStore, hour: int) -> None:
     total = 0
     for topic in (2, 1, 2):
         _, rows, blob, headers = messages(hour, sizes=[8] * 100, topic=topic, seed=total)
@@ -203,7 +203,7 @@ def test_topic_minutes_count_what_is_filed(store: HourStore, hour: int) -> None:
     assert counted.tolist() == sorted(counted.tolist())
 
 
-def test_what_waits_is_told_once(store: HourStore) -> None:
+def test_what_waits_is_told_once(store: DiskHourStore) -> None:
     def filed() -> int:
         hours, _, topics = store.waiting()
         written = sum(int(store.written_seconds(hour).sum()) for hour in (NOW, NOW + 30, NOW + 40))
@@ -227,7 +227,7 @@ def test_what_waits_is_told_once(store: HourStore) -> None:
     assert filed() == 220
 
 
-def test_to_look_at_what_is_written_writes_nothing_of_what_waits(store: HourStore) -> None:
+def test_to_look_at_what_is_written_writes_nothing_of_what_waits(store: DiskHourStore) -> None:
     far = np.full(8, NOW + 40, np.int64)
     store.append(*messages(far, sizes=[50] * 8))
     write_all(store)
@@ -244,7 +244,7 @@ def test_to_look_at_what_is_written_writes_nothing_of_what_waits(store: HourStor
 
 
 def test_a_full_buffer_writes_itself_out(tmp_path: Path) -> None:
-    store = HourStore(Disk(), str(tmp_path), 3, far_buffer_bytes=1 << 16)
+    store = DiskHourStore(Disk(), str(tmp_path), 3, far_buffer_bytes=1 << 16)
     store.set_clock(NOW)
     for seed in range(30):
         store.append(*messages(NOW + 50, sizes=[100_000] * 10, seed=seed))
@@ -253,7 +253,7 @@ def test_a_full_buffer_writes_itself_out(tmp_path: Path) -> None:
     assert store.entries(NOW + 50, slice(None))["index"].tolist() == list(range(300))
 
 
-def test_memory_of_far_hours_is_given_back(store: HourStore) -> None:
+def test_memory_of_far_hours_is_given_back(store: DiskHourStore) -> None:
     rng = np.random.default_rng(1)
     store.append(*messages(rng.integers(NOW + 5, NOW + 9000, 3000), sizes=[40] * 3000))
     assert store.far_bytes > 3000 * 40
@@ -262,7 +262,7 @@ def test_memory_of_far_hours_is_given_back(store: HourStore) -> None:
     assert len(store._handles._open) <= 128
 
 
-def test_heads_files_are_used_and_survive_being_wrong(store: HourStore, tmp_path: Path) -> None:
+def test_heads_files_are_used_and_survive_being_wrong(store: DiskHourStore, tmp_path: Path) -> None:
     hour = NOW + 30
     store.append(*messages(hour, sizes=[1] * 20_000))
     expected = [column.copy() for column in store.heads(hour)]
@@ -279,7 +279,7 @@ def test_heads_files_are_used_and_survive_being_wrong(store: HourStore, tmp_path
         assert (store.heads(hour).count == expected[1]).all()
 
 
-def test_what_a_node_says_of_its_hours_is_of_one_moment(store: HourStore) -> None:
+def test_what_a_node_says_of_its_hours_is_of_one_moment(store: DiskHourStore) -> None:
     """However much is filed while the answer is put together."""
     hours = np.array(HOURS, np.int64)
     store.append(*messages(hours, sizes=[10] * len(hours)))

@@ -21,7 +21,7 @@ from hadelay.cli.dev import Layout
 from hadelay.cli.output import Printing
 from hadelay.errors import NotFound
 from hadelay.platform.disk import Disk, File
-from hadelay.storage.backup import Archive, Directory
+from hadelay.storage.backup import Archive, LocalBackups
 from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.tables import CHECKPOINT, ROW
 from tests.system.cluster import Cluster, body_of, hadelay, until
@@ -202,7 +202,7 @@ def test_an_older_backup_is_restored_by_its_index(
     )
     assert json.loads(capsys.readouterr().out)["index"] == first
     # The newer one has more of the same files.
-    older, newer = (Archive(Directory(Disk(), str(taken.directory))).read(index).files for index in (first, second))
+    older, newer = (Archive(LocalBackups(Disk(), str(taken.directory))).read(index).files for index in (first, second))
     data = tmp_path / "node" / "g1"
     hours = {name: known.length for name, known in older.items() if name.startswith("hours/")}
     assert {name: (data / name).stat().st_size for name in hours} == hours

@@ -12,7 +12,7 @@ from chaos.sim.cluster import SimCluster
 from chaos.sim.file import SimFile
 from hadelay.codec.commands import encode_purge, encode_topic_delete
 from hadelay.ledger.topicchanges import READY, SCHEDULED
-from hadelay.server.reading import Reader
+from hadelay.server.reading import VerifiedReader
 from hadelay.settings.node import Config, WebhooksConfig
 from tests.webhooks.world import Call, World
 
@@ -165,9 +165,9 @@ def test_what_was_purged_is_not_called_about(delete: bool) -> None:
 
 def test_records_that_come_from_the_disk_keep_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """One call at a time: whatever has to be read first is called first, and nothing else is read meanwhile."""
-    cached, fetched, reading, most = SimFile.pread_cached, Reader._fetch, 0, 0
+    cached, fetched, reading, most = SimFile.pread_cached, VerifiedReader._fetch, 0, 0
 
-    def fetch(reader: Reader, extents: Any, found: Any, done: Callable[[], None], lane: str) -> None:
+    def fetch(reader: VerifiedReader, extents: Any, found: Any, done: Callable[[], None], lane: str) -> None:
         nonlocal reading, most
         reading += 1
         most = max(most, reading)
@@ -179,7 +179,7 @@ def test_records_that_come_from_the_disk_keep_their_turn(monkeypatch: pytest.Mon
 
         fetched(reader, extents, found, over, lane)
 
-    monkeypatch.setattr(Reader, "_fetch", fetch)
+    monkeypatch.setattr(VerifiedReader, "_fetch", fetch)
     monkeypatch.setattr(SimFile, "pread_cached", lambda *a: None if a[2] // 100 % 3 else cached(*a))
     world = World(Limited(1, topic_calls=1))
     hook(world, "t")
@@ -192,8 +192,8 @@ def test_records_that_come_from_the_disk_keep_their_turn(monkeypatch: pytest.Mon
 def test_a_message_purged_while_its_record_is_read_is_not_called_about(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SimFile, "pread_cached", lambda *a: None)
     waiting: list[Callable[[], None]] = []
-    fetched = Reader._fetch
-    monkeypatch.setattr(Reader, "_fetch", lambda *a: fetched(*a[:-2], lambda: waiting.append(a[-2]), a[-1]))
+    fetched = VerifiedReader._fetch
+    monkeypatch.setattr(VerifiedReader, "_fetch", lambda *a: fetched(*a[:-2], lambda: waiting.append(a[-2]), a[-1]))
     world = World(Limited(1))
     hook(world, "t")
     world.publish("t", b"x")

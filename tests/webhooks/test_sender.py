@@ -18,7 +18,7 @@ from aiohappyeyeballs import AddrInfoType
 from hadelay.api.problems import retry_after_ms
 from hadelay.server.guard import Guard, Info
 from hadelay.server.webhooks import sender as sender_module
-from hadelay.server.webhooks.calls import Answer, Request
+from hadelay.server.webhooks.calls import CallRequest, Reply
 from hadelay.server.webhooks.sender import Sender
 from tests.webhooks import receiver as r
 from tests.webhooks.receiver import Behave, Receiver
@@ -34,9 +34,9 @@ async def sender() -> AsyncIterator[Sender]:
     await sender.close()
 
 
-async def call(sender: Sender, url: str, timeout_s: float = 5.0, body: bytes = b"x") -> Answer:
-    future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-    sender.call(Request(url, {"webhook-id": "1"}, body, timeout_s), future.set_result)
+async def call(sender: Sender, url: str, timeout_s: float = 5.0, body: bytes = b"x") -> Reply:
+    future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+    sender.call(CallRequest(url, {"webhook-id": "1"}, body, timeout_s), future.set_result)
     return await future
 
 
@@ -196,16 +196,16 @@ async def test_a_name_server_that_falls_silent_costs_only_names_that_are_new(mon
 @pytest.mark.parametrize("header", [{"X": "a\r\nInjected: 1"}, {"X\r\nInjected: 1": "a"}, {"X": "a\nb"}])
 async def test_headers_have_no_line_ends(sender: Sender, header: dict[str, str]) -> None:
     async with Receiver(r.answers(200)) as receiver:
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        sender.call(Request(receiver.url, header, b"", 5.0), future.set_result)
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        sender.call(CallRequest(receiver.url, header, b"", 5.0), future.set_result)
         assert (await future).reason == "invalid request"
         assert receiver.connections == 0
 
 
 async def test_a_topics_headers_take_the_place_of_the_usual_ones(sender: Sender) -> None:
     async with Receiver(r.answers(200)) as receiver:
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        sender.call(Request(receiver.url, {"USER-AGENT": "own"}, b"", 5.0), future.set_result)
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        sender.call(CallRequest(receiver.url, {"USER-AGENT": "own"}, b"", 5.0), future.set_result)
         await future
         assert receiver.calls[0].headers["user-agent"] == "own"
         assert receiver.calls[0].headers["accept"] == "*/*"
@@ -281,7 +281,7 @@ async def test_the_environment_is_not_looked_at(monkeypatch: pytest.MonkeyPatch,
 async def test_closing_ends_what_is_under_way() -> None:
     sender = Sender(LOOPBACK, "hadelay/test")
     async with Receiver(r.hangs) as receiver:
-        sender.call(Request(receiver.url, {}, b"", 60.0), lambda answer: pytest.fail("it has not ended by itself"))
+        sender.call(CallRequest(receiver.url, {}, b"", 60.0), lambda answer: pytest.fail("it has not ended by itself"))
         await receiver.called(1)
         await asyncio.wait_for(sender.close(), 30)
 

@@ -14,7 +14,7 @@ from hadelay.errors import HadelayError
 from hadelay.ledger.describe import describe
 from hadelay.model import Draft, decode_id
 from hadelay.server.node import Node
-from hadelay.server.webhooks.calls import Answer, Request
+from hadelay.server.webhooks.calls import CallRequest, Reply
 from hadelay.server.webhooks.calls import Done as Called
 from hadelay.server.webhooks.pool import Pool
 from hadelay.server.webhooks.webhooks import Webhooks
@@ -27,9 +27,9 @@ class Call:
     at: float
     node: str
     url: str
-    request: Request
+    request: CallRequest
     #: None: none yet, or nobody was there to hear it.
-    answer: Answer | None = None
+    answer: Reply | None = None
     answered: float | None = None
 
     @property
@@ -119,7 +119,7 @@ class Caller:
     def __init__(self, world: World, node: Node) -> None:
         self.world, self.node = world, node
 
-    def call(self, request: Request, done: Called) -> None:
+    def call(self, request: CallRequest, done: Called) -> None:
         world = self.world
         call = Call(world.cluster.world.now, self.node.name, request.url, request)
         world.calls.append(call)
@@ -132,8 +132,8 @@ class Caller:
         status, _, after = said.partition("/")
         if status.isdigit():
             reason = "" if status.startswith("2") else f"HTTP {status}"
-            call.answer = Answer(int(status), reason, int(after) if after else None, wait_s)
+            call.answer = Reply(int(status), reason, int(after) if after else None, wait_s)
         else:
-            call.answer = Answer(0, {"hang": "timeout"}.get(said, said.replace("_", " ")), None, wait_s)
+            call.answer = Reply(0, {"hang": "timeout"}.get(said, said.replace("_", " ")), None, wait_s)
         call.answered = self.world.cluster.world.now
         done(call.answer)

@@ -25,7 +25,7 @@ from hadelay.ledger import changes, grant, idempotency, keys, leases, publish, t
 from hadelay.ledger.apply import _APPLY
 from hadelay.ledger.hourstate import groups
 from hadelay.ledger.keys import Decision
-from hadelay.ledger.topics import Topics
+from hadelay.ledger.topics import TopicBook
 from hadelay.ledger.transitions import Leaving, log_events, settle
 from hadelay.model import Draft, Event
 from hadelay.server import groupcommit
@@ -39,7 +39,7 @@ from hadelay.server.delivery.modes import IntervalHandout
 from hadelay.server.groupcommit import GroupCommit
 from hadelay.server.leadership import Leadership
 from hadelay.server.node import Node
-from hadelay.server.webhooks.calls import Answer
+from hadelay.server.webhooks.calls import Reply
 from hadelay.server.webhooks.pool import Pool
 from hadelay.server.webhooks.queues import WebhookQueue
 from hadelay.storage.heads import HeadsCache
@@ -64,7 +64,7 @@ stub("deaf_wheel", "the wheel is not told of new messages", "", ("forgotten",), 
 stub("ignored_cancel", "a cancelled message is still owed", "", ("I3",), (changes, "settle", _nothing))
 stub(
     "ignored_purge", "a purged message is still owed", "", ("I3",),
-    (Topics, "end", lambda topics, topic: topics.note_work(topic)),
+    (TopicBook, "end", lambda topics, topic: topics.note_work(topic)),
 )  # fmt: skip
 stub(
     "no_ttl", "what is past its TTL is handed out", "kill pause", ("TTL",), (grant, "expired", _not_expired),
@@ -291,12 +291,12 @@ def few_waiting(measured: Original, node: Node) -> Any:
 
 
 @bug("a webhook's Retry-After is ignored", "", "webhooks, Retry-After", at=(Pool, "_called"))
-def ignored_retry_after(called: Original, pool: Pool, feed: Any, job: Any, url: str, host: str, answer: Answer) -> None:
+def ignored_retry_after(called: Original, pool: Pool, feed: Any, job: Any, url: str, host: str, answer: Reply) -> None:
     called(pool, feed, job, url, host, answer._replace(retry_after_ms=None))
 
 
 @bug("a webhook's message is done however the call was answered", "", "I1 ", at=(Pool, "_called"))
-def any_answer_is_yes(called: Original, pool: Pool, feed: Any, job: Any, url: str, host: str, answer: Answer) -> None:
+def any_answer_is_yes(called: Original, pool: Pool, feed: Any, job: Any, url: str, host: str, answer: Reply) -> None:
     called(pool, feed, job, url, host, answer._replace(reason="") if answer.status else answer)
 
 

@@ -22,7 +22,7 @@ from hadelay.pipeline.objects import Objects
 from hadelay.platform.disk import Disk
 from hadelay.settings.load import load
 from hadelay.settings.node import Config
-from hadelay.storage.backup import BLOCK, Archive, Backup, Contents, Directory
+from hadelay.storage.backup import BLOCK, Archive, Backup, Contents, LocalBackups
 
 #: Size of one request, in bytes.
 _PART = 4 << 20
@@ -37,7 +37,7 @@ def archive_at(where: str) -> Archive:
         raise BadRequest(wrong)
     where = where.removeprefix("file://")
     if "://" not in where:
-        return Archive(Directory(Disk(private=True), os.path.abspath(where)))
+        return Archive(LocalBackups(Disk(private=True), os.path.abspath(where)))
     try:
         from hadelay.storage.locations import Location
     except ImportError:

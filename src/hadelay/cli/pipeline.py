@@ -58,7 +58,7 @@ class Running(Printing):
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Source(Running):
+class SourceOptions(Running):
     """Options of jobs that read hours."""
 
     verify: Annotated[bool, Parameter(negative="--no-verify")] = True
@@ -108,12 +108,12 @@ def _tell(summary: jobs.JobSummary, printing: Printing) -> int:
 
 
 @_takes(jobs.ReconcileOptions, *_READ)
-def reconcile(*, source: Source = Source(), **given: Any) -> int:
+def reconcile(*, source: SourceOptions = SourceOptions(), **given: Any) -> int:
     return _run("reconcile", jobs.ReconcileOptions(source.options(given), check=source.verify, **given), source)
 
 
 @_takes(jobs.ArchiveOptions, *_READ)
-def archive(*, audit: bool = False, source: Source = Source(), **given: Any) -> int:
+def archive(*, audit: bool = False, source: SourceOptions = SourceOptions(), **given: Any) -> int:
     """Write closed hours to Parquet, with a manifest per hour and a catalogue of all. Later runs add new hours.
 
     Args:
@@ -126,24 +126,24 @@ def archive(*, audit: bool = False, source: Source = Source(), **given: Any) -> 
 
 
 @_takes(jobs.JobOptions, *_READ, "topics")
-def lateness(*, source: Source = Source(), **given: Any) -> int:
+def lateness(*, source: SourceOptions = SourceOptions(), **given: Any) -> int:
     """Report how late messages were handed out: p50, p90, p99, p99.9 and maximum, per hour and topic."""
     return _run("lateness", jobs.JobOptions(source.options(given), check=source.verify, **given), source)
 
 
 @_takes(jobs.JobOptions, *_READ, "topics")
-def load(*, source: Source = Source(), **given: Any) -> int:
+def load(*, source: SourceOptions = SourceOptions(), **given: Any) -> int:
     """Count the messages that fell due, were handed out and acked, per hour and topic, with the busiest second."""
     return _run("load", jobs.JobOptions(source.options(given), check=source.verify, **given), source)
 
 
 @_takes(jobs.ForecastOptions, *_READ, "topics")
-def forecast(*, source: Source = Source(), **given: Any) -> int:
+def forecast(*, source: SourceOptions = SourceOptions(), **given: Any) -> int:
     return _run("forecast", jobs.ForecastOptions(source.options(given), check=source.verify, **given), source)
 
 
 @_takes(jobs.TailOptions, *_READ, "kind", "columns", "body", "topics")
-def tail(*, max_rows: int = 0, source: Source = Source(), **given: Any) -> int:
+def tail(*, max_rows: int = 0, source: SourceOptions = SourceOptions(), **given: Any) -> int:
     """Stream new entries or events to Parquet. Each row is written once, also across restarts.
 
     Args:

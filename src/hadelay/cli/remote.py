@@ -91,7 +91,7 @@ class _Request(NamedTuple):
     timeout_s: float
 
 
-class Answer(NamedTuple):
+class RemoteAnswer(NamedTuple):
     url: str
     status: int
     headers: Headers
@@ -113,7 +113,7 @@ def _encoded(body: Any, headers: dict[str, str], token: str) -> tuple[bytes | No
 
 
 def read_answer(
-    answer: Answer, method: str, needs: str = "", decode: Callable[[bytes], Any] = msgspec.json.decode
+    answer: RemoteAnswer, method: str, needs: str = "", decode: Callable[[bytes], Any] = msgspec.json.decode
 ) -> Any:
     """The decoded answer; refusals are raised. NotANode, with an unknown outcome, if another server has answered."""
     url, status, headers, body = answer
@@ -135,7 +135,7 @@ def read_answer(
     return found
 
 
-def _exchange(url: str, request: _Request) -> Answer:
+def _exchange(url: str, request: _Request) -> RemoteAnswer:
     """The answer of the node at `url`, or of the leader where that node redirects to."""
     redirected_by = ""
     for _ in range(_MAX_REDIRECTS + 1):
@@ -150,7 +150,7 @@ def _exchange(url: str, request: _Request) -> Answer:
         try:
             connection.endheaders(request.body)
             answer = connection.getresponse()
-            found = Answer(url, answer.status, answer.headers, answer.read())
+            found = RemoteAnswer(url, answer.status, answer.headers, answer.read())
         except (OSError, http.client.HTTPException) as error:
             why = _unreachable(url, error)
             raise why if request.method == "GET" else errors.OutcomeUnknown(str(why)) from None

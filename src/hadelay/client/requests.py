@@ -87,7 +87,7 @@ class Requests:
             "state": ",".join(each(state)), "limit": page, "from": when_of(start), "to": when_of(end),
             "tag": ",".join(each(tags)) or None, "stale": stale,
         }  # fmt: skip
-        async for message in self._pages(f"/v1/topics/{segment(topic)}/messages", query, wire.Page[MessageInfo]):
+        async for message in self._pages(f"/v1/topics/{segment(topic)}/messages", query, wire.WirePage[MessageInfo]):
             yield message
 
     async def cancel(
@@ -97,7 +97,7 @@ class Requests:
 
         Raises Conflict when it is too late; `outcome` of the error is its state: leased, acked, expired or dead.
         """
-        await self._transport.request("DELETE", message_path(message_id, topic, key), wire.read(wire.Outcome))
+        await self._transport.request("DELETE", message_path(message_id, topic, key), wire.read(wire.WireOutcome))
         return "cancelled"
 
     async def reschedule(
@@ -189,14 +189,14 @@ class Requests:
         outcomes: list[str] = []
         for at in range(0, len(tokens), _MAX_LEASES):
             body = {"leases": tokens[at : at + _MAX_LEASES], **_present(options)}
-            answer = await self._send("POST", f"/v1/leases:{verb}", body, wire.Results[wire.Outcome])
+            answer = await self._send("POST", f"/v1/leases:{verb}", body, wire.Results[wire.WireOutcome])
             outcomes += [result.outcome for result in answer.results]
         return outcomes
 
     # ---- topics
 
     async def topics(self, *, stale: bool = False) -> list[TopicInfo]:
-        return (await self._get("/v1/topics", wire.Topics, stale=stale)).topics
+        return (await self._get("/v1/topics", wire.WireTopics, stale=stale)).topics
 
     async def topic(self, name: str, *, stale: bool = False) -> TopicInfo:
         return await self._get(f"/v1/topics/{segment(name)}", TopicInfo, stale=stale)
@@ -230,7 +230,7 @@ class Requests:
     ) -> AsyncIterator[DeadLetter]:
         """Dead letters by time of death, with the errors of their last attempts. page: letters per request."""
         query = {"limit": page, "body": body, "stale": stale}
-        async for letter in self._pages(f"/v1/topics/{segment(topic)}/dead", query, wire.Page[DeadLetter]):
+        async for letter in self._pages(f"/v1/topics/{segment(topic)}/dead", query, wire.WirePage[DeadLetter]):
             yield letter
 
     async def redrive(self, topic: str, ids: Sequence[str]) -> list[Redriven]:
@@ -260,7 +260,7 @@ class Requests:
         """Count the messages due in each step of [start, end), over all topics or in one. Empty buckets are omitted."""
         path = "/v1/due" if topic is None else f"/v1/topics/{segment(topic)}/due"
         query = {"from": when_of(start), "to": when_of(end), "step": plain(step), "stale": stale}
-        return (await self._get(path, wire.Buckets, **query)).buckets
+        return (await self._get(path, wire.WireBuckets, **query)).buckets
 
     # ---- the cluster
 

@@ -39,7 +39,7 @@ _CONNECT_S = 3.0
 _AVOIDED_S = 30.0
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     status: int
     headers: Mapping[str, str]
     body: bytes
@@ -156,7 +156,7 @@ class Transport:
         self,
         method: str,
         path: str,
-        read: Callable[[Answer], T],
+        read: Callable[[HttpAnswer], T],
         *,
         data: bytes = b"",
         headers: Mapping[str, str] | None = None,
@@ -203,7 +203,7 @@ class Transport:
                 await asyncio.sleep(pause_s)
 
     async def _try(
-        self, request: _Request, read: Callable[[Answer], T], within_s: float, resent: bool, at: str = ""
+        self, request: _Request, read: Callable[[HttpAnswer], T], within_s: float, resent: bool, at: str = ""
     ) -> T:
         """One try at one address, redirects included. at: that address. A node may advertise a name that this machine
         cannot resolve or reach; then the node that redirected there relays the request."""
@@ -223,7 +223,7 @@ class Transport:
                     ) as response:
                         answered = response.status != 307 or "Location" not in response.headers
                         if answered:
-                            answer = Answer(response.status, response.headers, await response.read(), resent)
+                            answer = HttpAnswer(response.status, response.headers, await response.read(), resent)
                             break
                         there = encrypted_too(url, response.headers["Location"]).removesuffix(path)
                         if self._avoided.get(there, 0.0) > time.monotonic():

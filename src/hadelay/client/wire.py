@@ -17,7 +17,7 @@ import msgspec
 from hadelay.api.problems import error_of
 from hadelay.api.publishing import BatchResult, BatchResults
 from hadelay.api.text import parse_duration
-from hadelay.client.transport import Answer
+from hadelay.client.transport import HttpAnswer
 from hadelay.client.types import Body, Bucket, Delay, Message, Put, PutResult, Receipt, TopicInfo, When
 from hadelay.errors import BadRequest
 
@@ -182,7 +182,7 @@ def _header_text(value: Any) -> str:
 # ---- answers
 
 
-class Page(msgspec.Struct, Generic[T]):
+class WirePage(msgspec.Struct, Generic[T]):
     messages: list[T]
     cursor: str | None = None
 
@@ -195,32 +195,32 @@ class Redriving(msgspec.Struct):
     redriving: int
 
 
-class Outcome(msgspec.Struct):
+class WireOutcome(msgspec.Struct):
     outcome: str
 
 
-class Topics(msgspec.Struct):
+class WireTopics(msgspec.Struct):
     topics: list[TopicInfo]
 
 
-class Buckets(msgspec.Struct):
+class WireBuckets(msgspec.Struct):
     buckets: list[Bucket]
 
 
 _decode_results = msgspec.msgpack.Decoder(BatchResults[datetime]).decode
-_decode_messages = msgspec.msgpack.Decoder(Page[Message]).decode
+_decode_messages = msgspec.msgpack.Decoder(WirePage[Message]).decode
 
 
-def read(kind: type[T]) -> Callable[[Answer], T]:
+def read(kind: type[T]) -> Callable[[HttpAnswer], T]:
     return lambda answer: msgspec.json.decode(answer.body, type=kind)
 
 
-def read_nothing(answer: Answer) -> None:
+def read_nothing(answer: HttpAnswer) -> None:
     if answer.status != 204:
         raise ValueError("a node answers 204")
 
 
-def read_results(items: list[dict[str, Any]], answer: Answer) -> list[PutResult]:
+def read_results(items: list[dict[str, Any]], answer: HttpAnswer) -> list[PutResult]:
     results = _decode_results(answer.body).results
     return [_result(item, result, answer.resent) for item, result in zip(items, results, strict=True)]
 
@@ -236,5 +236,5 @@ def _result(item: dict[str, Any], result: BatchResult[datetime], resent: bool) -
     )  # fmt: skip
 
 
-def read_messages(answer: Answer) -> list[Message]:
+def read_messages(answer: HttpAnswer) -> list[Message]:
     return _decode_messages(answer.body).messages

@@ -24,15 +24,15 @@ from hadelay.codec.commandtypes import (
     Grant,
     Job,
     Maintain,
-    Redrive,
-    Reschedule,
+    RedriveCommand,
+    RescheduleCommand,
     SettleLeases,
 )
 from hadelay.codec.formats import U32, Rows
 from hadelay.codec.leasetokens import LEASE
 from hadelay.codec.publishcommand import decode_publish, hash_client_key
 from hadelay.codec.publishcommand import encode_publish as _publish_body
-from hadelay.codec.wire import MAX_NAME, Malformed, Reader, pack_name
+from hadelay.codec.wire import MAX_NAME, Malformed, WireReader, pack_name
 from hadelay.members import Member, Members
 from hadelay.members import is_whole as whole_members
 from hadelay.model import MAX_RATE, MAX_REASON, Draft
@@ -227,13 +227,13 @@ def decode(kind: int, body: memoryview) -> Any:
     decoder = _DECODERS.get(kind)
     if decoder is None:
         raise Malformed(f"no command has the number {kind}")
-    reader = Reader(body)
+    reader = WireReader(body)
     command = decoder(reader)
     reader.end()
     return command
 
 
-def _decode_grant(reader: Reader) -> Grant:
+def _decode_grant(reader: WireReader) -> Grant:
     term, seq, lease_ms, count, consumer, request_id, node, handed, ahead_ms = reader.unpack(_GRANT)
     if count > MAX_GRANT or request_id > MAX_REQUEST_ID:
         raise Malformed("a grant has at most 65,535 messages and a request id at most 64 bytes")
@@ -243,12 +243,12 @@ def _decode_grant(reader: Reader) -> Grant:
     )  # fmt: skip
 
 
-def _decode_leases(reader: Reader) -> SettleLeases:
+def _decode_leases(reader: WireReader) -> SettleLeases:
     node, count, value_ms = reader.unpack(LEASES)
     return SettleLeases(reader.text(node), value_ms, reader.array(LEASE, count))
 
 
-def _decode_nack(reader: Reader) -> SettleLeases:
+def _decode_nack(reader: WireReader) -> SettleLeases:
     leases = _decode_leases(reader)
     if reader.at == len(reader.view):
         return leases
@@ -258,7 +258,7 @@ def _decode_nack(reader: Reader) -> SettleLeases:
     return leases._replace(reason=reason)
 
 
-def _decode_settle(reader: Reader) -> tuple[int, SettleLeases]:
+def _decode_settle(reader: WireReader) -> tuple[int, SettleLeases]:
     kind, size = reader.unpack(COMMAND)
     if kind not in (Command.ACK, Command.NACK):
         raise Malformed("a settlement is an ACK or a NACK")
@@ -269,39 +269,39 @@ def _decode_settle(reader: Reader) -> tuple[int, SettleLeases]:
     return kind, leases._replace(delays=reader.array(_U32, len(leases.rows)))
 
 
-def _decode_redrive(reader: Reader) -> Redrive:
+def _decode_redrive(reader: WireReader) -> RedriveCommand:
     node, topic = reader.name(), _named(reader)
     everything, rate, count = reader.unpack(_REDRIVE)
     # Keeps infinity and "not a number" out of the ledger.
     if not 0 <= rate <= MAX_RATE:
         raise Malformed(f"a rate is above 0 and at most {MAX_RATE}")
-    return Redrive(node, topic, bool(everything), rate or None, reader.array(_U64, count))
+    return RedriveCommand(node, topic, bool(everything), rate or None, reader.array(_U64, count))
 
 
-def _decode_expire(reader: Reader) -> list[tuple[int, int]]:
+def _decode_expire(reader: WireReader) -> list[tuple[int, int]]:
     (count,) = reader.unpack(_COUNT)
     pairs = reader.array(_U32, 2 * count).reshape(-1, 2)
     return [(term, seq) for term, seq in pairs.tolist()]
 
 
-def _decode_targets(reader: Reader) -> tuple[NDArray[np.uint64], list[tuple[str, bytes]]]:
+def _decode_targets(reader: WireReader) -> tuple[NDArray[np.uint64], list[tuple[str, bytes]]]:
     ids, keys = reader.unpack(_PAIR)
     return reader.array(_U64, ids), [(_named(reader), bytes(reader.take(16))) for _ in range(keys)]
 
 
-def _decode_reschedule(reader: Reader) -> Reschedule:
+def _decode_reschedule(reader: WireReader) -> RescheduleCommand:
     node = reader.name()
     when_ms, relative = reader.unpack(_WHEN)
-    return Reschedule(node, when_ms, relative, *_decode_targets(reader))
+    return RescheduleCommand(node, when_ms, relative, *_decode_targets(reader))
 
 
-def _decode_audited(reader: Reader) -> Audited:
+def _decode_audited(reader: WireReader) -> Audited:
     node, token_id, token, action, target = (reader.name() for _ in range(5))
     kind, size = reader.unpack(COMMAND)
     return Audited(node, token_id, token, action, target, kind, reader.take(size))
 
 
-def _decode_members(reader: Reader) -> Members:
+def _decode_members(reader: WireReader) -> Members:
     found = []
     for _ in range(reader.take(1)[0]):
         name, address, flags = _named(reader), reader.name(), reader.take(1)[0]
@@ -311,20 +311,20 @@ def _decode_members(reader: Reader) -> Members:
     return tuple(found)
 
 
-def _named(reader: Reader) -> str:
+def _named(reader: WireReader) -> str:
     name = reader.name()
     if not name:
         raise Malformed("an empty name")
     return name
 
 
-def _decode_job(job: Job) -> Callable[[Reader], Maintain]:
+def _decode_job(job: Job) -> Callable[[WireReader], Maintain]:
     if job is Job.REDRIVE:
         return lambda reader: Maintain(job, 0, topic=_named(reader), limit=reader.unpack(_COUNT)[0])
     return lambda reader: Maintain(job, *reader.unpack(_PAIR))
 
 
-_DECODERS: dict[int, Callable[[Reader], Any]] = {
+_DECODERS: dict[int, Callable[[WireReader], Any]] = {
     **{job: _decode_job(job) for job in Job},
     Command.NOOP: lambda reader: None,
     Command.GRANT: _decode_grant,

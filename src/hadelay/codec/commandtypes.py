@@ -120,7 +120,7 @@ class SettleLeases(NamedTuple):
     delays: U32 | None = None
 
 
-class Redrive(NamedTuple):
+class RedriveCommand(NamedTuple):
     """Bring back these dead letters, or `all` of the topic at `rate` per second (None: as fast as possible)."""
 
     node: str
@@ -138,7 +138,7 @@ class Cancel(NamedTuple):
     keys: list[tuple[str, bytes]]
 
 
-class Reschedule(NamedTuple):
+class RescheduleCommand(NamedTuple):
     """Give messages, named as in Cancel, the due time `when_ms`: Unix ms, or a delay when `relative`; past, zero and
     negative mean now."""
 

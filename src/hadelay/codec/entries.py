@@ -18,7 +18,7 @@ from hadelay.codec.commands import COMMAND, LEASES, decode
 from hadelay.codec.commandtypes import Command
 from hadelay.codec.formats import Rows
 from hadelay.codec.leasetokens import LEASE
-from hadelay.codec.wire import Malformed, Reader
+from hadelay.codec.wire import Malformed, WireReader
 from hadelay.members import Members
 
 ENTRY_VERSION = 1
@@ -32,7 +32,7 @@ def encode_entry(now_ms: int, commands: Sequence[bytes], level: int = 1) -> byte
 
 def decode_entry(entry: bytes | memoryview) -> tuple[int, int, list[tuple[int, memoryview]]]:
     """(level, now_ms, [(type, body)]). Raises Malformed. `decode` checks each body."""
-    reader = Reader(memoryview(entry))
+    reader = WireReader(memoryview(entry))
     version, level, count, now_ms = reader.unpack(_ENTRY)
     if version != ENTRY_VERSION:
         raise Malformed(f"entry version {version}, this code reads {ENTRY_VERSION}")

@@ -22,7 +22,7 @@ from msgspec.structs import astuple
 
 from hadelay.codec.formats import I64, Rows
 from hadelay.codec.meta import retried
-from hadelay.codec.wire import Malformed, Reader, pack_name
+from hadelay.codec.wire import Malformed, WireReader, pack_name
 from hadelay.model import REJECT, Draft
 
 #: Space for the header of a record, in front of every payload.
@@ -150,7 +150,7 @@ def _key_rows(
 
 def decode_publish(body: memoryview) -> Publish:
     """Raises Malformed unless every length, topic number and key range fits: apply relies on all of them."""
-    reader = Reader(body)
+    reader = WireReader(body)
     node_size, topic_count, row_count, key_count, client_count, blob_size = reader.unpack(_HEAD)
     node = reader.text(node_size)
     topics = [reader.name() for _ in range(topic_count)]

@@ -50,7 +50,7 @@ class LeaseOutcome(IntEnum):
     AGAIN = 3
 
 
-class Outcome(IntEnum):
+class TargetOutcome(IntEnum):
     """Outcome of one target of a RESCHEDULE."""
 
     DONE = 0

@@ -23,7 +23,7 @@ def pack_name(name: str) -> bytes:
     return bytes([len(raw)]) + raw
 
 
-class Reader:
+class WireReader:
     """Reads a body from front to back; arrays are views of the body, not copies."""
 
     __slots__ = ("at", "view")

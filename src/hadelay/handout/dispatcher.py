@@ -22,7 +22,7 @@ from hadelay.codec.formats import SECONDS_PER_HOUR
 from hadelay.deadlines import Deadlines
 from hadelay.handout.matching import Matcher, Offer
 from hadelay.handout.owed import Owed
-from hadelay.handout.preload import Preload, ReadAhead
+from hadelay.handout.preload import Prefetch, Preload
 from hadelay.handout.queues import split
 from hadelay.handout.scans import Scans
 from hadelay.handout.turns import Turns
@@ -30,20 +30,20 @@ from hadelay.handout.waiting import Waiting
 from hadelay.handout.windows import Windows
 from hadelay.ledger.chain import NO_SECOND, Damage
 from hadelay.ledger.hourstate import bitmap, groups
-from hadelay.ledger.ports import Listener
+from hadelay.ledger.ports import LedgerListener
 from hadelay.ledger.topics import by_topic
 from hadelay.model import DEAD_HOURS, NONE32, Event
 
 if TYPE_CHECKING:
     from hadelay.ledger.grants import HeldGrant
     from hadelay.ledger.state import Ledger
-    from hadelay.ledger.topics import Topic
+    from hadelay.ledger.topics import TopicState
 
 #: Limit of messages offered and not yet granted.
 OFFERED = 1 << 16
 
 
-class Dispatcher(Listener):
+class Dispatcher(LedgerListener):
     """Between `start` and the end of leadership; a new leader makes a new one."""
 
     def __init__(
@@ -55,9 +55,9 @@ class Dispatcher(Listener):
         wake: Callable[[], None],
         on_damage: Callable[[Damage], None],
         on_lease: Callable[[HeldGrant], None],
-        watch: Callable[[Topic], None],
+        watch: Callable[[TopicState], None],
         on_ttl: Callable[[int], None],
-        read_ahead: ReadAhead | None,
+        read_ahead: Prefetch | None,
     ) -> None:
         """wake: something changed, so call `advance` soon. on_lease: a grant was applied or extended, whether or not
         its proposer still waits for it. watch: a topic was made, changed or deleted, or messages of it died. on_ttl:
@@ -165,16 +165,16 @@ class Dispatcher(Listener):
         if not due.all():
             self._preload.drop(hour, indexes)
 
-    def on_topic(self, topic: Topic) -> None:
+    def on_topic(self, topic: TopicState) -> None:
         self.windows.configure(topic.number)
         self.wake()
         self._watch(topic)
 
-    def on_purged(self, topic: Topic) -> None:
+    def on_purged(self, topic: TopicState) -> None:
         self.windows.forget(topic.number)
         self._preload.forget(topic.number)
 
-    def on_dead(self, topic: Topic) -> None:
+    def on_dead(self, topic: TopicState) -> None:
         self._watch(topic)
 
     def on_ttl(self, at_ms: int) -> None:

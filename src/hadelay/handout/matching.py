@@ -23,7 +23,7 @@ _TOGETHER_MS = 8
 _MAX_AHEAD = 4_096
 
 
-class Part(NamedTuple):
+class OfferPart(NamedTuple):
     """Messages of an offer from one window."""
 
     window: Window
@@ -36,7 +36,7 @@ class Offer:
     """Messages taken out of their windows for one poll: the grant to propose."""
 
     poll: Poll
-    parts: list[Part]
+    parts: list[OfferPart]
     entries: list[int]
     hours: U32
     indexes: U32
@@ -103,7 +103,7 @@ class Matcher:
     def _offer(self, poll: Poll, first: WaitQueue, room: int, now_ms: int) -> Offer | None:
         """Take from the queue whose turn it is, then from the poll's other queues, until the answer is full."""
         want, size, until_ms = min(poll.max, room), GRANT_BYTES, now_ms
-        parts: list[Part] = []
+        parts: list[OfferPart] = []
         for queue in (first, *(queue for queue in self._waiting.queues[poll] if queue is not first)):
             for window in queue.windows:
                 while want > 0 and size > 0 and window.entries:
@@ -125,7 +125,7 @@ class Matcher:
         numbers = np.array(entries, np.int64)
         return Offer(poll, parts, entries, (numbers >> 32).astype(np.uint32), numbers.astype(np.uint32), rows)
 
-    def _take(self, window: Window, want: int, size: int, until_ms: int, more: bool) -> tuple[Part, int]:
+    def _take(self, window: Window, want: int, size: int, until_ms: int, more: bool) -> tuple[OfferPart, int]:
         """Take up to `want` owed entries of one hour off the window, and drop those that are not owed any more. Returns
         them with their size in bytes; 1 if none was taken because none fits.
         until_ms: messages due later stay. more: the answer has messages already; else the message that is due first is
@@ -167,7 +167,7 @@ class Matcher:
         self._windows.rescan_if_low(window)
         self._turns.charge(window, len(left), cost)
         self._windows.in_flight.update(dict.fromkeys(left, (window,)))
-        return Part(window, left, rows), cost
+        return OfferPart(window, left, rows), cost
 
     def _choose(
         self, queue: WaitQueue, hour: int, rows: NDArray[np.void], owed: NDArray[np.bool_], want: int

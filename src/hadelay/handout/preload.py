@@ -29,7 +29,7 @@ PRELOAD_ROWS = 1 << 20
 _LAST_MOMENT_MS = 1_000
 
 
-class ReadAhead(Protocol):
+class Prefetch(Protocol):
     """Reads files before they are needed (server/reading.py)."""
 
     def index(self, hour: int) -> None: ...
@@ -39,7 +39,7 @@ class ReadAhead(Protocol):
 
 class Preload:
     def __init__(
-        self, windows: Windows, preload_ms: int, on_damage: Callable[[Damage], None], read_ahead: ReadAhead | None
+        self, windows: Windows, preload_ms: int, on_damage: Callable[[Damage], None], read_ahead: Prefetch | None
     ) -> None:
         self._windows, self._turns = windows, windows.turns
         self._owed, self._store = windows.owed, windows.owed.store

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from hadelay.deadlines import Deadlines
 from hadelay.handout.queues import TopicTurn, WaitQueue, Window
 from hadelay.ledger.flow import UNLIMITED, Allowance
-from hadelay.ledger.topics import Topics
+from hadelay.ledger.topics import TopicBook
 from hadelay.model import NEVER_MS
 
 #: Limit of what a topic may hand out in one turn, in bytes; each message costs a fixed sum besides its size.
@@ -21,7 +21,7 @@ _MESSAGE_COST = 256
 
 
 class Turns:
-    def __init__(self, topics: Topics) -> None:
+    def __init__(self, topics: TopicBook) -> None:
         #: Cluster time of the last `tick`: messages due by then were made ready.
         self.now_ms = 0
         #: Times that a limit stopped a topic which had a message for a poll, by the limit's name.

@@ -22,7 +22,7 @@ from hadelay.handout.owed import Owed
 from hadelay.handout.queues import TopicTurn, WaitQueue, Window, split
 from hadelay.handout.turns import Turns
 from hadelay.ledger.flow import limits_of
-from hadelay.ledger.topics import Topic, Topics
+from hadelay.ledger.topics import TopicBook, TopicState
 
 #: Limit of entries in all windows. Beyond it, a window that is polled keeps few entries, and others none.
 _TOTAL = 1 << 19
@@ -34,7 +34,7 @@ OVERDUE_MS = 5_000
 
 class Windows:
     def __init__(
-        self, owed: Owed, turns: Turns, topics: Topics, known_topic: Callable[[str], Topic | None], limit: int
+        self, owed: Owed, turns: Turns, topics: TopicBook, known_topic: Callable[[str], TopicState | None], limit: int
     ) -> None:
         """known_topic: finds a topic by its name, deleted or not. limit: largest number of entries in one window."""
         self.owed, self.turns, self._topics, self.known_topic, self.limit = owed, turns, topics, known_topic, limit

@@ -22,7 +22,7 @@ from hadelay.errors import Forbidden, HadelayError, NoLeader, Unauthorized
 from hadelay.http.routes import Route
 from hadelay.loglimit import LogLimit
 from hadelay.rights import Rights, Token
-from hadelay.server.service.tokens import Access as TokenService
+from hadelay.server.service.tokens import TokenService as TokenService
 from hadelay.settings.node import HttpConfig, SecurityConfig
 
 log = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ def _is_address(name: str) -> bool:
     return True
 
 
-class Access:
+class RequestRights:
     """Rights of one request's token."""
 
     def __init__(self, actor: Actor, rights: Rights, *, first_only: bool = False) -> None:
@@ -159,7 +159,7 @@ class Access:
 
 
 #: Access of requests that need no token.
-UNRESTRICTED = Access(Actor(), Rights(("admin",)))
+UNRESTRICTED = RequestRights(Actor(), Rights(("admin",)))
 
 
 class Authenticator:
@@ -171,7 +171,7 @@ class Authenticator:
         self.service, self.config, self.monotonic, self.forget = service, config, monotonic, forget
         self._tokens: Mapping[str, Token] | None = None
         self._by_hash: dict[bytes, Token] = {}
-        self._known: dict[str, Access] = {}
+        self._known: dict[str, RequestRights] = {}
         self._has_admin = False
         #: Cluster time at which the next token expires, and monotonic time until which no look at the clock is needed.
         self._next_ms: int | None = None
@@ -193,7 +193,7 @@ class Authenticator:
         if self._next_ms is not None:
             self._until = self.monotonic() + min(_LOOK_S, (self._next_ms - now_ms) / 1000)
 
-    def admit(self, headers: Sequence[str]) -> Access:
+    def admit(self, headers: Sequence[str]) -> RequestRights:
         """headers: all Authorization headers. Raises Unauthorized; NoLeader while the tokens are not known yet."""
         if len(headers) != 1:
             what = "two Authorization headers" if headers else "no token"
@@ -208,7 +208,7 @@ class Authenticator:
             self._known[headers[0]] = known
         return known
 
-    def _find(self, header: str) -> Access:
+    def _find(self, header: str) -> RequestRights:
         given = _BEARER.fullmatch(header)
         if given is None:
             raise _with_reason("malformed", Unauthorized("Authorization: expected Bearer and a token"))
@@ -224,13 +224,13 @@ class Authenticator:
             return self._bootstrap(digest)
         if not token.holds(self.service.now_ms()):
             raise _with_reason("expired", Unauthorized(f"the token {token.name!r} ({token.id}) has expired"))
-        return Access(Actor(token.id, token.name), Rights(token.scopes))
+        return RequestRights(Actor(token.id, token.name), Rights(token.scopes))
 
-    def _bootstrap(self, digest: bytes) -> Access:
+    def _bootstrap(self, digest: bytes) -> RequestRights:
         wanted = self.config.bootstrap_token_hash
         if not wanted or not hmac.compare_digest(bytes.fromhex(wanted), digest):
             raise Unauthorized("this token is not known: it was revoked, or it is of another cluster")
         if self._has_admin:
             what = "the bootstrap token is spent: this cluster has a token with the scope admin"
             raise _with_reason("bootstrap", Unauthorized(what))
-        return Access(Actor("", "bootstrap"), Rights(()), first_only=True)
+        return RequestRights(Actor("", "bootstrap"), Rights(()), first_only=True)

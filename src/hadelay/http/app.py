@@ -17,7 +17,7 @@ from hadelay.http.bodies import Reservation
 from hadelay.http.call import Call, Context
 from hadelay.http.connection import Connection
 from hadelay.http.decoding import check_headers, decode_query, parse_query
-from hadelay.http.listener import Listener
+from hadelay.http.listener import HttpListener
 from hadelay.http.privates import Server
 from hadelay.http.requestheads import RequestHeads
 from hadelay.http.routes import Routes, origin_form
@@ -43,7 +43,7 @@ class HttpServer(Context):
         if security is not None and tokens:
             self.authenticator = Authenticator(service.access, security, time.monotonic, self.heads.recent.clear)
         self._sockets = sockets
-        self._listener: Listener | None = None
+        self._listener: HttpListener | None = None
         self._server: Server | None = None
         self.address = ""
 
@@ -59,7 +59,7 @@ class HttpServer(Context):
             auto_decompress=False,
             lingering_time=2.0,
         )
-        self._listener = Listener(self, partial(Connection, server, self, self.heads), self._sockets)
+        self._listener = HttpListener(self, partial(Connection, server, self, self.heads), self._sockets)
         self.relay.full = lambda: self._listener is not None and self._listener.full
         port = self._listener.listen(host, port)
         self.metrics.watch()

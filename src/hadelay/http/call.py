@@ -16,14 +16,14 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from hadelay.api.service import Actor
 from hadelay.api.text import check_topic
 from hadelay.errors import HadelayError, TooLarge
-from hadelay.http.access import UNRESTRICTED, Access, Authenticator, Denials, Hosts
+from hadelay.http.access import UNRESTRICTED, Authenticator, Denials, Hosts, RequestRights
 from hadelay.http.answers import JSON_TYPE, MSGPACK_TYPE, Answer, header_lines, refusal, unexpected
 from hadelay.http.bodies import ByteBudget, Reservation, read_body
 from hadelay.http.decoding import decode_body
 from hadelay.http.metrics import Metrics
 from hadelay.http.polls import Polls, Relay
 from hadelay.http.routes import OPEN, Route, Routes, origin_form
-from hadelay.http.turns import Turns
+from hadelay.http.turns import RequestTurns
 from hadelay.loglimit import LogLimit
 from hadelay.platform.tls import Certificates
 from hadelay.server.service.node import NodeService
@@ -48,7 +48,7 @@ class Context:
         self.hosts = Hosts(config, tokens=tokens)
         self.polls, self.relay = Polls(), Relay(config, self.tls)
         self.denials = Denials(time.monotonic)
-        self.turns = Turns()
+        self.turns = RequestTurns()
         self.metrics = Metrics(service, self.denials.counts, self.turns)
         self.log_limit = LogLimit(time.monotonic)
         self.budget = ByteBudget(config.max_reading_bytes)
@@ -64,7 +64,7 @@ class Context:
     def draining(self) -> bool:
         return self.polls.draining
 
-    def admit(self, route: Route, path: Mapping[str, str], authorization: Sequence[str]) -> Access:
+    def admit(self, route: Route, path: Mapping[str, str], authorization: Sequence[str]) -> RequestRights:
         """Access of a request with these Authorization headers. Raises Unauthorized, Forbidden; NoLeader while this
         node does not know the tokens yet."""
         if self.authenticator is None or route.scope == OPEN:
@@ -132,7 +132,7 @@ class Call:
     body: Any = None
     #: Bytes of the body; None: not read yet.
     data: bytes | None = None
-    access: Access = UNRESTRICTED
+    access: RequestRights = UNRESTRICTED
     #: Reader of the body; None: the body has been read.
     reservation: Reservation | None = None
 

@@ -35,7 +35,7 @@ _HANDSHAKE_S = 10.0
 _SPARES, _SPARE_S = 64, 2.0
 
 
-class Listener:
+class HttpListener:
     """make(lost, limit): the protocol of a connection, which calls `lost` when it is disconnected. limit: name of the
     limit that a spare exceeds; "" within the limits. sockets: limit of connections together with the polls that this
     node relays; None: twice max_connections."""

@@ -14,7 +14,7 @@ from itertools import accumulate, islice
 from pathlib import Path
 
 from hadelay.api.metrics import Family, Histogram, Values
-from hadelay.http.turns import Turns
+from hadelay.http.turns import RequestTurns
 from hadelay.platform.tls import Certificates
 from hadelay.server.service.node import NodeService
 from hadelay.version import VERSION
@@ -64,7 +64,7 @@ FAMILIES = (
 class Metrics:
     """Counters of the HTTP layer."""
 
-    def __init__(self, service: NodeService, denied: Counter[str], turns: Turns) -> None:
+    def __init__(self, service: NodeService, denied: Counter[str], turns: RequestTurns) -> None:
         """denied: refusals of authentication and of rights, by reason."""
         self.service, self.denied, self.turns = service, denied, turns
         #: (route, status) → answers

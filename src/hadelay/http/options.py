@@ -59,7 +59,7 @@ class DraftTemplate(NamedTuple):
         return replace(self.draft, body=body)
 
 
-class Options(NamedTuple):
+class PublishOptions(NamedTuple):
     """Options in the headers of a publish; others may be in its request line."""
 
     found: dict[str, str]
@@ -79,7 +79,7 @@ def parse_head(
     return with_line(limits, max_delay_ms, topic, query, parse_headers(limits, headers))
 
 
-def parse_headers(limits: HttpConfig, headers: Iterable[tuple[bytes, bytes]]) -> Options:
+def parse_headers(limits: HttpConfig, headers: Iterable[tuple[bytes, bytes]]) -> PublishOptions:
     found: dict[str, str] = {}
     meta: dict[str, str] = {}
     content_type = ""
@@ -109,10 +109,10 @@ def parse_headers(limits: HttpConfig, headers: Iterable[tuple[bytes, bytes]]) ->
             _once(found, option, text_of(value))
     packed = pack_meta(limits, content_type, meta, tp=trace)
     form = content_type.partition(";")[0].strip().lower() == "application/x-www-form-urlencoded"
-    return Options(found, content_type, meta, trace, packed, key, form)
+    return PublishOptions(found, content_type, meta, trace, packed, key, form)
 
 
-def with_line(limits: HttpConfig, max_delay_ms: int, topic: str, query: str, options: Options) -> DraftTemplate:
+def with_line(limits: HttpConfig, max_delay_ms: int, topic: str, query: str, options: PublishOptions) -> DraftTemplate:
     found = options.found
     if query:
         found = found.copy()

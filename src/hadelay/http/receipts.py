@@ -14,7 +14,7 @@ from hadelay.api.publishing import BatchResult
 from hadelay.api.service import Receipts
 from hadelay.api.text import format_instant
 from hadelay.errors import HadelayError
-from hadelay.http.turns import ITEM, Turns
+from hadelay.http.turns import ITEM, RequestTurns
 from hadelay.model import Draft, encode_id
 
 #: Limit of results encoded in one slice.
@@ -42,7 +42,7 @@ def one(draft: Draft, receipts: Receipts) -> tuple[int, str, bytes]:
 
 
 async def batch(
-    receipts: Receipts, problems: dict[int, HadelayError], total: int, msgpack: bool, turns: Turns
+    receipts: Receipts, problems: dict[int, HadelayError], total: int, msgpack: bool, turns: RequestTurns
 ) -> bytes:
     """The answer to a batch of `total` items. problems: refusals before the log, by place in the batch."""
     if not problems and not receipts.problems and not receipts.duplicates and not receipts.replaced:

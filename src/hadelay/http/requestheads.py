@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from hadelay.errors import HadelayError
 from hadelay.http import options
-from hadelay.http.access import Access
+from hadelay.http.access import RequestRights
 from hadelay.http.call import Context, ParsedHead
 from hadelay.http.decoding import check_headers, decode_query, parse_query
 from hadelay.http.options import DraftTemplate
@@ -35,7 +35,7 @@ class Fields(NamedTuple):
     #: Content-Length; None without the header.
     body_bytes: int | None
     #: Template of the publish; None: the head is not valid for a publish.
-    publish: options.Options | None
+    publish: options.PublishOptions | None
     lines: tuple[tuple[bytes, bytes], ...]
     #: Other requests may repeat these lines.
     common: bool
@@ -49,7 +49,7 @@ class ShortRequest(NamedTuple):
     path: dict[str, str]
     query: Any
     head: ParsedHead
-    access: Access
+    access: RequestRights
 
 
 class KnownHead(NamedTuple):

@@ -9,7 +9,7 @@ SLICE = 256 << 10
 ITEM = 256
 
 
-class Turns:
+class RequestTurns:
     """Turns of large requests, one object per server: each pass of the event loop has at most one slice of one large
     request."""
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from hadelay.codec.commandtypes import Cancel, Reschedule
+from hadelay.codec.commandtypes import Cancel, RescheduleCommand
 from hadelay.codec.formats import NODE
-from hadelay.codec.results import CancelOutcome, CancelResult, Outcome, RescheduleResult
+from hadelay.codec.results import CancelOutcome, CancelResult, RescheduleResult, TargetOutcome
 from hadelay.ledger import ttl
 from hadelay.ledger.keys import find_key
 from hadelay.ledger.lookup import EntryRef, find_entry, state_of
@@ -22,17 +22,17 @@ MAX_MOVED_BYTES = 4 << 20
 _NEARLY_MS = 1_000
 
 
-def _ids(ledger: Ledger, command: Cancel | Reschedule) -> list[int | None]:
+def _ids(ledger: Ledger, command: Cancel | RescheduleCommand) -> list[int | None]:
     return [*command.ids.tolist(), *(find_key(ledger, topic, digest) for topic, digest in command.keys)]
 
 
-def _waiting(ledger: Ledger, message_id: int | None) -> tuple[EntryRef | None, Outcome]:
+def _waiting(ledger: Ledger, message_id: int | None) -> tuple[EntryRef | None, TargetOutcome]:
     """(place, DONE) of a message that waits; otherwise the outcome says why not."""
     place = None if message_id is None else find_entry(ledger, message_id)
     if place is None:
-        return None, Outcome.NOT_FOUND
+        return None, TargetOutcome.NOT_FOUND
     found = state_of(ledger, place, ledger.now_ms)
-    return place, Outcome.DONE if found in (State.SCHEDULED, State.READY) else Outcome[found.name]
+    return place, TargetOutcome.DONE if found in (State.SCHEDULED, State.READY) else TargetOutcome[found.name]
 
 
 def apply_cancel(ledger: Ledger, command: Cancel) -> CancelResult:
@@ -40,15 +40,15 @@ def apply_cancel(ledger: Ledger, command: Cancel) -> CancelResult:
     outcomes = []
     for message_id in _ids(ledger, command):
         place, outcome = _waiting(ledger, message_id)
-        if outcome is Outcome.DONE:
+        if outcome is TargetOutcome.DONE:
             assert place is not None
             settle(ledger, Leaving(place.hour, place.rows, node=node), Event.CANCELLED)
         # Cancelled before, or with its topic: again is as good as once.
-        outcomes.append(CancelOutcome.CANCELLED if outcome is Outcome.CANCELLED else CancelOutcome(outcome))
+        outcomes.append(CancelOutcome.CANCELLED if outcome is TargetOutcome.CANCELLED else CancelOutcome(outcome))
     return CancelResult(np.array(outcomes, np.uint8))
 
 
-def apply_reschedule(ledger: Ledger, command: Reschedule) -> RescheduleResult:
+def apply_reschedule(ledger: Ledger, command: RescheduleCommand) -> RescheduleResult:
     """Give messages another due time; id and attempt stay. A due message that is to be due now stays in its entry, so
     that a command that comes twice does no harm."""
     node = ledger.number_of(NODE, command.node)
@@ -62,12 +62,12 @@ def apply_reschedule(ledger: Ledger, command: Reschedule) -> RescheduleResult:
     room = MAX_MOVED_BYTES
     for n, message_id in enumerate(ids):
         if bounded and (n >= MAX_TARGETS or room <= 0):
-            result.outcomes[n] = Outcome.AGAIN
+            result.outcomes[n] = TargetOutcome.AGAIN
             continue
         place, outcome = _waiting(ledger, message_id)
-        if outcome is Outcome.DONE and delay_ms > ledger.settings.max_delay_ms:
-            outcome = Outcome.TOO_FAR
-        if outcome is Outcome.DONE:
+        if outcome is TargetOutcome.DONE and delay_ms > ledger.settings.max_delay_ms:
+            outcome = TargetOutcome.TOO_FAR
+        if outcome is TargetOutcome.DONE:
             assert place is not None
             before_ms = int(place.rows["deliver_at_ms"][0])
             deliver_at_ms = before_ms if delay_ms == 0 and before_ms <= now_ms else now_ms + delay_ms

@@ -18,7 +18,7 @@ from hadelay.ledger import access
 from hadelay.ledger.grants import HELD, HeldGrant
 from hadelay.ledger.hourstate import HourState, bitmap, groups
 from hadelay.ledger.state import Ledger
-from hadelay.ledger.topics import PurgeMark, RedriveJob, Topic, Topics
+from hadelay.ledger.topics import PurgeMark, RedriveJob, TopicBook, TopicState
 from hadelay.members import Member
 from hadelay.model import Event
 from hadelay.settings.cluster import Settings
@@ -104,7 +104,7 @@ def _dump_bits(bits: BitMap, canonical: bool) -> bytes:
     return bytes(packed.serialize())
 
 
-def _dump_topic(topic: Topic) -> list[Any]:
+def _dump_topic(topic: TopicState) -> list[Any]:
     job = None if topic.redrive is None else _values(topic.redrive, _REDRIVE_JOB)
     return [*_values(topic, _TOPIC), job, [_values(mark, _MARK) for mark in topic.marks]]
 
@@ -113,9 +113,9 @@ def _values(of: Any, names: tuple[str, ...]) -> list[Any]:
     return [getattr(of, name) for name in names]
 
 
-def _load_topic(values: list[Any]) -> Topic:
+def _load_topic(values: list[Any]) -> TopicState:
     *plain, job, marks = values
-    topic = Topic(**dict(zip(_TOPIC, plain, strict=True)))
+    topic = TopicState(**dict(zip(_TOPIC, plain, strict=True)))
     if job is not None:
         topic.redrive = RedriveJob(*job)
         died_ms, first_id = topic.redrive.after
@@ -162,7 +162,7 @@ def _fill(ledger: Ledger, whole: dict[str, Any], hours: dict[int, bytes]) -> Non
     ledger.cursor, ledger.sweep = tuple(whole["cursor"]), tuple(whole["sweep"])
     ledger.named = dict(whole["named"])
     ledger.settings = Settings.from_map(whole["settings"])
-    ledger.topics = Topics()
+    ledger.topics = TopicBook()
     for values in whole["topics"]:
         ledger.topics.add(_load_topic(values))
     ledger.incarnations = dict(whole["incarnations"])

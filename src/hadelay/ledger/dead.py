@@ -22,7 +22,7 @@ import struct
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.codec.commandtypes import Maintain, Redrive
+from hadelay.codec.commandtypes import Maintain, RedriveCommand
 from hadelay.codec.formats import INDEX, NODE, Rows
 from hadelay.codec.results import JobResult, RedriveOutcome, RedriveResult, Refused
 from hadelay.ledger import ttl
@@ -31,7 +31,7 @@ from hadelay.ledger.keys import forget_key, forget_keys, take_again
 from hadelay.ledger.lookup import find_entries, find_entry, state_of
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.topicchanges import topic_or_new
-from hadelay.ledger.topics import RedriveJob, Topic, by_topic
+from hadelay.ledger.topics import RedriveJob, TopicState, by_topic
 from hadelay.ledger.transitions import (
     FLAG_KEYED,
     FLAG_ROUTED,
@@ -75,7 +75,7 @@ def die(ledger: Ledger, leaving: Leaving) -> None:
         ledger.listener.on_dead(topic)
 
 
-def _keep(ledger: Ledger, leaving: Leaving, topic: Topic) -> None:
+def _keep(ledger: Ledger, leaving: Leaving, topic: TopicState) -> None:
     rows = leaving.rows
     # Later than the deaths of letters that were purged, or that are being redriven.
     died_ms = max(ledger.now_ms, topic.dead_mark_ms + 1, topic.redrive.upto_ms + 1 if topic.redrive else 0)
@@ -92,7 +92,7 @@ def _keep(ledger: Ledger, leaving: Leaving, topic: Topic) -> None:
         ledger.tables.put(DEAD, KEY.pack(topic.number, died_ms, first_id), b"")
 
 
-def _route(ledger: Ledger, leaving: Leaving, to: Topic) -> None:
+def _route(ledger: Ledger, leaving: Leaving, to: TopicState) -> None:
     rows = leaving.rows
     # A client key is one of the topic that the message leaves.
     for first_id in rows["first_id"][rows["flags"] & FLAG_KEYED != 0].tolist():
@@ -103,7 +103,7 @@ def _route(ledger: Ledger, leaving: Leaving, to: Topic) -> None:
 
 
 def _file_now(
-    ledger: Ledger, leaving: Leaving, topic: Topic, flags: NDArray[np.uint16], event: Event,
+    ledger: Ledger, leaving: Leaving, topic: TopicState, flags: NDArray[np.uint16], event: Event,
     *, attempts: NDArray[np.uint16],
 ) -> None:  # fmt: skip
     """File these messages in the topic, due now, attempt 0."""
@@ -123,7 +123,7 @@ def _file_now(
 # ---- coming back
 
 
-def apply_redrive(ledger: Ledger, command: Redrive) -> RedriveResult | JobResult | Refused:
+def apply_redrive(ledger: Ledger, command: RedriveCommand) -> RedriveResult | JobResult | Refused:
     """Redrive these ids at once, with an outcome each; or begin to redrive the whole topic: REDRIVE_SOME goes on."""
     topic = ledger.topic(command.topic)
     if topic is None:
@@ -208,7 +208,7 @@ def redrive_some(ledger: Ledger, command: Maintain) -> JobResult | Refused:
     return JobResult(topic.redrive is None, count)
 
 
-def _redrive(ledger: Ledger, topic: Topic, leaving: Leaving) -> None:
+def _redrive(ledger: Ledger, topic: TopicState, leaving: Leaving) -> None:
     rows = leaving.rows
     for died_ms, first_id in zip(rows["deliver_at_ms"].tolist(), rows["first_id"].tolist(), strict=True):
         ledger.tables.delete(DEAD, KEY.pack(topic.number, died_ms, first_id))
@@ -271,7 +271,7 @@ def apply_alerted(ledger: Ledger, command: tuple[str, int]) -> JobResult | Refus
 # ---- reading
 
 
-def listing(ledger: Ledger, topic: Topic, after: bytes, limit: int) -> list[tuple[bytes, int]]:
+def listing(ledger: Ledger, topic: TopicState, after: bytes, limit: int) -> list[tuple[bytes, int]]:
     """(cursor, first id) of the topic's dead letters behind the cursor `after`, b"" for all, in the order of deaths."""
     start = max(KEY.pack(topic.number, topic.dead_mark_ms + 1, 0), KEY.pack(topic.number, 0, 0)[:4] + after + b"\0")
     found = ledger.tables.range(DEAD, start, KEY.pack(topic.number + 1, 0, 0), limit)

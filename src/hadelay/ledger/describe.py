@@ -12,8 +12,8 @@ from hadelay.codec.formats import CONSUMER, NODE, REASON, nack_reason
 from hadelay.codec.records import decode_record
 from hadelay.ledger.lookup import EntryRef, find_entry, state_of
 from hadelay.ledger.state import NO_NODE, Ledger
-from hadelay.ledger.topics import Topic
-from hadelay.model import DEAD_HOURS, MOVES, NEVER_MS, NONE32, Description, Event, HistoryEvent, State, unpack_id
+from hadelay.ledger.topics import TopicState
+from hadelay.model import DEAD_HOURS, MOVES, NEVER_MS, NONE32, Description, Event, PastEvent, State, unpack_id
 
 #: Limit of a history's events: bounds the time of an answer about a message that is nacked for ever.
 MAX_EVENTS = 1_000
@@ -37,7 +37,7 @@ def describe(ledger: Ledger, message_id: int, now_ms: int = 0, *, body: bool = F
 
 
 def described(
-    ledger: Ledger, hour: int, row: np.void, found: State, attempt: int, history: list[HistoryEvent], *, body: bool
+    ledger: Ledger, hour: int, row: np.void, found: State, attempt: int, history: list[PastEvent], *, body: bool
 ) -> Description:
     """Message of an entry, from its INDEX row and its record; the record's checksum is verified."""
     record = decode_record(ledger.store.record(hour, int(row["offset"]), int(row["size"]), verify=True))
@@ -61,13 +61,13 @@ def described(
 _OVER = (State.ACKED, State.CANCELLED, State.EXPIRED)
 
 
-def _kept_ms(topic: Topic) -> int:
+def _kept_ms(topic: TopicState) -> int:
     """Retention of the topic; a topic without a setting keeps its messages for as long as their hours last."""
     kept: int = topic.config.get("retention_ms", NEVER_MS)
     return kept
 
 
-def _history(ledger: Ledger, message_id: int, place: EntryRef) -> tuple[list[HistoryEvent], int]:
+def _history(ledger: Ledger, message_id: int, place: EntryRef) -> tuple[list[PastEvent], int]:
     """(all events of the message, its highest attempt).
 
     The entries are followed forwards: a `moved` event names the next entry. When the first hour is retired, the history
@@ -76,7 +76,7 @@ def _history(ledger: Ledger, message_id: int, place: EntryRef) -> tuple[list[His
     _, hour, index = unpack_id(message_id)
     if index >= ledger.store.count(hour):
         hour, index = place.hour, place.index
-    happened: list[HistoryEvent] = []
+    happened: list[PastEvent] = []
     attempts = 0
     while len(happened) < MAX_EVENTS:
         following = None
@@ -95,7 +95,7 @@ def _history(ledger: Ledger, message_id: int, place: EntryRef) -> tuple[list[His
     return happened, attempts
 
 
-def over(ledger: Ledger, topic: Topic, hour: int, index: int, now_ms: int) -> bool:
+def over(ledger: Ledger, topic: TopicState, hour: int, index: int, now_ms: int) -> bool:
     """The entry's message is settled, and past its topic's retention."""
     kept_ms = _kept_ms(topic)
     if kept_ms >= NEVER_MS:
@@ -145,7 +145,7 @@ def _first_event_at(ledger: Ledger, hour: int, at_ms: int) -> int:
     return bisect_left(range(ledger.store.event_count(hour)), at_ms, key=time_of)
 
 
-def _history_event(ledger: Ledger, hour: int, event: np.void, kind: Event) -> HistoryEvent:
+def _history_event(ledger: Ledger, hour: int, event: np.void, kind: Event) -> PastEvent:
     consumer = NONE32 if kind in MOVES else int(event["consumer"])
     node, other = int(event["node"]), int(event["other_hour"])
     reason = int(nack_reason(event["other_hour"])) if kind is Event.NACKED else NONE32
@@ -154,7 +154,7 @@ def _history_event(ledger: Ledger, hour: int, event: np.void, kind: Event) -> Hi
         index = int(event["index"])
         due_ms = int(ledger.store.entries(hour, slice(index, index + 1))["deliver_at_ms"][0])
         at_ms = max(at_ms, due_ms)
-    return HistoryEvent(
+    return PastEvent(
         kind,
         at_ms,
         int(event["attempt"]),

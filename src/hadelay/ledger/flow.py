@@ -26,7 +26,7 @@ _LONGEST_NS = 365 * 86_400 * _SECOND
 PLENTY = 1 << 30
 
 
-class Bucket:
+class TokenBucket:
     """Tokens at a rate. `spent_ns`: its whole state; the time at which it was empty, if nothing was taken since."""
 
     __slots__ = ("depth", "interval_ns", "spent_ns")
@@ -51,8 +51,8 @@ class Bucket:
         return -(-(self.spent_ns + count * self.interval_ns) // _MS)
 
 
-def publish_bucket(rate: float, spent_ns: int) -> Bucket:
-    return Bucket(rate, PUBLISH_DEPTH_S, spent_ns)
+def publish_bucket(rate: float, spent_ns: int) -> TokenBucket:
+    return TokenBucket(rate, PUBLISH_DEPTH_S, spent_ns)
 
 
 class Allowance(NamedTuple):
@@ -71,8 +71,8 @@ class HandoutLimits:
     """Limits on the hand-outs of one topic, as the leader counts them."""
 
     __slots__ = ("catch_up", "concurrency", "paused", "rate")
-    rate: Bucket | None
-    catch_up: Bucket | None
+    rate: TokenBucket | None
+    catch_up: TokenBucket | None
 
     def __init__(self, settings: TopicSettings, now_ms: int, before: HandoutLimits | None = None) -> None:
         """before: limits in force until now, whose hand-outs count on."""
@@ -99,11 +99,11 @@ class HandoutLimits:
                 bucket.take(count, now_ms)
 
 
-def _bucket(rate: float | None, now_ms: int, before: Bucket | None) -> Bucket | None:
+def _bucket(rate: float | None, now_ms: int, before: TokenBucket | None) -> TokenBucket | None:
     """An empty bucket, so that neither a take-over nor a new setting is a burst, or one that goes on at its rate."""
     if rate is None:
         return None
-    bucket = Bucket(rate, HAND_OUT_DEPTH_S, now_ms * _MS)
+    bucket = TokenBucket(rate, HAND_OUT_DEPTH_S, now_ms * _MS)
     if before is not None and before.interval_ns == bucket.interval_ns:
         bucket.spent_ns = before.spent_ns
     return bucket

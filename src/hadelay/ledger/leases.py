@@ -26,7 +26,7 @@ from hadelay.ledger.state import NO_NODE, Ledger
 from hadelay.ledger.transitions import (
     FLAG_LEASE_EXPIRED,
     MAX_EXCUSED,
-    Failure,
+    FailedTry,
     Leaving,
     excused,
     failures_of,
@@ -165,7 +165,7 @@ def apply_nack(ledger: Ledger, command: SettleLeases) -> LeaseResult | Refused:
     if delay_ms > ledger.settings.max_delay_ms:
         return Refused("too_far", f"a delay is at most {ledger.settings.max_delay_ms} ms")
     outcomes = np.full(len(command.rows), LeaseOutcome.LEASE_LOST, np.uint8)
-    failure = Failure(Event.NACKED, ledger.number_of(REASON, command.reason) if command.reason else NONE32)
+    failure = FailedTry(Event.NACKED, ledger.number_of(REASON, command.reason) if command.reason else NONE32)
     returned = ReturnedLeases(ledger, failure, delay_ms, ledger.number_of(NODE, command.node), counts=counts)
     for grant, positions, where in _held(ledger, command, outcomes):
         delays = None if command.delays is None else command.delays[where]
@@ -186,7 +186,7 @@ def _note_acked(ledger: Ledger, command: SettleLeases, outcomes: NDArray[np.uint
 class ReturnedLeases:
     """Attempts that end without an ack, in one apply: each message waits again, or dies, or is over anyway."""
 
-    def __init__(self, ledger: Ledger, failure: Failure, delay_ms: int, node: int, *, counts: bool = True) -> None:
+    def __init__(self, ledger: Ledger, failure: FailedTry, delay_ms: int, node: int, *, counts: bool = True) -> None:
         """delay_ms: of a nack; negative for the topic's backoff. counts: False for hand-outs that nobody tried."""
         self.counts = counts
         self.ledger, self.failure, self.delay_ms, self.node = ledger, failure, delay_ms, node
@@ -298,7 +298,7 @@ def apply_extend(ledger: Ledger, command: SettleLeases) -> LeaseResult:
 def apply_expire(ledger: Ledger, command: list[tuple[int, int]]) -> ExpireResult:
     """Return the leases of these grants that are expired by state.now."""
     result = ExpireResult(0, [])
-    returned = ReturnedLeases(ledger, Failure(Event.LEASE_EXPIRED, NONE32), -1, NO_NODE)
+    returned = ReturnedLeases(ledger, FailedTry(Event.LEASE_EXPIRED, NONE32), -1, NO_NODE)
     for key in command:
         grant = ledger.grants.get(key)
         if grant is None:

@@ -62,7 +62,7 @@ def _first_ms(after: Key) -> int:
     return after[0] + (after[1] == _LAST_ID)
 
 
-class MessageQuery(NamedTuple):
+class ListQuery(NamedTuple):
     topic: int
     states: frozenset[State]
     #: due in [from_ms, to_ms)
@@ -74,7 +74,7 @@ class MessageQuery(NamedTuple):
     limit: int
 
 
-class Page(NamedTuple):
+class ListPage(NamedTuple):
     """Columns, in order. `after`: where the next page begins; None on the last page."""
 
     due_ms: I64
@@ -84,7 +84,7 @@ class Page(NamedTuple):
     after: Key | None
 
 
-def listing(ledger: Ledger, query: MessageQuery, now_ms: int, budget: int = BUDGET) -> Generator[None, None, Page]:
+def listing(ledger: Ledger, query: ListQuery, now_ms: int, budget: int = BUDGET) -> Generator[None, None, ListPage]:
     """The next page. now_ms: cluster time of the question. DamagedFile when an entry that fits does not verify.
 
     Each message is shown as it was at some moment between the first slice and the last.
@@ -108,7 +108,7 @@ def listing(ledger: Ledger, query: MessageQuery, now_ms: int, budget: int = BUDG
 
 
 class _Look:
-    def __init__(self, ledger: Ledger, query: MessageQuery, now_ms: int) -> None:
+    def __init__(self, ledger: Ledger, query: ListQuery, now_ms: int) -> None:
         self.ledger, self.query, self.now_ms, self.store = ledger, query, now_ms, ledger.store
         self.wanted = np.zeros(len(_STATES) + 1, np.bool_)
         self.wanted[[_CODE[s] for s in query.states]] = True
@@ -126,16 +126,16 @@ class _Look:
     def full(self) -> bool:
         return self._size >= self.query.limit
 
-    def page(self, reached: Key | None) -> Page:
+    def page(self, reached: Key | None) -> ListPage:
         """reached: everything up to this key was looked at; None: everything."""
         if not self._size:
-            return Page(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, INDEX), [], reached)
+            return ListPage(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, INDEX), [], reached)
         self._cut()
         (due, hours, codes, rows), limit = self._found[0], self.query.limit
         if len(rows) > limit or (len(rows) == limit and reached is not None):
             reached = int(due[limit - 1]), int(rows["first_id"][limit - 1])
         states = [_STATES[code] for code in codes[:limit].tolist()]
-        return Page(due[:limit], hours[:limit], rows[:limit], states, reached)
+        return ListPage(due[:limit], hours[:limit], rows[:limit], states, reached)
 
     def _add(self, hour: int, due: I64, codes: NDArray[np.uint8], rows: Rows) -> None:
         if len(rows):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hadelay.codec.formats import I64, U32, Rows
 from hadelay.codec.linking import Heads
 from hadelay.ledger.grants import HeldGrant
-from hadelay.ledger.topics import Topic
+from hadelay.ledger.topics import TopicState
 from hadelay.model import Event
 
 
@@ -58,7 +58,7 @@ class HourStore(Protocol):
     def retire(self, hour: int) -> None: ...
 
 
-class Tables(Protocol):
+class TableStore(Protocol):
     def get(self, table: bytes, key: bytes) -> bytes | None: ...
 
     def get_many(self, table: bytes, keys: Sequence[bytes]) -> list[bytes | None]: ...
@@ -76,7 +76,7 @@ class Tables(Protocol):
     ) -> list[tuple[bytes, bytes]]: ...
 
 
-class Names(Protocol):
+class NameStore(Protocol):
     def number(self, kind: int, name: str) -> int: ...
 
     def name(self, kind: int, number: int) -> str: ...
@@ -84,7 +84,7 @@ class Names(Protocol):
     def register(self, kind: int, name: str) -> int: ...
 
 
-class Listener:
+class LedgerListener:
     """Called by apply right after each change; must not change the ledger, nor keep the arrays it gets. The leader has
     handout/dispatcher.py, a follower this class, which does nothing.
 
@@ -104,13 +104,13 @@ class Listener:
     def on_settled(self, hour: int, indexes: U32, event: Event) -> None:
         """These entries were settled as ACKED, TTL_EXPIRED, CANCELLED, MOVED or DEAD."""
 
-    def on_topic(self, topic: Topic) -> None:
+    def on_topic(self, topic: TopicState) -> None:
         """The topic was created, changed or deleted, or has work for maintenance (Topics.with_work)."""
 
-    def on_purged(self, topic: Topic) -> None:
+    def on_purged(self, topic: TopicState) -> None:
         """Waiting entries of generations before topic.floor are cancelled; `on_settled` names them later."""
 
-    def on_dead(self, topic: Topic) -> None:
+    def on_dead(self, topic: TopicState) -> None:
         """Messages of the topic died. An alert is owed while topic.settled[Event.DEAD] is ahead of topic.alerted."""
 
     def on_ttl(self, at_ms: int) -> None:

@@ -14,7 +14,7 @@ from hadelay.ledger.flow import PLENTY, publish_bucket
 from hadelay.ledger.keys import Decision
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.topicchanges import topic_or_new
-from hadelay.ledger.topics import Topic, by_topic
+from hadelay.ledger.topics import TopicState, by_topic
 from hadelay.ledger.transitions import FLAG_CALLBACK, FLAG_KEYED, FLAG_TTL, filed
 from hadelay.model import HOUR_MS, NONE32
 
@@ -110,7 +110,7 @@ def _refuse_beyond_quotas(ledger: Ledger, batch: Batch, keys: Decision | None) -
         take[mine] = np.array(refused) == RowCode.OK
 
 
-def _judge(ledger: Ledger, topic: Topic, sizes: list[int], rows: list[tuple[bool, bool]]) -> list[RowCode]:
+def _judge(ledger: Ledger, topic: TopicState, sizes: list[int], rows: list[tuple[bool, bool]]) -> list[RowCode]:
     settings, verdicts, key_refused = topic.settings, [], RowCode.OK
     bucket = None if settings.publish_rate is None else publish_bucket(settings.publish_rate, topic.spent_ns)
     tokens = PLENTY if bucket is None else bucket.available(ledger.now_ms)
@@ -222,7 +222,7 @@ def _records(command: Publish, take: slice | Mask) -> bytearray:
     return bytearray(b"".join([command.blob[start : start + size] for start, size in spans]))
 
 
-def retry_after_ms(topic: Topic | None, now_ms: int) -> int:
+def retry_after_ms(topic: TopicState | None, now_ms: int) -> int:
     """Time in ms until the topic's publish rate lets the next message through; 0: now."""
     if topic is None or topic.settings.publish_rate is None:
         return 0

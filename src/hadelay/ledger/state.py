@@ -17,8 +17,8 @@ from pyroaring import BitMap
 from hadelay.codec.formats import CONSUMER, NODE, REASON, TOPIC
 from hadelay.ledger.grants import HeldGrant
 from hadelay.ledger.hourstate import HourState
-from hadelay.ledger.ports import HourStore, Listener, Names, Tables
-from hadelay.ledger.topics import Topic, Topics
+from hadelay.ledger.ports import HourStore, LedgerListener, NameStore, TableStore
+from hadelay.ledger.topics import TopicBook, TopicState
 from hadelay.members import Members
 from hadelay.model import HOUR_MS, NONE32, Event
 from hadelay.rights import Audit, Token
@@ -33,11 +33,11 @@ class Ledger:
     """State of one group. Only apply changes `store`, `tables` and `names`; see ledger/ports.py."""
 
     def __init__(
-        self, group: int, store: HourStore, tables: Tables, names: Names, settings: Settings | None = None
+        self, group: int, store: HourStore, tables: TableStore, names: NameStore, settings: Settings | None = None
     ) -> None:
         self.group, self.store, self.tables, self.names = group, store, tables, names
         self.settings = settings or Settings()
-        self.listener = Listener()
+        self.listener = LedgerListener()
         #: Cluster time of the last entry.
         self.now_ms = 0
         self.applied = 0
@@ -48,7 +48,7 @@ class Ledger:
         self.level = FIRST_LEVEL
         #: Hour tick, second tick, localIndex. A new leader waits for the ticks; users see the localIndex (ADR 191).
         self.cursor = (0, 0, 0)
-        self.topics = Topics()
+        self.topics = TopicBook()
         self.hours: dict[int, HourState] = {}
         self.grants: dict[tuple[int, int], HeldGrant] = {}
         #: consumer → request id → grant, while it is held.
@@ -127,12 +127,12 @@ class Ledger:
         key = self.requests.get(consumer, {}).get(request_id)
         return self.grants[key] if key is not None else None
 
-    def topic(self, name: str) -> Topic | None:
+    def topic(self, name: str) -> TopicState | None:
         """The topic of that name that exists now."""
         found = self.known_topic(name)
         return found if found is not None and found.exists else None
 
-    def known_topic(self, name: str) -> Topic | None:
+    def known_topic(self, name: str) -> TopicState | None:
         """The topic of that name, deleted or not."""
         try:
             return self.topics[self.names.number(TOPIC, name)]

@@ -7,7 +7,7 @@ from typing import Any
 from hadelay.codec.formats import TOPIC
 from hadelay.codec.results import Done, Refused
 from hadelay.ledger.state import Ledger
-from hadelay.ledger.topics import PurgeMark, Topic
+from hadelay.ledger.topics import PurgeMark, TopicState
 from hadelay.settings.topic import disputed_url, merged, newest_defaults, problem, unmasked, with_defaults
 from hadelay.version import BOUNDED, MASKED_HEADERS, MASKED_OF_ORIGIN, PLAIN_URLS, RETRY_DEFAULTS
 
@@ -18,7 +18,7 @@ MAX_MARKS = 100
 SCHEDULED, READY, DEAD = 1, 2, 4
 
 
-def topic_or_new(ledger: Ledger, name: str) -> Topic | None:
+def topic_or_new(ledger: Ledger, name: str) -> TopicState | None:
     """The topic of that name, created if there is none. None: there are max_topics topics already."""
     topic = ledger.known_topic(name)
     if topic is not None and topic.exists:
@@ -26,7 +26,7 @@ def topic_or_new(ledger: Ledger, name: str) -> Topic | None:
     if topic is None:
         if len(ledger.topics.all) >= ledger.settings.max_topics:
             return None
-        topic = Topic(ledger.names.register(TOPIC, name), name)
+        topic = TopicState(ledger.names.register(TOPIC, name), name)
         ledger.topics.add(topic)
     topic.exists = True
     if ledger.level >= RETRY_DEFAULTS:
@@ -80,7 +80,7 @@ def apply_delete(ledger: Ledger, command: tuple[str, bool]) -> Done | Refused:
     return Done()
 
 
-def begin_generation(ledger: Ledger, topic: Topic) -> None:
+def begin_generation(ledger: Ledger, topic: TopicState) -> None:
     topic.generation += 1
     ledger.topics.generations[topic.number] = topic.generation
     ledger.sweep = (0, 0)

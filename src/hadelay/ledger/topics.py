@@ -65,7 +65,7 @@ class RedriveJob:
 
 
 @dataclass(slots=True)
-class Topic:
+class TopicState:
     number: int
     name: str
     #: False once deleted; a new topic of the name has the same number and the next generation.
@@ -123,21 +123,21 @@ class Topic:
         return self.open - self.tombstoned
 
 
-class Topics:
+class TopicBook:
     """All topics by number, dense from 0, with the generations as an array for whole columns at once."""
 
     def __init__(self) -> None:
-        self.all: list[Topic] = []
+        self.all: list[TopicState] = []
         #: Generation of new entries, and the oldest one that is not cancelled: deletion and purge move it.
         self.generations = np.zeros(64, np.uint16)
         self.floors = np.zeros(64, np.uint16)
         #: Numbers of topics with tombstoned messages, marks or a redrive.
         self.with_work: set[int] = set()
 
-    def __getitem__(self, number: int) -> Topic:
+    def __getitem__(self, number: int) -> TopicState:
         return self.all[number]
 
-    def add(self, topic: Topic) -> None:
+    def add(self, topic: TopicState) -> None:
         assert topic.number == len(self.all), "numbers of topics are given in order"
         self.all.append(topic)
         if topic.number >= len(self.generations):
@@ -163,26 +163,26 @@ class Topics:
         alive = self.alive(rows)
         return alive & ~self.marked(rows) if self.with_work else alive
 
-    def end(self, topic: Topic) -> None:
+    def end(self, topic: TopicState) -> None:
         """Cancel all that waits in the topic. A running lease wins: its message settles, or is cancelled on return."""
         topic.tombstoned = topic.open - topic.leased
         topic.floor, topic.marks = topic.generation, []
         self.floors[topic.number] = topic.floor
         self.note_work(topic)
 
-    def end_dead(self, topic: Topic, now_ms: int) -> None:
+    def end_dead(self, topic: TopicState, now_ms: int) -> None:
         """Purge the topic's dead letters; their bytes disappear with their hours (ledger/dead.py)."""
         topic.dead_mark_ms = topic.last_death_ms(now_ms)
         topic.dead, topic.redrive = 0, None
         self.note_work(topic)
 
-    def note_work(self, topic: Topic) -> None:
+    def note_work(self, topic: TopicState) -> None:
         if topic.tombstoned or topic.marks or topic.redrive is not None:
             self.with_work.add(topic.number)
         else:
             self.with_work.discard(topic.number)
 
-    def unfinished(self) -> list[Topic]:
+    def unfinished(self) -> list[TopicState]:
         """Topics that a SWEEP or a redrive has to go on with, by number."""
         return [self.all[number] for number in sorted(self.with_work)]
 

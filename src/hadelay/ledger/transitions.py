@@ -54,7 +54,7 @@ FAILURE = struct.Struct("<qIHBx")
 MAX_FAILURES = 16
 
 
-class Failure(NamedTuple):
+class FailedTry(NamedTuple):
     """Why an attempt ended without an ack: what is kept of it besides its time and number."""
 
     event: Event
@@ -74,7 +74,7 @@ class Leaving(NamedTuple):
     #: All of the rows are leased; none is otherwise.
     leased: bool = False
     #: Kept with the messages (table `place`) where these are filed anew.
-    failure: Failure | None = None
+    failure: FailedTry | None = None
 
     def some(self, which: Mask) -> Leaving:
         previous = self.previous if isinstance(self.previous, int) else self.previous[which]

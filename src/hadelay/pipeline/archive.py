@@ -35,7 +35,7 @@ from hadelay.pipeline.stores import listing, open_store
 from hadelay.pipeline.tasks import Progress, each, silent
 from hadelay.storage import manifests
 from hadelay.storage.locations import Location, absolute
-from hadelay.storage.manifests import Listed, Part, Source
+from hadelay.storage.manifests import Listed, PartFile, SourceFiles
 
 #: Limit of large hours that are archived at the same time.
 _HOURS_AT_ONCE = 8
@@ -133,7 +133,7 @@ def archive_hour(
 
 def _archive_hour(store: Store, options: ArchiveOptions, run: str, files: HourFiles, spark: Any) -> dict[str, Any]:
     out = Location(options.out)
-    if files.crcs is not None and (done := _unchanged(out, files.hour, Source(*files[1:5]))):
+    if files.crcs is not None and (done := _unchanged(out, files.hour, SourceFiles(*files[1:5]))):
         return done
     source = _checked(store, options.source, files, spark)
     if isinstance(source, int):
@@ -145,7 +145,7 @@ def _archive_hour(store: Store, options: ArchiveOptions, run: str, files: HourFi
 
 
 def _write_hour(
-    store: Store, options: ArchiveOptions, files: HourFiles, source: Source, spark: Any, held: Lease
+    store: Store, options: ArchiveOptions, files: HourFiles, source: SourceFiles, spark: Any, held: Lease
 ) -> dict[str, Any]:  # fmt: skip
     out, splits = Location(options.out), list[tuple[str, Split]]()
     directories = {kind: f"{kind}/hour={hour_name(files.hour)}" for kind in ("messages", "events")}
@@ -164,7 +164,7 @@ def _write_hour(
     return {"status": "archived", "bytes": sum(part["bytes"] for part in parts)}
 
 
-def _unchanged(out: Location, hour: int, source: Source) -> dict[str, Any] | None:
+def _unchanged(out: Location, hour: int, source: SourceFiles) -> dict[str, Any] | None:
     """The result for an hour that is archived from this source, with all files whole; else None."""
     try:
         known = manifests.decode_manifest(out.load(manifests.manifest_name(hour)))
@@ -177,7 +177,7 @@ def _unchanged(out: Location, hour: int, source: Source) -> dict[str, Any] | Non
     return {"status": "unchanged", "bytes": sum(part["bytes"] for part in known["files"])}
 
 
-def _checked(store: Store, options: Options, files: HourFiles, spark: Any) -> Source | int:
+def _checked(store: Store, options: Options, files: HourFiles, spark: Any) -> SourceFiles | int:
     """The hour's source, or the number of entries that are not settled. DamagedFile if files are not as they were
     written, or refer to something missing."""
     strict = replace(options, on_torn="fail")
@@ -189,10 +189,10 @@ def _checked(store: Store, options: Options, files: HourFiles, spark: Any) -> So
         return not_settled
     check(spark, store, [files], strict, ("log",))
     if files.crcs is not None:
-        return Source(*files[1:5])
+        return SourceFiles(*files[1:5])
     files = files._replace(log_bytes=log_bytes(store, files))
     log, idx, dsp = each(spark, partial(crc_of, store, files), ("log", "idx", "dsp"))
-    return Source(files.entries, files.events, files.log_bytes, (log, idx, dsp))
+    return SourceFiles(files.entries, files.events, files.log_bytes, (log, idx, dsp))
 
 
 def _not_settled(store: Store, options: Options, files: HourFiles) -> int:
@@ -203,7 +203,7 @@ def _not_settled(store: Store, options: Options, files: HourFiles) -> int:
     return sum(int(pc.sum(pc.is_in(part.column("state"), waiting)).as_py()) for part in states)
 
 
-def _write(store: Store, options: ArchiveOptions, what: tuple[str, Split]) -> Part:
+def _write(store: Store, options: ArchiveOptions, what: tuple[str, Split]) -> PartFile:
     """Write the Parquet file of a (kind, split)."""
     kind, split = what
     columns = [name for name in KINDS[kind] if name not in ("hour", "dead")]
@@ -227,7 +227,7 @@ def _write(store: Store, options: ArchiveOptions, what: tuple[str, Split]) -> Pa
                     group.clear()
             if group:
                 writer.write_table(pa.Table.from_batches(group, schema).unify_dictionaries())
-    part: Part = {"path": path, "rows": split.stop - split.start, "bytes": sink.size, "crc32c": f"{sink.crc:08x}"}
+    part: PartFile = {"path": path, "rows": split.stop - split.start, "bytes": sink.size, "crc32c": f"{sink.crc:08x}"}
     if difference(out, part):
         raise OSError(f"{out.path(path)}: it does not read back as it was written")
     return part

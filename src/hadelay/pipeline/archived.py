@@ -23,12 +23,12 @@ from hadelay.codec.checksums import crc32c
 from hadelay.codec.formats import NO_REASON, REASON_BITS
 from hadelay.errors import DamagedFile, NotFound
 from hadelay.model import NONE32, Event, hour_name
-from hadelay.pipeline.hourfiles import ROW, Bytes, HourFiles, Listing, Names, Rows, Store
+from hadelay.pipeline.hourfiles import ROW, Bytes, HourFiles, Listing, NameMap, Rows, Store
 from hadelay.pipeline.schema import Options, hour_number
 from hadelay.pipeline.stores import open_store
 from hadelay.storage import manifests
 from hadelay.storage.locations import Location, absolute
-from hadelay.storage.manifests import Catalogue, Manifest, Part
+from hadelay.storage.manifests import Catalogue, HourManifest, PartFile
 
 #: Error text for an archive without a catalogue.
 LOST = (
@@ -56,7 +56,7 @@ def open_hours(options: Options, archive: str) -> Store:
     return WithArchive(store, Location(absolute(archive)), options.verify, options.on_torn == "skip", topics)
 
 
-def difference(archive: Location, part: Part) -> str:
+def difference(archive: Location, part: PartFile) -> str:
     """Difference between a file and its manifest; "" for none. OSError from the store."""
     size, crc = archive.size(part["path"]), 0
     if size is None:
@@ -74,7 +74,7 @@ def difference(archive: Location, part: Part) -> str:
     return f"the file's CRC is not {part['crc32c']}, as it was when the file was written"
 
 
-def read_manifest(archive: Location, hour: int, catalogue: Catalogue | None = None) -> Manifest:
+def read_manifest(archive: Location, hour: int, catalogue: Catalogue | None = None) -> HourManifest:
     """NotFound for a missing or unreadable manifest, DamagedFile if the catalogue names another one."""
     name = manifests.manifest_name(hour)
     try:
@@ -89,7 +89,7 @@ def read_manifest(archive: Location, hour: int, catalogue: Catalogue | None = No
     return found
 
 
-def parts(archive: Location, hour: int, kind: str) -> Sequence[Part]:
+def parts(archive: Location, hour: int, kind: str) -> Sequence[PartFile]:
     """The hour's files of a kind, in the order of their rows."""
     return manifests.of_kind(read_manifest(archive, hour), kind)
 
@@ -121,7 +121,7 @@ class WithArchive:
             archived = pool.map(partial(_listed, self.archive, catalogue), sorted(hours))
             return found._replace(hours=sorted([*found.hours, *archived]))
 
-    def names(self) -> Names:
+    def names(self) -> NameMap:
         return self.store.names()
 
     def where(self, files: HourFiles, suffix: str) -> str:
@@ -146,7 +146,7 @@ class WithArchive:
             crc.seal(found)
         return found.view(np.uint8)
 
-    def _table(self, files: HourFiles, suffix: str, part: Part) -> Any:
+    def _table(self, files: HourFiles, suffix: str, part: PartFile) -> Any:
         """The needed columns of a file. DamagedFile; OSError from the store."""
         path, hour = self.archive.path(part["path"]), f"hour {hour_name(files.hour)}"
         if self.verify and (problem := difference(self.archive, part)):

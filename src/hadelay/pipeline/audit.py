@@ -20,7 +20,7 @@ from hadelay.pipeline.schema import hour_int, within
 from hadelay.pipeline.tasks import Progress, each, silent
 from hadelay.storage import manifests
 from hadelay.storage.locations import Location, absolute
-from hadelay.storage.manifests import Catalogue, Manifest, Part
+from hadelay.storage.manifests import Catalogue, HourManifest, PartFile
 
 #: Column with a row's number in its hour, and columns that are never null.
 _NEEDED = {"messages": ("entry", ["id", "topic"]), "events": ("number", ["id", "topic", "event"])}
@@ -76,7 +76,7 @@ def audit_hour(where: str, catalogue: Catalogue, hour: int) -> dict[str, Any]:
     return found
 
 
-def _of_manifest(manifest: Manifest, hour: int) -> list[str]:
+def _of_manifest(manifest: HourManifest, hour: int) -> list[str]:
     """Contradictions within a manifest."""
     found = []
     if manifest["hour"] != hour_int(hour):
@@ -88,7 +88,7 @@ def _of_manifest(manifest: Manifest, hour: int) -> list[str]:
     return found
 
 
-def _of_files(location: Location, manifest: Manifest, hour: int, kind: str) -> list[str]:
+def _of_files(location: Location, manifest: HourManifest, hour: int, kind: str) -> list[str]:
     """Damaged files, and files that the manifest does not name."""
     found, at = [], 0
     parts = manifests.of_kind(manifest, kind)
@@ -104,7 +104,7 @@ def _of_files(location: Location, manifest: Manifest, hour: int, kind: str) -> l
     return found
 
 
-def problem_of(location: Location, part: Part, kind: str, at: int, entries: int) -> str:
+def problem_of(location: Location, part: PartFile, kind: str, at: int, entries: int) -> str:
     """Problem of a file: `difference`, or wrong rows. at: number of the file's first row in its hour; entries: number
     of the hour's entries."""
     if problem := difference(location, part):

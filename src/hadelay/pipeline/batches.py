@@ -20,7 +20,7 @@ from hadelay.codec.records import check_record
 from hadelay.errors import DamagedFile
 from hadelay.model import DEAD_HOURS, NONE32, Event
 from hadelay.pipeline.arrow import ARROW, Mask, Split, binaries, coded, hour_ints, ids, instants, without
-from hadelay.pipeline.hourfiles import HourFiles, Listing, Names, Rows, Store, damage, events_of, rows, usable
+from hadelay.pipeline.hourfiles import HourFiles, Listing, NameMap, Rows, Store, damage, events_of, rows, usable
 from hadelay.pipeline.schema import KINDS, Options, hour_int
 
 #: Columns of few values; `read` returns them as dictionaries on request.
@@ -93,7 +93,7 @@ class _Batch:
 
     def __init__(self, reader: _Reader, rows: Rows) -> None:
         self.reader, self.rows = reader, rows
-        self.names: Names = reader.names
+        self.names: NameMap = reader.names
 
     def column(self, name: str) -> Any:
         """An array of numpy or Arrow, as long as `rows`."""
@@ -110,7 +110,7 @@ class _Reader:
     def __init__(self, store: Store, options: Options, split: Split) -> None:
         self.store, self.options, self.split, self.files = store, options, split, split.files
         self.verify, self.skip = options.verify, options.on_torn == "skip"
-        self.names: Names = store.names()
+        self.names: NameMap = store.names()
         self.selected = self.names.topic_mask(options.topics)
 
     def batches(self, start: int, stop: int, needs_log: bool) -> Iterator[_Batch]:

@@ -20,7 +20,7 @@ from hadelay.errors import DamagedFile
 from hadelay.model import NONE32, Event, hour_name
 from hadelay.pipeline.archived import KIND, WithArchive, parts
 from hadelay.pipeline.audit import problem_of
-from hadelay.pipeline.hourfiles import ROW, WAY_OUT, HourFiles, Names, Rows, Store, damage, find_damage, rows
+from hadelay.pipeline.hourfiles import ROW, WAY_OUT, HourFiles, NameMap, Rows, Store, damage, find_damage, rows
 from hadelay.pipeline.schema import Options
 from hadelay.pipeline.tasks import Progress, each, silent
 
@@ -50,7 +50,7 @@ def check(
     raise error
 
 
-def _check_file(store: Store, names: Names, asked: tuple[HourFiles, str]) -> tuple[DamagedFile, bool] | None:
+def _check_file(store: Store, names: NameMap, asked: tuple[HourFiles, str]) -> tuple[DamagedFile, bool] | None:
     """(error, only the file's checksum shows the damage); None for a sound file."""
     files, suffix = asked
     try:
@@ -107,7 +107,7 @@ class _Missing(NamedTuple):
     name: bool = True
 
 
-def check_references(store: Store, files: HourFiles, names: Names, suffix: str) -> None:
+def check_references(store: Store, files: HourFiles, names: NameMap, suffix: str) -> None:
     """DamagedFile for the first entry (idx) or event (dsp) that refers to a missing name or entry."""
     count = files.entries if suffix == "idx" else files.events
     for at in range(0, count, _ROWS):
@@ -126,11 +126,11 @@ def check_references(store: Store, files: HourFiles, names: Names, suffix: str) 
             )
 
 
-def _of_index(found: Rows, names: Names) -> Iterator[_Missing]:
+def _of_index(found: Rows, names: NameMap) -> Iterator[_Missing]:
     yield _Missing(found["topic"] >= len(names.topics), "topic number {}", found["topic"])
 
 
-def _of_events(files: HourFiles, found: Rows, names: Names) -> Iterator[_Missing]:
+def _of_events(files: HourFiles, found: Rows, names: NameMap) -> Iterator[_Missing]:
     kinds, consumers, nodes = found["event"], found["consumer"], found["node"]
     yield _Missing((kinds == 0) | (kinds > max(Event)), "there is no event of kind {}", kinds, name=False)
     yield _Missing(found["index"] >= files.entries, "entry {} is not in the index", found["index"], name=False)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hadelay.pipeline import page, timing
-from hadelay.pipeline.hourfiles import Names, Rows
+from hadelay.pipeline.hourfiles import NameMap, Rows
 from hadelay.pipeline.jobs import ForecastOptions, JobSummary
 from hadelay.pipeline.schema import hour_int
 from hadelay.pipeline.tasks import Progress, silent
@@ -26,7 +26,7 @@ _MAX_JITTER_S = 3600
 _NEAR_S = 600
 
 
-class Drain(NamedTuple):
+class DrainTime(NamedTuple):
     #: Maximum number of waiting messages, and their longest wait.
     backlog: int
     wait_s: float
@@ -61,7 +61,7 @@ def run(spark: Any, options: ForecastOptions, progress: Progress = silent) -> Jo
     return summary.show(table, columns, *summary.advice, failed=failed)
 
 
-def _hottest(found: Rows, names: Names, counts: Counts, hot: npt.NDArray[np.intp], now: int) -> list[dict[str, Any]]:
+def _hottest(found: Rows, names: NameMap, counts: Counts, hot: npt.NDArray[np.intp], now: int) -> list[dict[str, Any]]:
     """The hottest seconds: second (UTC), messages, topics (name → messages, the largest three). hot: seconds after
     `now`."""
     told = []
@@ -85,7 +85,7 @@ def _hours(whole: Rows, threshold: int) -> list[dict[str, Any]]:
     return found
 
 
-def drain(counts: Counts, rate: int, waiting: int = 0) -> Drain:
+def drain(counts: Counts, rate: int, waiting: int = 0) -> DrainTime:
     """Backlog when consumers take `rate` messages per second, oldest first. counts: due in each second; waiting: due
     before."""
     # Lindley: the backlog is the sum of (due - rate) minus its minimum so far.
@@ -94,7 +94,7 @@ def drain(counts: Counts, rate: int, waiting: int = 0) -> Drain:
     worst = max(int(backlog.max()), waiting)
     waits = np.flatnonzero(backlog > 0)
     clear = 0 if not len(waits) else int(waits[-1]) + 1
-    return Drain(worst, worst / rate, clear if clear < len(counts) else None)
+    return DrainTime(worst, worst / rate, clear if clear < len(counts) else None)
 
 
 def jitter(counts: Counts, threshold: int) -> int | None:

@@ -78,7 +78,7 @@ class Listing(NamedTuple):
             raise BadRequest("option listing: expected what Listing.encode gives") from None
 
 
-class Names(NamedTuple):
+class NameMap(NamedTuple):
     """Names by number."""
 
     topics: list[str]
@@ -96,7 +96,7 @@ class Names(NamedTuple):
         return np.array([*(name in selected for name in self.topics), False]) if topics else None
 
     @classmethod
-    def decode(cls, data: bytes, path: str, *, tolerant: bool = False) -> Names:
+    def decode(cls, data: bytes, path: str, *, tolerant: bool = False) -> NameMap:
         """Names in a file `names`. DamagedFile for a damaged name; tolerant: ignore the file from there on."""
         found: dict[int, list[str]] = {kind: [] for kind in KINDS}
         try:
@@ -116,7 +116,7 @@ class Store(Protocol):
 
     def list(self) -> Listing: ...
 
-    def names(self) -> Names:
+    def names(self) -> NameMap:
         """All names that rows of the last listing refer to, or more."""
         ...
 

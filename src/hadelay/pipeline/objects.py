@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hadelay.errors import ConfigError
-from hadelay.storage.backup import FILE, Directory
+from hadelay.storage.backup import FILE, LocalBackups
 
 if TYPE_CHECKING:
     from hadelay.storage.locations import Location
@@ -23,7 +23,7 @@ PART = 8 << 20
 _LEFT_MS = 24 * 3_600_000
 
 
-class Objects(Directory):
+class Objects(LocalBackups):
     """Backups in an object store."""
 
     format, part = 2, PART

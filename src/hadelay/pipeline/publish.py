@@ -36,7 +36,7 @@ _SKEW = timedelta(seconds=1)
 
 
 @dataclass
-class Published:
+class RowTotals:
     """rows = published + duplicates + rejected."""
 
     rows: int = 0
@@ -49,7 +49,7 @@ class Published:
     #: Files with the rejected rows.
     aside: list[str] = field(default_factory=list)
 
-    def add(self, other: Published) -> None:
+    def add(self, other: RowTotals) -> None:
         for name in ("rows", "published", "duplicates", "rejected"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.reasons = dict((Counter(self.reasons) + Counter(other.reasons)).most_common(_REASONS))
@@ -66,11 +66,11 @@ class Published:
 
 def publish(
     batches: Iterable[pa.RecordBatch], options: WriteOptions, name: str, *, client: Client | None = None,
-    progress: Callable[[Published], None] = lambda _: None,
-) -> Published:  # fmt: skip
+    progress: Callable[[RowTotals], None] = lambda _: None,
+) -> RowTotals:  # fmt: skip
     """Publish all rows. name: name of the file of rejected rows in options.rejected."""
     opened = nullcontext(client) if client else Client(options.endpoint, options.token or None, timeout=options.timeout)
-    done, ours = Published(), set[str]()
+    done, ours = RowTotals(), set[str]()
     with opened as sender, _Aside(options.rejected, name) as aside:
         for batch in batches:
             check_published({field.name: type_name(field.type) for field in batch.schema}, options)
@@ -81,9 +81,9 @@ def publish(
     return done
 
 
-def _send(batch: pa.RecordBatch, options: WriteOptions, client: Client, aside: _Aside, ours: set[str]) -> Published:
+def _send(batch: pa.RecordBatch, options: WriteOptions, client: Client, aside: _Aside, ours: set[str]) -> RowTotals:
     """Publish some rows. ours: ids that this job published although the answer says duplicate; extended."""
-    done, rejected = Published(rows=batch.num_rows), dict[int, str]()
+    done, rejected = RowTotals(rows=batch.num_rows), dict[int, str]()
     since, unclear = _cluster_time(client), set[str]()
     left: list[tuple[int, Put]] = []
     for row, put in enumerate(messages(batch, options)):

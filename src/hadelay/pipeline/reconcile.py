@@ -26,7 +26,7 @@ from hadelay.pipeline import tasks
 from hadelay.pipeline.archived import open_hours
 from hadelay.pipeline.arrow import hour_ints, ids, instants, named, without, write_parquet
 from hadelay.pipeline.check import SUFFIXES, check
-from hadelay.pipeline.hourfiles import HourFiles, Listing, Names, Rows, Store, events_of, usable
+from hadelay.pipeline.hourfiles import HourFiles, Listing, NameMap, Rows, Store, events_of, usable
 from hadelay.pipeline.jobs import VERDICTS, JobSummary, ReconcileOptions
 from hadelay.pipeline.schema import hour_int
 from hadelay.pipeline.stores import listing as list_hours
@@ -92,7 +92,7 @@ class Judged(NamedTuple):
     moving: Rows
 
 
-class Part(NamedTuple):
+class EntryRange(NamedTuple):
     """Entries [start, stop) of an hour."""
 
     files: HourFiles
@@ -163,13 +163,13 @@ def _offending(judged: Judged) -> Iterator[Rows]:
         yield judged.offending[at : at + _ROWS_AT_ONCE]
 
 
-def split(files: HourFiles, parts: int) -> list[Part]:
+def split(files: HourFiles, parts: int) -> list[EntryRange]:
     """Split an hour into at least one part, of equal sizes."""
     bounds = [files.entries * n // max(parts, 1) for n in range(max(parts, 1) + 1)]
-    return [Part(files, start, stop) for start, stop in pairwise(bounds)]
+    return [EntryRange(files, start, stop) for start, stop in pairwise(bounds)]
 
 
-def in_pieces(store: Store, part: Part, *, rule: Rule) -> Iterator[Judged]:
+def in_pieces(store: Store, part: EntryRange, *, rule: Rule) -> Iterator[Judged]:
     """Result of `judge` in pieces."""
     whole = judge(store, part, rule=rule)
     for at in range(0, max(len(whole.offending), len(whole.moving), 1), _ROWS_AT_ONCE):
@@ -177,7 +177,7 @@ def in_pieces(store: Store, part: Part, *, rule: Rule) -> Iterator[Judged]:
         yield Judged(whole.offending[some], whole.counts if at == 0 else Counter(), whole.moving[some])
 
 
-def judge(store: Store, part: Part, *, rule: Rule) -> Judged:
+def judge(store: Store, part: EntryRange, *, rule: Rule) -> Judged:
     hour = part.files.hour
     facts, orphans = entry_facts(store, part, rule)
     first = facts["first_id"] & _HOME
@@ -198,7 +198,7 @@ def judge(store: Store, part: Part, *, rule: Rule) -> Judged:
     return Judged(np.concatenate([_table(facts, stays & _OFFENDS[found]), lost]), counts, _table(facts, moving))
 
 
-def entry_facts(store: Store, part: Part, rule: Rule) -> tuple[Columns, npt.NDArray[np.uint32]]:
+def entry_facts(store: Store, part: EntryRange, rule: Rule) -> tuple[Columns, npt.NDArray[np.uint32]]:
     """(columns of FACTS per entry, missing entries that events name); the latter only for an hour's first part."""
     files, n = part.files, part.stop - part.start
     index, there = usable(store, files, "idx", part.start, part.stop, verify=rule.verify, skip=rule.skip)
@@ -316,7 +316,7 @@ def _count(
 
 
 def summarise(
-    counts: Counts, offending: Iterable[Rows], names: Names, listing: Listing, rule: Rule,
+    counts: Counts, offending: Iterable[Rows], names: NameMap, listing: Listing, rule: Rule,
     options: ReconcileOptions,
 ) -> JobSummary:  # fmt: skip
     """Summary of the job. counts: the topic number -1 stands for unknown. offending: FACTS in pieces, read only if they

@@ -20,7 +20,7 @@ import pyarrow.dataset
 
 from hadelay import uris
 from hadelay.errors import BadRequest, NotFound
-from hadelay.pipeline.publish import Published, publish
+from hadelay.pipeline.publish import RowTotals, publish
 from hadelay.pipeline.schema import PUBLISHED, WriteOptions, given
 from hadelay.pipeline.session import check_spark
 from hadelay.pipeline.tasks import cores
@@ -68,7 +68,7 @@ class ScheduleOptions:
         return [(column, field) for field, column in fields.items()]
 
 
-def run(spark: Any, options: ScheduleOptions, progress: Callable[[Published], None] = lambda _: None) -> Published:
+def run(spark: Any, options: ScheduleOptions, progress: Callable[[RowTotals], None] = lambda _: None) -> RowTotals:
     """Publish the table. spark: a session, or None to run in this process; progress is called only there."""
     if spark is None:
         return publish(batches(options), options.write, os.urandom(6).hex(), progress=progress)
@@ -83,7 +83,7 @@ def run(spark: Any, options: ScheduleOptions, progress: Callable[[Published], No
         write = replace(options.write, summary=f"{directory}/summary")
         frame.write.format("hadelay").options(**given(write)).mode("append").save()
         with open(write.summary, encoding="utf-8") as file:
-            return Published(**json.load(file))
+            return RowTotals(**json.load(file))
 
 
 def count(options: ScheduleOptions) -> int | None:

@@ -31,7 +31,7 @@ from hadelay.storage.locations import absolute
 
 if TYPE_CHECKING:
     # Import here, not in readers: the client was a third of all imports of a worker.
-    from hadelay.pipeline.publish import Published
+    from hadelay.pipeline.publish import RowTotals
 
 #: Spark's own options of a stream, which it passes on.
 _SPARKS = {"checkpointlocation", "queryname"}
@@ -137,7 +137,7 @@ class _StreamReader(_Reads, datasource.DataSourceStreamReader, SupportsTriggerAv
 
 @dataclass
 class _Written(WriterCommitMessage):
-    done: Published
+    done: RowTotals
 
 
 class _Writes:
@@ -176,11 +176,11 @@ class _StreamWriter(_Writes, datasource.DataSourceStreamArrowWriter):
         _finish(messages, self.options)
 
 
-def _finish(messages: list[WriterCommitMessage | None], options: WriteOptions) -> Published:
+def _finish(messages: list[WriterCommitMessage | None], options: WriteOptions) -> RowTotals:
     """Sum of the tasks' results; also written to options.summary."""
-    from hadelay.pipeline.publish import Published
+    from hadelay.pipeline.publish import RowTotals
 
-    done = Published()
+    done = RowTotals()
     for message in messages:
         if isinstance(message, _Written):
             done.add(message.done)

@@ -24,7 +24,7 @@ from hadelay.codec.checksums import crc32c
 from hadelay.codec.formats import DISPATCH_SIZE, INDEX_SIZE
 from hadelay.errors import BadRequest, DamagedFile, NotFound
 from hadelay.model import hour_from_name, hour_name
-from hadelay.pipeline.hourfiles import ROW, WAY_OUT, Bytes, HourFiles, Listing, Names, Store, damage, find_damage
+from hadelay.pipeline.hourfiles import ROW, WAY_OUT, Bytes, HourFiles, Listing, NameMap, Store, damage, find_damage
 from hadelay.pipeline.schema import Options
 from hadelay.storage.lmdbtables import read_checkpoint
 from hadelay.storage.locations import Location, absolute
@@ -143,7 +143,7 @@ class FileStore:
         path, data = self.location.path("names"), self._names_bytes()[:length]
         if crc32c(data) == crc and len(data) == length:
             return
-        Names.decode(data, path)
+        NameMap.decode(data, path)
         if len(data) < length:
             what = f"the file ends here; the checkpoint knows {length} bytes; {WAY_OUT}"
             raise DamagedFile(path, len(data), what)
@@ -196,11 +196,11 @@ class FileStore:
 
     # ---- reading
 
-    def names(self) -> Names:
+    def names(self) -> NameMap:
         """DamagedFile for a damaged name. With a checkpoint, which says how much of the file counts, the end may be
         incomplete."""
         tolerant = self.skip_torn or self.location.size("state.mdb") is not None
-        return Names.decode(self._names_bytes(), self.location.path("names"), tolerant=tolerant)
+        return NameMap.decode(self._names_bytes(), self.location.path("names"), tolerant=tolerant)
 
     def _names_bytes(self) -> bytes:
         try:
@@ -253,9 +253,9 @@ class HttpStore:
             hours.append(HourFiles(number, idx["entries"], dsp["entries"], int(log["bytes"]), crcs))
         return Listing(hours, int(np.datetime64(cluster["time"].rstrip("Z"), "ms").astype(np.int64)))
 
-    def names(self) -> Names:
+    def names(self) -> NameMap:
         _, answer = self._ask_json("/v1/cluster", "/v1/names")
-        return Names(*(sorted(answer[kind], key=answer[kind].get) for kind in Names._fields))
+        return NameMap(*(sorted(answer[kind], key=answer[kind].get) for kind in NameMap._fields))
 
     def where(self, files: HourFiles, suffix: str) -> str:
         paths = {"names": "/v1/names", "state.mdb": "/v1/hours"}

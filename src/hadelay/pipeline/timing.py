@@ -20,7 +20,7 @@ from hadelay.codec.formats import handout_delay_ms
 from hadelay.model import DEAD_HOURS, HOUR_MS, Event
 from hadelay.pipeline.archived import open_hours
 from hadelay.pipeline.check import check
-from hadelay.pipeline.hourfiles import HourFiles, Names, Rows, Store, events_of, rows
+from hadelay.pipeline.hourfiles import HourFiles, NameMap, Rows, Store, events_of, rows
 from hadelay.pipeline.jobs import JobOptions
 from hadelay.pipeline.schema import hour_int
 from hadelay.pipeline.stores import listing
@@ -51,7 +51,7 @@ class Entries(NamedTuple):
 
 def over_hours(
     spark: Any, options: JobOptions, work: Callable[..., R], progress: Progress, hours: int = DEAD_HOURS
-) -> tuple[int, list[R], Names]:  # fmt: skip
+) -> tuple[int, list[R], NameMap]:  # fmt: skip
     """(as_of_ms, work(store, verify, as_of_ms, files) of each selected hour, names). hours: how far to look ahead."""
     store, source = open_hours(options.source, options.archive), options.source
     found = listing(store, source)
@@ -63,7 +63,7 @@ def over_hours(
     return found.as_of_ms, results, store.names()
 
 
-def of_topics(found: Rows, options: JobOptions, names: Names) -> Rows:
+def of_topics(found: Rows, options: JobOptions, names: NameMap) -> Rows:
     """Rows of the selected topics."""
     if (mask := names.topic_mask(options.source.topics)) is not None:
         found = found[mask[np.minimum(found["topic"], len(mask) - 1)]]
@@ -196,7 +196,7 @@ def instant(second: int) -> str:
 
 
 def by_hour(
-    found: Rows, hours: npt.NDArray[np.integer], names: Names, describe: Callable[[Rows], dict[str, Any]]
+    found: Rows, hours: npt.NDArray[np.integer], names: NameMap, describe: Callable[[Rows], dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """`describe` of each hour's rows, of all topics (topic: none) and of each topic. hours: the hour of each row."""
     table = []

@@ -20,7 +20,7 @@ from hadelay.members import JOINED
 from hadelay.raft import messages
 from hadelay.raft.journal import FIRST
 from hadelay.raft.membership import Membership
-from hadelay.raft.part import Part, Shared
+from hadelay.raft.part import RaftPart, Shared
 from hadelay.raft.peer import Peer
 from hadelay.raft.ports import FOUNDING
 from hadelay.raft.ready import Notice, Ready
@@ -41,7 +41,7 @@ class HighWater(NamedTuple):
     index: int  # type: ignore[assignment]  # tuple has a method of that name
 
 
-class Admission(Part):
+class Admission(RaftPart):
     def __init__(self, shared: Shared, members: Membership) -> None:
         super().__init__(shared)
         self._members = members

@@ -16,7 +16,7 @@ from hadelay.errors import HadelayError, NoLeader, OutcomeUnknown
 from hadelay.raft import messages
 from hadelay.raft.library import NO_OP
 from hadelay.raft.membership import Membership
-from hadelay.raft.part import Part, Shared
+from hadelay.raft.part import RaftPart, Shared
 from hadelay.raft.peer import Peer
 from hadelay.raft.ports import Done, Finished, ReadDone
 from hadelay.raft.ready import Ready
@@ -32,7 +32,7 @@ class _Waiter(NamedTuple):
     deadline: float
 
 
-class Applier(Part):
+class Applier(RaftPart):
     def __init__(self, shared: Shared, members: Membership) -> None:
         super().__init__(shared)
         self._members = members
@@ -145,7 +145,7 @@ class Applier(Part):
             done(error)
 
 
-class Reads(Part):
+class Reads(RaftPart):
     """Linearizable reads on any node (ReadIndex): one request to the leader for all waiting reads, without a log entry.
 
     The leader answers with its commit index once a majority has confirmed that it leads. The requesting node reads when

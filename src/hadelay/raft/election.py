@@ -14,7 +14,7 @@ from hadelay.raft import messages
 from hadelay.raft.apply import Applier
 from hadelay.raft.library import DISK
 from hadelay.raft.membership import Membership
-from hadelay.raft.part import Part, Shared
+from hadelay.raft.part import RaftPart, Shared
 from hadelay.raft.peer import Peer
 from hadelay.raft.ready import Ready
 
@@ -27,7 +27,7 @@ _NEVER = float("-inf")
 _BACKLOG, _DRAIN_S = 500, 1.0
 
 
-class Elections(Part):
+class Elections(RaftPart):
     def __init__(self, shared: Shared, members: Membership, applier: Applier) -> None:
         super().__init__(shared)
         self._members, self._applier, self._random = members, applier, shared.runtime.random

@@ -15,7 +15,7 @@ from hadelay.raft.apply import Applier
 from hadelay.raft.election import Elections
 from hadelay.raft.membership import Membership
 from hadelay.raft.messages import Append, BadFrame, encode_append_reply
-from hadelay.raft.part import Part, Shared
+from hadelay.raft.part import RaftPart, Shared
 from hadelay.raft.peer import Peer
 from hadelay.raft.ready import Notice, Ready
 from hadelay.raft.records import decode_entries
@@ -25,7 +25,7 @@ from hadelay.raft.snapshot import Snapshots
 log = logging.getLogger(__name__)
 
 
-class Follower(Part):
+class Follower(RaftPart):
     def __init__(
         self, shared: Shared, members: Membership, elections: Elections, snapshots: Snapshots, applier: Applier
     ) -> None:

@@ -34,7 +34,7 @@ _FOLLOWER, _LEADER = 0, 2
 _NEVER = 1e9
 
 
-class Listener(Protocol):
+class RaftListener(Protocol):
     """Gets calls from inside the library, and must not call back."""
 
     def on_appended(self, index: int, command: bytes) -> None:
@@ -56,7 +56,7 @@ class Listener(Protocol):
 class _Log(LibraryJournal):  # type: ignore[misc]
     """The journal as the library reads it: terms and indexes, never commands."""
 
-    def __init__(self, journal: Journal, listener: Listener) -> None:
+    def __init__(self, journal: Journal, listener: RaftListener) -> None:
         self._journal, self._listener = journal, listener
 
     def add(self, command: bytes, idx: int, term: int, record: memoryview | None = None) -> None:
@@ -105,7 +105,7 @@ class _Log(LibraryJournal):  # type: ignore[misc]
 class _Transport(Transport):  # type: ignore[misc]
     """The library's way out. Incoming messages come from Core, as calls of `_onMessageReceived`."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: RaftListener) -> None:
         super().__init__(None, None, None)
         self._listener = listener
 
@@ -165,7 +165,7 @@ class _Members(dict[str, _Member]):
 
 
 class Core(SyncObj):  # type: ignore[misc]
-    def __init__(self, name: str, peers: Sequence[str], journal: Journal, listener: Listener) -> None:
+    def __init__(self, name: str, peers: Sequence[str], journal: Journal, listener: RaftListener) -> None:
         """`peers`: the names of the other voters."""
         self._journal, self._listener = journal, listener
         #: Whether this node believes to lead; another leader may be elected already.

@@ -19,7 +19,7 @@ from typing import Any
 from hadelay.errors import Conflict, HadelayError, NoLeader, Overloaded
 from hadelay.members import JOINED, Member, Members, is_whole
 from hadelay.raft import messages
-from hadelay.raft.part import Part, Shared
+from hadelay.raft.part import RaftPart, Shared
 from hadelay.raft.peer import Peer
 from hadelay.raft.ports import FOUNDING, Done
 from hadelay.raft.ready import Notice, Ready
@@ -31,7 +31,7 @@ _READ_BYTES = 1 << 20
 Configuration = tuple[int, Members]
 
 
-class Membership(Part):
+class Membership(RaftPart):
     def __init__(self, shared: Shared, given: Members, handing_over: Callable[[], bool]) -> None:
         """given: the members in the configuration file. handing_over: whether a transfer of leadership is running."""
         super().__init__(shared)

@@ -59,7 +59,7 @@ class Vote(NamedTuple):
     called: bool
 
 
-class Offer(NamedTuple):
+class SnapshotOffer(NamedTuple):
     """The manifest of the last checkpoint of the leader of `term`."""
 
     term: int

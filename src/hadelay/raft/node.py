@@ -99,7 +99,7 @@ class RaftNode(Events):
             messages.TIMEOUT_NOW: ((int,), self.elections.on_timeout_now),
             messages.READ: ((int,), self.reads.on_read),
             messages.READ_REPLY: ((int, bool, int), self.reads.on_reply),
-            messages.SNAPSHOT: (messages.Offer, self.snapshots.on_offer),
+            messages.SNAPSHOT: (messages.SnapshotOffer, self.snapshots.on_offer),
             messages.CHUNK: (messages.Chunk, self.snapshots.on_chunk),
             messages.CHUNK_REPLY: (messages.ChunkReply, self.snapshots.on_chunk_reply),
             messages.SNAPSHOT_DONE: ((int,), self.snapshots.on_done),

@@ -26,7 +26,7 @@ class Shared:
     event: Callable[..., None]
 
 
-class Part:
+class RaftPart:
     def __init__(self, shared: Shared) -> None:
         self._core, self._journal, self._network = shared.core, shared.journal, shared.network
         self._runtime, self._machine, self._config = shared.runtime, shared.machine, shared.config

@@ -45,7 +45,7 @@ _SEGMENT = struct.Struct("<8sHHIQQQQQQQQI64s64s64sQ")
 _RESET, _ADMITTED = 1, 2
 
 
-class Record(NamedTuple):
+class JournalRecord(NamedTuple):
     kind: int
     index: int  # type: ignore[assignment]  # tuple has a method of that name
     term: int
@@ -118,7 +118,7 @@ class Torn(Exception):
     """No whole record at this offset; see `is_torn`."""
 
 
-def decode_record(data: bytes, offset: int) -> Record | None:
+def decode_record(data: bytes, offset: int) -> JournalRecord | None:
     """The record at `offset`; None where all further bytes of its header are zero; Torn if it does not verify."""
     header = data[offset : offset + RECORD_HEADER_BYTES]
     if len(header) < RECORD_HEADER_BYTES:
@@ -134,7 +134,7 @@ def decode_record(data: bytes, offset: int) -> Record | None:
     payload = data[offset + RECORD_HEADER_BYTES : end - 1]
     if data[end - 1 : end] != END or crc32c(payload) != payload_crc:
         raise Torn
-    return Record(kind, index, term, payload, offset, end)
+    return JournalRecord(kind, index, term, payload, offset, end)
 
 
 def decode_entries(data: bytes, offset: int) -> Iterator[tuple[bytes, int, int, memoryview]]:

@@ -16,7 +16,7 @@ from hadelay.raft.election import Elections
 from hadelay.raft.library import DISK
 from hadelay.raft.membership import Membership
 from hadelay.raft.messages import encode_append
-from hadelay.raft.part import Part, Shared
+from hadelay.raft.part import RaftPart, Shared
 from hadelay.raft.peer import Peer
 from hadelay.raft.ports import ReadDone
 from hadelay.raft.ready import Notice, Ready
@@ -27,7 +27,7 @@ from hadelay.raft.snapshot import Snapshots
 _TELL_COMMIT_S = 0.005
 
 
-class Replication(Part):
+class Replication(RaftPart):
     """Append frames leave at once, not at the end of the event: reading stops when a link takes no more frames."""
 
     def __init__(

@@ -124,7 +124,7 @@ class Segment:
                 index = record.index + 1
         return entries
 
-    def scan(self) -> Iterator[records.Record]:
+    def scan(self) -> Iterator[records.JournalRecord]:
         """All records that verify, from the front; then `position` is their end. Fills `terms` and `places`, for a file
         of an earlier process."""
         self.pending = []

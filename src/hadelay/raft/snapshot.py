@@ -16,7 +16,7 @@ from google_crc32c import value as crc32c
 from hadelay.errors import DamagedFile, DiskFull, FatalError, HadelayError
 from hadelay.raft import messages
 from hadelay.raft.apply import Applier
-from hadelay.raft.part import Part, Shared
+from hadelay.raft.part import RaftPart, Shared
 from hadelay.raft.peer import Peer
 from hadelay.raft.ready import Notice, Ready
 from hadelay.storage.snapshots import Installer, Manifest, SnapshotFile
@@ -41,7 +41,7 @@ class _Pull:
         self.finishing = False
 
 
-class Snapshots(Part):
+class Snapshots(RaftPart):
     def __init__(self, shared: Shared, applier: Applier) -> None:
         super().__init__(shared)
         self._applier = applier
@@ -117,7 +117,7 @@ class Snapshots(Part):
             ready.notify(Notice.PUMP, peer)
 
     # -- the follower's side
-    def on_offer(self, peer: Peer, offer: messages.Offer, now: float, ready: Ready) -> None:
+    def on_offer(self, peer: Peer, offer: messages.SnapshotOffer, now: float, ready: Ready) -> None:
         leads = offer.term == self._core.term and self._core.leader == peer.name
         if not leads or (self._pull is not None and self._pull.finishing):
             return

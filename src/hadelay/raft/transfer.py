@@ -8,7 +8,7 @@ from functools import partial
 from hadelay.errors import HadelayError, NoLeader, Overloaded
 from hadelay.raft import messages
 from hadelay.raft.membership import Membership
-from hadelay.raft.part import Part, Shared
+from hadelay.raft.part import RaftPart, Shared
 from hadelay.raft.peer import Peer
 from hadelay.raft.ports import Done, Finished
 from hadelay.raft.ready import Ready
@@ -17,7 +17,7 @@ from hadelay.raft.replication import Replication
 log = logging.getLogger(__name__)
 
 
-class Transfers(Part):
+class Transfers(RaftPart):
     def __init__(self, shared: Shared, members: Membership, replication: Replication) -> None:
         super().__init__(shared)
         self._members, self._replication = members, replication

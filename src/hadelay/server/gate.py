@@ -12,7 +12,7 @@ from itertools import takewhile
 
 from hadelay.model import hour_name
 from hadelay.platform.runtime import Runtime
-from hadelay.storage.manifests import Catalogue, Directory, Files, Source, load_catalogue, unproven
+from hadelay.storage.manifests import Catalogue, Directory, Files, SourceFiles, load_catalogue, unproven
 
 log = logging.getLogger(__name__)
 
@@ -29,9 +29,9 @@ class Gate:
 
     def __init__(self, where: str, runtime: Runtime, woken: Callable[[], None]) -> None:
         self._where, self._runtime, self._woken = where, runtime, woken
-        self._proven: dict[int, Source] = {}
+        self._proven: dict[int, SourceFiles] = {}
         self._proven_at = self._told_at = -_TELL_S
-        self._waiting: dict[int, Source] = {}
+        self._waiting: dict[int, SourceFiles] = {}
         self._asking = self._stopped = False
         #: The archive's catalogue as the thread read it last.
         self._catalogue: Catalogue | None = None
@@ -40,7 +40,7 @@ class Gate:
         """End a running check after its present hour."""
         self._stopped = True
 
-    def holds(self, hour: int, source: Source) -> bool:
+    def holds(self, hour: int, source: SourceFiles) -> bool:
         """The archive holds the hour as it is here. False: not known; the next `ask` checks the hour, too."""
         if self._runtime.monotonic() < self._proven_at + _BELIEVED_S and self._proven.get(hour) == source:
             return True
@@ -55,7 +55,7 @@ class Gate:
             self._runtime.in_thread("archive", lambda: self._check(wanted), self._checked)
         self._waiting = {}
 
-    def _check(self, wanted: list[tuple[int, Source]]) -> tuple[dict[int, Source], str]:
+    def _check(self, wanted: list[tuple[int, SourceFiles]]) -> tuple[dict[int, SourceFiles], str]:
         going = takewhile(lambda _: not self._stopped, wanted)
         archive = open_archive(self._where)
         self._catalogue = load_catalogue(archive, self._catalogue)
@@ -65,7 +65,7 @@ class Gate:
         said = f"{len(stays)} hours, the first of them {hour_name(first[0])}: {first[1]}" if first else ""
         return {hour: source for hour, source in wanted if found.get(hour) == ""}, said
 
-    def _checked(self, result: tuple[dict[int, Source], str] | None, error: BaseException | None) -> None:
+    def _checked(self, result: tuple[dict[int, SourceFiles], str] | None, error: BaseException | None) -> None:
         self._asking = False
         proven, said = result or ({}, f"the archive cannot be read: {error}")
         now = self._runtime.monotonic()

@@ -25,7 +25,7 @@ TRANSFER_S = 5.0
 _NOT_LEADING = "this node does not lead (any more)"
 
 
-class Part(Protocol):
+class TermPart(Protocol):
     """A part that works only while this node leads."""
 
     def on_leader(self, term: int) -> None: ...
@@ -50,7 +50,7 @@ class Leadership:
         #: Called at each sign of a leader, and when this node begins to lead.
         self.on_sign: Callable[[], None] = lambda: None
         #: Parts in the order of their `on_leader` calls; `on_follower` calls use the reverse order.
-        self.parts: list[Part] = [dispatcher]
+        self.parts: list[TermPart] = [dispatcher]
         self.link.handlers |= {
             "ready": self._on_ready, "consumers": self._on_consumers,
             "transfer": lambda peer, to, reply: self.transfer(to, partial(reply, None)),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hadelay.api.metrics import Family, Histogram, Measured, Values
-from hadelay.ledger.topics import Topic
+from hadelay.ledger.topics import TopicState
 from hadelay.model import Event
 from hadelay.server.delivery.lateness import LATENESS_BUCKETS_MS
 from hadelay.server.node import Node
@@ -56,7 +56,7 @@ class _Topics:
     oldest_ms: int = 0
     settled: list[int] = field(default_factory=lambda: [0] * len(OUTCOMES))
 
-    def add(self, topic: Topic, ready: int, oldest_ms: int) -> None:
+    def add(self, topic: TopicState, ready: int, oldest_ms: int) -> None:
         self.published += topic.published
         self.settled = [n + topic.settled[event] for n, event in zip(self.settled, OUTCOMES.values(), strict=True)]
         self.with_deaths += topic.settled[Event.DEAD] > 0

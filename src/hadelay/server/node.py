@@ -19,7 +19,7 @@ from hadelay.ledger.apply import apply_entry
 from hadelay.ledger.idempotency import is_known
 from hadelay.ledger.publish import retry_after_ms
 from hadelay.ledger.state import Ledger
-from hadelay.ledger.topics import Topic
+from hadelay.ledger.topics import TopicState
 from hadelay.members import Member, Members
 from hadelay.platform.disk import Disk
 from hadelay.platform.network import Network
@@ -34,9 +34,9 @@ from hadelay.server.groupcommit import GroupCommit, Outlet
 from hadelay.server.guard import Guard
 from hadelay.server.leadership import Leadership
 from hadelay.server.link import Link
-from hadelay.server.peers import Peer, Peers
+from hadelay.server.peers import Peers, PeerStatus
 from hadelay.server.publishing import Publishing
-from hadelay.server.reading import ReadAhead, Reader, Repairer
+from hadelay.server.reading import ReadAhead, Repairer, VerifiedReader
 from hadelay.server.refusals import Refusals
 from hadelay.settings.node import Config
 from hadelay.storage.identity import note_damage
@@ -69,7 +69,7 @@ class Node:
         #: Locks that keep other processes out of this node's directories.
         self.locks = ExitStack()
         #: Called on the leader, by apply, when a topic's settings changed or messages of the topic died.
-        self.on_topic: Callable[[Topic], None] = lambda topic: None
+        self.on_topic: Callable[[TopicState], None] = lambda topic: None
         self.replica = Replica(storage)
         self.clock = ClusterClock(
             self.name, config.members, floor_ms=self.ledger.now_ms, skew_ms=config.limits.max_clock_skew_ms
@@ -83,7 +83,7 @@ class Node:
         )
         self.checkpoints = Checkpoints(config, disk, self.replica, self.raft, self.peers.tell, on_fatal)
         self.repairer = Repairer(self.name, self.replica, self.link, self.peers)
-        self.reader = Reader(self.replica, runtime, self.repairer)
+        self.reader = VerifiedReader(self.replica, runtime, self.repairer)
         self.group_commit = self._make_group_commit()
         self._connect()
 
@@ -157,9 +157,9 @@ class Node:
         """A second's chain is broken at that entry, or its record: repair both, then walk on."""
         self.repairer.repair_entry(hour, index, lambda: self.dispatcher.repaired(hour))
 
-    def _me(self) -> Peer:
+    def _me(self) -> PeerStatus:
         has_space = self.checkpoints.has_space()
-        return Peer(self.name, self.config.advertise, VERSION, FEATURE_LEVEL, self.raft.applied_index, has_space)
+        return PeerStatus(self.name, self.config.advertise, VERSION, FEATURE_LEVEL, self.raft.applied_index, has_space)
 
     # ---- raft.ports.Machine
 

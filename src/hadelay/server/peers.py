@@ -40,7 +40,7 @@ _ALARMS_S = 5.0
 _NOTE = tuple[int, int | None, float, float | None, str, str, int, int, bool]
 
 
-class Peer(Struct):
+class PeerStatus(Struct):
     name: str
     http: str = ""
     version: str = ""
@@ -60,11 +60,11 @@ class Peers:
         runtime: Runtime,
         link: Link,
         clock: ClusterClock,
-        me: Callable[[], Peer],
+        me: Callable[[], PeerStatus],
         changed: Callable[[], None],
     ) -> None:
         self.runtime, self.link, self.clock, self.me, self.changed = runtime, link, clock, me, changed
-        self.peers = {name: Peer(name) for name in names}
+        self.peers = {name: PeerStatus(name) for name in names}
         #: Nodes whose clocks count.
         self.voters = frozenset(names)
         #: Live nodes without space, this one included, as of the last note.
@@ -81,7 +81,7 @@ class Peers:
 
     def set_members(self, names: Iterable[str], voters: Iterable[str]) -> None:
         """Set the nodes to exchange notes with, this node included, and those of them that vote."""
-        self.peers = {name: self.peers.get(name) or Peer(name) for name in names}
+        self.peers = {name: self.peers.get(name) or PeerStatus(name) for name in names}
         self.voters = frozenset(voters)
         self._look_for_space()
 
@@ -142,7 +142,7 @@ class Peers:
             raise ValueError("a clock shows no number")
         mono = self.runtime.monotonic()
         self._ahead[name] = theirs - mono
-        self.peers[name] = Peer(name, http, version, level, applied, has_space, mono)
+        self.peers[name] = PeerStatus(name, http, version, level, applied, has_space, mono)
         self._look_for_space()
         # A reading in the future is of the clock that this machine had before it restarted.
         if yours is not None and -_DRIFTED_S < mono - yours < _OLD_S and name in self.voters:

@@ -56,7 +56,7 @@ class Extent(NamedTuple):
     size: int
 
 
-class Reader:
+class VerifiedReader:
     """One per node."""
 
     def __init__(self, replica: Replica, runtime: Runtime, repairer: Repairer) -> None:

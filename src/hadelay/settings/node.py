@@ -109,7 +109,7 @@ class RaftSettings(tuning.Raft, frozen=True, kw_only=True, forbid_unknown_fields
     election_min_ms: int = 300
 
 
-class DispatchConfig(tuning.Dispatch, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DispatchConfig(tuning.DispatchSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Hand-out of due messages."""
 
     #: commit: a hand-out waits until its grant is replicated, and a fail-over never repeats it. interval: messages are
@@ -141,7 +141,7 @@ class LimitsConfig(tuning.Limits, frozen=True, kw_only=True, forbid_unknown_fiel
     auto_create_topics: bool = True
 
 
-class StorageConfig(tuning.Storage, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StorageConfig(tuning.StorageSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Disk space."""
 
     #: Size limit of the LMDB file, in address space, not memory or disk. Lower it if address space is limited.
@@ -166,7 +166,7 @@ class RetentionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     archive: str = ""
 
 
-class WebhooksConfig(tuning.Webhooks, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WebhooksConfig(tuning.WebhookSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Webhook calls, made by the leader. Topic settings have URLs, secrets and timeouts."""
 
     #: Private networks ("10.0.0.0/8") that webhooks may call: add those of your receivers. Empty: only public

@@ -48,7 +48,7 @@ class Raft(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_sync_ms: int = 1_000
 
 
-class Dispatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DispatchSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     #: Time that dispatch reads the seconds' chains ahead. A longer time smooths bursts, but keeps more ids in memory.
     preload_ms: int = 10_000
     #: Limit of ids of ready messages in memory per topic; an index scan finds the others.
@@ -66,7 +66,7 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_clock_skew_ms: int = 250
 
 
-class Storage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StorageSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     #: Size of the buffer for far hours, and of the buffer for changes of tables; a full buffer triggers a checkpoint,
     #: which needs as much memory again. A larger buffer makes fewer, larger writes of messages spread over years.
     far_buffer_bytes: int = 32 * _MIB
@@ -78,7 +78,7 @@ class Storage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     checkpoint_interval_ms: int = 60_000
 
 
-class Webhooks(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WebhookSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     #: Limit of concurrent calls to one host.
     host_calls: int = 256
     #: User-Agent header of the calls.

@@ -76,13 +76,13 @@ class _Sealed(Struct):
     backup: msgspec.Raw
 
 
-class Damage(Struct):
+class BackupDamage(Struct):
     file: str
     offset: int
     what: str
 
 
-class Directory:
+class LocalBackups:
     """Backups in a local directory; Objects (pipeline/objects.py) overrides all methods for an object store.
 
     Names are those of a manifest; `length` is the manifest's length of the file.
@@ -160,7 +160,7 @@ class Directory:
 class Archive:
     """Backups in one location."""
 
-    def __init__(self, files: Directory) -> None:
+    def __init__(self, files: LocalBackups) -> None:
         self.files, self.where = files, files.where
 
     def indexes(self) -> list[int]:
@@ -204,17 +204,17 @@ class Archive:
         except (NotFound, DamagedFile):
             return None
 
-    def verify(self, backup: Backup) -> Iterator[tuple[str, list[Damage]]]:
+    def verify(self, backup: Backup) -> Iterator[tuple[str, list[BackupDamage]]]:
         """(name, damage) of every file of a backup."""
         for name, known in backup.files.items():
             size = self.files.size(name, known.length)
             if size < known.length:
-                yield name, [Damage(name, size, f"the file ends here; the manifest says {known.length:,} bytes")]
+                yield name, [BackupDamage(name, size, f"the file ends here; the manifest says {known.length:,} bytes")]
                 continue
             found = np.frombuffer(self.contents(name, known.length).blocks, "<u4")
             wrong = np.flatnonzero(found != np.frombuffer(known.blocks, "<u4")) * BLOCK
             what = "the bytes from here to {:,} have changed since the backup"
-            yield name, [Damage(name, at, what.format(min(at + BLOCK, known.length))) for at in wrong.tolist()]
+            yield name, [BackupDamage(name, at, what.format(min(at + BLOCK, known.length))) for at in wrong.tolist()]
 
     def contents(self, name: str, length: int) -> Contents:
         """Contents of the first `length` bytes, or of all bytes of a shorter file."""

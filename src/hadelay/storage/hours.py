@@ -33,7 +33,7 @@ _ROW = f"V{INDEX_SIZE}"
 _FEW = 32
 
 
-class HourStore(HourReader):
+class DiskHourStore(HourReader):
     def __init__(self, disk: Disk, directory: str, group_number: int, *, far_buffer_bytes: int = 32 << 20) -> None:
         super().__init__(disk, directory, far_buffer_bytes + far_buffer_bytes // 4 + _LARGEST_APPEND)
         self._group, self.far_buffer_bytes = group_number, far_buffer_bytes

@@ -24,7 +24,7 @@ _CATALOGUE_VERSION = 1
 _CRC = r"^[0-9a-f]{8}$"
 
 
-class Source(NamedTuple):
+class SourceFiles(NamedTuple):
     """Committed lengths and CRC-32C of an hour's files."""
 
     entries: int
@@ -40,7 +40,7 @@ class Source(NamedTuple):
         }  # fmt: skip
 
 
-class Part(TypedDict):
+class PartFile(TypedDict):
     """A Parquet file of an archived hour."""
 
     path: Annotated[str, msgspec.Meta(pattern=r"^(messages|events)/hour=[\w-]+/[\w.=-]+$")]
@@ -49,11 +49,11 @@ class Part(TypedDict):
     crc32c: str
 
 
-class Manifest(TypedDict):
+class HourManifest(TypedDict):
     version: int
     hour: int
     source: dict[str, Any]
-    files: list[Part]
+    files: list[PartFile]
 
 
 class Listed(TypedDict):
@@ -120,15 +120,15 @@ def manifest_hours(files: Files) -> set[int]:
     return {hour_from_name(name[:-5]) for name in names if name[:1].isdigit() and name.endswith(".json")}
 
 
-def encode_manifest(hour: int, source: Source, parts: list[Part]) -> bytes:
+def encode_manifest(hour: int, source: SourceFiles, parts: list[PartFile]) -> bytes:
     body = {"version": VERSION, "hour": int(hour_name(hour)), "source": source.encode(), "files": parts}
     return msgspec.json.format(msgspec.json.encode(body), indent=1)
 
 
-def decode_manifest(data: bytes) -> Manifest:
+def decode_manifest(data: bytes) -> HourManifest:
     """The decoded manifest. ValueError, with a message for users, when the bytes are not a manifest."""
     try:
-        found = msgspec.json.decode(data, type=Manifest)
+        found = msgspec.json.decode(data, type=HourManifest)
     except RecursionError:
         raise ValueError("the file is not a manifest") from None
     if not 1 <= found["version"] <= VERSION:
@@ -136,23 +136,23 @@ def decode_manifest(data: bytes) -> Manifest:
     return found
 
 
-def source_of(manifest: Manifest) -> Source | None:
+def source_of(manifest: HourManifest) -> SourceFiles | None:
     """Source of a manifest; None when the manifest lacks a part of it, as version 1 may."""
     said = manifest["source"]
     try:
         crcs = said["crc32c_log_idx_dsp"]
         log, idx, dsp = (int(crc, 16) for crc in crcs)
-        return Source(int(said["entries"]), int(said["events"]), int(said["log_bytes"]), (log, idx, dsp))
+        return SourceFiles(int(said["entries"]), int(said["events"]), int(said["log_bytes"]), (log, idx, dsp))
     except (KeyError, TypeError, ValueError):
         return None
 
 
-def of_kind(manifest: Manifest, kind: str) -> list[Part]:
+def of_kind(manifest: HourManifest, kind: str) -> list[PartFile]:
     """Files of a kind ("messages" or "events"), in the order of their rows."""
     return [part for part in manifest["files"] if part["path"].startswith(f"{kind}/")]
 
 
-def rows(manifest: Manifest, kind: str) -> int:
+def rows(manifest: HourManifest, kind: str) -> int:
     return sum(part["rows"] for part in of_kind(manifest, kind))
 
 
@@ -222,7 +222,7 @@ def load_catalogue(files: Files, known: Catalogue | None = None, attempts: int =
 
 
 def unproven(
-    files: Files, catalogue: Catalogue, wanted: Iterable[tuple[int, Source]], limit: int
+    files: Files, catalogue: Catalogue, wanted: Iterable[tuple[int, SourceFiles]], limit: int
 ) -> dict[int, str]:  # fmt: skip
     """Hour → reason why the archive does not prove the hour; "" for a proven hour, which may be deleted. Stops after
     `limit` proven hours. Reads manifests and file sizes only. OSError when the archive does not answer."""
@@ -235,7 +235,7 @@ def unproven(
     return found
 
 
-def _problem(files: Files, catalogue: Catalogue, hour: int, source: Source) -> str:
+def _problem(files: Files, catalogue: Catalogue, hour: int, source: SourceFiles) -> str:
     if hour not in catalogue.hours:
         return "the archive's catalogue does not list the hour"
     name = manifest_name(hour)

@@ -23,7 +23,7 @@ from hadelay.codec.checksums import crc32c
 from hadelay.errors import DamagedFile, DiskFull, FatalError, HadelayError, is_disk_full
 from hadelay.platform.disk import Disk, File, read_file
 from hadelay.platform.runtime import Runtime
-from hadelay.storage.hours import HourStore, file_checksums
+from hadelay.storage.hours import DiskHourStore, file_checksums
 from hadelay.storage.tables import CHECKPOINT, ROW, Backend, Put, Tables, hour_rows, scan_all
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class Exports:
     """Exports of checkpoints; only the last durable checkpoint, at `index`, gets a new export."""
 
     def __init__(
-        self, disk: Disk, directory: str, runtime: Runtime, hours: HourStore, tables: Tables, index: int
+        self, disk: Disk, directory: str, runtime: Runtime, hours: DiskHourStore, tables: Tables, index: int
     ) -> None:
         self._disk, self._root, self._directory = disk, directory, f"{directory}/export"
         self._runtime, self._hours, self._tables = runtime, hours, tables

@@ -26,7 +26,7 @@ from hadelay.platform.disk import Disk
 from hadelay.platform.runtime import Runtime
 from hadelay.storage.far import Sample
 from hadelay.storage.handles import files_closed
-from hadelay.storage.hours import HourStore, file_checksums
+from hadelay.storage.hours import DiskHourStore, file_checksums
 from hadelay.storage.identity import Identity, check_identity, lock_directory, write_identity
 from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.names import NameTable
@@ -92,7 +92,7 @@ class Storage:
         _cut_file(disk, names, disk.sizes(directory).get("names", 0), row["names_length"])
         self.names = NameTable(disk, names, row["names_length"], row["names_crc"])
         group = self.identity.group
-        self.hours = HourStore(disk, f"{directory}/hours", group, far_buffer_bytes=self._far_bytes)
+        self.hours = DiskHourStore(disk, f"{directory}/hours", group, far_buffer_bytes=self._far_bytes)
         self.hours.load(hours, rows)
         clear(disk, f"{directory}/export")
 

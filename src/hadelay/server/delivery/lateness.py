@@ -63,7 +63,7 @@ class _Counted:
             self.by_code[code] = self.by_code.get(code, 0) + 1
 
 
-class Lateness:
+class LatenessCounts:
     """Lateness of hand-outs after deliver_at: a histogram since the process began, and counts of each topic over the
     last minutes. A node that takes over starts with empty counts."""
 

@@ -20,15 +20,15 @@ from hadelay.handout.dispatcher import Dispatcher
 from hadelay.handout.polls import DONE, Delivery, Poll
 from hadelay.ledger.chain import Damage
 from hadelay.ledger.flow import is_limited
-from hadelay.ledger.ports import Listener
+from hadelay.ledger.ports import LedgerListener
 from hadelay.ledger.state import Ledger
-from hadelay.ledger.topics import Topic
+from hadelay.ledger.topics import TopicState
 from hadelay.model import NEVER_MS
 from hadelay.platform.runtime import Runtime
 from hadelay.raft.ports import Done, Propose
 from hadelay.server.clustertime import ClusterClock
 from hadelay.server.delivery.grants import Grants
-from hadelay.server.delivery.lateness import Delays, HandoutDelays, Lateness
+from hadelay.server.delivery.lateness import Delays, HandoutDelays, LatenessCounts
 from hadelay.server.delivery.maintenance import LeaseExpiry, MaintenanceRunner, TtlExpiry
 from hadelay.server.delivery.modes import CommitHandout, CommitLatency, Handout, IntervalHandout
 from hadelay.server.delivery.term import Term
@@ -60,7 +60,7 @@ class DeliveryLoop:
         config: Config,
         on_damage: Callable[[int, int, str], None] | None = None,
         has_leader_lease: Callable[[], bool] = lambda: True,
-        watch: Callable[[Topic], None] = lambda topic: None,
+        watch: Callable[[TopicState], None] = lambda topic: None,
         read_ahead: ReadAhead | None = None,
     ) -> None:
         """on_damage(hour, index, what): a chain is broken at that entry; after the repair call `repaired(hour)`.
@@ -71,7 +71,7 @@ class DeliveryLoop:
         #: Plain ints for /metrics.
         self.handed_out = 0
         self.damaged_links = 0
-        self.lateness = Lateness()
+        self.lateness = LatenessCounts()
         self.askers = Askers()
         self.handout_delays = HandoutDelays()
         self.delays = Delays()
@@ -123,7 +123,7 @@ class DeliveryLoop:
         grants, self._grants = self._grants, None
         if grants is None:
             return
-        self.ledger.listener = Listener()
+        self.ledger.listener = LedgerListener()
         self.handout_delays.forget()
         grants.term.stop()
         self._maintenance.stop()

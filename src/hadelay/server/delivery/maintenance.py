@@ -15,7 +15,7 @@ from hadelay.model import DEAD_HOURS, HOUR_MS, NEVER_MS
 from hadelay.server.delivery.term import Term
 from hadelay.server.gate import Gate
 from hadelay.settings.node import RetentionConfig
-from hadelay.storage.manifests import Source
+from hadelay.storage.manifests import SourceFiles
 
 Key = tuple[int, int]
 #: Limit of grants named in one EXPIRE, and looked at in one go after a take-over.
@@ -263,7 +263,7 @@ class MaintenanceRunner:
         if self._gate is None:
             return True
         sums = self._ledger.store.sums(hour)
-        return sums is not None and self._gate.holds(hour, Source(*sums))
+        return sums is not None and self._gate.holds(hour, SourceFiles(*sums))
 
     def _archived(self) -> None:
         if self._idle and not self._term.over:

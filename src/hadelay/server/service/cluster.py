@@ -17,7 +17,7 @@ from hadelay.raft.journal import FIRST
 from hadelay.server.leadership import TRANSFER_S
 from hadelay.server.memberchanges import CHANGE_S, LEADS
 from hadelay.server.node import Node
-from hadelay.server.peers import Peer
+from hadelay.server.peers import PeerStatus
 from hadelay.server.service.part import Service, once_begun
 
 log = structlog.get_logger("hadelay")
@@ -72,7 +72,7 @@ class Clusters(Service):
         leader, skews = node.raft.leader, node.clock.skews(node.runtime.monotonic())
         members = []
         for name, address, votes, _ in node.raft.membership.members:
-            peer, here = node.peers.peers.get(name) or Peer(name), name == node.name
+            peer, here = node.peers.peers.get(name) or PeerStatus(name), name == node.name
             live = here or node.peers.live(name)
             role = "learner" if not votes else "unknown" if not live else "leader" if name == leader else "follower"
             http, applied = (

@@ -30,7 +30,7 @@ _SETTLED_AT_ONCE = 2_500
 _DONE = {"ack": "acked", "nack": "nacked", "extend": "extended"}
 
 
-class Consuming(Service):
+class ConsumingService(Service):
     async def receive(self, ask: ReceiveRequest) -> Handed:
         """Wait up to ask.wait_ms for messages; no message in time is an empty answer. Raises NoLeader on a follower.
 

@@ -19,7 +19,7 @@ from hadelay.ledger.state import Ledger
 from hadelay.model import DEAD_HOURS, HOUR_MS
 from hadelay.server.checkpoints import Replica
 from hadelay.storage.heads import count_topics, no_counters
-from hadelay.storage.hours import HourStore
+from hadelay.storage.hours import DiskHourStore
 
 #: Settled entries looked up in one slice, and hours counted in one; each takes some milliseconds.
 _SLICE, _HOURS = 8_192, 64
@@ -53,7 +53,7 @@ class _Settled:
         self.counted |= some
         return len(some)
 
-    def open(self, store: HourStore, hour: int, topic: int | None) -> NDArray[np.int64]:
+    def open(self, store: DiskHourStore, hour: int, topic: int | None) -> NDArray[np.int64]:
         """Written and open entries per second; of one topic, per minute."""
         if topic is None:
             return store.written_seconds(hour) - self.seconds

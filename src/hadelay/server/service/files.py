@@ -22,7 +22,7 @@ from hadelay.model import DEAD_HOURS, hour_name
 from hadelay.server.node import Node
 from hadelay.server.service.part import Service
 from hadelay.storage.handles import files_closed
-from hadelay.storage.hours import HourStore
+from hadelay.storage.hours import DiskHourStore
 from hadelay.storage.snapshots import Manifest
 from hadelay.storage.store import Storage
 
@@ -157,7 +157,7 @@ def _over() -> NotFound:
     return NotFound("this snapshot is over: open another one; what was copied so far is a part of that, too")
 
 
-def hours_of(store: HourStore, running: int) -> Iterator[Hour]:
+def hours_of(store: DiskHourStore, running: int) -> Iterator[Hour]:
     """The hours as they are now, however long the caller takes to iterate."""
     found, rows = store.rows()
     numbers = found.tolist()

@@ -17,21 +17,21 @@ from hadelay.codec.results import (
     CancelOutcome,
     CancelResult,
     JobResult,
-    Outcome,
     RedriveOutcome,
     RedriveResult,
     RescheduleResult,
+    TargetOutcome,
 )
 from hadelay.codec.tags import mask_of
 from hadelay.errors import Conflict, Impossible, NotFound
 from hadelay.ledger import dead, topicchanges
 from hadelay.ledger.describe import describe, described, over
 from hadelay.ledger.keys import find_key
-from hadelay.ledger.listing import MessageQuery, listing
+from hadelay.ledger.listing import ListQuery, listing
 from hadelay.ledger.lookup import find_entry
-from hadelay.ledger.topics import Topic
+from hadelay.ledger.topics import TopicState
 from hadelay.ledger.transitions import failures_of
-from hadelay.model import DEAD_HOURS, NONE32, Description, HistoryEvent, Key, State, encode_id, hour_name
+from hadelay.model import DEAD_HOURS, NONE32, Description, Key, PastEvent, State, encode_id, hour_name
 from hadelay.server.reading import LISTS, extents_of
 from hadelay.server.service.part import Service, once_begun
 
@@ -44,7 +44,7 @@ _DEAD_PAGE_BYTES, _LETTERS = 4 << 20, 50
 _SETTLED = (State.ACKED, State.CANCELLED, State.EXPIRED)
 
 
-class Messages(Service):
+class MessageService(Service):
     async def describe(self, target: Target, *, body: bool, stale: bool) -> Message[str]:
         """Raises NotFound for an id never issued, or past its retention. stale: this node's state, unconfirmed."""
         await self._confirm(stale)
@@ -72,12 +72,12 @@ class Messages(Service):
         expired or dead."""
         result = await self._propose(commands.encode_reschedule(self._node.name, when_ms, relative, *_named(target)))
         assert isinstance(result, RescheduleResult)
-        outcome = Outcome(result.outcomes[0])
-        if outcome is Outcome.NOT_FOUND:
+        outcome = TargetOutcome(result.outcomes[0])
+        if outcome is TargetOutcome.NOT_FOUND:
             raise _not_found(target)
-        if outcome is Outcome.TOO_FAR:
+        if outcome is TargetOutcome.TOO_FAR:
             raise Impossible("that is further ahead than this cluster allows (limits.max_delay)")
-        if outcome is not Outcome.DONE:
+        if outcome is not TargetOutcome.DONE:
             word = outcome.name.lower()
             raise Conflict(f"the message cannot be rescheduled: it is {word}", outcome=word)
         return int(result.ids[0]), int(result.deliver_at_ms[0])
@@ -88,7 +88,7 @@ class Messages(Service):
         await self._confirm(stale)
         node, topic = self._node, self._topic(name)
         mask = mask_of(ask.tags)
-        query = MessageQuery(topic.number, ask.states, ask.from_ms, ask.to_ms, mask, ask.after, ask.limit)
+        query = ListQuery(topic.number, ask.states, ask.from_ms, ask.to_ms, mask, ask.after, ask.limit)
         now_ms = self._node.now_ms()
         page = await node.reader.in_slices(lambda: listing(node.ledger, query, now_ms))
         messages: list[Message[str]] = []
@@ -112,7 +112,7 @@ class Messages(Service):
                 messages.append(message)
         return messages, page.after
 
-    def _listed(self, topic: Topic, hour: int, row: np.void, state: State) -> Description | None:
+    def _listed(self, topic: TopicState, hour: int, row: np.void, state: State) -> Description | None:
         """A message without history. None: the message's hour was retired meanwhile, or the topic's retention has
         passed."""
         node, index = self._node, int(row["index"])
@@ -211,7 +211,7 @@ def message_of(view: Description, history: list[History[str]] | None = None) -> 
     )  # fmt: skip
 
 
-def event_of(e: HistoryEvent) -> History[str]:
+def event_of(e: PastEvent) -> History[str]:
     left, went = (None if hour is None else hour_name(hour) for hour in (e.from_hour, e.to_hour))
     due_at = None if e.due_ms is None else format_instant(e.due_ms)
     return History(

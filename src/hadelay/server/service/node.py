@@ -11,11 +11,11 @@ from hadelay.api.metrics import Measured
 from hadelay.server.metrics import NodeMetrics
 from hadelay.server.node import Node
 from hadelay.server.service.cluster import Clusters
-from hadelay.server.service.consuming import Consuming
+from hadelay.server.service.consuming import ConsumingService
 from hadelay.server.service.files import Files
-from hadelay.server.service.messages import Messages
-from hadelay.server.service.tokens import Access
-from hadelay.server.service.topics import Topics
+from hadelay.server.service.messages import MessageService
+from hadelay.server.service.tokens import TokenService
+from hadelay.server.service.topics import TopicService
 from hadelay.server.webhooks.webhooks import Webhooks
 
 
@@ -30,8 +30,8 @@ class NodeService:
         self.node = node.name
         # A callback and no future: a publish per request is the hottest path, and a future costs more than the call.
         self.publish = node.publish
-        self.consume, self.messages, self.topics = Consuming(node), Messages(node), Topics(node)
-        self.cluster, self.files, self.access = Clusters(node), Files(node), Access(node)
+        self.consume, self.messages, self.topics = ConsumingService(node), MessageService(node), TopicService(node)
+        self.cluster, self.files, self.access = Clusters(node), Files(node), TokenService(node)
 
     @property
     def leader_name(self) -> str | None:

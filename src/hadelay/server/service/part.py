@@ -16,7 +16,7 @@ from hadelay.api.service import Actor, answered
 from hadelay.codec import commands
 from hadelay.codec.results import Refused
 from hadelay.errors import HadelayError, NotFound, OutcomeUnknown, shortened
-from hadelay.ledger.topics import Topic
+from hadelay.ledger.topics import TopicState
 from hadelay.server.node import Node
 from hadelay.server.refusals import refusal
 
@@ -51,7 +51,7 @@ class Service:
         if not stale:
             await answered(self._node.raft.read_index)
 
-    def _topic(self, name: str) -> Topic:
+    def _topic(self, name: str) -> TopicState:
         topic = self._node.ledger.topic(name)
         if topic is None:
             raise NotFound(f"there is no topic {name!r}; it appears with its first message, or PUT it")

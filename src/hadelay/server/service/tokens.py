@@ -12,7 +12,7 @@ from hadelay.server.node import Node
 from hadelay.server.service.part import Service
 
 
-class Access(Service):
+class TokenService(Service):
     def __init__(self, node: Node) -> None:
         super().__init__(node)
         #: Whether this node has been up to date once since it started.

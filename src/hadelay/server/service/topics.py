@@ -12,11 +12,10 @@ from msgspec.structs import replace
 from hadelay.api.service import Actor
 from hadelay.api.settings import settings_out
 from hadelay.api.text import format_instant
-from hadelay.api.topics import Consumer, Lateness
-from hadelay.api.topics import Topic as TopicDocument
+from hadelay.api.topics import Consumer, Lateness, Topic
 from hadelay.codec import commands
 from hadelay.errors import BadRequest, Conflict, HadelayError, Impossible, NoLeader, NotFound, OutcomeUnknown
-from hadelay.ledger.topics import Topic
+from hadelay.ledger.topics import TopicState
 from hadelay.server.guard import Guard
 from hadelay.server.node import Node
 from hadelay.server.service.duecounts import DueCounts
@@ -34,13 +33,13 @@ _RESOLVE_S = 2.0
 Reports = dict[int, tuple[int, ...]]
 
 
-class Topics(Service):
+class TopicService(Service):
     def __init__(self, node: Node) -> None:
         super().__init__(node)
         self._due = DueCounts(node.replica)
         self._wait_s = node.config.http.no_leader_wait_ms / 1000
 
-    async def get_topic(self, name: str, *, stale: bool) -> TopicDocument[str]:
+    async def get_topic(self, name: str, *, stale: bool) -> Topic[str]:
         await self._confirm(stale)
         view = self._document(self._topic(name), await self._ready(stale))
         return replace(view, consumers=await self._consumers(name, stale))
@@ -54,16 +53,16 @@ class Topics(Service):
             return None
         return None if found is None else [Consumer(str(name), format_instant(int(at_ms))) for name, at_ms in found]
 
-    async def list_topics(self, *, stale: bool) -> list[TopicDocument[str]]:
+    async def list_topics(self, *, stale: bool) -> list[Topic[str]]:
         await self._confirm(stale)
-        ready, known, found = await self._ready(stale), self._node.ledger.topics.all, list[TopicDocument[str]]()
+        ready, known, found = await self._ready(stale), self._node.ledger.topics.all, list[Topic[str]]()
         for first in range(0, len(known), _TOPICS_AT_ONCE):
             few = known[first : first + _TOPICS_AT_ONCE]
             found += [self._document(topic, ready) for topic in few if topic.exists]
             await asyncio.sleep(0)
         return found
 
-    async def put_topic(self, name: str, config: dict[str, Any], by: Actor) -> TopicDocument[str]:
+    async def put_topic(self, name: str, config: dict[str, Any], by: Actor) -> Topic[str]:
         """Create or change a topic; None as a value resets a setting. Raises BadRequest, Impossible, Conflict."""
         await _check_urls(self._node.guard, config)
         sync = self._node.config.dispatch.sync
@@ -112,11 +111,11 @@ class Topics(Service):
         """The read does without the leader, or no leader is known."""
         return not self._node.leading and (stale or self._node.raft.leader is None)
 
-    def _document(self, topic: Topic, reports: Reports) -> TopicDocument[str]:
+    def _document(self, topic: TopicState, reports: Reports) -> Topic[str]:
         count, oldest, *lateness = reports.get(topic.number, (0, 0, 0, 0, 0, 0))
         # The leader may have applied more than this node.
         count = min(count, topic.waiting)
-        return TopicDocument(
+        return Topic(
             topic.name,
             topic.waiting - count,
             count,

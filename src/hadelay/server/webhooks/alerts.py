@@ -19,10 +19,10 @@ from hadelay.api.text import format_instant
 from hadelay.codec.commands import encode_alerted
 from hadelay.errors import HadelayError
 from hadelay.ledger.dead import KEY, listing
-from hadelay.ledger.topics import Topic
+from hadelay.ledger.topics import TopicState
 from hadelay.model import Event, encode_id
 from hadelay.server.node import Node
-from hadelay.server.webhooks.calls import Answer, Call, Request, alert_headers, key_of
+from hadelay.server.webhooks.calls import Call, CallRequest, Reply, alert_headers, key_of
 
 #: Limit of ids in one call.
 MOST_IDS = 100
@@ -76,7 +76,7 @@ class Alerts:
     def on_follower(self) -> None:
         self._term = 0
 
-    def on_topic(self, topic: Topic) -> None:
+    def on_topic(self, topic: TopicState) -> None:
         """Messages of the topic died, or its settings changed."""
         if not self._term or not untold(topic) or self._target(topic) is None:
             return
@@ -86,7 +86,7 @@ class Alerts:
             wait_s = max(_GATHER_S, watch.not_before - self._node.runtime.monotonic())
             self._node.runtime.call_later(wait_s, self._tell, self._term, topic, watch)
 
-    def _target(self, topic: Topic) -> tuple[str, str] | None:
+    def _target(self, topic: TopicState) -> tuple[str, str] | None:
         """(URL, secret) of the topic's alert."""
         if not topic.exists:
             return None
@@ -94,7 +94,7 @@ class Alerts:
             return alert.url, alert.secret
         return (self._config.alert_url, self._config.alert_secret) if self._config.alert_url else None
 
-    def _tell(self, term: int, topic: Topic, watch: _Watch) -> None:
+    def _tell(self, term: int, topic: TopicState, watch: _Watch) -> None:
         if term != self._term:
             return
         target = self._target(topic)
@@ -122,9 +122,9 @@ class Alerts:
             self._node.now_ms(), [key_of(secret)] if secret else [], body,
         )  # fmt: skip
         cursor = letters[-1][0] if 0 < len(letters) < MOST_IDS else self._now()
-        self._call(Request(url, headers, body, _TIMEOUT_S), partial(self._told, term, topic, watch, upto, cursor))
+        self._call(CallRequest(url, headers, body, _TIMEOUT_S), partial(self._told, term, topic, watch, upto, cursor))
 
-    def _letters(self, topic: Topic, watch: _Watch, count: int) -> list[tuple[bytes, int]]:
+    def _letters(self, topic: TopicState, watch: _Watch, count: int) -> list[tuple[bytes, int]]:
         """(cursor, id) of the first untold dead letters, as far as they are known and still kept."""
         if watch.cursor is not None:
             return listing(self._node.ledger, topic, watch.cursor, MOST_IDS)
@@ -133,7 +133,7 @@ class Alerts:
             return []
         return listing(self._node.ledger, topic, b"", told + MOST_IDS)[told:]
 
-    def _told(self, term: int, topic: Topic, watch: _Watch, upto: int, cursor: bytes, answer: Answer) -> None:
+    def _told(self, term: int, topic: TopicState, watch: _Watch, upto: int, cursor: bytes, answer: Reply) -> None:
         if term != self._term:
             return
         interval_s = self._config.alert_interval_ms / 1000
@@ -154,12 +154,12 @@ class Alerts:
 
         self._node.propose(encode_alerted(topic.name, upto), recorded)
 
-    def _again(self, topic: Topic, watch: _Watch, wait_s: float) -> None:
+    def _again(self, topic: TopicState, watch: _Watch, wait_s: float) -> None:
         watch.scheduled = False
         watch.not_before = self._node.runtime.monotonic() + wait_s
         self.on_topic(topic)
 
 
-def untold(topic: Topic) -> int:
+def untold(topic: TopicState) -> int:
     """Count of deaths that no alert has told."""
     return topic.settled[Event.DEAD] - topic.alerted

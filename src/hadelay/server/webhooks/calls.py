@@ -28,14 +28,14 @@ MIN_KEY_BYTES, MAX_KEY_BYTES = 24, 64
 _SAFE = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
 
 
-class Request(NamedTuple):
+class CallRequest(NamedTuple):
     url: str
     headers: Mapping[str, str]
     body: bytes
     timeout_s: float
 
 
-class Answer(NamedTuple):
+class Reply(NamedTuple):
     #: HTTP status; 0: no answer came.
     status: int
     #: Why the call failed ("HTTP 503", "timeout", "connection refused", …); empty after a success.
@@ -44,9 +44,9 @@ class Answer(NamedTuple):
     seconds: float
 
 
-Done = Callable[[Answer], None]
+Done = Callable[[Reply], None]
 #: Makes a call. `Done` is called once, later, on the loop; never after the caller was closed.
-Call = Callable[[Request, Done], None]
+Call = Callable[[CallRequest, Done], None]
 
 
 class Facts(NamedTuple):

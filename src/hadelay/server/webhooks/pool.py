@@ -28,12 +28,12 @@ from hadelay.codec.meta import unpack
 from hadelay.codec.results import LeaseOutcome, LeaseResult
 from hadelay.errors import HadelayError
 from hadelay.handout.polls import Delivery, Poll
-from hadelay.ledger.topics import Topic
+from hadelay.ledger.topics import TopicState
 from hadelay.model import encode_id
 from hadelay.server.node import Node
 from hadelay.server.reading import Extent, split_record
-from hadelay.server.webhooks.calls import Answer, Call, Facts, Request, call_headers
-from hadelay.server.webhooks.queues import Job, Reports, Verdict, WebhookQueue, jobs_of
+from hadelay.server.webhooks.calls import Call, CallRequest, Facts, Reply, call_headers
+from hadelay.server.webhooks.queues import CallJob, Reports, Verdict, WebhookQueue, jobs_of
 from hadelay.settings.topic import origin_of
 
 #: The consumer name of the pool's leases.
@@ -87,7 +87,7 @@ class Pool:
         """Fetch no more; the dispatcher has answered the polls."""
         self._term = 0
 
-    def on_topic(self, topic: Topic) -> None:
+    def on_topic(self, topic: TopicState) -> None:
         """The topic was created, changed or deleted."""
         queue = self.queues.get(topic.number)
         if topic.exists and topic.settings.webhook is not None:
@@ -212,7 +212,7 @@ class Pool:
         busy = sum(1 for other in self.queues.values() if other.held)
         return queue.calling < max(1, most // busy)
 
-    def _read(self, queue: WebhookQueue, job: Job) -> bool:
+    def _read(self, queue: WebhookQueue, job: CallJob) -> bool:
         """False when the record comes from the disk or another node: meanwhile the job is out of the queue."""
         queue.jobs.popleft()
         queue.absent += 1
@@ -236,7 +236,7 @@ class Pool:
             put_back(record)
         return record is not None
 
-    def _begin(self, queue: WebhookQueue, job: Job) -> bool:
+    def _begin(self, queue: WebhookQueue, job: CallJob) -> bool:
         """Call about a job. False: the host has as many calls as it may have."""
         assert job.record is not None
         packed, body = split_record(job.record)
@@ -260,10 +260,10 @@ class Pool:
         term, seq, position, _, _ = job.lease
         self._dispatcher.answered(term, seq, np.array([position]), job.deliver_at_ms)
         headers = call_headers(facts, queue.keys, extra, self._node.now_ms(), body)
-        self._call(Request(url, headers, body, queue.timeout_s), partial(self._called, queue, job, url, host))
+        self._call(CallRequest(url, headers, body, queue.timeout_s), partial(self._called, queue, job, url, host))
         return True
 
-    def _called(self, queue: WebhookQueue, job: Job, url: str, host: str, answer: Answer) -> None:
+    def _called(self, queue: WebhookQueue, job: CallJob, url: str, host: str, answer: Reply) -> None:
         queue.calling -= 1
         queue.answered += 1
         self.in_flight -= 1
@@ -279,7 +279,7 @@ class Pool:
         self._settle(job, (delay_ms, answer.reason) if answer.reason else None)
         self._next(queue)
 
-    def _settle(self, job: Job, verdict: Verdict) -> None:
+    def _settle(self, job: CallJob, verdict: Verdict) -> None:
         self.reports.add(job.lease, job.ends, verdict)
 
     def _next(self, queue: WebhookQueue) -> None:
@@ -323,7 +323,7 @@ class Pool:
 
     # numbers
 
-    def _count(self, answer: Answer) -> None:
+    def _count(self, answer: Reply) -> None:
         outcome = f"{answer.status // 100}xx" if answer.status else answer.reason.replace(" ", "_")
         # Reasons may come from a library, so the number of counters is bounded.
         known = outcome in self.outcomes or len(self.outcomes) < _MOST_OUTCOMES

@@ -16,7 +16,7 @@ from hadelay.codec.leasetokens import LEASE
 from hadelay.codec.results import LeaseOutcome, LeaseResult
 from hadelay.errors import HadelayError
 from hadelay.handout.polls import Delivery, Poll
-from hadelay.ledger.topics import Topic
+from hadelay.ledger.topics import TopicState
 from hadelay.platform.runtime import Runtime
 from hadelay.raft.ports import Propose
 from hadelay.server.webhooks.calls import key_of
@@ -44,7 +44,7 @@ _MOST_AHEAD = 1_000
 
 
 @dataclass(eq=False, slots=True)
-class Job:
+class CallJob:
     """One message under one lease, and its call."""
 
     lease: Lease
@@ -65,9 +65,9 @@ class Job:
 class WebhookQueue:
     """Queue of one topic with a webhook: fetched messages, calls under way, and the speed of the receiver."""
 
-    def __init__(self, topic: Topic) -> None:
+    def __init__(self, topic: TopicState) -> None:
         self.name, self.number = topic.name, topic.number
-        self.jobs: deque[Job] = deque()
+        self.jobs: deque[CallJob] = deque()
         #: Count of calls under way.
         self.calling = 0
         #: Number of jobs that have had their turn and wait for their record from the disk.
@@ -121,7 +121,7 @@ class WebhookQueue:
         return len(self.jobs) + self.calling + self.absent
 
 
-def jobs_of(delivery: Delivery, mono: float, floor: int) -> Iterator[Job]:
+def jobs_of(delivery: Delivery, mono: float, floor: int) -> Iterator[CallJob]:
     rows = delivery.rows
     columns: list[NDArray[Any]] = [
         delivery.positions, delivery.hours, delivery.indexes, delivery.until_ms,
@@ -129,7 +129,7 @@ def jobs_of(delivery: Delivery, mono: float, floor: int) -> Iterator[Job]:
     ]  # fmt: skip
     for position, hour, index, until_ms, *facts in zip(*(column.tolist() for column in columns), strict=True):
         lease = (delivery.term, delivery.seq, position, hour, index)
-        yield Job(lease, mono + (until_ms - delivery.now_ms) / 1000, floor, *facts)
+        yield CallJob(lease, mono + (until_ms - delivery.now_ms) / 1000, floor, *facts)
 
 
 class Reports:

@@ -29,7 +29,7 @@ from yarl import URL
 
 from hadelay.api.problems import retry_after_ms
 from hadelay.server.guard import AddressRefused, Guard
-from hadelay.server.webhooks.calls import Answer, Done, Request
+from hadelay.server.webhooks.calls import CallRequest, Done, Reply
 
 #: Limit of an answer's head, and of its body, in bytes; beyond, the connection is closed.
 MAX_ANSWER = 16 << 10
@@ -84,7 +84,7 @@ class Sender:
         self._names: dict[tuple[str, int], _Name] = {}
         self._tls = _tls_context()
 
-    def call(self, request: Request, done: Done) -> None:
+    def call(self, request: CallRequest, done: Done) -> None:
         call = _Call(done)
         self.calls.add(call)
         call.timer = self._loop.call_later(request.timeout_s, self._expired, call)
@@ -127,7 +127,7 @@ class Sender:
             return
         self.calls.remove(call)
         reason = failure(call.status) if call.status else reason
-        call.done(Answer(call.status, reason, call.retry_after_ms, time.monotonic() - call.began))
+        call.done(Reply(call.status, reason, call.retry_after_ms, time.monotonic() - call.began))
 
     def _expired(self, call: _Call) -> None:
         if call.task is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import structlog
 
-from hadelay.ledger.topics import Topic
+from hadelay.ledger.topics import TopicState
 from hadelay.model import Event
 from hadelay.server.node import Node
 from hadelay.server.webhooks.alerts import Alerts
@@ -20,7 +20,7 @@ class Webhooks:
     def __init__(self, node: Node, call: Call) -> None:
         self._node = node
         self.pool, self.alerts = Pool(node, call), Alerts(node, call)
-        self._changed: dict[int, Topic] = {}
+        self._changed: dict[int, TopicState] = {}
         #: Numbers of topics in which messages have died.
         self._died: set[int] = set()
         node.on_topic = self.on_topic
@@ -35,7 +35,7 @@ class Webhooks:
         self.pool.on_follower()
         self.alerts.on_follower()
 
-    def on_topic(self, topic: Topic) -> None:
+    def on_topic(self, topic: TopicState) -> None:
         """The topic's settings changed, or messages of the topic died. Apply calls this, so the work is done later."""
         if topic.settled[Event.DEAD] and topic.number not in self._died:
             self._died.add(topic.number)
