@@ -11,8 +11,6 @@ Exit codes: 0 every promise held · 1 one was broken · 2 a mistake in the scena
 · 130 interrupted, everything healed · 141 nobody reads what it prints.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

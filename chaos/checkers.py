@@ -8,8 +8,6 @@ A checker consists of branches (ADR 212). A checker yields each case that it dec
 "". So a run can report how often each branch decided a case.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The cluster under test: processes that chaos starts itself, or one that an admin runs, given by a cluster file."""
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 import os

@@ -1,7 +1,5 @@
 """One disk per node: an ext4 file system in a file, which can be full, stall, or lose power."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Faults: one context manager per kind. Leaving the context heals the fault, whatever happened inside."""
 
-from __future__ import annotations
-
 import errno
 import random
 import threading

@@ -5,8 +5,6 @@ pairs of samples (Theil and Sen), times the length of that half. A checkpoint's 
 machine does not move this median.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass

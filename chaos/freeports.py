@@ -5,8 +5,6 @@ kernel takes ports for outgoing connections, so these ports lie below its range.
 a locked file says where the next search starts.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """First hand-outs of messages, spans with faults, and the lateness that these faults explain (I10)."""
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import accumulate

@@ -4,8 +4,6 @@ acks, hang up and give messages back.
 Two places define the load: `_DONE_TO` has the operations on stored messages, `Traffic.start` starts the clients.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -2,8 +2,6 @@
 The machine's own network stays untouched. Faults can cut the traffic between nodes while clients still reach every
 node."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 

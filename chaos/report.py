@@ -1,7 +1,5 @@
 """Report of a run: a table for people, JSON for machines, and one HTML page with the course of the run."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """One run: start, load, break, heal, drain, compare. Every fault is healed on the way out, whatever happens."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

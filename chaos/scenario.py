@@ -1,8 +1,6 @@
 """A scenario: a TOML file with cluster, load, faults and duration. docs/howto/chaos.md explains each key. An error
 names line and key."""
 
-from __future__ import annotations
-
 import difflib
 import random
 import re

@@ -1,7 +1,5 @@
 """Needs of faults on this machine, and what to install where something is missing."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

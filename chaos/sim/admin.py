@@ -1,8 +1,6 @@
 """Administrator of one topic in the simulated world: sets limits, slows hand-outs down, purges, and redrives dead
 letters."""
 
-from __future__ import annotations
-
 import random
 from hashlib import sha256
 from typing import Any

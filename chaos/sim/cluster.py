@@ -4,8 +4,6 @@ Everything of a node runs but HTTP: the state machine, storage and recovery, the
 group commit and dispatcher.
 """
 
-from __future__ import annotations
-
 import pickle
 import random
 import zlib

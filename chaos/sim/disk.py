@@ -9,8 +9,6 @@ Work done in a thread (SimRuntime.in_thread) is a *flight*: it runs at one insta
 when it lands, in order, and a crash in between undoes what came after the last sync that was reached.
 """
 
-from __future__ import annotations
-
 import errno
 import posixpath
 import random

@@ -4,8 +4,6 @@ Cluster time may be slewed by 500 ppm and crystals drift by 50 ppm; that much, r
 leader, is what "not early" allows.
 """
 
-from __future__ import annotations
-
 from chaos.sim.cluster import SimCluster
 from chaos.sim.history import HandOut
 from chaos.sim.machines import WATCH_S

@@ -5,8 +5,6 @@ the server starts. Which point is armed stands in a file, so that it can be chos
 notes there which points it came by.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import re

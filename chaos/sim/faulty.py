@@ -5,8 +5,6 @@ point that FILE names (chaos.sim.failpoints), or whose wall clock is ahead. What
 line.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from contextlib import ExitStack

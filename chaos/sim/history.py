@@ -4,8 +4,6 @@ The checks (chaos/sim/promises.py) read nothing else for what is promised to use
 start unless a name says `_ms`, which is cluster time as a node told it.
 """
 
-from __future__ import annotations
-
 import struct
 from collections import deque
 from dataclasses import dataclass, field

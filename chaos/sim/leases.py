@@ -1,7 +1,5 @@
 """Promises about leases: who holds a message, and for how long (chaos/sim/promises.py has the others)."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from itertools import pairwise
 

@@ -5,8 +5,6 @@ tests/raft. What left a node counts, not what the node says of itself: a vote th
 any crash, and an entry that a leader counts for a follower has to be in that follower's journal.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol

@@ -3,8 +3,6 @@
 Only what coroutines of a node ask a loop for: futures, tasks, timers, and a name server that knows no name.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import socket

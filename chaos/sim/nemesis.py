@@ -1,7 +1,5 @@
 """Faults of a run, drawn from its seed: each run draws some fault families and mixes them (swarm testing)."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from itertools import product

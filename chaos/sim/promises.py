@@ -6,8 +6,6 @@ All but the replica checks read the history: what the outside saw on the true cl
 was committed. Each case counts (`History.decide`): what never came up was not tested.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 from chaos.sim.cluster import SimCluster

@@ -1,7 +1,5 @@
 """A reader of the simulated world."""
 
-from __future__ import annotations
-
 from chaos.sim.door import Client
 from hadelay.api.service import ListRequest
 from hadelay.errors import HadelayError, NotFound

@@ -1,7 +1,5 @@
 """Promises about the nodes once everything has converged: equal, consistent, and honest."""
 
-from __future__ import annotations
-
 import zlib
 from typing import Any
 

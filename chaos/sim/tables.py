@@ -5,8 +5,6 @@ A record: length u32, crc32 u32, then pickled (dropped, puts) (never read by any
 does not verify ends the log: that commit never happened.
 """
 
-from __future__ import annotations
-
 import pickle
 import posixpath
 import struct

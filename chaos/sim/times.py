@@ -1,7 +1,5 @@
 """Promises about time: nothing early, nothing late, TTL and max_wait (chaos/sim/promises.py has the others)."""
 
-from __future__ import annotations
-
 from chaos.sim.cluster import SimCluster
 from chaos.sim.evidence import (
     COLD_MS,

@@ -1,7 +1,5 @@
 """Workload of a run: rates, shares, and which parts of the workload are done."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 

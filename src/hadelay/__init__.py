@@ -4,8 +4,6 @@
 node, a tool or a reader of files does not pay for them.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from hadelay.version import VERSION as __version__

@@ -1,7 +1,5 @@
 """`python -m hadelay` and the `hadelay` command."""
 
-from __future__ import annotations
-
 import sys
 
 

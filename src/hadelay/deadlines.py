@@ -1,7 +1,5 @@
 """Keys by the time at which each needs attention: leases, deferred deliveries, timeouts of polls, tokens of a rate."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterator
 from typing import Generic, TypeVar

@@ -3,8 +3,6 @@
 docs/reference/errors.md says when each error is answered. ConfigError and FatalError end a process instead.
 """
 
-from __future__ import annotations
-
 import errno
 from functools import partial
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Bounded logging of events that clients can cause: a flood of requests must not become a flood of lines."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 #: Least time between two lines about one key, in seconds.

@@ -1,7 +1,5 @@
 """Members of the cluster: a replicated list, changed by one entry at a time (ADR 150)."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

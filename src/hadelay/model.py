@@ -5,8 +5,6 @@ characters of Crockford base32, big-endian. Ids never change and are never reuse
 message was first filed as.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import IntEnum, StrEnum

@@ -1,7 +1,5 @@
 """Paths, queries and redirects of the HTTP API, as the client and the command line write and follow them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode

@@ -6,8 +6,6 @@ Without a glob, a scope covers all topics and the cluster itself. `admin` includ
 a token's secret is stored, which is enough to recognise the token; its first digits are the token's id.
 """
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from collections.abc import Iterable

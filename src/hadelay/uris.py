@@ -1,7 +1,5 @@
 """Places that are no directories of this machine: which URIs are understood, without the library that opens them."""
 
-from __future__ import annotations
-
 import re
 from urllib.parse import parse_qsl, urlsplit
 

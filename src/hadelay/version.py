@@ -1,7 +1,5 @@
 """The version of the package, and the feature levels of the replicated log (docs/howto/upgrade.md)."""
 
-from __future__ import annotations
-
 VERSION = "0.1.0"
 
 #: Highest feature level this code knows; switched on by a replicated command once every node has it.

@@ -1,7 +1,5 @@
 """Problems of values in the words of the caller, instead of those of msgspec's decoder."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

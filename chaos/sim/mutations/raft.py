@@ -1,7 +1,5 @@
 """Deliberate bugs of disks and of Raft."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Deliberate bugs of the ledger, of hand-outs and of the server."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 from collections.abc import Callable

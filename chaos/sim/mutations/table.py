@@ -3,8 +3,6 @@
 A check that cannot fail is no check. Each bug breaks the shipped classes in place for the time of a run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Tokens, and the audit trail of administrative requests."""
 
-from __future__ import annotations
-
 from hadelay.api.base import Document, Duration, Request
 
 

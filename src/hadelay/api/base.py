@@ -8,8 +8,6 @@ A member of an answer is one of three kinds:
     field(default_factory=…)        always sent; older nodes may leave it out
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal, TypeVar
 
 from msgspec import Struct

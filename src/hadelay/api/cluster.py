@@ -1,7 +1,5 @@
 """The cluster, its members and health, and the files of a node."""
 
-from __future__ import annotations
-
 from typing import Generic, Literal
 
 from msgspec import field

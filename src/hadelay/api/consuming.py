@@ -1,7 +1,5 @@
 """Receiving messages, and settling their leases."""
 
-from __future__ import annotations
-
 from typing import Any, Generic, Literal
 
 from msgspec import UNSET, Struct, field

@@ -1,7 +1,5 @@
 """Messages and dead letters: queries, changes and their answers."""
 
-from __future__ import annotations
-
 from typing import Generic, Literal
 
 from msgspec import field

@@ -1,7 +1,5 @@
 """Errors from answers, for client and command line: problem documents, and answers that no node gave."""
 
-from __future__ import annotations
-
 import http.client
 import time
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Publishing one message or many."""
 
-from __future__ import annotations
-
 from typing import Any, Generic, Literal
 
 from msgspec import UNSET, UnsetType, field

@@ -1,8 +1,6 @@
 """A topic's settings as the API writes them: durations as text, secrets and headers masked. The rules are in
 settings/topic.py."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

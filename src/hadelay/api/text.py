@@ -4,8 +4,6 @@ Parsers raise BadRequest or Impossible, which say what to write instead. Times r
 message may be late, never early.
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 import re

@@ -1,7 +1,5 @@
 """Topics: settings, counts, and histograms of due times."""
 
-from __future__ import annotations
-
 from typing import Generic
 
 from msgspec import UNSET, UnsetType

@@ -9,8 +9,6 @@ With `-o json`, an error is the last line of stderr: a problem document like the
 `idempotency_key` if only a repetition can tell whether the request took effect.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`hadelay backup`: copy a running cluster into a directory or object store, and verify backups; `hadelay restore`."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -1,7 +1,5 @@
 """`hadelay bench`: a quick load test of a running cluster. The real benchmarks are in bench/."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import secrets

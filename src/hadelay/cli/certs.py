@@ -4,8 +4,6 @@ or newer.
 docs/howto/security.md says what a node's certificate needs if another CA signs it.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import os
 import re

@@ -1,7 +1,5 @@
 """`hadelay check`: compare the nodes' files at one applied index; check whether a node may stop."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

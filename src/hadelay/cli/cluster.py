@@ -1,7 +1,5 @@
 """`hadelay cluster`: commands status, transfer, drain; `hadelay cluster members`: list, add, remove, replace."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """`hadelay dead`: commands list, redrive, export, purge; `hadelay topic redrive`."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

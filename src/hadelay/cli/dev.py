@@ -4,8 +4,6 @@ Node i = 0…N−1 is called n<i+1>, serves HTTP on port base + i and its peers 
 file, a log and a data directory per node, and `cluster.json`, to start a killed node again by name.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes

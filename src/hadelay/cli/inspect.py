@@ -1,7 +1,5 @@
 """`hadelay inspect FILE`: print a file of a data directory (docs/spec), and locate damage."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import groupby, islice

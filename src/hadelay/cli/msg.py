@@ -1,7 +1,5 @@
 """`hadelay msg`: commands put, get, list, cancel, reschedule, deliver, receive."""
 
-from __future__ import annotations
-
 import base64
 import secrets
 import sys

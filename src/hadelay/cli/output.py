@@ -1,7 +1,5 @@
 """Output of commands: results on stdout as a table or as JSON, everything else on stderr."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,8 +1,6 @@
 """`hadelay pipeline …`: jobs on the hour files, which need `hadelay[spark]`. pipeline/jobs.py declares the options of
 most jobs."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ Standard library only, because importing a client library would delay commands. 
 request has an Idempotency-Key or a request_id, or is harmless to repeat.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import ssl

@@ -1,7 +1,5 @@
 """`serve`: run one node in this process. `config check`: only load and validate a configuration."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated, Any

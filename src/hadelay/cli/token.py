@@ -1,7 +1,5 @@
 """`hadelay token`: commands bootstrap, create, list, revoke; `hadelay cluster audit`."""
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 

@@ -1,7 +1,5 @@
 """`hadelay top`: a live view of the cluster. Rates come from two samples of each node's /metrics."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator

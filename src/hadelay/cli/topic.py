@@ -1,7 +1,5 @@
 """`hadelay topic`: commands list, get, set, pause, resume, purge, delete. Redrive is in cli/dead.py."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """`hadelay trace`: the status of a message, the reason for it, and the message's history."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime

@@ -1,7 +1,5 @@
 """`AsyncClient`, its blocking twin `Client`, and their types. `X as X` makes X public for type checkers."""
 
-from __future__ import annotations
-
 from hadelay.api.problems import NotANode as NotANode
 from hadelay.api.problems import Unreachable as Unreachable
 from hadelay.client.aio import AsyncClient as AsyncClient

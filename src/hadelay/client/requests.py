@@ -1,7 +1,5 @@
 """Requests of AsyncClient, except publishes: messages, leases, topics, dead letters, members and files."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal, TypeVar, Unpack, cast

@@ -4,8 +4,6 @@ Every request may be sent twice: publishes carry an Idempotency-Key, receives a 
 So a request with an unknown outcome (broken connection, 504) is repeated at the next address until its timeout.
 """
 
-from __future__ import annotations
-
 import asyncio
 import io
 import os

@@ -1,8 +1,6 @@
 """Documents of the API with datetimes, as the client returns them. Unknown members are ignored, and enumerations are
 plain text, so that newer servers may add members and values."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal, TypedDict, TypeVar, overload

@@ -1,8 +1,6 @@
 """Headers, queries and bodies of the client's requests, and its answers. An error of decoding means that the answer is
 not a node's."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -5,8 +5,6 @@ table entry per (position, byte). So a batch needs one call for its first row, a
 the columns that are not the same in all rows: 90 µs for 1,000 index entries.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import google_crc32c

@@ -5,8 +5,6 @@
 Whoever has the request encodes the command; the leader's queue puts commands together, untouched (codec/entries.py).
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Commands of the Raft log as numbers and values; codec/commands.py has their bytes."""
 
-from __future__ import annotations
-
 from enum import IntEnum
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Durations as codes that can be counted: exact to the millisecond below 1,024 ms, at most 0.8 % too high above."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from hadelay.codec.formats import I64

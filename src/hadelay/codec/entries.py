@@ -7,8 +7,6 @@ One entry is one step of cluster time: its commands are applied in order, all at
 the node another replica.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 

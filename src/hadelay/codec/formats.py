@@ -4,8 +4,6 @@ All integers are little-endian. Layouts never change: a new meaning gets a new f
 FORMAT_VERSION together with a feature level (version.py). Source of the linked index: S2.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

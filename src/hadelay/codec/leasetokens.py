@@ -5,8 +5,6 @@ u24, index u32} and one zero bit at the end. Grant and position name the lease; 
 a message whose grant that leader never saw.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -5,8 +5,6 @@ entry before it, continuing from the heads {last, count} that the key had before
 × 3600 + second) over several hours, or hours alone in the buffer of far hours.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -7,8 +7,6 @@
 Apply never reads the map. The HTTP layer writes it; the HTTP layer, webhooks and the matching of tags read it.
 """
 
-from __future__ import annotations
-
 import msgspec
 
 OCTETS = "application/octet-stream"

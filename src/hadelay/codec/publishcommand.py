@@ -8,8 +8,6 @@ The free bytes are where apply puts the record header, so that the blob *is* the
 the accepting node, copied once per replica. `payload_crc` is computed by the accepting node and by nobody else.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """One record of a delay log: header, meta, body."""
 
-from __future__ import annotations
-
 import struct
 from typing import Any, NamedTuple
 

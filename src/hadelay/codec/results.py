@@ -1,7 +1,5 @@
 """Results of apply: one value per command, in order. A refusal is a value too, because apply never raises."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import IntEnum
 

@@ -4,8 +4,6 @@ A mask answers "certainly not" or "perhaps"; the record has the tags. Four bits 
 up to eight tags per message, as nearly all have, fewer than 3 in 100 messages without the tag pass the mask.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import blake2b

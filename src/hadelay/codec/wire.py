@@ -1,7 +1,5 @@
 """Reading bytes that may be anything: every decoder of the core ends well or raises Malformed, and nothing else."""
 
-from __future__ import annotations
-
 import struct
 from typing import Any
 

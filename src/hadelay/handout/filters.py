@@ -1,8 +1,6 @@
 """Tag filter of a selective consumer: all tags of one list, and one tag of another. The 64-bit mask of an index entry
 says "certainly not" or "perhaps" (S2); the tags in the record decide before a grant is proposed."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Owed messages: due, neither settled nor leased, and of a topic that still exists. Only this file asks index, bitmaps,
 topics and tags together."""
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 

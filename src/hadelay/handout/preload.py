@@ -5,8 +5,6 @@ may still grow, but apply reports what it grows by: a second is loaded up to its
 of S1), and later entries come through `filed`. Seconds are counted since 1970: hour × 3600 + second of the hour.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Callable
 from typing import Protocol

@@ -6,8 +6,6 @@ the next such second: never whole hours. Scans are generators that yield their c
 million overdue messages are scanned between other work. Messages that fall due now do not wait for scans.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from itertools import pairwise

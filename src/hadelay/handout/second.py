@@ -1,7 +1,5 @@
 """Messages of one loaded second in the order of their milliseconds, sorted once."""
 
-from __future__ import annotations
-
 import heapq
 from collections import Counter
 

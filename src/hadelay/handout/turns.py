@@ -4,8 +4,6 @@ Topics take turns (deficit round robin): a topic that hands out large messages, 
 out as much. The queues of a topic take turns, too. The cost does not depend on the number of waiting polls.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Callable
 

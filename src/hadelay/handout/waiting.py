@@ -1,7 +1,5 @@
 """Waiting polls, by topic and filter."""
 
-from __future__ import annotations
-
 from hadelay.deadlines import Deadlines
 from hadelay.handout.filters import Filter
 from hadelay.handout.polls import Poll

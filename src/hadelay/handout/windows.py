@@ -9,8 +9,6 @@ come to it, and get it back if the offer fails. Apply would grant it only once i
 messages that are gone, but must not lack one that is owed.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Callable
 from itertools import islice

@@ -5,8 +5,6 @@ of a token is cached by the bytes of its header. The cache, and that of whole he
 the cluster's tokens change or one of them expires.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import ipaddress

@@ -1,7 +1,5 @@
 """Complete HTTP answers: media types, and errors as `application/problem+json` (RFC 9457)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Literal, NamedTuple

@@ -1,7 +1,5 @@
 """The HTTP server of one node: its routes and connections, start and drain."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from functools import partial

@@ -1,8 +1,6 @@
 """Reads request bodies within three limits: bytes of one body, time to arrive, and bytes of all arriving bodies of a
 node together (ADR 180)."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """One request, for its handler (`Call`), and the state that all requests of a node share (`Context`)."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Mapping, MutableMapping, Sequence

@@ -1,7 +1,5 @@
 """The cluster and its members."""
 
-from __future__ import annotations
-
 from hadelay.api.cluster import AddedMember, AddMember, Cluster, Drain, Drained, Transfer, Transferred
 from hadelay.api.messages import ReadQuery
 from hadelay.http.answers import NOTHING, Answer

@@ -10,8 +10,6 @@ The two ways never overlap: the short way is open only while aiohttp's parser is
 waits. Bytes that arrive during a request are held until it is answered, so pipelined requests are answered in order.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

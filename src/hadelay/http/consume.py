@@ -4,8 +4,6 @@ A disconnect cancels the handler and its poll, so that nothing is leased to a cl
 out; other nodes answer 307, or relay the poll for clients that cannot follow a redirect.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from typing import Any

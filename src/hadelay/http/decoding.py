@@ -1,7 +1,5 @@
 """Decodes query, headers and body of a request into the declared types; errors become BadRequest, in plain words."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from functools import cache

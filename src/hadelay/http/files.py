@@ -1,7 +1,5 @@
 """Files of this node: hours, and snapshots for backups."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Awaitable, Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """/livez, /readyz, /v1/health/quorum, /metrics, /openapi.json."""
 
-from __future__ import annotations
-
 from hadelay.api.cluster import CheckOut, Health, Quorum, QuorumQuery, ReadyQuery
 from hadelay.errors import Conflict
 from hadelay.http.answers import JSON, Answer

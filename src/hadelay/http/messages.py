@@ -1,7 +1,5 @@
 """Messages, named by id or by client key: look at one, cancel it, reschedule it; lists of them; dead letters."""
 
-from __future__ import annotations
-
 import struct
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as Base64Error

@@ -1,7 +1,5 @@
 """OpenAPI 3.1 from the declared routes, with the types that validate requests."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from http import HTTPStatus

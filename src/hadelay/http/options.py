@@ -4,8 +4,6 @@ A single publish becomes a `DraftTemplate`, which has all but the body. It depen
 requestheads.py caches those of recent heads, and most publishes parse nothing.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Waiting receives: a stop of the node ends them; Relay sends them to the leader for clients that do not redirect."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar

@@ -3,8 +3,6 @@
 tests/repository/test_layers.py looks whether the installed version has each.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ connection.py answers most single publishes without a task. The handler here ans
 (chunked bodies, Expect, a body in many pieces), and wrong ones.
 """
 
-from __future__ import annotations
-
 from binascii import Error as Base64Error
 from binascii import a2b_base64
 from typing import Any

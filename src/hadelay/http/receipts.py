@@ -1,7 +1,5 @@
 """Encodes the answers to publishes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import islice
 

@@ -1,7 +1,5 @@
 """Caches parsed request heads by their bytes: clients repeat their heads, so most requests parse nothing."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Tokens, and the audit trail of administrative requests."""
 
-from __future__ import annotations
-
 import re
 import secrets
 

@@ -1,7 +1,5 @@
 """Topics, and histograms of what is due."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

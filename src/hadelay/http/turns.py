@@ -1,7 +1,5 @@
 """Large requests take turns on the event loop: each does a slice of its work, then other requests have their turn."""
 
-from __future__ import annotations
-
 import asyncio
 
 #: Limit of the work of one slice: bytes read, decoded or written, an item counting as ITEM of them. Some milliseconds.

@@ -1,7 +1,5 @@
 """Apply of tokens and of the audit trail, and their part of a checkpoint; rights.py has the values (ADR 122, 123)."""
 
-from __future__ import annotations
-
 from dataclasses import astuple
 from typing import Any
 

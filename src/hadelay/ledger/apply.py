@@ -1,7 +1,5 @@
 """Apply of a committed log entry, command by command: the only way to change the ledger (laws: ledger/state.py)."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ Every node computes the same milliseconds. So the waits of an exponential backof
 (IEEE 754 defines the result; nothing defines that of `pow`), and the jitter is a hash of message id and attempt.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import numpy as np

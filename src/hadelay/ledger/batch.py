@@ -1,7 +1,5 @@
 """A PUBLISH on its way through apply: the command, its result, and the decisions so far."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

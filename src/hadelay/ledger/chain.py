@@ -7,8 +7,6 @@ fits. The first entry that does not ends the walk: the entries found so far are 
 of reach until the entry is repaired.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

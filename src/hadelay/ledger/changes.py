@@ -1,7 +1,5 @@
 """CANCEL and RESCHEDULE: what an owner does to messages, named by id or by client key, each with a definite outcome."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from hadelay.codec.commandtypes import Cancel, RescheduleCommand

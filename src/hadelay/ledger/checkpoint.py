@@ -5,8 +5,6 @@ since the last dump. Equal ledgers give equal bytes: maps are written in a fixed
 form. Derived values (leased bitmaps, generations) are not written.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgpack

@@ -15,8 +15,6 @@ A client key is of one pending message at a time: a letter whose key another mes
 Purging is a watermark: letters that died at or before `topic.dead_mark_ms` are gone. Later deaths have a later ms.
 """
 
-from __future__ import annotations
-
 import struct
 
 import numpy as np

@@ -1,7 +1,5 @@
 """GRANT: which of the proposed messages a consumer gets, decided message by message, written column by column."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from hadelay.codec.commandtypes import MAX_AHEAD_MS, Grant

@@ -1,7 +1,5 @@
 """Held grants: leased messages and the ends of their leases. One array per grant, no object per message."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

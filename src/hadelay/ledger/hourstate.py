@@ -1,7 +1,5 @@
 """State of the entries of one hour, as bitmaps. Hours without any event have no HourState."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Iterator
 from typing import Any

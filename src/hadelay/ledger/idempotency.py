@@ -5,8 +5,6 @@ one before. A key lives at least one window and at most two. When the running ta
 epoch ends early, and the oldest keys go first; `ledger.keys_dropped_early` counts them.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 

@@ -8,8 +8,6 @@ the one before: `max_wait` counts from there (debounce). A key is remembered as 
 Within one command rows are decided in order, as if they had come one by one.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Collection
 from itertools import repeat

@@ -4,8 +4,6 @@ An attempt is an entry: the first hand-out leases the entry a message was filed 
 filed anew. So an entry is leased at most once, and "not leased since" is "this entry is neither leased nor moved".
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 

@@ -16,8 +16,6 @@ is filed anew, so whatever happens to others, none is skipped or repeated. Dead 
 which they will be dropped: their hours have the highest numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterator
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Look-up from a message's id to its present entry and state. A message that never moved is found by its id alone."""
 
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """SWEEP, CARRY, RETIRE: work over whole hours, a slice per command, never O(n) in one apply."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

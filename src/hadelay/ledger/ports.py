@@ -1,7 +1,5 @@
 """Interfaces of the state machine to its files, tables and dictionary, and to the listener for its changes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 

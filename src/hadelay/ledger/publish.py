@@ -1,7 +1,5 @@
 """PUBLISH: a committed batch is one numpy pass, from its columns to the hours' logs and linked indexes."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

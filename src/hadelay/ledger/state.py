@@ -10,8 +10,6 @@ Law 5: nothing is kept in memory per waiting message. Entries live in the hours'
        settled entries, held grants, and counters.
 """
 
-from __future__ import annotations
-
 from pyroaring import BitMap
 
 from hadelay.codec.formats import CONSUMER, NODE, REASON, TOPIC

@@ -1,7 +1,5 @@
 """TOPIC_PUT, TOPIC_DELETE and PURGE. A deletion or purge changes one number (ledger/topics.py)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hadelay.codec.formats import TOPIC

@@ -6,8 +6,6 @@ messages that wait under an older one are cancelled from that moment on, untouch
 goes on.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any

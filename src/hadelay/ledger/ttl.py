@@ -11,8 +11,6 @@ An ack does not touch these tables (it has no time for it): rows of what is over
 comes. So INDEX.flags says TTL ⇔ `ttlof` knows the message, as long as it is open or dead.
 """
 
-from __future__ import annotations
-
 import struct
 
 import numpy as np

@@ -5,8 +5,6 @@ An hour is closed when it is over and all its entries are settled: nothing is ap
 on the hour alone, and files appear by rename, so a repeated task or run changes nothing.
 """
 
-from __future__ import annotations
-
 import io
 import uuid
 from concurrent.futures import ThreadPoolExecutor

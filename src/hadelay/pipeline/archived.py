@@ -5,8 +5,6 @@ kind, time and target of an event. A live hour is read from the store even if it
 archived hour, so both are the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass

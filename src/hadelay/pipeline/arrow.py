@@ -1,7 +1,5 @@
 """Arrow arrays from numpy arrays, and Parquet files."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import chain

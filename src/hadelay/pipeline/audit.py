@@ -4,8 +4,6 @@ Only the audit finds damage of hours that the cluster has deleted. Rows are chec
 names and entries.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -5,8 +5,6 @@ A file with a known checksum is read once and compared with it: this covers ever
 and in copies without a checkpoint, each row and record is checked, to name the damaged place and not the first symptom.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple

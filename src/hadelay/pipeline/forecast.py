@@ -5,8 +5,6 @@ the forecast computes how late that makes messages, and the jitter that avoids i
 publisher adds to deliver_at.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

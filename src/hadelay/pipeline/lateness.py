@@ -5,8 +5,6 @@ leader has written the answer to its consumer. If the log does not say when that
 `not_measured`: hand-outs that were never settled, or made below feature level 3.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

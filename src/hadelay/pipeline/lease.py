@@ -5,8 +5,6 @@ other's. This needs no conditional write, which pyarrow lacks, but listings that
 Azure, HDFS and file systems have them. A lease that is not renewed ends, by the clock of the store.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Job: numbers of messages due, handed out and acked, per hour and topic, with the busiest second; and per second."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyarrow as pa

@@ -3,8 +3,6 @@
 Driver and executors then run the same versions, and workers need only Spark and a Python of the same minor version.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sysconfig

@@ -3,8 +3,6 @@
 A page loads nothing from elsewhere, so it can be mailed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape

@@ -8,8 +8,6 @@ A grant may be committed up to 100 ms before its messages are due, but their han
 the time of a hand-out is the later one of its event and deliver_at.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial

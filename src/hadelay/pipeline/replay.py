@@ -4,8 +4,6 @@ The cluster has each letter with its failures at hand, so no files are read. A r
 more: a repeated replay continues where the last one stopped.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections import Counter

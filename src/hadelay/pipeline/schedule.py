@@ -4,8 +4,6 @@ Columns with the name of a message's field are used, others are ignored; `column
 names. All values of CSV are text; a row with an unreadable value is rejected.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile

@@ -3,8 +3,6 @@
 docs/reference/pipeline.md is generated from this module.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, TypeVar, get_type_hints

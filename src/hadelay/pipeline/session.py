@@ -1,7 +1,5 @@
 """Starting Spark: find Java, use this Python for the workers, apply settings; shorten Spark's errors to one line."""
 
-from __future__ import annotations
-
 import builtins
 import os
 import re

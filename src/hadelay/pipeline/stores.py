@@ -4,8 +4,6 @@ A store lists how much of each hour is committed, at one applied index, and read
 entry is listed if its move is.
 """
 
-from __future__ import annotations
-
 import http.client
 import os
 import shutil

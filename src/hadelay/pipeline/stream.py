@@ -7,8 +7,6 @@ are always the same, on any replica. A replica may be behind and list less: an o
 a deleted hour for a day, because some replicas may still list it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from hadelay.model import hour_from_name, hour_name

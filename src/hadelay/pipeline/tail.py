@@ -4,8 +4,6 @@ Spark keeps the position in the checkpoint, and the list of valid files in OUT/_
 continues, and readers with Spark see each row of OUT once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

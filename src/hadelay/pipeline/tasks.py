@@ -4,8 +4,6 @@ The driver collects small results only: counts, names, statuses. Rows stay with 
 come to the driver in pieces (`Kept.stream`).
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain

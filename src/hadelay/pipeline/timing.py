@@ -4,8 +4,6 @@ An entry falls due at its due time unless it was cancelled or moved before its h
 later hour, retried or redriven counts in its new hour. Entries of dead hours do not fall due.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial

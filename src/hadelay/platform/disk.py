@@ -7,8 +7,6 @@ Rules for callers: any subset of unsynced writes may vanish; a file's name is du
 directory; a failed sync is final (stop the process: the page cache looks clean afterwards, so a retry proves nothing).
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

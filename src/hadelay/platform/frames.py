@@ -1,7 +1,5 @@
 """Frames of the node link whose fields are msgpack (docs/spec/node-link.md): one kind byte, then an array."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgpack

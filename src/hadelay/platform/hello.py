@@ -1,7 +1,5 @@
 """HELLO, the first frame of each side on the node link, and REFUSED, the frame for refused connections."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Mapping
 

@@ -5,8 +5,6 @@ loses the frames in flight. `urgent` frames (heartbeats, votes, replies) overtak
 this side. docs/spec/node-link.md defines the bytes.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Protocol

@@ -5,8 +5,6 @@ transport, a TLS handshake and a timeout for HELLO. Each of these stages has a l
 of the address with the most connections is closed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import enum
 import ipaddress

@@ -4,8 +4,6 @@ Connections keep their certificate; new connections use the latest one. Files th
 of a rotation, are logged and ignored.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

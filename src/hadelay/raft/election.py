@@ -6,8 +6,6 @@ deadline near: a killed process is replaced in tens of milliseconds. A deadline 
 a second look lets heartbeats count that wait to be read.
 """
 
-from __future__ import annotations
-
 import logging
 
 from hadelay.raft import messages

@@ -1,7 +1,5 @@
 """Event handling of a Raft node: a part handles an event, and its effects are carried out at the end of the event."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from functools import partial

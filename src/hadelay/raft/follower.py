@@ -5,8 +5,6 @@ is cut off (never a committed entry), and the library gets only entries that fol
 index advances only as far as the log is verified against this leader's. Answers wait for the disk.
 """
 
-from __future__ import annotations
-
 import logging
 
 from hadelay.errors import FatalError

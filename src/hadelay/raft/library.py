@@ -8,8 +8,6 @@ This file has every private name in use, each with the reason; tests/raft/test_l
 one. PySyncObj is MIT-licensed; nothing of it is copied.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

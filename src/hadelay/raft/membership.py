@@ -10,8 +10,6 @@ of its removal), and members that a peer has named (this node's log may lag behi
 A survivor uses its configuration file only: a majority of the other members is lost, and its data is to be backed up.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -5,8 +5,6 @@ writes its effects into a `Ready` (ready.py), which is carried out at the end of
 error stops the node: a missing replica is better than a wrong one.
 """
 
-from __future__ import annotations
-
 import logging
 from bisect import bisect_left
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """State that all parts of a RaftNode share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

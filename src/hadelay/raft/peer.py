@@ -1,7 +1,5 @@
 """State that a node keeps of one other member."""
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass, field
 

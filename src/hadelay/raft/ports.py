@@ -1,7 +1,5 @@
 """What Raft needs from the rest of the node (Machine), and its settings and counters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """Effects of one event of a Raft node: parts write them into a `Ready`, and events.py carries them out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto

@@ -5,8 +5,6 @@ bytes, its payload, and one byte END, which is never zero: a write that stopped 
 be. The same record bytes travel on the node link, so an entry is encoded once, by the leader.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The library keeps match indexes and the commit rule. It learns of a follower's a
 disk has the entries, so the commit index never passes them. Send windows and next indexes are kept here.
 """
 
-from __future__ import annotations
-
 from collections import deque
 
 from hadelay.errors import DamagedFile

@@ -3,8 +3,6 @@
 docs/spec/raft-journal.md describes recovery ("Reading it").
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import replace

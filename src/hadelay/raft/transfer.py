@@ -1,7 +1,5 @@
 """Transfer of leadership: proposals wait, the target gets the rest of the log, and is told to campaign."""
 
-from __future__ import annotations
-
 import logging
 from functools import partial
 

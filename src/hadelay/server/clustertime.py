@@ -11,8 +11,6 @@ Times called `mono` are Runtime.monotonic() in seconds; all others are Unix mill
 clock at a change of master only, or not at all (docs/explanation/sources.md, S2 and S3).
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable
 

@@ -4,8 +4,6 @@ A thread checks the archive, which may be far away. A proof counts for a minute 
 and then the hour is the only copy.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from itertools import takewhile

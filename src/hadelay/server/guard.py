@@ -5,8 +5,6 @@ times: when the URL is set; when the name is resolved for a call; and for the so
 judgement decides: a name that answers differently the second time (DNS rebinding) gains nothing.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import socket
 from collections.abc import Iterable

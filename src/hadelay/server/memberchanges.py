@@ -4,8 +4,6 @@ A node is added as a learner, which gets all entries but does not vote; the lead
 caught up (raft.membership). So adding a node never costs the quorum, and a removal is refused if it would.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

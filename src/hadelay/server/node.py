@@ -4,8 +4,6 @@ Callbacks over Runtime, Disk and Network: the simulator runs this very class. `s
 that HTTP calls, `process` the real world.
 """
 
-from __future__ import annotations
-
 import logging
 import struct
 from collections.abc import Callable

@@ -8,8 +8,6 @@ note, plus the time since. The difference to the real reading is the round trip,
 be old.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Iterable

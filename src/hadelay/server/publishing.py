@@ -3,8 +3,6 @@
 A publish is judged, split if it is too large for one entry, and its answers are merged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise

@@ -12,8 +12,6 @@ renamed, never deleted. The same happens after bytes of the hour files did not v
 Directories of a first start without `init` hold nothing, and become a founder's once `init` is set.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable, Iterator

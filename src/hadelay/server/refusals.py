@@ -1,7 +1,5 @@
 """Errors for users out of apply's refusals, of rows of a publish and of whole commands; and throttled topics."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 One error lists all problems, with line (or variable) and key. An unknown key is an error that suggests a similar key.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 import sys

@@ -6,8 +6,6 @@ in Python the values are ints. The comment before a field is its documentation i
 inherit constants (tuning.py), which are not keys. load.py reads the sources, rules.py validates the values.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec

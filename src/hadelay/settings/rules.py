@@ -1,7 +1,5 @@
 """Validation of a node's configuration beyond types: ranges, addresses, and relations between keys."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ A topic's `config` is the map of the settings that were set, replicated unchange
 defaults. Times are in ms, rates in messages per second. Apply always validates every value again.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

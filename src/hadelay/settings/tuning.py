@@ -1,8 +1,6 @@
 """Constants of a node, outside its configuration. Fields, because the simulator and tests set them, and because a
 configuration file may still name one in this release, with a warning (load.py)."""
 
-from __future__ import annotations
-
 from msgspec import Struct
 
 _KIB, _MIB = 1 << 10, 1 << 20

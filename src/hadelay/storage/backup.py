@@ -10,8 +10,6 @@ Law 2: `names` and hour files only grow, so all snapshots share them: a manifest
 Law 3: bytes have the same offset as in the cluster, so copying them again can only repair.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from contextlib import closing

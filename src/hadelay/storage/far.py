@@ -7,8 +7,6 @@ Two years of hours get a dozen messages each between checkpoints, so the cost pe
 get temporary heads, rebuilt from the index for a whole batch at once; hours with many entries keep heads in the LRU.
 """
 
-from __future__ import annotations
-
 import mmap
 from bisect import bisect_right
 from collections.abc import Callable

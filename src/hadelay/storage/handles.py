@@ -4,8 +4,6 @@ A closed LRU opens no file: a listing over a store that a snapshot has replaced 
 files, and write the old store's messages to them.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 from hadelay.errors import DamagedFile, Overloaded

@@ -4,8 +4,6 @@ Two years of dense heads would take half a gigabyte. A `.heads` file is a cache:
 behind, one vectorised pass reads the remaining index entries. Checkpoints and evictions rewrite files that lag far.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import closing

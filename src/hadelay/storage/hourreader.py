@@ -3,8 +3,6 @@
 Reads verify CRCs, except views of a whole index, whose callers verify the rows that they pick.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

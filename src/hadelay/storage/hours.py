@@ -8,8 +8,6 @@ never on the time of writing, so replicas stay byte-identical.
 All methods are called on the loop; apply calls the ones that change something.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -4,8 +4,6 @@ The slot of an hour is place(hour) − base: live hours have even places and dea
 Columns grow at either end as hours appear.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

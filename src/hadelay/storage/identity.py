@@ -3,8 +3,6 @@
 identity := magic "HDID" | size u32 | crc32c u32 (of the map) | msgpack map
 """
 
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass, replace
 from typing import Any

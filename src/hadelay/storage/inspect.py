@@ -4,8 +4,6 @@ A row whose bytes do not verify gets the key `damage`, and decoding continues if
 of zeroes (space allocated ahead) ends a file. docs/spec/on-disk-format.md describes the rows.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress

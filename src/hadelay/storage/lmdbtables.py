@@ -3,8 +3,6 @@
 LMDB has no checksums, so the CRC32C of key and value follows every stored value.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import mmap

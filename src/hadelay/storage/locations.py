@@ -4,8 +4,6 @@ A file gets its name, by a rename, when it is complete. The upload of an object 
 upload when its file is closed, also by an exception, and an incomplete file would replace the earlier one.
 """
 
-from __future__ import annotations
-
 import os
 import uuid
 from collections.abc import Iterator

@@ -4,8 +4,6 @@
 module does not import pyarrow, because nodes run without it.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias, TypedDict

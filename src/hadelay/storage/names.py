@@ -1,7 +1,5 @@
 """Table of names in one append-only file: hour files hold numbers of topics, consumers, nodes and reasons only."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

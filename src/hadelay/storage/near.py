@@ -4,8 +4,6 @@ Appends use pwrite into allocated space: on a full disk, a store through the map
 Reads through the map see a pwrite at once, because both use the page cache.
 """
 
-from __future__ import annotations
-
 import contextlib
 
 import numpy as np

@@ -7,8 +7,6 @@ complete and switches by renaming.
     export := { table_size u32 | key_size u32 | value_size u32 | table | key | value }*
 """
 
-from __future__ import annotations
-
 import logging
 import struct
 from collections import Counter

@@ -4,8 +4,6 @@ Only the checkpoint's transaction writes to the backend. After an earlier write 
 later entries, and lose a message.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial

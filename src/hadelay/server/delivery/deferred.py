@@ -1,7 +1,5 @@
 """Deferred deliveries: messages granted ahead of their time wait here until the last of them is due."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Lateness of hand-outs, the cluster's part in the lateness, and latency of answers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import NamedTuple

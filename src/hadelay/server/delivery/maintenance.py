@@ -1,7 +1,5 @@
 """What the leader proposes by itself: expiry of leases, expiry of messages by their TTL, and maintenance of hours."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

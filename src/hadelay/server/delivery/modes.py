@@ -10,8 +10,6 @@ is not committed is an interval old, nothing more is handed out, so that a crash
 take-over everything that was due before is marked as redelivered, on suspicion.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

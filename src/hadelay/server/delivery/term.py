@@ -1,7 +1,5 @@
 """State of one term of a leader: time, timers and proposals of all parts that work only while this node leads."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

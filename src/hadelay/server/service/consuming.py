@@ -1,7 +1,5 @@
 """Receiving messages, and settling their leases."""
 
-from __future__ import annotations
-
 import asyncio
 from functools import partial
 

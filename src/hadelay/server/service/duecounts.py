@@ -4,8 +4,6 @@ Storage counts the entries ever filed, per second and per {topic, minute}. The s
 slices, each entry once per process, and subtracted. So a question costs what is new since the last one.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Generator
 

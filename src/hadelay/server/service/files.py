@@ -5,8 +5,6 @@ its files is deleted, not even those of hours that are retired meanwhile; so it 
 has read from it for a while.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Services for messages and dead letters: look-ups, pages and changes."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

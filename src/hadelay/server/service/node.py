@@ -5,8 +5,6 @@ with times as text. Refusals are raised as `hadelay.errors`. Every method may be
 forwarding to the leader, group commit and the wait for a majority happen behind it.
 """
 
-from __future__ import annotations
-
 from hadelay.api.metrics import Measured
 from hadelay.server.metrics import NodeMetrics
 from hadelay.server.node import Node

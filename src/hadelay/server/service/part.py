@@ -4,8 +4,6 @@ Reads are linearizable by ReadIndex: the node first learns how far the log was c
 until it has applied that much, and then answers from its own state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

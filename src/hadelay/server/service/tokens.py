@@ -1,7 +1,5 @@
 """Tokens, and the audit trail."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from hadelay.api.service import Actor

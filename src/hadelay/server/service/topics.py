@@ -1,7 +1,5 @@
 """Services for topics: settings, counts, and due times of their messages."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from typing import Any

@@ -6,8 +6,6 @@ body as it is sent. Several secrets give several signatures: an owner removes th
 new one.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import contextlib

@@ -1,7 +1,5 @@
 """The queue of a topic with a webhook, and the reports of what came of its calls."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Webhooks of one node: calls about messages, and alerts about dead letters. Both work only while the node leads."""
 
-from __future__ import annotations
-
 import structlog
 
 from hadelay.ledger.topics import TopicState
