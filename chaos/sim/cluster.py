@@ -252,7 +252,7 @@ class SimCluster(Watch):
         peers = sorted({name, *(machine.others or self.founders)})
         return Config(
             node=settings.NodeConfig(name=name, data_dir="/data"),
-            cluster=settings.ClusterConfig(id="sim", init=not machine.founded, group=self.group),
+            cluster=settings.ClusterConfig(id=f"sim{self.group or ''}", init=not machine.founded, group=self.group),
             http=settings.HttpConfig(no_leader_wait_ms=1000),
             raft=RaftSettings(peers={n: f"{n}:1" for n in peers}, segment_bytes=64 << 10, max_entry_bytes=4 << 10),
             dispatch=settings.DispatchConfig(sync=self.sync, sweep_ms=2000, preload_ms=3000),  # type: ignore[arg-type]

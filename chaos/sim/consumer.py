@@ -69,7 +69,7 @@ class Consumer(Client):
         #: The first consumer always runs, so that every owed message has a consumer.
         self.stopped = not name.endswith("0") and not cluster.parts.take(name)
         self.leader: str | None = None
-        self.requests = 0
+        self.requests = int(cluster.world.now * 1000)  # other numbers than before a restore
         #: Draws when to hang up; None: this consumer always waits for the answer.
         self.impatience = None
         if random.Random(f"{cluster.seed} hang-ups").random() < _IMPATIENT:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
+from chaos.sim.backups import Backups
 from chaos.sim.cluster import SimCluster
 from chaos.sim.door import Client
 from chaos.sim.machines import Machines
@@ -36,11 +37,11 @@ FAMILIES = {
     "members": 0.15,
     "power_at_send": 0.3,
     "rot": 0.3,
+    "backup": 0.04,
 }
 #: Families that need two nodes: a single node that starts has no other to ask for the time.
 _NOT_ALONE = {"reset", "partition", "one_way", "slow_link", "transfer", "wipe", "clock_step", "rot"}
-#: Families that were added later.
-_LATER = {"members", "power_at_send", "rot"}
+_LATER = {"members", "power_at_send", "rot", "backup"}
 #: Frames that promise something to be on the sender's disk.
 _PROMISES = {"vote": messages.VOTE_REPLY, "answer": messages.APPEND_REPLY, "snapshot": messages.SNAPSHOT_DONE}
 #: Timeout of a change of the members: longer than a node goes on asking for a change that cannot be made yet.
@@ -73,6 +74,7 @@ class Nemesis:
         # One of two clocks is no minority.
         least = 3 if "clock_step" in names else 1
         self.operator = Operator(cluster, least) if "members" in names and isinstance(cluster, SimCluster) else None
+        self.backups = Backups(cluster) if "backup" in names and isinstance(cluster, SimCluster) else None
         self.pace_s, self.down = pace_s, down
         self.strikes = 0
         #: Kinds of faults that struck.
@@ -91,6 +93,10 @@ class Nemesis:
     def members(self) -> None:
         assert self.operator is not None
         self.operator.strike()
+
+    def backup(self) -> None:
+        assert self.backups is not None
+        self.world.after(0.0, self.backups.back_up)
 
     def start(self) -> None:
         self.note("faults of this run: " + (", ".join(name for name, _ in self.faults) or "none"))

@@ -133,6 +133,13 @@ def run_seed(
     def work(report: Report) -> None:
         play(cluster, nemesis, shape, report)
         check(cluster)
+        if nemesis.backups is not None and nemesis.backups.made:
+            try:
+                restored = nemesis.backups.restored()
+                play(restored, Nemesis(restored, shape.faults_s, {}), shape, report)
+                check(restored)
+            except AssertionError as broken:
+                raise Violation("backup", f"after a restore, {broken}", getattr(broken, "ids", frozenset())) from broken
 
     report = report_on(cluster, nemesis, work)
     history = cluster.history

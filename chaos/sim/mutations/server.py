@@ -4,7 +4,7 @@ import dataclasses
 import errno
 from collections.abc import Callable
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import AsyncMock, patch
 
 import numpy as np
 from msgspec.structs import replace
@@ -37,6 +37,7 @@ from hadelay.server.delivery.modes import IntervalHandout
 from hadelay.server.groupcommit import GroupCommit
 from hadelay.server.leadership import Leadership
 from hadelay.server.node import Node
+from hadelay.server.service.files import Files
 from hadelay.server.webhooks.calls import Reply
 from hadelay.server.webhooks.pool import Pool
 from hadelay.server.webhooks.queues import WebhookQueue
@@ -104,6 +105,7 @@ stub(
     "kept_poll", "the receive of a consumer that hung up goes on waiting", "", ("hang-ups",),
     (DeliveryLoop, "cancel_poll", _nothing),
 )  # fmt: skip
+stub("old_backup", "a backup is an old checkpoint", "backup", ("backup",), (Files, "_checkpoint", AsyncMock()))
 stub("lost_timer", "no lease ever runs out", "", ("I15",), (LeaseExpiry, "add", _nothing))
 
 

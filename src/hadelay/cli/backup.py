@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def create(directory: str, /, *, rate: str = "", keep: int = 2, remote: Remote =
     problem: Exception = ConnectionError("no server was given: use --servers")
     for url in _nodes(remote):
         try:
-            done = _Copying(archive, replace(remote, servers=url), limit).run(keep)
+            done = Copying(archive, partial(call, replace(remote, servers=url)), limit).run(keep)
         except _ELSEWHERE as error:
             note(f"{url}: {error}")
             problem = error
@@ -68,7 +69,7 @@ def create(directory: str, /, *, rate: str = "", keep: int = 2, remote: Remote =
                 f"{archive.where}: {error}. No backup was added, and earlier backups are unchanged. Fix the cause and "
                 "run the command again to continue"
             ) from error
-        show({"directory": archive.where, **done}, remote)
+        show({"directory": archive.where, **done, "node": url}, remote)
         return
     raise problem
 
@@ -125,31 +126,30 @@ def _nodes(remote: Remote) -> list[str]:
     return list(dict.fromkeys([*(member["http"].rstrip("/") for member in live), *remote.addresses()]))
 
 
-class _Copying:
-    """Copies one snapshot of one node to the backup's location."""
+class Copying:
+    """Copies one snapshot of one node to the backup's location. ask: `call` to that node. hidden: no progress bar."""
 
-    def __init__(self, archive: Archive, node: Remote, rate: float) -> None:
-        self.archive, self.node, self.rate = archive, node, rate
+    def __init__(self, archive: Archive, ask: Callable[..., Any], rate: float, *, hidden: bool = False) -> None:
+        self.archive, self.ask, self.rate, self.hidden = archive, ask, rate, hidden
         self.part = int(min(_PART, max(rate, BLOCK)))
         self.began = self.allowed = time.monotonic()
         self.copied_bytes = self.copied_files = 0
 
     def run(self, keep: int) -> dict[str, Any]:
-        snapshot = call(self.node, "POST", "/v1/snapshots", needs="files", timeout_s=600)
+        snapshot = self.ask("POST", "/v1/snapshots", needs="files", timeout_s=600)
         url = f"/v1/snapshots/{snapshot['id']}"
         try:
             files = self._copy(url, snapshot)
         finally:
             # If this fails, the node keeps the snapshot for a minute.
             with suppress(HadelayError, OSError):
-                call(self.node, "DELETE", url)
+                self.ask("DELETE", url)
         backup = Backup(
             self.archive.files.format, snapshot["cluster_id"], snapshot["group"], snapshot["feature_level"],
             int(snapshot["index"]), snapshot["term"], snapshot["time"], files, self.archive.files.part,
         )  # fmt: skip
         self.archive.finish(backup, keep)
         return summary(backup) | {
-            "node": self.node.servers,
             "copied_files": self.copied_files,
             "copied_bytes": self.copied_bytes,
             "seconds": round(time.monotonic() - self.began, 1),
@@ -166,7 +166,7 @@ class _Copying:
         files = {file["name"]: (int(file["bytes"]), int(file["crc32c"], 16)) for file in snapshot["files"]}
         known = {name: archive.has(name, *file, before) for name, file in files.items()}
         missing = sum(length for name, (length, _) in files.items() if known[name] is None)
-        with progress(missing, sizes=True) as update:
+        with progress(missing, hidden=self.hidden, sizes=True) as update:
             for name, (length, crc) in files.items():
                 if known[name] is None:
                     known[name] = archive.copy(name, length, crc, self._reader(f"{url}/{segment(name)}"))
@@ -179,7 +179,7 @@ class _Copying:
             time.sleep(max(0.0, self.allowed - time.monotonic()))
             end = offset + min(self.part, most)
             part = {"Range": f"bytes={offset}-{end - 1}"}
-            data: bytes = call(self.node, "GET", url, headers=part, timeout_s=60, decode=bytes) or b""
+            data: bytes = self.ask("GET", url, headers=part, timeout_s=60, decode=bytes) or b""
             if len(data) != end - offset:
                 raise ConnectionError(f"{url}: {len(data)} bytes of {end - offset}")
             self.copied_bytes += len(data)
