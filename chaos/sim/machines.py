@@ -15,9 +15,8 @@ from chaos.sim.door import Call
 from chaos.sim.file import SimCrash, is_injected
 from chaos.sim.history import History, Violation
 from chaos.sim.logsafety import LogSafety
-from chaos.sim.loop import SimLoop
 from chaos.sim.network import NetworkProfile, SimNet, SimNetwork
-from chaos.sim.runtime import SimRuntime, SimWorld
+from chaos.sim.runtime import SimLoop, SimRuntime, SimWorld
 from chaos.sim.workload import Parts
 from hadelay.errors import DamagedFile
 from hadelay.raft.journal import Journal

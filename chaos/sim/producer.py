@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from chaos.sim.door import Client, Reply, Request
 from chaos.sim.history import Message
 from hadelay.api.service import Target
-from hadelay.codec.meta import Meta, pack
-from hadelay.codec.tags import mask_of
+from hadelay.codec.meta import Meta, mask_of, pack
 from hadelay.errors import HadelayError, NotFound
 from hadelay.model import KEEP, REJECT, REPLACE, Draft
 

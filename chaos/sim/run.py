@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from chaos.sim import promises
-from chaos.sim.admin import AdminClient
+from chaos.sim.admin import AdminClient, Reader
 from chaos.sim.cluster import SimCluster
 from chaos.sim.consumer import Consumer
 from chaos.sim.fuzz import FuzzClient
@@ -17,7 +17,6 @@ from chaos.sim.history import Violation
 from chaos.sim.machines import Machines
 from chaos.sim.nemesis import Nemesis
 from chaos.sim.producer import Producer
-from chaos.sim.reader import Reader
 from chaos.sim.receiver import HOOKED, Receiver
 from chaos.sim.workload import HOUR_S, Workload
 from hadelay.codec.commands import decode

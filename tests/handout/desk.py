@@ -16,9 +16,8 @@ from hadelay.codec import commands
 from hadelay.codec.commandtypes import Command
 from hadelay.codec.entries import encode_entry
 from hadelay.codec.leasetokens import LEASE
-from hadelay.codec.meta import Meta, pack
+from hadelay.codec.meta import Meta, mask_of, pack
 from hadelay.codec.results import Done as Result
-from hadelay.codec.tags import mask_of
 from hadelay.errors import HadelayError
 from hadelay.handout.dispatcher import Dispatcher
 from hadelay.handout.filters import filter_of

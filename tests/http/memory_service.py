@@ -30,8 +30,19 @@ from hadelay.api.cluster import (
 )
 from hadelay.api.consuming import Received
 from hadelay.api.messages import DeadLetter, Failure, Message
-from hadelay.api.metrics import Family, Histogram, Measured
-from hadelay.api.service import Actor, Handed, Leader, ListRequest, PublishDone, Receipts, ReceiveRequest, Target
+from hadelay.api.service import (
+    Actor,
+    Family,
+    Handed,
+    Histogram,
+    Leader,
+    ListRequest,
+    Measured,
+    PublishDone,
+    Receipts,
+    ReceiveRequest,
+    Target,
+)
 from hadelay.api.settings import settings_out
 from hadelay.api.text import format_instant
 from hadelay.api.topics import Topic

@@ -55,7 +55,7 @@ async def test_a_read_whose_leader_falls_silent_may_be_asked_again() -> None:
 
     node: Any = SimpleNamespace(
         name="n1", leading=False, raft=SimpleNamespace(leader="n2"), leadership=SimpleNamespace(ask_leader=silent),
-        config=SimpleNamespace(http=HttpConfig()),
+        config=SimpleNamespace(http=HttpConfig()), replica=None,
     )  # fmt: skip
     with pytest.raises(HadelayError) as caught:
         await TopicService(node)._ready(stale=False)

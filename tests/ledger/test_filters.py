@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hadelay.codec.tags import mask_of
+from hadelay.codec.meta import mask_of
 from hadelay.handout.filters import Filter, filter_of
 
 TAGS = st.lists(st.text(min_size=1, max_size=8), max_size=16, unique=True)

@@ -26,9 +26,9 @@ from msgspec.structs import replace
 
 from hadelay.codec import commands
 from hadelay.codec.commandtypes import Job
+from hadelay.codec.meta import mask_of
 from hadelay.codec.publishcommand import hash_client_key
 from hadelay.codec.results import CancelOutcome, JobResult, LeaseOutcome, Refused, RowCode, TargetOutcome
-from hadelay.codec.tags import mask_of
 from hadelay.ledger.describe import describe
 from hadelay.ledger.keys import find_key
 from hadelay.ledger.listing import ListPage, ListQuery, listing

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from chaos.sim.cluster import SimCluster
-from hadelay.api.metrics import Histogram, Values
+from hadelay.api.service import Histogram, Values
 from hadelay.handout.polls import Delivery, Poll
 from hadelay.http.metrics import FAMILIES as HTTP_FAMILIES
 from hadelay.http.metrics import lines

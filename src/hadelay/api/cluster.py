@@ -1,10 +1,10 @@
-"""The cluster, its members and health, and the files of a node."""
+"""The cluster, its members, health, tokens and audit trail, and the files of a node."""
 
 from typing import Generic, Literal
 
 from msgspec import field
 
-from hadelay.api.base import At, DispatchSync, Document, Request
+from hadelay.api.base import At, DispatchSync, Document, Duration, Request
 
 
 class Dispatch(Document, frozen=True):
@@ -73,9 +73,6 @@ class AddedMember(Document, frozen=True):
     role: str
 
 
-# ---- health
-
-
 class ReadyQuery(Request):
     verbose: str | None = None
     exclude: str | None = None
@@ -107,7 +104,49 @@ class Quorum(Document, frozen=True):
     needed: int
 
 
-# ---- files of a node
+class CreateToken(Request):
+    #: Name for people. Two tokens may share a name, for example while one replaces the other.
+    name: str
+    scopes: list[str]
+    #: Time from creation to expiry; None: valid until revoked.
+    lifetime: Duration | None = None
+
+
+class TokenOut(Document, frozen=True):
+    id: str
+    name: str
+    scopes: list[str]
+    created_at: str
+    expires_at: str | None
+    expired: bool
+    #: The secret, only in the answer to its creation.
+    token: str | None = None
+
+
+class Tokens(Document, frozen=True):
+    tokens: list[TokenOut]
+
+
+class AuditQuery(Request):
+    after: int = 0
+    limit: int = 100
+
+
+class AuditOut(Document, frozen=True):
+    number: int
+    at: str
+    node: str
+    token_id: str
+    token: str
+    action: str
+    target: str
+    #: "done", or the reason of the refusal.
+    outcome: str
+
+
+class AuditTrail(Document, frozen=True):
+    #: Oldest first.
+    entries: list[AuditOut]
 
 
 class HourFileOut(Document, frozen=True):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
@@ -72,6 +73,37 @@ class ListRequest(Struct):
     #: Key of the last message of the previous page.
     after: Key
     limit: int
+
+
+class Histogram(Struct):
+    """Counts per bucket, not cumulative; the last bucket is for values above the last bound."""
+
+    bounds: Sequence[float]
+    counts: list[int]
+    sum: float = 0.0
+
+    @classmethod
+    def of(cls, bounds: Sequence[float]) -> Histogram:
+        return cls(bounds, [0] * (len(bounds) + 1))
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+
+class Family(NamedTuple):
+    """One metric; its name, kind and help text are public."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+#: Value of a family: one number, a number per tuple of label values, or a histogram.
+Values = float | Mapping[tuple[str, ...], float] | Histogram
+#: Values at scrape time. Counters count since the process began, except counters of messages, which the cluster keeps.
+Measured = list[tuple[Family, Values]]
 
 
 class Leader(Struct):

@@ -1,17 +1,21 @@
 """`hadelay cluster`: commands status, transfer, drain; `hadelay cluster members`: list, add, remove, replace."""
 
+import hashlib
+import secrets
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from hadelay.cli.output import Remote, Stale, emit_json, fields, note, show, table
+from hadelay.cli.output import Printing, Remote, Several, Stale, emit_json, fields, note, show, table
 from hadelay.cli.remote import call, call_member
 from hadelay.errors import Conflict, HadelayError, NotFound, OutcomeUnknown
 from hadelay.paths import segment
 
 _MEMBERS = ("name", "role", "state", "http", "raft", "lag", "version", "feature_level", "clock_skew_ms")
 _LISTED = ("name", "role", "raft", "http", "lag", "version")
+_TOKENS = ("id", "name", "scopes", "created_at", "expires_at", "expired")
+_TRAIL = ("number", "at", "token", "action", "target", "outcome", "node")
 #: Pause between two looks at a new member, in seconds.
 _LOOK_S = 0.5
 #: Timeout of a readiness request, in seconds.
@@ -160,3 +164,57 @@ def _say_how_many(remote: Remote) -> None:
         loss = {0: "stops when one of them is lost", 1: "survives the loss of any one"}
         hint = f", as one of {voters - 1} does" if voters % 2 == 0 and voters > 2 else ""
         note(f"{voters} voters; the cluster {loss.get(spare, f'survives the loss of any {spare}')}{hint}")
+
+
+def bootstrap(*, printing: Printing = Printing()) -> None:
+    """Create the bootstrap token, which can only create the first token with the scope admin, and its hash.
+
+    The command does not use the network. The hash goes into a node's configuration, so only operators who can change
+    the configuration can create the first token.
+    """
+    # Same format as in http/access.py, which the command line does not import.
+    token = "hadelay_" + secrets.token_urlsafe(32)
+    digest = hashlib.sha256(token.encode()).hexdigest()
+    show({"token": token, "security.bootstrap_token_hash": digest}, printing)
+    note("Put the hash into the configuration of a node, under [security], and start the node. Then use the token:")
+    note("  HADELAY_TOKEN=… hadelay token create admin --scope admin")
+
+
+def create_token(
+    name: str, /, *, scope: Several, lifetime: str | None = None, remote: Remote = Remote(),
+) -> None:  # fmt: skip
+    """Create a token and print it. The token cannot be shown again.
+
+    Args:
+        name: Name of the owner, for the audit trail and for refusals. Names need not be unique.
+        scope: publish, consume, read or admin, for all topics; or limited to topics, as publish:orders-*. Repeatable.
+        lifetime: Time until the token expires: 90d, 12h. Default: valid until revoked.
+    """
+    wish = {"name": name, "scopes": scope} | ({} if lifetime is None else {"lifetime": lifetime})
+    show(call(remote, "POST", "/v1/tokens", wish, needs="token"), remote)
+
+
+def list_tokens(*, remote: Remote = Remote()) -> None:
+    """List tokens and their scopes."""
+    show(call(remote, "GET", "/v1/tokens", needs="tokens")["tokens"], remote, _TOKENS)
+
+
+def revoke_token(token_id: str, /, *, remote: Remote = Remote()) -> None:
+    """Revoke a token: all requests with it are refused.
+
+    Args:
+        token_id: Id of the token, from `hadelay token list`.
+    """
+    call(remote, "DELETE", f"/v1/tokens/{segment(token_id)}")
+    show({"id": token_id, "revoked": True}, remote)
+
+
+def audit(*, after: int = 0, limit: int = 1_000, remote: Remote = Remote()) -> None:
+    """Show the audit trail: requests that need the scope admin, with token and outcome.
+
+    Args:
+        after: Only entries with a higher number.
+        limit: Limit of entries, oldest first.
+    """
+    query = {"after": after, "limit": limit}
+    show(call(remote, "GET", "/v1/audit", needs="entries", query=query)["entries"], remote, _TRAIL)

@@ -134,10 +134,10 @@ def cancel(*ids: str, topic: OfTopic = None, key: OfKey = None, remote: Remote =
         answer = call(remote, "DELETE", message_path(ids[0] if ids else None, topic, key), needs="outcome")
         show([{**name, **answer}], remote, _OUTCOME)
         return 0
-    paths = [message_path(id, topic, key) for id in ids]
+    targets = [message_path(id, topic, key) for id in ids]
     code, done = 0, []
     try:
-        for id, path in zip(ids, paths, strict=True):
+        for id, path in zip(ids, targets, strict=True):
             try:
                 done.append({"id": id, **call(remote, "DELETE", path, needs="outcome")})
             except (BadRequest, Conflict, NotFound) as error:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.codec.tags import has_all, has_any, mask_of
+from hadelay.codec.meta import has_all, has_any, mask_of
 
 
 class Filter:

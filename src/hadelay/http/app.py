@@ -45,8 +45,6 @@ class HttpServer(Context):
         self._server: Server | None = None
         self.address = ""
 
-    # ---- life
-
     async def start(self) -> str:
         """Listen; returns the address, with the assigned port if the configured port is 0."""
         host, port = split_address(self.config.listen)
@@ -74,8 +72,6 @@ class HttpServer(Context):
             self._server.pre_shutdown()
             await self._server.shutdown(grace_s)
         await self.relay.close()
-
-    # ---- one request
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         name, reservation = "none", Reservation(self.budget)

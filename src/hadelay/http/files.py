@@ -59,12 +59,12 @@ async def _send(call: Call, length: int, read: Callable[[int, int], Awaitable[by
     """Send the requested range of a file of `length` bytes; read(offset, size) returns its bytes."""
     request = call.request
     start, end = _range(request.headers.get("Range"), length)
-    partial = (start, end) != (0, length)
-    response = web.StreamResponse(status=206 if partial else 200)
+    is_part = (start, end) != (0, length)
+    response = web.StreamResponse(status=206 if is_part else 200)
     response.content_type = "application/octet-stream"
     response.content_length = end - start
     response.headers["Accept-Ranges"] = "bytes"
-    if partial:
+    if is_part:
         response.headers["Content-Range"] = f"bytes {start}-{end - 1}/{length}"
     call.context.add_headers(response.headers)
     await response.prepare(request)
@@ -92,9 +92,6 @@ def _range(header: str | None, length: int) -> tuple[int, int]:
     if start >= length or end <= start:
         raise RangeNotSatisfiable(f"the file has {length} committed bytes")
     return start, end
-
-
-# ---- snapshots, for backups
 
 
 @routes.add("POST", "/v1/snapshots", returns={201: Snapshot}, errors=(503,))

@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import accumulate, islice
 from pathlib import Path
 
-from hadelay.api.metrics import Family, Histogram, Values
+from hadelay.api.service import Family, Histogram, Values
 from hadelay.http.turns import RequestTurns
 from hadelay.platform.tls import Certificates
 from hadelay.server.service.node import NodeService

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from hadelay.api.publishing import BatchItem, PublishQuery
 from hadelay.api.text import DOTS, check_new_topic, parse_duration, parse_instant
-from hadelay.codec.meta import OCTETS, Meta, pack, unpack
-from hadelay.codec.tags import mask_of
+from hadelay.codec.meta import OCTETS, Meta, mask_of, pack, unpack
 from hadelay.errors import BadRequest, Impossible, UnsupportedMediaType
 from hadelay.http.answers import JSON
 from hadelay.http.decoding import parse_query, refuse_unknown

@@ -94,8 +94,6 @@ def _mixed(receipts: Receipts, problems: dict[int, HadelayError], total: int) ->
         yield result
 
 
-# ---- many at a time: fixed-width text as columns of bytes
-
 _LETTERS = np.frombuffer(b"0123456789ABCDEFGHJKMNPQRSTVWXYZ", np.uint8)
 _SHIFTS = np.arange(60, -1, -5, dtype=np.uint64)
 ID_CHARS = 13

@@ -3,7 +3,7 @@
 import re
 import secrets
 
-from hadelay.api.access import AuditOut, AuditQuery, AuditTrail, CreateToken, TokenOut, Tokens
+from hadelay.api.cluster import AuditOut, AuditQuery, AuditTrail, CreateToken, TokenOut, Tokens
 from hadelay.api.text import check_limit, format_instant
 from hadelay.errors import BadRequest, NotFound
 from hadelay.http.access import PREFIX, hash_token

@@ -82,9 +82,6 @@ async def delete_topic(call: Call) -> Answer:
     return NOTHING
 
 
-# ---- histograms of what is due
-
-
 @routes.add("GET", "/v1/due", query=DueQuery, returns={200: Buckets[str]}, errors=(422, 503), scope="read")
 async def due(call: Call) -> Answer:
     """Number of due messages per interval, over all topics"""

@@ -25,7 +25,7 @@ from pyroaring import BitMap
 
 from hadelay.codec.formats import I64, INDEX, SECONDS_PER_HOUR, U32, Rows
 from hadelay.codec.linking import INDEX_CRC
-from hadelay.codec.tags import has_all
+from hadelay.codec.meta import has_all
 from hadelay.ledger import ttl
 from hadelay.ledger.chain import ChainWalk
 from hadelay.ledger.hourstate import indexes_of, is_in

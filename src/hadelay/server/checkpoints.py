@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from hadelay.api.metrics import Histogram
+from hadelay.api.service import Histogram
 from hadelay.ledger import checkpoint
 from hadelay.ledger.state import Ledger
 from hadelay.platform.disk import Disk

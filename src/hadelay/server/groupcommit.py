@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hadelay.api.metrics import Histogram
-from hadelay.api.service import Receipts
+from hadelay.api.service import Histogram, Receipts
 from hadelay.codec.commands import encode_publish
 from hadelay.codec.commandtypes import Command
 from hadelay.codec.entries import encode_entry

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hadelay.api.metrics import Family, Histogram, Measured, Values
+from hadelay.api.service import Family, Histogram, Measured, Values
 from hadelay.ledger.topics import TopicState
 from hadelay.model import Event
 from hadelay.server.delivery.lateness import LATENESS_BUCKETS_MS

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.api.metrics import Histogram
+from hadelay.api.service import Histogram
 from hadelay.codec.commands import encode_settle
 from hadelay.codec.durations import decode, encode
 from hadelay.codec.entries import leases_in

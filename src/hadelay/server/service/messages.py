@@ -9,7 +9,7 @@ from hadelay.api.service import Actor, ListRequest, Target
 from hadelay.api.text import format_instant
 from hadelay.codec import commands
 from hadelay.codec.formats import REASON
-from hadelay.codec.meta import unpack
+from hadelay.codec.meta import mask_of, unpack
 from hadelay.codec.publishcommand import hash_client_key
 from hadelay.codec.results import (
     CancelOutcome,
@@ -20,7 +20,6 @@ from hadelay.codec.results import (
     RescheduleResult,
     TargetOutcome,
 )
-from hadelay.codec.tags import mask_of
 from hadelay.errors import Conflict, Impossible, NotFound
 from hadelay.ledger import dead, topicchanges
 from hadelay.ledger.describe import describe, described, over
@@ -105,7 +104,7 @@ class MessageService(Service):
                 turn = 0
                 await asyncio.sleep(0)
             found = await node.reader.repaired(lambda h=hour, r=row, s=state: self._listed(topic, h, r, s))  # type: ignore[misc]
-            # The mask may match other tags too (codec/tags.py), so the record's tags decide.
+            # The mask may match other tags too (codec/meta.py), so the record's tags decide.
             if found is not None and wanted <= set((message := message_of(found)).tags):
                 messages.append(message)
         return messages, page.after

@@ -5,7 +5,7 @@ with times as text. Refusals are raised as `hadelay.errors`. Every method may be
 forwarding to the leader, group commit and the wait for a majority happen behind it.
 """
 
-from hadelay.api.metrics import Measured
+from hadelay.api.service import Measured
 from hadelay.server.metrics import NodeMetrics
 from hadelay.server.node import Node
 from hadelay.server.service.cluster import Clusters

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import structlog
 
-from hadelay.api.metrics import Histogram
+from hadelay.api.service import Histogram
 from hadelay.api.text import format_instant
 from hadelay.codec.commands import encode_extend, encode_topic_put, uncounted
 from hadelay.codec.leasetokens import LEASE
