@@ -14,9 +14,8 @@ from hadelay.raft import messages
 from hadelay.raft.apply import Reads
 from hadelay.raft.election import Elections
 from hadelay.raft.follower import Follower
-from hadelay.raft.peer import Peer
+from hadelay.raft.part import Peer, Ready
 from hadelay.raft.ports import RaftStats, RaftTuning
-from hadelay.raft.ready import Ready
 from hadelay.raft.transfer import Transfers
 
 CONFIG = RaftTuning()

@@ -10,7 +10,7 @@ from chaos.sim.mutations import broken
 from hadelay.errors import BadRequest, HadelayError, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.raft.library import DISK, NOBODY
 from hadelay.raft.messages import BadFrame
-from hadelay.raft.ready import Ready
+from hadelay.raft.part import Ready
 from tests.sim.test_scenarios import Scene
 
 #: Answers after which the same is asked again.

@@ -19,9 +19,8 @@ from hadelay.raft.library import NO_OP, Core
 from hadelay.raft.membership import Membership
 from hadelay.raft.messages import AppendReply
 from hadelay.raft.node import RaftNode
-from hadelay.raft.peer import Peer
+from hadelay.raft.part import Peer, Ready
 from hadelay.raft.ports import FOUNDING
-from hadelay.raft.ready import Ready
 from hadelay.raft.replication import Replication
 from hadelay.raft.snapshot import Snapshots
 

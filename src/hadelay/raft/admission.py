@@ -20,10 +20,8 @@ from hadelay.members import JOINED
 from hadelay.raft import messages
 from hadelay.raft.journal import FIRST
 from hadelay.raft.membership import Membership
-from hadelay.raft.part import RaftPart, Shared
-from hadelay.raft.peer import Peer
+from hadelay.raft.part import Notice, Peer, RaftPart, Ready, Shared
 from hadelay.raft.ports import FOUNDING
-from hadelay.raft.ready import Notice, Ready
 from hadelay.version import FEATURE_LEVEL
 
 log = logging.getLogger(__name__)

@@ -16,10 +16,8 @@ from hadelay.errors import HadelayError, NoLeader, OutcomeUnknown
 from hadelay.raft import messages
 from hadelay.raft.library import NO_OP
 from hadelay.raft.membership import Membership
-from hadelay.raft.part import RaftPart, Shared
-from hadelay.raft.peer import Peer
-from hadelay.raft.ports import Done, Finished, ReadDone
-from hadelay.raft.ready import Ready
+from hadelay.raft.part import Peer, RaftPart, ReadDone, Ready, Shared
+from hadelay.raft.ports import Done, Finished
 from hadelay.raft.segment import Entry
 
 _READ_BYTES = 1 << 20

@@ -12,9 +12,7 @@ from hadelay.raft import messages
 from hadelay.raft.apply import Applier
 from hadelay.raft.library import DISK
 from hadelay.raft.membership import Membership
-from hadelay.raft.part import RaftPart, Shared
-from hadelay.raft.peer import Peer
-from hadelay.raft.ready import Ready
+from hadelay.raft.part import Peer, RaftPart, Ready, Shared
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from hadelay.platform.network import Network
 from hadelay.platform.runtime import Runtime
 from hadelay.raft.apply import Applier
 from hadelay.raft.journal import Journal
-from hadelay.raft.ready import Notice, Ready, Step
+from hadelay.raft.part import Notice, Ready, Step
 
 log = logging.getLogger(__name__)
 

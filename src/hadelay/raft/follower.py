@@ -13,9 +13,7 @@ from hadelay.raft.apply import Applier
 from hadelay.raft.election import Elections
 from hadelay.raft.membership import Membership
 from hadelay.raft.messages import Append, BadFrame, encode_append_reply
-from hadelay.raft.part import RaftPart, Shared
-from hadelay.raft.peer import Peer
-from hadelay.raft.ready import Notice, Ready
+from hadelay.raft.part import Notice, Peer, RaftPart, Ready, Shared
 from hadelay.raft.records import decode_entries
 from hadelay.raft.segment import Entry
 from hadelay.raft.snapshot import Snapshots

@@ -17,10 +17,8 @@ from typing import Any
 from hadelay.errors import Conflict, HadelayError, NoLeader, Overloaded
 from hadelay.members import JOINED, Member, Members, is_whole
 from hadelay.raft import messages
-from hadelay.raft.part import RaftPart, Shared
-from hadelay.raft.peer import Peer
+from hadelay.raft.part import Notice, Peer, RaftPart, Ready, Shared
 from hadelay.raft.ports import FOUNDING, Done
-from hadelay.raft.ready import Notice, Ready
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """RaftNode: one member of one group, and the only interface of Raft for the rest of hadelay.
 
 RaftNode connects the parts and receives events: frames, timers, proposals, finished syncs. A part handles an event and
-writes its effects into a `Ready` (ready.py), which is carried out at the end of the event (events.py). Any unexpected
+writes its effects into a `Ready` (part.py), which is carried out at the end of the event (events.py). Any unexpected
 error stops the node: a missing replica is better than a wrong one.
 """
 
@@ -24,10 +24,8 @@ from hadelay.raft.follower import Follower
 from hadelay.raft.journal import Journal
 from hadelay.raft.library import Core
 from hadelay.raft.membership import Membership
-from hadelay.raft.part import Shared
-from hadelay.raft.peer import Peer
-from hadelay.raft.ports import Done, Finished, Machine, RaftStats, RaftTuning, ReadDone
-from hadelay.raft.ready import Notice, Ready, Step
+from hadelay.raft.part import Notice, Peer, ReadDone, Ready, Shared, Step
+from hadelay.raft.ports import Done, Finished, Machine, RaftStats, RaftTuning
 from hadelay.raft.records import RECORD_OVERHEAD, SEGMENT_HEADER_BYTES
 from hadelay.raft.replication import Replication
 from hadelay.raft.snapshot import Snapshots

@@ -1,13 +1,143 @@
-"""State that all parts of a RaftNode share."""
+"""What the parts of a RaftNode share: its objects, the peers, and `Ready`, which a part writes the effects of an event
+into; events.py carries them out."""
 
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
 
-from hadelay.platform.network import Network
+from hadelay.errors import HadelayError
+from hadelay.platform.network import Buffer, Network
 from hadelay.platform.runtime import Runtime
 from hadelay.raft.journal import Journal
 from hadelay.raft.library import Core
 from hadelay.raft.ports import Machine, Propose, RaftStats, RaftTuning
+from hadelay.storage.snapshots import Manifest
+
+#: step(*args, now, ready): a part handles an event. `now` is monotonic, in seconds.
+Step = Callable[..., None]
+
+
+class Notice(Enum):
+    """Message of one part to the others, with a value."""
+
+    #: A peer's greeting was accepted; value: the peer.
+    LINK_UP = auto()
+    #: This node follows a new leader.
+    FOLLOWS = auto()
+    #: Entries may be sent to a peer again; value: the peer.
+    PUMP = auto()
+    #: The voters, or the nodes to link with, have changed.
+    MEMBERS = auto()
+    #: Any other node is a better leader; value: the reason, for the log.
+    HAND_OVER = auto()
+    #: Files replaced this node's state; value: their manifest.
+    INSTALLED = auto()
+
+
+@dataclass(slots=True)
+class Ready:
+    """Effects of one event, carried out at its end in the order of the fields. One object per node."""
+
+    #: (peer, frame, urgent)
+    sends: list[tuple[str, Buffer, bool]] = field(default_factory=list)
+    #: (step, args): called once everything queued in the journal is on disk.
+    when_durable: list[tuple[Step, tuple[Any, ...]]] = field(default_factory=list)
+    #: The journal has a new record: write and sync in this turn of the loop, then apply.
+    sync: bool = False
+    #: The library got new acknowledgements: let it advance the commit index.
+    advance: bool = False
+    #: The commit index or the synced index has advanced.
+    apply: bool = False
+    #: (delay in seconds, step, args); 0: the next turn of the loop.
+    timers: list[tuple[float, Step, tuple[Any, ...]]] = field(default_factory=list)
+    notices: list[tuple[Notice, Any]] = field(default_factory=list)
+    #: Answers to callers of this node.
+    answers: list[Callable[[], None]] = field(default_factory=list)
+
+    def send(self, peer: str, frame: Buffer, urgent: bool = True) -> None:
+        self.sends.append((peer, frame, urgent))
+
+    def durable(self, step: Step, *args: Any) -> None:
+        self.when_durable.append((step, args))
+
+    def later(self, delay_s: float, step: Step, *args: Any) -> None:
+        self.timers.append((delay_s, step, args))
+
+    def notify(self, notice: Notice, about: Any = None) -> None:
+        self.notices.append((notice, about))
+
+
+#: done(index, error, ready): everything committed before the read began is at or before `index`.
+ReadDone = Callable[[int, HadelayError | None, Ready], None]
+
+
+@dataclass(eq=False)
+class Peer:
+    """State that a node keeps of one other member."""
+
+    name: str
+    #: Whether a link exists and this node has accepted the peer's greeting.
+    up: bool = False
+    incarnation: int = 0
+    boot: int = 0
+    #: Whether the peer's log has admitted its incarnation, so that the peer votes and counts.
+    admitted: bool = False
+
+    # A leader's view, reset with each term.
+    #: Index of the next entry to send, and of the last entry known to be on the peer's disk.
+    next: int = 0
+    match: int = 0
+    #: The part of `match` passed on to the commit rule.
+    counted: int = 0
+    #: Send one append at a time until the logs are known to agree.
+    probing: bool = True
+    probe_sent: bool = False
+    probe_prev: int = 0
+    #: (last index, bytes) of unanswered appends.
+    in_flight: deque[tuple[int, int]] = field(default_factory=deque)
+    in_flight_bytes: int = 0
+    #: Time (monotonic) and heartbeat round of the last answer.
+    heard: float = float("-inf")
+    round: int = 0
+    #: Commit index last sent to the peer.
+    told_commit: int = 0
+    #: Smoothed round trip in seconds.
+    rtt: float = 0.0
+    #: Snapshot that the peer is pulling from this node, and the time (monotonic) of its last request.
+    manifest: Manifest | None = None
+    pulled: float = 0.0
+    #: (term, incarnation) of the last proposed admission.
+    admission: tuple[int, int] | None = None
+
+    def begin(self, next: int, now: float) -> None:
+        """Reset the leader's view: a term of this node begins, or a link or an incarnation of the peer."""
+        self.match = self.counted = self.round = self.told_commit = 0
+        self.heard, self.admission = now, None
+        self.probe(next)
+
+    def probe(self, next: int) -> None:
+        self.next = max(next, self.match + 1)
+        self.probing, self.probe_sent = True, False
+        self.in_flight.clear()
+        self.in_flight_bytes = 0
+
+    def sent(self, last: int, size: int) -> None:
+        self.in_flight.append((last, size))
+        self.in_flight_bytes += size
+        self.next = last + 1
+
+    def matched(self, index: int) -> None:
+        """The peer holds everything up to `index`; answers may arrive late, so nothing is lowered."""
+        self.match = max(self.match, index)
+        # An answer to one batch must not set `next` back while later batches are in flight (pysyncobj.md).
+        self.next = max(self.next, self.match + 1)
+        in_flight = self.in_flight
+        while in_flight and in_flight[0][0] <= self.match:
+            self.in_flight_bytes -= in_flight.popleft()[1]
+        if self.probing and self.probe_sent and self.match >= self.probe_prev:
+            self.probing = False
 
 
 @dataclass(frozen=True, kw_only=True)

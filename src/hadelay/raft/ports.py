@@ -6,7 +6,6 @@ from typing import Any, Protocol
 
 from hadelay.errors import ConfigError, HadelayError
 from hadelay.members import Members
-from hadelay.raft.ready import Ready
 from hadelay.storage.snapshots import Installer, Manifest
 
 #: done(result, error): exactly one of them is not None (a result may itself be None); called once, on the loop.
@@ -15,8 +14,6 @@ Done = Callable[[Any, HadelayError | None], None]
 Propose = Callable[[bytes, Done], None]
 #: done(error): None on success.
 Finished = Callable[[HadelayError | None], None]
-#: done(index, error, ready): everything committed before the read began is at or before `index`.
-ReadDone = Callable[[int, HadelayError | None, Ready], None]
 
 #: Incarnation of a cluster's founders, admitted from the first entry on. Later incarnations are larger.
 FOUNDING = 1

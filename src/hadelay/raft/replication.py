@@ -14,10 +14,7 @@ from hadelay.raft.election import Elections
 from hadelay.raft.library import DISK
 from hadelay.raft.membership import Membership
 from hadelay.raft.messages import encode_append
-from hadelay.raft.part import RaftPart, Shared
-from hadelay.raft.peer import Peer
-from hadelay.raft.ports import ReadDone
-from hadelay.raft.ready import Notice, Ready
+from hadelay.raft.part import Notice, Peer, RaftPart, ReadDone, Ready, Shared
 from hadelay.raft.records import ENTRY, encode_record
 from hadelay.raft.snapshot import Snapshots
 

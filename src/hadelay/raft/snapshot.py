@@ -16,9 +16,7 @@ from google_crc32c import value as crc32c
 from hadelay.errors import DamagedFile, DiskFull, FatalError, HadelayError
 from hadelay.raft import messages
 from hadelay.raft.apply import Applier
-from hadelay.raft.part import RaftPart, Shared
-from hadelay.raft.peer import Peer
-from hadelay.raft.ready import Notice, Ready
+from hadelay.raft.part import Notice, Peer, RaftPart, Ready, Shared
 from hadelay.storage.snapshots import Installer, Manifest, SnapshotFile
 
 log = logging.getLogger(__name__)

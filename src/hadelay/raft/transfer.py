@@ -6,10 +6,8 @@ from functools import partial
 from hadelay.errors import HadelayError, NoLeader, Overloaded
 from hadelay.raft import messages
 from hadelay.raft.membership import Membership
-from hadelay.raft.part import RaftPart, Shared
-from hadelay.raft.peer import Peer
+from hadelay.raft.part import Peer, RaftPart, Ready, Shared
 from hadelay.raft.ports import Done, Finished
-from hadelay.raft.ready import Ready
 from hadelay.raft.replication import Replication
 
 log = logging.getLogger(__name__)
