@@ -14,7 +14,7 @@ from hadelay.api.service import Granting, Handed, ReceiveRequest, SettleKind, se
 from hadelay.api.text import parse_instant
 from hadelay.codec.leasetokens import decode_leases
 from hadelay.errors import HadelayError, NoLeader
-from hadelay.handout.filters import filter_of
+from hadelay.handout.polls import filter_of
 from hadelay.model import decode_id
 
 if TYPE_CHECKING:

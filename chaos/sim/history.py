@@ -8,7 +8,7 @@ import struct
 from collections import deque
 from dataclasses import dataclass, field
 
-from hadelay.handout.filters import Filter
+from hadelay.handout.polls import Filter
 from hadelay.model import KEEP
 
 _NUMBER = struct.Struct("<I")

@@ -20,9 +20,8 @@ from hadelay.codec.meta import Meta, mask_of, pack
 from hadelay.codec.results import Done as Result
 from hadelay.errors import HadelayError
 from hadelay.handout.dispatcher import Dispatcher
-from hadelay.handout.filters import filter_of
 from hadelay.handout.matching import Offer
-from hadelay.handout.polls import Delivery, Poll
+from hadelay.handout.polls import Delivery, Poll, filter_of
 from hadelay.ledger.apply import apply_entry
 from hadelay.ledger.state import Ledger
 from hadelay.model import HOUR_MS, Draft

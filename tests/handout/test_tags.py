@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hadelay.errors import DamagedFile, LimitReached
-from hadelay.handout.filters import Filter
+from hadelay.handout.polls import Filter
 from tests.handout.desk import START_HOUR, Desk
 
 

@@ -18,7 +18,7 @@ from hadelay.codec.entries import decode_entry, encode_entry
 from hadelay.codec.results import GrantResult, LeaseOutcome, LeaseResult
 from hadelay.handout import owed
 from hadelay.handout.dispatcher import Dispatcher
-from hadelay.handout.filters import Filter
+from hadelay.handout.polls import Filter
 from hadelay.ledger import changes, grant, idempotency, keys, leases, publish, ttl
 from hadelay.ledger.apply import _APPLY
 from hadelay.ledger.hourstate import groups

@@ -10,7 +10,7 @@ from hadelay.codec.formats import INDEX, RECORD_SIZE, SECONDS_PER_HOUR, U32, Mas
 from hadelay.codec.linking import INDEX_CRC
 from hadelay.codec.meta import unpack
 from hadelay.errors import DamagedFile
-from hadelay.handout.filters import Filter
+from hadelay.handout.polls import Filter
 from hadelay.ledger.hourstate import is_in
 from hadelay.ledger.lookup import expired
 from hadelay.ledger.state import Ledger

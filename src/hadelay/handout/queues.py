@@ -1,6 +1,6 @@
 """State of one topic's hand-out: its wait queues, their windows, and its turn among the topics.
 
-A topic has a queue of polls that take any message, and one for each filter that polls ask for (handout/filters.py).
+A topic has a queue of polls that take any message, and one for each filter that polls ask for (handout/polls.py).
 Each queue has a window of ready messages. A topic with a catch-up rate has a second window per queue, for *overdue*
 messages: those that fell due before `overdue_before_ms`. Messages on time never wait behind the past (ledger/flow.py).
 """
@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.handout.filters import Filter
-from hadelay.handout.polls import Poll
+from hadelay.handout.polls import Filter, Poll
 from hadelay.ledger.flow import HandoutLimits
 
 

@@ -1,8 +1,7 @@
 """Waiting polls, by topic and filter."""
 
 from hadelay.deadlines import Deadlines
-from hadelay.handout.filters import Filter
-from hadelay.handout.polls import Poll
+from hadelay.handout.polls import Filter, Poll
 from hadelay.handout.queues import TopicTurn, WaitQueue
 from hadelay.handout.windows import Windows
 

@@ -10,13 +10,14 @@ Within one command rows are decided in order, as if they had come one by one.
 
 import struct
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from itertools import repeat
 
 import numpy as np
 
-from hadelay.codec.formats import NODE, Rows
-from hadelay.codec.results import RowCode
-from hadelay.ledger.batch import Batch
+from hadelay.codec.formats import I64, NODE, U32, Mask, Rows
+from hadelay.codec.publishcommand import Publish
+from hadelay.codec.results import PublishResult, RowCode
 from hadelay.ledger.lookup import EntryRef, find_entry, state_of
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.transitions import FLAG_KEYED, ID_KEY, PLACE, PLACE_VALUE, Leaving, settle
@@ -34,6 +35,28 @@ def find_key(ledger: Ledger, topic: str, digest: bytes) -> int | None:
         return None
     stored = ledger.tables.get(KEY, _SCOPE.pack(found.number, found.lives) + digest)
     return None if stored is None else int(_VALUE.unpack(stored)[0])
+
+
+@dataclass(slots=True)
+class Batch:
+    """A PUBLISH on its way through apply: the command, its result, and the decisions so far."""
+
+    command: Publish
+    result: PublishResult
+    #: Rows that are still to be filed.
+    take: Mask
+    #: Due time of each row, in Unix ms.
+    deliver_at_ms: I64
+    #: Number of each of the command's topics; 0 for those that no row of `take` names.
+    topics: U32 = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.topics = np.zeros(len(self.command.topics), np.uint32)
+
+    def refuse(self, wrong: Mask, code: RowCode) -> None:
+        """Refuse those of the `wrong` rows that are still to be filed."""
+        self.result.codes[self.take & wrong] = code
+        self.take &= ~wrong
 
 
 class Decision:

@@ -7,9 +7,8 @@ from hadelay.codec.formats import I64, INDEX, RECORD, Mask, Rows
 from hadelay.codec.publishcommand import CALLBACK, RELATIVE, Publish
 from hadelay.codec.results import PublishResult, RowCode
 from hadelay.ledger import idempotency, ttl
-from hadelay.ledger.batch import Batch
 from hadelay.ledger.flow import PLENTY, publish_bucket
-from hadelay.ledger.keys import Decision
+from hadelay.ledger.keys import Batch, Decision
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.topicchanges import topic_or_new
 from hadelay.ledger.topics import TopicState, by_topic
