@@ -32,7 +32,7 @@ from hadelay.server.clustertime import NEAR_MS
 from hadelay.server.node import Node
 from hadelay.server.recover import open_node
 from hadelay.server.service.node import NodeService
-from hadelay.server.webhooks.webhooks import Webhooks
+from hadelay.server.webhooks.pool import Webhooks
 from hadelay.settings import node as settings
 from hadelay.settings.node import Config, RaftSettings
 

@@ -31,16 +31,15 @@ from hadelay.platform.runtime import Runtime
 from hadelay.platform.tcp import AsyncioNetwork
 from hadelay.platform.tls import Certificates
 from hadelay.server.checkpoints import ENDS
-from hadelay.server.gate import open_archive
 from hadelay.server.node import Node
 from hadelay.server.recover import open_node
 from hadelay.server.service.cluster import ready_checks
 from hadelay.server.service.node import NodeService
-from hadelay.server.webhooks.pool import Pool
+from hadelay.server.webhooks.pool import Pool, Webhooks
 from hadelay.server.webhooks.sender import Sender
-from hadelay.server.webhooks.webhooks import Webhooks
 from hadelay.settings.node import Config, LogConfig
 from hadelay.storage.lmdbtables import LmdbBackend
+from hadelay.storage.manifests import open_archive
 from hadelay.version import VERSION
 
 #: EX_SOFTWARE: the node ended itself because going on could have broken a promise.

@@ -17,8 +17,7 @@ from hadelay.model import Draft, Event
 from hadelay.server.metrics import FAMILIES, OTHER, NodeMetrics
 from hadelay.server.node import Node
 from hadelay.server.webhooks.calls import CallRequest, Done, Reply
-from hadelay.server.webhooks.pool import Pool
-from hadelay.server.webhooks.webhooks import Webhooks
+from hadelay.server.webhooks.pool import Pool, Webhooks
 from hadelay.settings.node import Config, LimitsConfig
 from tests.server.test_lost_disks import wait_for_leader
 

@@ -16,8 +16,7 @@ from hadelay.model import Draft, decode_id
 from hadelay.server.node import Node
 from hadelay.server.webhooks.calls import CallRequest, Reply
 from hadelay.server.webhooks.calls import Done as Called
-from hadelay.server.webhooks.pool import Pool
-from hadelay.server.webhooks.webhooks import Webhooks
+from hadelay.server.webhooks.pool import Pool, Webhooks
 
 ANSWER_S = 0.01
 

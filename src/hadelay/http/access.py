@@ -20,7 +20,7 @@ from hadelay.errors import Forbidden, HadelayError, NoLeader, Unauthorized
 from hadelay.http.routes import Route
 from hadelay.loglimit import LogLimit
 from hadelay.rights import Rights, Token
-from hadelay.server.service.tokens import TokenService as TokenService
+from hadelay.server.service.node import TokenService as TokenService
 from hadelay.settings.node import HttpConfig, SecurityConfig
 
 log = logging.getLogger(__name__)

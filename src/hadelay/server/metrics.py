@@ -18,8 +18,7 @@ from hadelay.ledger.topics import TopicState
 from hadelay.model import Event
 from hadelay.server.delivery.lateness import LATENESS_BUCKETS_MS
 from hadelay.server.node import Node
-from hadelay.server.webhooks.pool import GONE
-from hadelay.server.webhooks.webhooks import Webhooks
+from hadelay.server.webhooks.pool import GONE, Webhooks
 
 #: Label of the series that sums up topics without series of their own; no topic can have this name.
 OTHER = "(other)"

@@ -103,6 +103,16 @@ class Directory:
 Files: TypeAlias = "Directory | Location"
 
 
+def open_archive(where: str) -> Files:
+    """The files in a directory or at a URI. BadRequest for an unknown kind of URI."""
+    where = where.removeprefix("file://")
+    if "://" not in where:
+        return Directory(where)
+    from hadelay.storage.locations import Location
+
+    return Location(where)
+
+
 # ---- manifests
 
 

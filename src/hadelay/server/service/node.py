@@ -5,16 +5,68 @@ with times as text. Refusals are raised as `hadelay.errors`. Every method may be
 forwarding to the leader, group commit and the wait for a majority happen behind it.
 """
 
-from hadelay.api.service import Measured
+from collections.abc import Mapping
+
+from hadelay.api.service import Actor, Measured
+from hadelay.codec import commands
+from hadelay.errors import Conflict
+from hadelay.rights import AuditEntry, Token
 from hadelay.server.metrics import NodeMetrics
 from hadelay.server.node import Node
 from hadelay.server.service.cluster import Clusters
 from hadelay.server.service.consuming import ConsumingService
 from hadelay.server.service.files import Files
 from hadelay.server.service.messages import MessageService
-from hadelay.server.service.tokens import TokenService
+from hadelay.server.service.part import Service
 from hadelay.server.service.topics import TopicService
-from hadelay.server.webhooks.webhooks import Webhooks
+from hadelay.server.webhooks.pool import Webhooks
+
+
+class TokenService(Service):
+    """Tokens, and the audit trail."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        #: Whether this node has been up to date once since it started.
+        self.knows_tokens = False
+
+    @property
+    def tokens(self) -> Mapping[str, Token]:
+        """Tokens by id, as this node knows them; each change makes a new mapping."""
+        return self._node.ledger.tokens
+
+    def now_ms(self) -> int:
+        """Cluster time."""
+        return self._node.now_ms() if self._node.clock.ready else self._node.ledger.now_ms
+
+    async def list_tokens(self) -> list[Token]:
+        await self._confirm()
+        return list(self.tokens.values())
+
+    async def create_token(
+        self, name: str, digest: bytes, scopes: list[str], lifetime_ms: int | None, by: Actor
+    ) -> Token:
+        """Create a token, which this node knows when the call returns. Raises BadRequest, LimitReached."""
+        command = commands.encode_token_create(name, digest, scopes, lifetime_ms)
+        await self._administer(by, "token.create", f"{digest.hex()[:12]} {name}: {' '.join(scopes)}", command)
+        await self._confirm()
+        token = next((token for token in self.tokens.values() if token.hash == digest), None)
+        if token is None:
+            raise Conflict("the token was made, and revoked at once by somebody else")
+        return token
+
+    async def revoke_token(self, token_id: str, by: Actor) -> None:
+        """Revoke a token. This node refuses the token when the call returns, other nodes once they have applied the
+        change. Raises NotFound."""
+        found = self.tokens.get(token_id)
+        target = token_id if found is None else f"{token_id} {found.name}"
+        await self._administer(by, "token.revoke", target, commands.encode_token_revoke(token_id))
+        await self._confirm()
+
+    async def audit(self, after: int, limit: int) -> list[AuditEntry]:
+        """Entries with a number above `after`, oldest first."""
+        await self._confirm()
+        return [entry for entry in self._node.ledger.audit.entries if entry.number > after][:limit]
 
 
 class NodeService:
