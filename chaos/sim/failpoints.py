@@ -75,7 +75,7 @@ STEPS = {
     "dispatch.match": Step("handout.dispatcher:Dispatcher.match", "leader"),
     "dispatch.grant": Step("server.delivery.grants:Grants.grant", "leader"),
     "dispatch.decided": Step("server.delivery.modes:CommitHandout._decided", "leader"),
-    "dispatch.hold": Step("server.delivery.deferred:DeferredDeliveries.until_due", "leader"),
+    "dispatch.hold": Step("server.delivery.grants:DeferredDeliveries.until_due", "leader"),
     "dispatch.answer": Step("server.delivery.grants:Grants.answer", "leader"),
     "dispatch.cursor": Step("server.delivery.grants:CursorKeeper.send", "leader"),
     "dispatch.expired": Step("server.delivery.maintenance:LeaseExpiry._expired", "leader"),

@@ -29,8 +29,7 @@ from hadelay.model import Draft, Event
 from hadelay.server import groupcommit
 from hadelay.server.clustertime import ClusterClock
 from hadelay.server.delivery import grants, modes
-from hadelay.server.delivery.deferred import DeferredDeliveries
-from hadelay.server.delivery.grants import Grants
+from hadelay.server.delivery.grants import DeferredDeliveries, Grants
 from hadelay.server.delivery.loop import DeliveryLoop
 from hadelay.server.delivery.maintenance import LeaseExpiry
 from hadelay.server.delivery.modes import IntervalHandout

@@ -61,7 +61,7 @@ def _fill(ledger: Ledger, hour: int, rows: Rows, handed: bool, due_ms: int) -> M
     entries = ledger.store.entries(hour, rows["index"])
     rows["topic"], rows["second"], rows["attempt"] = entries["topic"], entries["second"], entries["attempt"] + 1
     rows["size"] = entries["size"]
-    # A grant only gives out messages that are due, or will be before its answer leaves (server/delivery/deferred.py):
+    # A grant only gives out messages that are due, or will be before its answer leaves (server/delivery/grants.py):
     # never early, whatever the leader believed.
     free = (entries["deliver_at_ms"] <= due_ms) & ledger.topics.owed(entries)
     bits = bitmap(rows["index"])

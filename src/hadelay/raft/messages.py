@@ -4,10 +4,10 @@ import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from hadelay.platform.frames import LIMIT as LIMIT
-from hadelay.platform.frames import BadFrame as BadFrame
-from hadelay.platform.frames import decode as decode
-from hadelay.platform.frames import encode as encode
+from hadelay.platform.hello import LIMIT as LIMIT
+from hadelay.platform.hello import BadFrame as BadFrame
+from hadelay.platform.hello import decode as decode
+from hadelay.platform.hello import encode as encode
 
 GREETING = 2
 APPEND = 3

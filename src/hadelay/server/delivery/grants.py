@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from hadelay.codec.commandtypes import MAX_SEQ, Grant
 from hadelay.codec.formats import INDEX
 from hadelay.codec.leasetokens import LEASE
 from hadelay.codec.results import LeaseOutcome, LeaseResult
+from hadelay.deadlines import Deadlines
 from hadelay.errors import Conflict, DamagedFile, HadelayError, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.handout.dispatcher import Dispatcher
 from hadelay.handout.matching import Offer
@@ -22,7 +24,6 @@ from hadelay.ledger.grants import HeldGrant
 from hadelay.ledger.hourstate import groups
 from hadelay.ledger.ports import HourStore
 from hadelay.ledger.topics import by_topic
-from hadelay.server.delivery.deferred import DeferredDeliveries
 from hadelay.server.delivery.term import Term
 
 #: A receive repeats another one's request id, but names other topics: the answer would tell messages that the consumer
@@ -349,3 +350,65 @@ class CursorKeeper:
             self._settled()
 
         self._term.propose(encode_cursor(*cursor), done)
+
+
+@dataclass(eq=False, slots=True)
+class _Item:
+    """A deferred delivery, or a callback that waits for earlier deliveries (`poll` is None)."""
+
+    poll: Poll | None
+    #: Called with the cluster time.
+    go: Callable[[int], None]
+
+
+class DeferredDeliveries:
+    """Answers with messages that were granted ahead of their time: each waits until the last of its messages is due."""
+
+    def __init__(self, term: Term) -> None:
+        self._term, self._alarm = term, term.alarm(self._ring)
+        self._waiting: Deadlines[_Item] = Deadlines()
+        #: Due time of the delivery's last message.
+        self._last_ms = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def polls(self) -> list[Poll]:
+        return [item.poll for item in self._waiting if item.poll is not None]
+
+    def until_due(self, poll: Poll, delivery: Delivery, release: Callable[[Delivery], None]) -> None:
+        """Call release(delivery) when all messages of the delivery are due, at once if they are."""
+        now_ms, due_ms = self._term.now(), int(delivery.rows["deliver_at_ms"].max())
+        if due_ms <= now_ms:
+            release(delivery._replace(now_ms=now_ms))
+            return
+        self._last_ms = max(self._last_ms, due_ms)
+        self._waiting.set(_Item(poll, lambda now_ms: release(delivery._replace(now_ms=now_ms))), due_ms)
+        self._arm()
+
+    def when_released(self, done: Callable[[], None]) -> None:
+        """done() as soon as all that is deferred now was released: at once if nothing is."""
+        if self._waiting:
+            self._waiting.set(_Item(None, lambda now_ms: done()), self._last_ms)
+        else:
+            done()
+
+    def clock_changed(self) -> None:
+        self._alarm.cancel()
+        self._arm()
+
+    def stop(self) -> None:
+        """Forget the deliveries, and make the calls that wait for them."""
+        for item in self._waiting.due(self._last_ms):
+            if item.poll is None:
+                item.go(0)
+
+    def _arm(self) -> None:
+        if (due_ms := self._waiting.next()) is not None:
+            self._alarm.at(self._term.mono_at(due_ms))
+
+    def _ring(self) -> None:
+        now_ms = self._term.now()
+        while items := self._waiting.due(now_ms, 1):
+            items[0].go(now_ms)
+        self._arm()
