@@ -72,9 +72,6 @@ def note(ledger: Ledger, command: Audited, result: Result) -> Result:
     return result
 
 
-# ---- checkpoints
-
-
 def dump(ledger: Ledger) -> dict[str, Any]:
     """Keys of the main blob; none without tokens and audited commands."""
     found: dict[str, Any] = {}

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from hadelay.codec.results import Refused, RowCode
@@ -36,7 +37,7 @@ _PROBLEMS: dict[RowCode, tuple[type[HadelayError], str]] = {
     RowCode.TOO_MANY_TOPICS: (LimitReached, "the cluster has as many topics as it allows"),
 }  # fmt: skip
 _OUTCOMES = {RowCode.KEY_PENDING: "pending", RowCode.KEY_LEASED: "leased"}
-_REFUSALS: dict[str, type[HadelayError]] = {
+_REFUSALS: dict[str, Callable[[str], HadelayError]] = {
     "bad_config": BadRequest,
     "no_topic": NotFound,
     "too_many_generations": LimitReached,
@@ -48,6 +49,8 @@ _REFUSALS: dict[str, type[HadelayError]] = {
     "no_token": NotFound,
     "token_exists": Conflict,
     "too_many_tokens": LimitReached,
+    "topic_not_empty": partial(Conflict, outcome="pending"),
+    "disk_full": partial(DiskFull, retry_after_ms=5_000),
 }
 
 
@@ -76,7 +79,9 @@ class Refusals:
         """The error of a refused row. other: id of the message that has its key."""
         limit = _LIMITS.get(code)
         if limit is None:
-            return _problem(code, topic, other)
+            kind, detail = _PROBLEMS[code]
+            extra: dict[str, Any] = {"outcome": _OUTCOMES[code], "id": encode_id(other)} if code in _OUTCOMES else {}
+            return kind(detail.format(topic=topic), **extra)
         self.counts[limit] += 1
         if code == RowCode.TOO_FAST:
             wait_ms = self._retry_after_ms(topic)
@@ -90,19 +95,9 @@ class Refusals:
 
 def refusal(result: Refused) -> HadelayError:
     """The error of a command that was refused as a whole."""
-    if result.code == "disk_full":
-        return DiskFull(result.detail, retry_after_ms=5_000)
-    if result.code == "topic_not_empty":
-        return Conflict(result.detail, outcome="pending")
     kind = _REFUSALS.get(result.code)
     return HadelayError(f"refused ({result.code}): {result.detail}") if kind is None else kind(result.detail)
 
 
 def _too_fast(topic: str, wait_ms: int) -> HadelayError:
     return LimitReached(f"more than the publish_rate of {topic!r}: come again later", retry_after_ms=max(1, wait_ms))
-
-
-def _problem(code: RowCode, topic: str, other: int) -> HadelayError:
-    kind, detail = _PROBLEMS[code]
-    extra: dict[str, Any] = {"outcome": _OUTCOMES[code], "id": encode_id(other)} if code in _OUTCOMES else {}
-    return kind(detail.format(topic=topic), **extra)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from hadelay.codec.checksums import crc32c
 from hadelay.codec.formats import INDEX, INDEX_SIZE, RECORD_SIZE, SECONDS_PER_HOUR
 from hadelay.codec.linking import INDEX_CRC, catch_up, chain, link, no_heads
-from hadelay.storage.handles import Handles
+from hadelay.platform.disk import Handles
 from hadelay.storage.heads import HeadsCache, bad_entry
 from hadelay.storage.hourtable import IDX, LOG, HourTable, places
 

@@ -11,9 +11,8 @@ from hadelay.codec.linking import DISPATCH_CRC, INDEX_CRC, Heads
 from hadelay.codec.records import check_record, decode_record
 from hadelay.errors import BadRequest, DamagedFile
 from hadelay.model import DEAD_HOURS, hour_name
-from hadelay.platform.disk import Disk, File
+from hadelay.platform.disk import Disk, File, Handles
 from hadelay.storage.far import FarWriter
-from hadelay.storage.handles import Handles
 from hadelay.storage.heads import HeadsCache, bad_entry
 from hadelay.storage.hourtable import FILES, HourTable
 from hadelay.storage.near import NearHour

@@ -22,10 +22,9 @@ import numpy.typing as npt
 from hadelay.codec.formats import FORMAT_VERSION, HOUR_ROW
 from hadelay.errors import WAY_OUT, DamagedFile, FatalError, HadelayError
 from hadelay.model import hour_from_name
-from hadelay.platform.disk import Disk
+from hadelay.platform.disk import Disk, files_closed
 from hadelay.platform.runtime import Runtime
 from hadelay.storage.far import Sample
-from hadelay.storage.handles import files_closed
 from hadelay.storage.hours import DiskHourStore, file_checksums
 from hadelay.storage.identity import Identity, check_identity, lock_directory, write_identity
 from hadelay.storage.lmdbtables import LmdbBackend

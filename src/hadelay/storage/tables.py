@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hadelay.codec.formats import HOUR_ROW
-from hadelay.storage.handles import files_closed
+from hadelay.platform.disk import files_closed
 
 #: Approximate size of a dict entry without the bytes of key and value, in bytes.
 _ROW_COST = 150

@@ -33,11 +33,7 @@ _OTHER_TOPICS = "a receive of this consumer with this request_id named other top
 
 class Grants:
     def __init__(
-        self,
-        term: Term,
-        core: Dispatcher,
-        turn_soon: Callable[[], None],
-        on_delivery: Callable[[Poll, Delivery], None],
+        self, term: Term, core: Dispatcher, turn_soon: Callable[[], None], on_delivery: Callable[[Poll, Delivery], None]
     ) -> None:
         """turn_soon: have the loop look again. on_delivery: messages are handed out to the poll now."""
         self.term, self.core, self.ledger = term, core, term.ledger

@@ -17,9 +17,9 @@ from hadelay.api.text import format_instant
 from hadelay.codec.formats import DISPATCH_SIZE, INDEX_SIZE
 from hadelay.errors import NotFound, Overloaded
 from hadelay.model import DEAD_HOURS, hour_name
+from hadelay.platform.disk import files_closed
 from hadelay.server.node import Node
 from hadelay.server.service.part import Service
-from hadelay.storage.handles import files_closed
 from hadelay.storage.hours import DiskHourStore
 from hadelay.storage.snapshots import Manifest
 from hadelay.storage.store import Storage
