@@ -170,7 +170,7 @@ class MaintenanceRunner:
 
     Each job is a replicated command that works in slices. One slice at a time is under way, and the next leader goes on
     where the ledger says. A cluster in which nothing changes gets none. Where an archive is demanded, the leader alone
-    looks whether the archive holds an hour before it proposes to forget the hour (gate.py).
+    looks whether the archive holds an hour before it proposes to forget the hour (Gate).
     """
 
     def __init__(self, term: Term, retention: RetentionConfig) -> None:

@@ -2,7 +2,7 @@
 
 Commit mode (default): a grant is proposed, decided by apply, and only then answered. A grant is proposed as much ahead
 of its time as grants take lately, so that it is committed when its messages fall due: lateness contains no commit. The
-answer is deferred until they are due (deferred.py), so nothing is handed out early. While two rounds of grants are on
+answer is deferred until they are due (grants.py), so nothing is handed out early. While two rounds of grants are on
 their way, what falls due joins the next.
 
 Interval mode (S2): messages are handed out at once and proposed within half an interval. While the oldest hand-out that
