@@ -1,17 +1,7 @@
 """Promises about time: nothing early, nothing late, TTL and max_wait (chaos/sim/promises.py has the others)."""
 
+from chaos.sim import evidence
 from chaos.sim.cluster import SimCluster
-from chaos.sim.evidence import (
-    COLD_MS,
-    RATE,
-    ROUNDING_MS,
-    ahead_ms,
-    change_bound_ms,
-    latest,
-    lease_began,
-    was_cold,
-    where,
-)
 from chaos.sim.history import Message
 from chaos.sim.machines import WATCH_S
 from hadelay.ledger.describe import describe
@@ -42,10 +32,11 @@ def early(cluster: SimCluster) -> None:
             continue
         if message.relative:
             passed_ms = (h.answered - message.invoked) * 1000
-            short_ms = message.when_ms - passed_ms * (1 + RATE) - ahead_ms(cluster, message.invoked, h.answered)
+            ahead_ms = evidence.ahead_ms(cluster, message.invoked, h.answered)
+            short_ms = message.when_ms - passed_ms * (1 + evidence.RATE) - ahead_ms
         else:
             short_ms = message.when_ms - _SKEW_MS - (cluster.world.epoch_ms + h.answered * 1000)
-            short_ms -= COLD_MS if was_cold(cluster, h.answered) else 0.0
+            short_ms -= evidence.COLD_MS if evidence.was_cold(cluster, h.answered) else 0.0
         kind = "delay" if message.relative else "time of day"
         text = f"message {number} ({kind} {message.when_ms}) handed out {short_ms:.1f} ms early, t={h.answered:.4f}"
         history.decide(f"I9 early, {kind}", short_ms > 0, text, h.id)
@@ -55,17 +46,17 @@ def clock_runs_true(cluster: SimCluster) -> None:
     """I9, its cause: between any two committed entries cluster time advances no faster than slew and drift allow (until
     a majority has to start cold)."""
     least: tuple[float, int] | None = None
-    change_ms = change_bound_ms(cluster)
+    change_ms = evidence.change_bound_ms(cluster)
     for at, now_ms in sorted(cluster.stamps):
-        if was_cold(cluster, at):
+        if evidence.was_cold(cluster, at):
             return
-        lead_ms = now_ms - at * 1000 * (1 + RATE)
+        lead_ms = now_ms - at * 1000 * (1 + evidence.RATE)
         if least is not None:
             # A leader is seen up to WATCH_S after it began.
             leaders = sum(t <= at + WATCH_S for t in cluster.elected) - least[1]
             gained_ms = lead_ms - least[0]
             text = f"cluster time ran {gained_ms:.1f} ms ahead between two entries, now {now_ms}, t={at:.4f}"
-            broken = gained_ms > 2 * ROUNDING_MS + change_ms * leaders
+            broken = gained_ms > 2 * evidence.ROUNDING_MS + change_ms * leaders
             cluster.history.decide("I9 early, clock", broken, text)
         if least is None or lead_ms < least[0]:
             least = (lead_ms, sum(t <= at for t in cluster.elected))
@@ -88,12 +79,12 @@ def in_time(cluster: SimCluster) -> None:
     """TTL: nothing is leased once its time is over (in commit mode, where apply decides), nor ends before."""
     history = cluster.history
     for h in history.hand_outs if cluster.sync == "commit" else ():
-        message, (_, begun_ms) = history.message_of(h.body), lease_began(cluster, h)
+        message, (_, begun_ms) = history.message_of(h.body), evidence.lease_began(cluster, h)
         over_ms = _over_ms(cluster, message, h.id) if message is not None else None
         if over_ms is not None:
             text = f"{h.id:x} leased {begun_ms - over_ms} ms after its end"
             history.decide("TTL, leased", begun_ms >= over_ms, text, h.id)
-    for node in latest(cluster):
+    for node in evidence.latest(cluster):
         for message in history.messages:
             over_ms = None if message.id is None else _over_ms(cluster, message, message.id)
             if message.id is not None and over_ms is not None:
@@ -102,7 +93,7 @@ def in_time(cluster: SimCluster) -> None:
 
 def _expired(cluster: SimCluster, node: Node, message_id: int, over_ms: int) -> None:
     """The end of this message by its TTL is written down in time, and not before it is over."""
-    place, state = where(node, message_id)
+    place, state = evidence.where(node, message_id)
     if place is None or state != State.EXPIRED:
         return
     behind_ms = node.ledger.now_ms - over_ms
@@ -132,7 +123,7 @@ def debounced(cluster: SimCluster) -> None:
     after a redrive, which starts the wait anew."""
     history = cluster.history
     replaced = {m.id: m.replaces for m in history.messages if m.id is not None and m.replaces is not None}
-    for node in latest(cluster):
+    for node in evidence.latest(cluster):
         for message in history.messages:
             if message.id is None or message.deliver_at_ms is None or not message.max_wait_ms or history.moved(message):
                 continue

@@ -16,7 +16,7 @@ from bench.worst import batches as worst_batches
 from hadelay.errors import BadRequest, HadelayError
 from hadelay.http import batches
 from hadelay.http.app import ROUTES
-from hadelay.http.turns import SLICE, RequestTurns
+from hadelay.http.bodies import SLICE, RequestTurns
 from tests.http.conftest import Make, Node
 
 KINDS = (JSON, NDJSON, MSGPACK)

@@ -18,7 +18,7 @@ import msgpack
 
 from bench import worst
 from bench.http1 import Connection, request
-from hadelay.http.turns import SLICE
+from hadelay.http.bodies import SLICE
 from hadelay.settings.cluster import Settings
 from hadelay.settings.node import RaftSettings
 from tests.overload.rig import MIB, REFUSALS, Rig

@@ -11,7 +11,7 @@ import pytest
 
 from hadelay.errors import BadRequest, ConfigError, NotFound
 from hadelay.model import hour_from_name
-from hadelay.pipeline import schedule, stream, tail
+from hadelay.pipeline import schedule, source, tail
 from hadelay.pipeline.hourfiles import HourFiles, Listing
 from hadelay.pipeline.jobs import JobSummary, ReconcileOptions, TailOptions
 from hadelay.pipeline.schedule import ScheduleOptions
@@ -30,41 +30,42 @@ def listed(*hours: tuple[int, int], at: int = 1) -> Listing:
     return Listing([HourFiles(hour, n, 2 * n, 10 * n) for hour, n in hours], at)
 
 
-def ranges(start: stream.Offset, end: stream.Offset) -> list[tuple[int, int, int]]:
-    return [(split.files.hour, split.start, split.stop) for split in stream.between(start, end, GIVEN)]
+def ranges(start: source.Offset, end: source.Offset) -> list[tuple[int, int, int]]:
+    return [(split.files.hour, split.start, split.stop) for split in source.splits_between(start, end, GIVEN)]
 
 
 def test_a_stream_takes_as_many_rows_as_it_may_oldest_first_until_nothing_is_new() -> None:
     there = listed((SECOND, 3), (FIRST, 5))
-    offsets: list[stream.Offset] = [{}]
-    while (after := stream.advance(offsets[-1], there, GIVEN, 4)) is not offsets[-1]:
+    offsets: list[source.Offset] = [{}]
+    while (after := source.advance_offset(offsets[-1], there, GIVEN, 4)) is not offsets[-1]:
         offsets.append(json.loads(json.dumps(after)))
     pieces = [ranges(a, b) for a, b in itertools.pairwise(offsets)]
     assert pieces == [[(FIRST, 0, 4)], [(FIRST, 4, 5), (SECOND, 0, 3)]]
     # All at once it is the same; and what was committed then goes with it.
-    whole = stream.advance({}, there, GIVEN)
+    whole = source.advance_offset({}, there, GIVEN)
     assert ranges({}, whole) == [(FIRST, 0, 4), (FIRST, 4, 5), (SECOND, 0, 3)]
-    assert {split.files for split in stream.between({}, whole, GIVEN)} == set(there.hours)
-    assert stream.advance({}, there, parse_options({"path": "/x", "kind": "events"}))["hours"]["2026112018"][0] == 10
-    assert list(stream.advance({}, there, parse_options({"path": "/x", "hourFrom": "2026112019"}))["hours"]) == [
+    assert {split.files for split in source.splits_between({}, whole, GIVEN)} == set(there.hours)
+    events = source.advance_offset({}, there, parse_options({"path": "/x", "kind": "events"}))
+    assert events["hours"]["2026112018"][0] == 10
+    assert list(source.advance_offset({}, there, parse_options({"path": "/x", "hourFrom": "2026112019"}))["hours"]) == [
         "2026112019"
     ]
 
 
 def test_a_replica_that_is_behind_takes_nothing_back() -> None:
-    before = stream.advance({}, listed((FIRST, 5), (SECOND, 3), at=7), GIVEN)
-    assert stream.advance(before, listed((FIRST, 4), at=6), GIVEN) is before
-    after = stream.advance(before, listed((FIRST, 6), at=6), GIVEN)
+    before = source.advance_offset({}, listed((FIRST, 5), (SECOND, 3), at=7), GIVEN)
+    assert source.advance_offset(before, listed((FIRST, 4), at=6), GIVEN) is before
+    after = source.advance_offset(before, listed((FIRST, 6), at=6), GIVEN)
     assert ranges(before, after) == [(FIRST, 5, 6)]
     assert (after["asOf"], after["hours"]["2026112019"][0], after["gone"]) == (7, 3, {"2026112019": 7})
-    back = stream.advance(after, listed((FIRST, 7), (SECOND, 3), at=8), GIVEN)
+    back = source.advance_offset(after, listed((FIRST, 7), (SECOND, 3), at=8), GIVEN)
     assert (ranges(after, back), back["gone"]) == ([(FIRST, 6, 7)], {})
 
 
 def test_a_deleted_hour_is_forgotten_after_a_day() -> None:
-    at = stream.advance({}, listed((FIRST, 5), (SECOND, 1)), GIVEN)
+    at = source.advance_offset({}, listed((FIRST, 5), (SECOND, 1)), GIVEN)
     for n, ms in ((2, 1_000), (3, DAY_MS), (4, DAY_MS + 2_000)):
-        at = stream.advance(at, listed((SECOND, n), at=ms), GIVEN)
+        at = source.advance_offset(at, listed((SECOND, n), at=ms), GIVEN)
         assert ("2026112018" in at["hours"]) == (n < 4)
 
 

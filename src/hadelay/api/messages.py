@@ -91,9 +91,6 @@ class Rescheduled(Document, Generic[At], frozen=True):
     deliver_at: At
 
 
-# ---- dead letters
-
-
 class DeadQuery(Request):
     limit: int = 100
     cursor: str | None = None

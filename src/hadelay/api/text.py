@@ -23,8 +23,7 @@ _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", re.ASCII)
 _NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 _NEGATIVE = re.compile(r"-\s*\d")
 _INSTANT = re.compile(
-    r"(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)(?:\.(\d{1,18}))?(?:([Zz])|([+\- ])(\d\d):(\d\d))?",
-    re.ASCII,
+    r"(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)(?:\.(\d{1,18}))?(?:([Zz])|([+\- ])(\d\d):(\d\d))?", re.ASCII
 )
 _MAX_LIMIT = 1_000
 _TOPIC = re.compile(r"[A-Za-z0-9._-]+")

@@ -60,8 +60,7 @@ class Denials:
         self.counts[error.reason] += 1
         if count := self._log_limit.count(error.reason):
             log.warning(
-                "access_denied",
-                extra={"reason": error.reason, "route": route, "detail": error.detail, "count": count},
+                "access_denied", extra={"reason": error.reason, "route": route, "detail": error.detail, "count": count}
             )
 
 

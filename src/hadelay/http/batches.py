@@ -23,8 +23,8 @@ import numpy as np
 from hadelay.api.publishing import BatchItem
 from hadelay.errors import BadRequest, HadelayError, TooLarge, UnsupportedMediaType
 from hadelay.http.answers import JSON, MSGPACK, NDJSON
+from hadelay.http.bodies import ITEM
 from hadelay.http.decoding import MSGPACK_NAMES, decoded
-from hadelay.http.turns import ITEM
 
 #: Limits of a slice: cut bytes of JSON and of MessagePack, decoded bytes, items.
 _CUT_JSON, _CUT_MSGPACK, _DECODE, _ITEMS = 64 << 10, 256 << 10, 128 << 10, 500

@@ -16,12 +16,11 @@ from hadelay.api.text import check_topic
 from hadelay.errors import HadelayError, TooLarge
 from hadelay.http.access import UNRESTRICTED, Authenticator, Denials, Hosts, RequestRights
 from hadelay.http.answers import JSON_TYPE, MSGPACK_TYPE, Answer, header_lines, refusal, unexpected
-from hadelay.http.bodies import ByteBudget, Reservation, read_body
+from hadelay.http.bodies import ByteBudget, RequestTurns, Reservation, read_body
 from hadelay.http.decoding import decode_body
 from hadelay.http.metrics import Metrics
 from hadelay.http.polls import Polls, Relay
 from hadelay.http.routes import OPEN, Route, Routes, origin_form
-from hadelay.http.turns import RequestTurns
 from hadelay.loglimit import LogLimit
 from hadelay.platform.tls import Certificates
 from hadelay.server.service.node import NodeService
@@ -70,8 +69,6 @@ class Context:
         access = self.authenticator.admit(authorization)
         access.check(route, path)
         return access
-
-    # ---- answers
 
     def failed(self, where: str, error: BaseException | None, method: str) -> Answer:
         """The answer to an unexpected error, which is logged with its traceback. where: the route or path."""

@@ -214,11 +214,7 @@ class Connection(Protocol):
             self.transport.abort()
 
     def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
         """Answer requests that are not HTTP, and unexpected errors."""
         if request.writer.output_size > 0:

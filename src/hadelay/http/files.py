@@ -13,9 +13,9 @@ from hadelay.api.cluster import Hours, Names, Snapshot
 from hadelay.api.service import HOUR_FILES
 from hadelay.errors import BadRequest, HadelayError, NotFound
 from hadelay.http.answers import NOTHING, Answer
+from hadelay.http.bodies import ITEM
 from hadelay.http.call import Call
 from hadelay.http.routes import Routes
-from hadelay.http.turns import ITEM
 from hadelay.model import hour_from_name
 
 routes = Routes()

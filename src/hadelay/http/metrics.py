@@ -14,7 +14,7 @@ from itertools import accumulate, islice
 from pathlib import Path
 
 from hadelay.api.service import Family, Histogram, Values
-from hadelay.http.turns import RequestTurns
+from hadelay.http.bodies import RequestTurns
 from hadelay.platform.tls import Certificates
 from hadelay.server.service.node import NodeService
 from hadelay.version import VERSION

@@ -77,9 +77,7 @@ class Relay:
             sent.pop("Authorization", None)  # an encrypted token leaves only encrypted
         config = self._config
         timeout = aiohttp.ClientTimeout(
-            total=None,
-            sock_connect=config.no_leader_wait_ms / 1000,
-            sock_read=(wait_ms + config.io_timeout_ms) / 1000,
+            total=None, sock_connect=config.no_leader_wait_ms / 1000, sock_read=(wait_ms + config.io_timeout_ms) / 1000
         )
         self.count += 1
         try:

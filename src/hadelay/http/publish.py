@@ -15,20 +15,11 @@ from hadelay.api.service import Receipts, answered
 from hadelay.api.text import DOTS, LARGEST_MS, SMALLEST_INSTANT_MS, check_new_topic
 from hadelay.codec.meta import Meta, pack
 from hadelay.errors import BadRequest, HadelayError, TooLarge
-from hadelay.http import receipts
+from hadelay.http import options, receipts
 from hadelay.http.answers import JSON, JSON_TYPE, MSGPACK, MSGPACK_TYPE, NDJSON, Answer
 from hadelay.http.batches import slices
 from hadelay.http.call import Call
 from hadelay.http.decoding import media_type
-from hadelay.http.options import (
-    HEADERS,
-    check_idempotency_key,
-    check_traceparent,
-    draft_of,
-    pack_meta,
-    parse_head,
-    when,
-)
 from hadelay.http.routes import Routes
 from hadelay.model import Draft
 
@@ -45,7 +36,7 @@ async def commit(call: Call, drafts: list[Draft], key: bytes | None) -> Receipts
     "POST",
     "/v1/topics/{topic}/messages",
     query=PublishQuery,
-    headers=HEADERS,
+    headers=options.HEADERS,
     returns={201: Published[str], 200: Published[str]},
     errors=(404, 409, 429),
     raw_body=("*/*",),
@@ -55,7 +46,7 @@ async def commit(call: Call, drafts: list[Draft], key: bytes | None) -> Receipts
 async def publish(call: Call) -> Answer:
     """Publish one message; the body is the payload"""
     context, request = call.context, call.request
-    template = parse_head(
+    template = options.parse_head(
         context.config, context.max_delay_ms, call.path["topic"], request.rel_url.raw_query_string, request.raw_headers
     )
     draft = template.with_body(await call.read(context.config.max_body_bytes, "max_body_bytes"))
@@ -81,7 +72,7 @@ async def publish_batch(call: Call) -> Answer:
     keys = request.headers.getall("Idempotency-Key", ())
     if len(keys) > 1:
         raise BadRequest("Idempotency-Key is given twice")
-    request_key = check_idempotency_key(keys[0].encode("utf-8", "surrogateescape")) if keys else None
+    request_key = options.check_idempotency_key(keys[0].encode("utf-8", "surrogateescape")) if keys else None
     limits = call.context.config
     data = await call.read(limits.max_batch_bytes, "max_batch_bytes")
     built, turns = _Drafts(call), call.context.turns
@@ -114,7 +105,9 @@ class _Drafts:
         self.whens: dict[tuple[object, object], tuple[int, bool]] = {}
         self.metas: dict[str, bytes] = {}
         #: Traceparent header for items without a traceparent.
-        self.trace = check_traceparent(call.request.headers.get("traceparent", "").encode("utf-8", "surrogateescape"))
+        self.trace = options.check_traceparent(
+            call.request.headers.get("traceparent", "").encode("utf-8", "surrogateescape")
+        )
         self.plain = pack(Meta(tp=self.trace))
         self.drafts: list[Draft] = []
         #: Refusals of items, by place in the batch.
@@ -172,7 +165,7 @@ class _Drafts:
         # 1, 1.0 and True are one key of a dict; the item's type has refused True.
         times = self.whens.get((delay, at))
         if times is None:
-            times = self.whens[delay, at] = when(self.max_delay_ms, delay, at)
+            times = self.whens[delay, at] = options.when(self.max_delay_ms, delay, at)
         return times
 
     def _one(self, item: Any) -> Draft:
@@ -186,12 +179,12 @@ class _Drafts:
             raise TooLarge(f"a body of {len(body)} bytes; at most {limits.max_body_bytes} are allowed (max_body_bytes)")
         own = item.key, item.on_conflict, item.max_wait, item.tags, item.ttl, item.callback, item.idempotency_key
         if item.meta or item.traceparent is not None or own != _NO_OPTIONS:
-            trace = self.trace if item.traceparent is None else check_traceparent(item.traceparent.encode())
+            trace = self.trace if item.traceparent is None else options.check_traceparent(item.traceparent.encode())
             item.content_type = content_type
-            return draft_of(limits, self.max_delay_ms, item, times, trace, body)
+            return options.draft_of(limits, self.max_delay_ms, item, times, trace, body)
         meta = self.metas.get(content_type)
         if meta is None:
-            meta = self.metas[content_type] = pack_meta(limits, content_type, None, tp=self.trace)
+            meta = self.metas[content_type] = options.pack_meta(limits, content_type, None, tp=self.trace)
         return Draft(item.topic, *times, 0, 0, meta, body)
 
 

@@ -12,7 +12,7 @@ from hadelay.api.publishing import BatchResult
 from hadelay.api.service import Receipts
 from hadelay.api.text import format_instant
 from hadelay.errors import HadelayError
-from hadelay.http.turns import ITEM, RequestTurns
+from hadelay.http.bodies import ITEM, RequestTurns
 from hadelay.model import Draft, encode_id
 
 #: Limit of results encoded in one slice.

@@ -89,12 +89,7 @@ async def due(call: Call) -> Answer:
 
 
 @routes.add(
-    "GET",
-    "/v1/topics/{topic}/due",
-    query=DueQuery,
-    returns={200: Buckets[str]},
-    errors=(404, 422, 503),
-    scope="read",
+    "GET", "/v1/topics/{topic}/due", query=DueQuery, returns={200: Buckets[str]}, errors=(404, 422, 503), scope="read"
 )
 async def topic_due(call: Call) -> Answer:
     """Number of due messages per interval, of one topic"""

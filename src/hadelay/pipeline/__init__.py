@@ -7,8 +7,8 @@
     archive.py     hours to Parquet, with manifests          archived.py deleted hours, from an archive
     lateness.py, load.py, forecast.py   on timing.py         page.py     HTML reports
     publish.py     rows → messages    schedule.py   tables → messages    replay.py   dead letters, due again
-    stream.py      offsets of a stream                       tail.py     a stream into Parquet
-    session.py     find Java, start Spark                    pack.py     packages for executors
+    tail.py        a stream into Parquet                     pack.py     packages for executors
+    session.py     find Java, start Spark
 
 Needs the extra `hadelay[spark]`. Of hadelay, only the command line imports this package.
 """

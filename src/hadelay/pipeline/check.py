@@ -91,9 +91,6 @@ def crc_of(store: Store, files: HourFiles, suffix: str) -> int:
     return crc
 
 
-# ---- references of rows
-
-
 class _Missing(NamedTuple):
     """Rows that refer to something missing."""
 

@@ -146,11 +146,7 @@ def _new(builder: Any, master: str, memory: str, settings: dict[str, str]) -> An
             f"{master or 'SPARK_REMOTE'} is a Spark Connect server, which cannot run the jobs' own tasks on executors. "
             "Use --master local[*], spark://HOST:7077 or spark-submit, and unset SPARK_REMOTE"
         )
-    wanted = {
-        "spark.app.name": "hadelay",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.ui.showConsoleProgress": "false",
-    }
+    wanted = {"spark.app.name": "hadelay", "spark.sql.session.timeZone": "UTC", "spark.ui.showConsoleProgress": "false"}
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # spark-submit has set all of this itself
         if (found := find_java()) is None:
             raise ConfigError(no_java())

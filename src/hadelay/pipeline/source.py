@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -23,8 +23,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from hadelay.errors import BadRequest
-from hadelay.pipeline import batches, stream
-from hadelay.pipeline.hourfiles import Listing
+from hadelay.model import hour_from_name, hour_name
+from hadelay.pipeline import batches
+from hadelay.pipeline.arrow import Split
+from hadelay.pipeline.hourfiles import HourFiles, Listing
 from hadelay.pipeline.schema import KINDS, Options, WriteOptions, check_published, parse_options, parse_write_options
 from hadelay.pipeline.stores import listing, open_store
 from hadelay.storage.locations import absolute
@@ -35,6 +37,13 @@ if TYPE_CHECKING:
 
 #: Spark's own options of a stream, which it passes on.
 _SPARKS = {"checkpointlocation", "queryname"}
+
+#: Rows read of each hour: {"asOf": ms, "hours": {"2026112018": [rows, entries, events, log_bytes], …}, "gone":
+#: {"2026112010": ms}}. `rows` is the position. The other three say what was committed of the hour then, so that the
+#: rows between two offsets are always the same, on any replica. A replica may be behind and list less: an offset never
+#: moves back. An offset keeps a deleted hour for a day, because some replicas may still list it.
+Offset = dict[str, Any]
+_REMEMBERED_MS = 86_400_000
 
 
 class HadelaySource(datasource.DataSource):
@@ -91,6 +100,41 @@ class HadelaySource(datasource.DataSource):
 # ---- readers
 
 
+def advance_offset(start: Offset, listing: Listing, options: Options, most: int | None = None) -> Offset:
+    """The offset after all listed rows, or after the next `most` rows, oldest hours first; `start` itself if there are
+    no new rows."""
+    known: dict[str, list[int]] = start.get("hours", {})
+    hours, left = dict(known), most
+    for files in sorted(listing.hours):
+        name = hour_name(files.hour)
+        have = known[name][0] if name in known else 0
+        new = (files.entries if options.kind == "messages" else files.events) - have
+        new = new if left is None else min(new, left)
+        if new > 0 and options.takes(files.hour):
+            hours[name] = [have + new, files.entries, files.events, files.log_bytes]
+            left = None if left is None else left - new
+    if hours == known:
+        return start
+    as_of_ms = max(start.get("asOf", 0), listing.as_of_ms)
+    missing = known.keys() - {hour_name(files.hour) for files in listing.hours}
+    gone = {name: start["gone"].get(name, as_of_ms) for name in sorted(missing)}
+    for name in [name for name, since_ms in gone.items() if as_of_ms - since_ms > _REMEMBERED_MS]:
+        del hours[name], gone[name]
+    return {"asOf": as_of_ms, "hours": hours, "gone": gone}
+
+
+def splits_between(start: Offset, end: Offset, options: Options) -> list[Split]:
+    """Splits of the rows between two offsets."""
+    known: dict[str, list[int]] = start.get("hours", {})
+    found = []
+    for name, (stop, entries, events, log_bytes) in end.get("hours", {}).items():
+        files = HourFiles(hour_from_name(name), entries, events, log_bytes)
+        first = known[name][0] if name in known else 0
+        for at in range(first, stop, options.split_rows):
+            found.append(Split(files, at, min(at + options.split_rows, stop), end["asOf"]))
+    return found
+
+
 class _Reads:
     def __init__(self, options: Options, schema: StructType) -> None:
         self.options, self.columns = options, schema.fieldNames()
@@ -114,7 +158,7 @@ class _StreamReader(_Reads, datasource.DataSourceStreamReader, SupportsTriggerAv
     #: With availableNow: the listing at the start of the query.
     listed: Listing | None = None
 
-    def initialOffset(self) -> stream.Offset:
+    def initialOffset(self) -> Offset:
         return {}
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -124,12 +168,12 @@ class _StreamReader(_Reads, datasource.DataSourceStreamReader, SupportsTriggerAv
     def prepareForTriggerAvailableNow(self) -> None:
         self.listed = listing(self.store, self.options)
 
-    def latestOffset(self, start: stream.Offset, limit: ReadLimit) -> stream.Offset:
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         found = self.listed or listing(self.store, self.options)
-        return stream.advance(start, found, self.options, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+        return advance_offset(start, found, self.options, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
 
-    def partitions(self, start: stream.Offset, end: stream.Offset) -> list[InputPartition]:
-        return [InputPartition(split) for split in stream.between(start, end, self.options)]
+    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+        return [InputPartition(split) for split in splits_between(start, end, self.options)]
 
 
 # ---- writers
