@@ -72,7 +72,7 @@ class Checkpoints:
         self.bytes_since = 0
         self._unchecked = 0
         self._last = raft.runtime.monotonic()
-        self._space, self._ends_soon = True, False
+        self.has_space, self._ends_soon = True, False
         #: Free bytes on the fuller of both disks, as of the last look.
         self.free_bytes = 0
         self.count = 0
@@ -81,10 +81,13 @@ class Checkpoints:
         self.finished = self._last
 
     def start(self) -> None:
-        self._tick()
-
-    def has_space(self) -> bool:
-        return self._space
+        """Look at the free space, and at the time since the last checkpoint, now and from now on."""
+        if self._raft.stopped:
+            return
+        self._look_for_space()
+        if self._runtime.monotonic() - self._last >= self.config.checkpoint_interval_ms / 1000 * self._part:
+            self.begin()
+        self._raft.call_later(_TICK_S, self.start)
 
     def applied(self, size: int) -> None:
         self.bytes_since += max(size, _ENTRY_BYTES)
@@ -126,23 +129,15 @@ class Checkpoints:
     def _look_for_space(self) -> None:
         self._unchecked = 0
         self.free_bytes = min(self._disk.free(directory)[0] for directory in self._directories)
-        if self._space != (self.free_bytes >= self.config.min_free_bytes):
-            self._space = not self._space
+        if self.has_space != (self.free_bytes >= self.config.min_free_bytes):
+            self.has_space = not self.has_space
             log.log(
-                logging.INFO if self._space else logging.WARNING,
-                "space_enough" if self._space else "space_low",
+                logging.INFO if self.has_space else logging.WARNING,
+                "space_enough" if self.has_space else "space_low",
                 extra={"free_bytes": self.free_bytes, "min_free_bytes": self.config.min_free_bytes}
-                | ({} if self._space else {"next": _REFUSES}),
+                | ({} if self.has_space else {"next": _REFUSES}),
             )
             self._on_space()
         ended_soon, self._ends_soon = self._ends_soon, self.free_bytes < self.config.min_free_bytes // _LAST_PART
         if self._ends_soon and not ended_soon:
             log.error("space_nearly_gone", extra={"free_bytes": self.free_bytes, "next": ENDS})
-
-    def _tick(self) -> None:
-        if self._raft.stopped:
-            return
-        self._look_for_space()
-        if self._runtime.monotonic() - self._last >= self.config.checkpoint_interval_ms / 1000 * self._part:
-            self.begin()
-        self._raft.call_later(_TICK_S, self._tick)

@@ -156,7 +156,7 @@ class Node:
         self.repairer.repair_entry(hour, index, lambda: self.dispatcher.repaired(hour))
 
     def _me(self) -> PeerStatus:
-        has_space = self.checkpoints.has_space()
+        has_space = self.checkpoints.has_space
         return PeerStatus(self.name, self.config.advertise, VERSION, FEATURE_LEVEL, self.raft.applied_index, has_space)
 
     # ---- raft.ports.Machine

@@ -75,7 +75,10 @@ class Peers:
         link.handlers["hello"] = self._hear
 
     def start(self) -> None:
-        self._tell()
+        """Send notes now and from now on, once a second."""
+        self.tell()
+        self._changed()
+        self.runtime.call_later(_INTERVAL_S if self.clock.ready else _IMPATIENT_S, self.start)
 
     def set_members(self, names: Iterable[str], voters: Iterable[str]) -> None:
         """Set the nodes to exchange notes with, this node included, and those of them that vote."""
@@ -108,11 +111,6 @@ class Peers:
         for name in self.peers:
             if name != me.name:
                 self._send(name)
-
-    def _tell(self) -> None:
-        self.tell()
-        self._changed()
-        self.runtime.call_later(_INTERVAL_S if self.clock.ready else _IMPATIENT_S, self._tell)
 
     def no_space(self) -> str:
         """Why the leader refuses publishes; empty while all live nodes have space."""

@@ -187,7 +187,7 @@ def ready_checks(node: Node) -> list[CheckOut]:
             f"incarnation {raft.journal.incarnation} votes",
             "a new incarnation, which neither votes nor counts yet",
         ),
-        ("space", node.checkpoints.has_space(), free, f"{free}: less than storage.min_free_bytes"),
+        ("space", node.checkpoints.has_space, free, f"{free}: less than storage.min_free_bytes"),
     ]
     if node.raft.elections.draining:
         undo = "hadelay cluster drain --undo brings it back into traffic"
