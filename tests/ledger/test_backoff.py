@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hadelay.ledger.backoff import Backoff, waits_ms
+from hadelay.ledger.leases import Backoff, waits_ms
 from hadelay.settings.topic import Exponential
 
 S, M = 1_000, 60_000

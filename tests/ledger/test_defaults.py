@@ -12,8 +12,8 @@ import pytest
 from hadelay.codec import commands
 from hadelay.codec.results import Done, Refused
 from hadelay.ledger import checkpoint
-from hadelay.ledger.backoff import waits_ms
 from hadelay.ledger.describe import describe
+from hadelay.ledger.leases import waits_ms
 from hadelay.ledger.state import Ledger
 from hadelay.model import HOUR_MS, State
 from hadelay.settings.topic import DEFAULTS_OF, NEWEST_DEFAULTS, WEBHOOK_FLOOR_MS, Exponential

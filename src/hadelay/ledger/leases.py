@@ -5,6 +5,7 @@ filed anew. So an entry is leased at most once, and "not leased since" is "this 
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,6 @@ from hadelay.codec.commandtypes import SettleLeases
 from hadelay.codec.formats import I64, INDEX, MAX_NACK_DELAY_MS, NO_REASON, NODE, REASON, REASON_BITS, U32, Rows
 from hadelay.codec.results import ExpireResult, LeaseOutcome, LeaseResult, Refused
 from hadelay.ledger import ttl
-from hadelay.ledger.backoff import waits_ms
 from hadelay.ledger.dead import die
 from hadelay.ledger.grants import HeldGrant
 from hadelay.ledger.hourstate import groups
@@ -34,9 +34,15 @@ from hadelay.ledger.transitions import (
     settle,
 )
 from hadelay.model import DEAD_HOURS, HOUR_MS, NONE32, Event
-from hadelay.settings.topic import WEBHOOK_FLOOR_MS
+from hadelay.settings.topic import WEBHOOK_FLOOR_MS, Exponential
 from hadelay.version import ACK_OF_THIS_LIFE, UNCOUNTED, WEBHOOK_FLOOR
 
+Backoff = tuple[int, ...] | Exponential
+
+#: Limit of steps of a backoff: the highest INDEX.attempt (ledger/transitions.py).
+_MAX_STEPS = 65_534
+#: Unit of the jitter of a backoff: 1 / _PARTS of the wait.
+_PARTS = 1 << 20
 #: Limit of bytes that EXPIRE and NACK copy into other hours in one apply; further messages stay leased until the next.
 MOVE_BYTES = 4 << 20
 #: Cost of a message besides its copy, in such bytes.
@@ -307,3 +313,41 @@ def apply_expire(ledger: Ledger, command: list[tuple[int, int]]) -> ExpireResult
         if grant.left:
             result.held.append(key)
     return result
+
+
+def waits_ms(backoff: Backoff, attempts: NDArray[np.uint16], ids: NDArray[np.uint64]) -> I64:
+    """The wait before the retry that follows each of these failed attempts (from 1), in ms.
+
+    Every node computes the same milliseconds. So the waits of an exponential backoff are a table made by multiplication
+    (IEEE 754 defines the result; nothing defines that of `pow`), and the jitter is a hash of message id and attempt."""
+    steps = _steps(backoff)
+    waits: I64 = steps[np.minimum(attempts.astype(np.int64), len(steps)) - 1]
+    parts = round(backoff.jitter * _PARTS) if isinstance(backoff, Exponential) else 0
+    if not parts:
+        return waits
+    spread = waits * parts // _PARTS
+    some: I64 = (_mixed(ids, attempts) % (spread.astype(np.uint64) + np.uint64(1))).astype(np.int64)
+    return waits + some if isinstance(backoff, Exponential) and backoff.longer else waits - some
+
+
+@lru_cache(maxsize=1024)
+def _steps(backoff: Backoff) -> I64:
+    """The wait after attempt 1, 2, …; the last one repeats."""
+    if not isinstance(backoff, Exponential):
+        return np.array(backoff or (0,), np.int64)
+    waits: list[int] = []
+    wait = float(backoff.min_ms)
+    while wait < backoff.max_ms and len(waits) < _MAX_STEPS and (backoff.factor > 1 or not waits):
+        waits.append(int(wait))
+        wait *= backoff.factor
+    return np.array([*waits, min(int(wait), backoff.max_ms)], np.int64)
+
+
+def _mixed(ids: NDArray[np.uint64], attempts: NDArray[np.uint16]) -> NDArray[np.uint64]:
+    """SplitMix64 of both: neighbours get unrelated waits."""
+    x: NDArray[np.uint64] = (attempts.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    x += ids.astype(np.uint64)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    return x
