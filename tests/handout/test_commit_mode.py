@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from hadelay.codec.commands import encode_audited, encode_purge, encode_topic_delete, encode_topic_put
+from hadelay.codec.commands import encode_ack, encode_audited, encode_purge, encode_topic_delete, encode_topic_put
 from hadelay.codec.commandtypes import MAX_SEQ, Command
 from hadelay.codec.results import LeaseOutcome
 from hadelay.errors import Conflict, LimitReached, NoLeader, OutcomeUnknown, Overloaded
@@ -198,6 +198,21 @@ def test_the_same_request_gets_the_same_grant(desk: Desk) -> None:
     third = desk.poll(consumer="x", request=b"1")
     desk.run(10)
     assert desk.answer(third).names == ["d"]  # type: ignore[union-attr]
+
+
+def test_the_same_request_gets_nothing_that_is_acked_meanwhile(desk: Desk) -> None:
+    desk.publish("a", "b", "c")
+    first = desk.poll(consumer="x", request=b"1")
+    desk.run(10)
+    received = desk.answer(first)
+    assert received is not None
+    outcomes: list[int] = []
+    # The leader finds "b" leased when it proposes to renew; the ack is before that in the log.
+    desk.ask(encode_ack("n1", received.leases("b")), lambda result, error: outcomes.extend(result.outcomes.tolist()))
+    again = desk.poll(consumer="x", request=b"1")
+    desk.run(10)
+    assert outcomes == [LeaseOutcome.DONE]
+    assert desk.answer(again).names == ["a", "c"]  # type: ignore[union-attr]
 
 
 def test_the_same_request_replaces_a_waiting_one(desk: Desk) -> None:

@@ -55,6 +55,19 @@ def test_retention_is_configured_but_never_less_than_two_hours_past() -> None:
     assert START_HOUR not in desk.store.hours()
 
 
+def test_the_retention_counts_from_the_last_settlement() -> None:
+    desk = Desk(retention=RetentionConfig(settled_ms=2 * HOUR_MS), checking=False)
+    desk.lead()
+    desk.publish("a", at=1_000)
+    desk.run_to(10 * HOUR_MS)
+    desk.consume()
+    desk.run_to(12 * HOUR_MS - 1_000)
+    assert desk.delivered() == ["a"]
+    assert START_HOUR in desk.store.hours()
+    desk.run_to(12 * HOUR_MS + 60_000)
+    assert START_HOUR not in desk.store.hours()
+
+
 def test_a_long_lease_does_not_make_it_propose_for_ever() -> None:
     desk = Desk(checking=False, retention=RetentionConfig(carry_ms=2 * HOUR_MS))
     desk.lead()

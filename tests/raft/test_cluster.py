@@ -280,6 +280,29 @@ def test_a_cut_off_leader_confirms_no_read():
     assert isinstance(theirs[0], NoLeader)
 
 
+def test_an_answer_to_a_heartbeat_from_before_a_read_does_not_confirm_it():
+    lone = Lone()
+    lone.lead()
+    node = lone.node
+    lone.answer("n2", node.last_index)
+    assert node.commit_index == node.last_index
+    sent = node.replication.round
+    answers = outcome(node.read_index)
+    lone.run(0.001)
+
+    def heard(round: int) -> None:
+        reply = messages.encode_append_reply(messages.OK, node.term, node.last_index, 0, round)
+        node.frame("n2", reply)
+        lone.run(0.001)
+
+    # This answer may have been on its way for long, and n2 may follow another leader by now.
+    heard(sent)
+    assert not answers
+    assert node.replication.round > sent
+    heard(node.replication.round)
+    assert answers == [None]
+
+
 def test_reads_share_one_round():
     cluster = Cluster()
     leader = cluster.leader()
