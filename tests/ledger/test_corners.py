@@ -16,7 +16,7 @@ from hadelay.codec.results import LeaseOutcome, Refused, RowCode, TargetOutcome
 from hadelay.ledger.describe import describe
 from hadelay.ledger.keys import find_key
 from hadelay.ledger.topicchanges import DEAD, MAX_MARKS, READY, SCHEDULED
-from hadelay.model import DEAD_HOURS, Draft, State
+from hadelay.model import DEAD_HOURS, HOUR_MS, Draft, State
 from hadelay.settings.cluster import Settings
 from tests.ledger.world import START_MS, World, draft, leases
 
@@ -78,6 +78,20 @@ def test_two_purges_of_dead_letters_in_one_ms() -> None:
     second = dies(world)
     purge(world, DEAD)
     assert world.states(second) == ["gone"]
+
+
+def test_a_letter_that_was_purged_is_not_counted_again_when_its_hour_goes() -> None:
+    world = failing_once()
+    dies(world)
+    purge(world, DEAD)
+    kept = dies(world)
+    topic = world.ledger.topic("t")
+    assert topic is not None
+    (hour,) = (hour for hour in world.store.hours() if hour >= DEAD_HOURS)
+    world.now += topic.settings.dead_retention_ms + HOUR_MS
+    assert topic.dead == 1
+    world.maintain(Job.DROP_DEAD, hour)
+    assert (world.states(kept), topic.dead) == (["gone"], 0)
 
 
 def test_a_purge_of_dead_letters_in_the_ms_in_which_a_redrive_began() -> None:

@@ -510,6 +510,29 @@ def test_what_another_node_asked_of_a_leader_goes_nowhere_when_it_leads_no_more(
     assert len(own) == 2
 
 
+def test_another_nodes_batch_is_not_tried_again_when_a_part_of_it_is_stored(world: World) -> None:
+    timers, wire, batcher = world
+    wire.leads = 4
+    handlers: dict[str, Any] = {}
+    dispatcher = SimpleNamespace(
+        before_settlement=lambda: None, settling=lambda command: command, in_order=lambda command, done: done
+    )
+    leadership: Any = SimpleNamespace(
+        leading=4, group_commit=batcher, dispatcher=dispatcher, link=SimpleNamespace(handlers=handlers),
+        peers=SimpleNamespace(full=[], no_space=lambda: ""),
+    )  # fmt: skip
+    Publishing(leadership, Guard(), lambda drafts, key: False, 50_000)
+    replies = Answers()
+    handlers["submit"]("n2", [encode_publish("n2", [draft(b"x" * 6_000)], None) for _ in range(2)], replies)
+    timers.turn()
+    assert [wire.rows(0), wire.rows(1)] == [[1], [1]]
+    wire.commit(0)
+    wire.leads = 0
+    wire.sent[1][1](None, NoLeader("deposed"))
+    timers.later()
+    assert [type(answer) for answer in replies] == [OutcomeUnknown]
+
+
 def test_held_during_a_transfer_then_sent(world: World) -> None:
     timers, wire, batcher = world
     batcher.hold(True)

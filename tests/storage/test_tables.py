@@ -80,6 +80,8 @@ def test_layers_read_as_one_dict(steps: list[tuple]) -> None:
             assert {k: v for k in b"abcde" if (v := tables.get(name, k.to_bytes()))} == {
                 k[0]: v for k, v in rows.items() if v
             }
+            names = [k.to_bytes() for k in b"abcde"]
+            assert tables.get_many(name, names) == [rows.get(k) for k in names]
 
 
 KEYS = [b"a", b"b", b"c", b"d", b"e", b"f"]
