@@ -248,7 +248,7 @@ class Traffic:
             if now - asked < _SURE_S:
                 self.history.record("moved", n=n, t=now, due_ms=unix_ms(told.deliver_at))
 
-    # # look-ups and redrives
+    # look-ups and redrives
 
     async def look_up(self, client: AsyncClient, message_id: str) -> tuple[str, int | None]:
         """Look up the state of a message and the end of its TTL."""

@@ -38,8 +38,9 @@ _STALL_S = 0.25
 _FETCHED = 10_000_000
 #: Exit code of a node that ended itself.
 _FATAL = 70
-#: Limit of owed messages per look: most settle before chaos has to look them up.
-_AT_A_LOOK = 50
+#: Limit of owed messages per look, and of concurrent look-ups. Consumers that fell behind leave thousands of messages
+#: that only their TTL has ended: all of these have to be looked up within the drain.
+_AT_A_LOOK, _TOGETHER = 1_000, 32
 #: Limit of single look-ups: a run that loses more messages needs no longer list.
 _ASKED_FOR = 1_000
 Say = Callable[[str], None]
@@ -89,7 +90,7 @@ class Run:
                 await self.traffic.close()
                 await asyncio.gather(watch, return_exceptions=True)
 
-    # # watching
+    # watching
 
     async def _get(self, name: str, path: str) -> tuple[int, Any]:
         async with self._http.get(self.cluster.urls[name] + path) as answer:
@@ -189,7 +190,7 @@ class Run:
             await asyncio.sleep(_LOOK_S)
         self.cluster.founded()
 
-    # # faults
+    # faults
 
     async def _break(self, kinds: list[str]) -> None:
         clocks = len(self.cluster.names) if self.cluster.slow else 1
@@ -343,7 +344,7 @@ class Run:
         self._lame = set(waiting)
         self.history.record("recovered", t=self.history.clock(), s=took_s, why=why)
 
-    # # the end
+    # the end
 
     async def _settle(self) -> None:
         self.say(f"{self.history.clock():7.1f} s  healed; what is owed is handed out")
@@ -355,13 +356,17 @@ class Run:
         client = self.traffic.client()
         while (owed := self._owed()) and self.history.clock() < end:
             await asyncio.sleep(_DRAIN_LOOK_S)
-            for message_id in sorted(owed & self._owed())[:_AT_A_LOOK]:
-                await self._ask_for(client, message_id)
+            await self._ask_for_all(client, sorted(owed & self._owed())[:_AT_A_LOOK])
         self.history.record("drained", t=self.history.clock())
-        for message_id in sorted(self._owed())[:_ASKED_FOR]:
-            await self._ask_for(client, message_id, at_last=True)
+        await self._ask_for_all(client, sorted(self._owed())[:_ASKED_FOR], at_last=True)
         await asyncio.to_thread(self._compare)
         await self._count()
+
+    async def _ask_for_all(self, client: AsyncClient, ids: list[str], *, at_last: bool = False) -> None:
+        for first in range(0, len(ids), _TOGETHER):
+            await asyncio.gather(
+                *(self._ask_for(client, one, at_last=at_last) for one in ids[first : first + _TOGETHER])
+            )
 
     async def _ask_for(self, client: AsyncClient, message_id: str, *, at_last: bool = False) -> None:
         """Look up a message without a confirmed ack. Before the end of the run, the message may still be handed out."""

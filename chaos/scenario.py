@@ -330,7 +330,7 @@ def _with_amount(fault: Fault) -> Fault:
     return msgspec.structs.replace(fault, **{amount[0]: amount[1]})
 
 
-# # --- TOML with line numbers, for scenarios and cluster files
+# --- TOML with line numbers, for scenarios and cluster files
 
 
 def read_struct(path: Path, kind: type[T]) -> tuple[T, dict[str, int]]:
