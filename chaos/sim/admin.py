@@ -73,7 +73,8 @@ class AdminClient(Client):
         if self.good:
             if self.history.slowed:
                 self._configure(dict.fromkeys(name for slow in _SLOW for name in slow))
-            # What died is redriven in the end, whatever else is left out: that much is owed.
+            # Dead letters of this topic are redriven in the drain even if this client is left out of the run: consumers
+            # are owed them.
             self._look()
         elif self.cluster.parts.take(part):
             if self.slows and rng.random() < 0.3:
@@ -99,7 +100,7 @@ class AdminClient(Client):
         self.ask(lambda service: service.topics.put_topic(self.topic, config, Actor()), replied)
 
     def _manage(self) -> None:
-        """A topic that nobody uses: set up, rightly or wrongly, and deleted."""
+        """Create, configure (validly or not) and delete a topic without messages."""
 
         def replied(result: Any, error: HadelayError | None) -> None:
             self.history.count("topic refused", error is not None and not error.retryable)
@@ -170,7 +171,8 @@ class AdminClient(Client):
 
 
 class Reader(Client):
-    """Asks any node what became of a message, and pages through a topic: what was answered before it asked is there."""
+    """Client that looks messages up at any node and pages through a topic: messages confirmed before the request are
+    there."""
 
     def start(self) -> None:
         self.stopped = not self.cluster.parts.take(self.name)
@@ -203,7 +205,7 @@ class Reader(Client):
             if error is not None:
                 self.history.count(f"read {error.type}")
                 return
-            # After hours what ended may be gone.
+            # After hours, the cluster may have forgotten messages that ended.
             unknown = not found and not self.history.slept and not self.history.meant("purge", message, number)
             text = f"{process.name} knows nothing of message {message.number}, which was answered as stored before"
             self.cluster.decide("stale read", unknown, text, number)
@@ -211,7 +213,7 @@ class Reader(Client):
         self.door.ask(process, read, replied)
 
     async def _page(self, service: NodeService, topic: str, listed: State) -> None:
-        """All pages: each begins behind the one before, and has no message twice."""
+        """Read all pages: each page begins after the page before, and no message appears twice."""
         after: Key | None = FIRST
         while after is not None:
             ask = ListRequest(frozenset({listed}), 0, 1 << 52, (), after, 7)

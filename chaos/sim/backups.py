@@ -30,23 +30,24 @@ from hadelay.storage.backup import Archive, LocalBackups
 
 
 class Backups(Client):
-    """An operator with a disk of his own. His event waits for each answer, while the world goes on."""
+    """Operator who makes backups on a separate disk. The operator's event waits for each answer, while the world goes
+    on."""
 
     def __init__(self, cluster: SimCluster) -> None:
         super().__init__(cluster, "backup")
         self.disk = SimDisk(random.Random(f"{cluster.seed} backup disk"), record=self.world.record)
         self.archive = Archive(LocalBackups(self.disk, "/backup"))
-        #: When the snapshot of an index was asked for and answered; index of the last backup made, and tries left.
+        #: Times of request and answer of the snapshot of each index; index of the last backup; remaining tries.
         self.points: dict[int, tuple[float, float]] = {}
         self.made, self.tries = 0, 0
 
     def back_up(self) -> None:
-        """An event: make a backup; or let the one under way have more tries."""
+        """Event: make a backup, or allow the running backup more tries."""
         idle, self.tries = not self.tries, 8
         while idle and self.tries:
             while (process := self.cluster.any_process(self.random)) is None:
                 self.world.run_for(0.1)
-            self.disk.power_cut()  # between any two tries
+            self.disk.power_cut()  # a crash may come between two tries
             try:
                 self.archive.files.prepare()
                 self.made = Copying(self.archive, partial(self._call, process), inf, hidden=True).run(keep=2)["index"]
@@ -59,7 +60,7 @@ class Backups(Client):
                 self.tries -= 1
 
     def _call(self, process: Process, method: str, url: str, **more: Any) -> Any:
-        """What cli.remote.call returns for a request about snapshots."""
+        """Stand-in for cli.remote.call: answers requests about snapshots."""
         self.world.run_for(self.random.uniform(0.0, 0.01))
         name = {"POST": "open_snapshot", "GET": "read_snapshot", "DELETE": "release_snapshot"}[method]
         args: list[Any] = [*map(unquote, url.split("/")[3:])]
@@ -77,7 +78,7 @@ class Backups(Client):
         return msgspec.to_builtins(result, builtin_types=(bytes,))
 
     def restored(self) -> SimCluster:
-        """A cluster in a world of its own whose nodes were restored from the last backup that was made."""
+        """Start a cluster in a new world; its nodes are restored from the last backup."""
         self.disk.power_cut()
         backup, old, hours = self.archive.read(self.made), self.cluster, self.random.choice((0, 0, 0, 1, 30))
         began, ended = self.points[backup.index]
@@ -104,7 +105,8 @@ class Backups(Client):
 
 
 def _compare(cluster: SimCluster, node: Node) -> None:
-    """What waits, and never was handed out, has the id, time and body that clients know. (I1: nothing is missing.)"""
+    """Check that each waiting message that was never handed out has the id, time and body that clients know. (I1 checks
+    that none is missing.)"""
     for m in cluster.history.messages:
         found = describe(node.ledger, m.id, body=True) if m.id is not None else None
         if (
@@ -118,8 +120,9 @@ def _compare(cluster: SimCluster, node: Node) -> None:
 
 
 def _known(old: History, began: float, ended: float) -> History:
-    """What was answered before `began`, which a backup has, and asked for by `ended`, which it may have. Messages that
-    may be missing have no id. Attempt 0: later grants are lost, and repeated."""
+    """History of the messages in the backup: requests answered before `began` are in it; requests sent by `ended`
+    may be in it. Messages that may be missing have no id. Attempt 0: grants after the backup are lost, and attempts
+    repeat."""
     acks = {h.id: replace(h, attempt=0, nack_invoked=0.0) for h in old.hand_outs if (h.ack_invoked or inf) < ended}
     for h in acks.values():
         h.acked = h.acked if (h.acked or inf) < began else None
@@ -129,7 +132,7 @@ def _known(old: History, began: float, ended: float) -> History:
         m.cancel_invoked = m.cancel_invoked if (m.cancel_invoked or inf) < ended else None
         if (m.stored or inf) >= began:
             m.id, m.stored, m.refused = None, None, True
-        elif old.moved(m):  # perhaps after the backup
+        elif old.moved(m):  # may have happened after the backup
             m.deliver_at_ms, m.unsure = NEVER_MS, True
     orders = [replace(order, answered=None) for order in old.orders if order.invoked < ended]
     return replace(old, messages=messages, hand_outs=[*acks.values()], orders=orders, second_ids=[], limited=None)

@@ -28,7 +28,7 @@ from chaos.sim.mutations import MUTATIONS, broken
 from chaos.sim.nemesis import FAMILIES
 from chaos.sim.run import Report, run_seed
 
-#: `--only` this: no part at all.
+#: Value of `--only` for a run without any part.
 NOTHING = "nothing"
 #: Number of seeds per line of the log file.
 _BLOCK = 100
@@ -38,14 +38,14 @@ TRIES = 250
 
 @dataclass
 class Wish:
-    """Options of every run. only: the parts that are done (workload.Parts), None for all."""
+    """Options of each seed's run. only: parts to run (workload.Parts); None for all."""
 
     mutation: str = ""
     only: frozenset[str] | None = None
     shrink: bool = False
     #: A family of faults that every run has.
     fault: str = ""
-    #: Raft alone (chaos/sim/raftsim.py).
+    #: True: simulate only Raft (chaos/sim/raftsim.py).
     raft: bool = False
 
     def run(self, seed: int) -> Report:
@@ -64,7 +64,7 @@ class Wish:
             return shrink(report, run) if self.shrink and report.failure else report
 
     def replay(self, seed: int | str, parts: Sequence[str] | None = None) -> str:
-        """The command that runs it again. parts: of a run from which others were left out."""
+        """Command that repeats the seed's run. parts: the parts to run, if others were left out."""
         command = f"python -m chaos sim --seed {seed}"
         if self.mutation:
             command += f" --mutation {self.mutation}"
@@ -81,7 +81,7 @@ class Totals:
 
     seeds: int = 0
     simulated_s: float = 0.0
-    #: Seconds of computing, all cores together.
+    #: Processor time of all runs, in seconds.
     wall_s: float = 0.0
     messages: int = 0
     hand_outs: int = 0
@@ -118,7 +118,7 @@ class Totals:
 
 
 class Log:
-    """A file with a line of JSON per block of seeds: what is in it need not run again."""
+    """Log file with one line of JSON per block of seeds; seeds in the file are not run again."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path) if path else None
@@ -140,7 +140,7 @@ class Log:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The exit code of `python -m chaos sim …`; wrong options end the process with a message."""
+    """Exit code of `python -m chaos sim …`; invalid options end the process with a message."""
     parameter = Parameter(negative="")
     app = App(name="python -m chaos sim", help_format="plaintext", default_parameter=parameter, version_flags=[])
     app.default(sim)
@@ -251,8 +251,8 @@ def _drop(*_: object) -> NoReturn:
 
 
 def _quiet() -> None:
-    # A run makes a lot of garbage that only ends with it; collecting in between costs a tenth of the time. What was
-    # imported stays.
+    # Switch the garbage collector off: objects live until the end of a run, and collecting during the run costs a tenth
+    # of the time. Imported modules are frozen.
     gc.disable()
     gc.freeze()
     logging.disable(logging.CRITICAL)
@@ -275,7 +275,8 @@ def story(report: Report, wish: Wish | None = None) -> str:
 
 
 def shrink(whole: Report, run: Callable[[frozenset[str]], Report], tries: int = TRIES) -> Report:
-    """The report of the smallest run found that breaks the same promise, else `whole`. run(only): the same seed again.
+    """Report of the smallest run that breaks the same promise, or `whole`. run(only): repeats the seed with these
+    parts.
 
     Delta debugging (Zeller and Hildebrandt, 2002) over the parts of a run (workload.Parts): strikes of the nemesis
     (`f3`), batches of a producer (`p1.7`), consumers but the first (`c2`), acts of the administrator (`admin.4`). What
@@ -292,7 +293,7 @@ def shrink(whole: Report, run: Callable[[frozenset[str]], Report], tries: int = 
         report = run(frozenset(parts))
         if _promise(report) != _promise(whole):
             return False
-        # Some of them do not come up any more.
+        # Some parts no longer occur in the smaller run.
         report.parts = [part for part in report.parts if part in parts]
         best = report
         return True
@@ -320,7 +321,7 @@ def shrink(whole: Report, run: Callable[[frozenset[str]], Report], tries: int = 
 
 
 def _kind(part: str) -> str:
-    """Strikes, one client, …: first without all of a kind."""
+    """Kind of a part (strikes, one client, …): shrink drops all parts of a kind first."""
     return re.sub(r"\.?\d*$", "", part) if part.startswith(("f", "admin")) else part.partition(".")[0]
 
 

@@ -38,7 +38,7 @@ from hadelay.settings.node import Config, RaftSettings
 
 #: One entry in so many has its results compared between nodes, too.
 _SAMPLE = 16
-#: Share of runs that have a fuzz client.
+#: Share of runs with a fuzz client.
 FUZZED = 0.2
 #: The share of runs in which brief syncs run on the loop; and the shortest of them that counts as a stall (seconds).
 BRIEF, STALL_S = 0.4, 0.15
@@ -49,38 +49,38 @@ class Watch(Machines):
 
     def __init__(self, world: SimWorld, names: tuple[str, ...], profile: NetworkProfile | None, **more: Any) -> None:
         super().__init__(world, names, profile, quiet_s=RaftSettings().election_min_ms / 1000, **more)
-        #: The receiver of the limited topic's webhook; None: it has none.
+        #: Receiver of the limited topic's webhook; None: the topic has no webhook.
         self.receiver: Receiver | None = None
         #: First application of each index, by any node: (term, crc of entry, crc of results).
         self.applied: dict[int, tuple[int, int, int]] = {}
-        #: The entries themselves: when they were first applied, where, and what.
+        #: Applied entries: time and node of the first application, and content.
         self.entries: dict[int, tuple[float, str, bytes]] = {}
-        #: When a grant was first applied, its cluster time, and the term it was committed in.
+        #: Grants: time of the first application, cluster time, and term of the entry.
         self.grants: dict[tuple[int, int], tuple[float, int, int]] = {}
-        #: When leases that were extended end: (term, seq, position) → cluster time.
+        #: End of each extended lease: (term, seq, position) → cluster time.
         self.extended: dict[tuple[int, int, int], int] = {}
-        #: When an entry of that term was first applied.
+        #: Time of the first applied entry of each term.
         self.term_began: dict[int, float] = {}
-        #: When an entry was proposed; (true seconds, now_ms) of those that were committed.
+        #: Times of proposals; (true seconds, now_ms) of committed entries.
         self.proposed: dict[bytes, float] = {}
         self.stamps: list[tuple[float, int]] = []
-        #: When a new leader was first seen.
+        #: Time at which each new leader was first seen.
         self.elected: list[float] = []
-        #: When the cluster switched to the feature level of this code.
+        #: Time at which the cluster switched to the feature level of this code.
         self.switched = float("inf")
-        #: When cluster time was taken from the wall clocks, because no node knew it any more.
+        #: Times at which cluster time was taken from the wall clocks, because no node knew cluster time any more.
         self.cold_starts: list[float] = []
         #: Largest error of a node that learned cluster time only from slow answers.
         self.doubt_ms = 0.0
 
     def _observe(self, process: Process, node: Node) -> None:
-        """Every apply of every node goes through here."""
+        """Observe one apply of one node."""
         machine = node.raft.machine
         apply = machine.apply
 
         def observed(index: int, term: int, command: bytes) -> Any:
             results = apply(index, term, command)
-            # Results are costly to compare, and equal states give equal ones: a sample is enough.
+            # Compare results of a sample of the entries: comparing is slow, and equal states give equal results.
             mark = (term, zlib.crc32(command), 0 if index % _SAMPLE else zlib.crc32(pickle.dumps(results)))
             first = self.applied.setdefault(index, mark)
             if first is mark:
@@ -154,7 +154,7 @@ class Watch(Machines):
         self.decide("I14 durability, majority", not stored, text)
 
     def _note_leases(self, command: Any, kind: int, result: LeaseResult) -> None:
-        """Leases that were extended, and webhooks' leases that ended with an ack."""
+        """Record extended leases, and webhooks' leases that ended with an ack."""
         if kind == Command.SETTLE:
             kind, command = command
         for row, outcome in zip(command.rows.tolist(), result.outcomes, strict=True):
@@ -169,7 +169,7 @@ class Watch(Machines):
             self.elected.append(self.world.now)
 
     def _watch_members(self, name: str, raft: RaftNode) -> None:
-        """I13: majorities go by lists of the members that are in the log."""
+        """I13: check that majorities are counted by member lists that are in the log."""
         if raft.applier.installing:
             return  # the state may come from a snapshot whose log is not installed yet
         at, members = raft.machine.members()
@@ -185,7 +185,7 @@ class Watch(Machines):
 
 
 class SimCluster(Watch):
-    """See the module."""
+    """Nodes of one simulated cluster, with their machines, network and processes."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class SimCluster(Watch):
         restart: bool = True,
         only: frozenset[str] | None = None,
     ) -> None:
-        #: Brief syncs run on the loop, as in the real runtime: a slow one holds its node up.
+        #: Brief syncs run on the event loop, as in the real runtime: a slow sync stalls its node.
         brief = random.Random(f"{seed} brief").random() < BRIEF
         world = world or SimWorld(seed, epoch_ms=epoch_ms)
         self.sync, self.group, self.window_ms = sync, group, window_ms
@@ -226,8 +226,8 @@ class SimCluster(Watch):
     # -- members
 
     def join(self, name: str) -> None:
-        """A machine with an empty disk, or that of a former member, whose file names the members and itself. It still
-        has to be added."""
+        """Add a machine with an empty disk, or with a former member's disk; its configuration names the members and
+        itself. The machine is no member yet."""
         machine = self.machines[name] = self.retired.pop(name) if name in self.retired else self._machine(name)
         machine.founded, machine.others = True, self.names
         self.names = (*self.names, name)
@@ -241,7 +241,7 @@ class SimCluster(Watch):
         self.kill(name)
         self.retired[name] = machine = self.machines.pop(name)
         if not keeps:
-            # A founder is not let in again with its disk; another would look for the members of then, who may be gone.
+            # A founder is not admitted again with its disk; a removed member's disk names members that may be gone.
             self._blank(machine)
         self.names = tuple(other for other in self.names if other != name)
 
@@ -301,7 +301,7 @@ class SimCluster(Watch):
         self.note(f"starts at index {node.raft.applied_index}, journal to {node.raft.last_index}", process.name)
 
     def _look_at_journal(self, machine: Machine, journal: Journal) -> None:
-        """I14: what this disk was said to have is there after a restart."""
+        """I14: entries that this disk reported as synced are there after a restart."""
         at, known = machine.held, self.applied.get(machine.held)
         if known is None or at <= journal.base_index:
             return
@@ -347,7 +347,7 @@ class SimCluster(Watch):
         leading = [node for node in self.nodes() if node.leading]
         return max(leading, key=lambda node: node.leading) if leading else None
 
-    # -- looking
+    # -- views
 
     @property
     def pulled(self) -> tuple[str, ...]:

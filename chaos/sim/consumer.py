@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: Limits of the retries of a settlement.
 _RETRIES = {"ack": 6, "nack": 3, "extend": 2}
-#: Share of runs whose consumers hang up at times, and share of the waiting receives that they leave.
+#: Share of runs whose consumers sometimes hang up, and share of the waiting receives that they abandon.
 _IMPATIENT, _LEFT = 0.3, 0.3
 #: Share of runs whose consumers return leases without counting the attempt.
 _LAZY = 0.2
@@ -62,7 +62,8 @@ class _Verdict:
 
 
 class Consumer(Client):
-    """Polls the leader; acks, nacks, extends or forgets what it gets. In the drain (`good`) it acks everything."""
+    """Consumer that polls the leader and acks, nacks, extends or forgets messages. In the drain (`good`) the consumer
+    acks every message."""
 
     def __init__(self, cluster: SimCluster, name: str) -> None:
         super().__init__(cluster, name)
@@ -159,7 +160,7 @@ class Consumer(Client):
             process.relays.discard(inner)
 
     async def _handed(self, process: Process, receive: _Receive) -> list[HandOut]:
-        """Runs on the node that hands out."""
+        """Send the handed-out messages from the node to the consumer."""
         poll, history = receive.poll, self.history
         try:
             answer = await process.service.consume.receive(poll)

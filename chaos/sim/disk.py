@@ -1,4 +1,4 @@
-"""A disk in memory that is exactly as treacherous as the rules in platform/disk.py allow.
+"""Simulated disk in memory, with every failure that the rules in platform/disk.py allow.
 
 Each file has two contents: *live* is the page cache, which the process sees; *durable* is the platter, plus the list
 of operations not yet synced. A process crash keeps live. A power cut rebuilds live from durable and any seeded subset
@@ -48,15 +48,15 @@ class SimDisk(Disk):
         self.sync_delay_s = 0.0004
         self.fail_syncs = 0
         self.crash_in = 0
-        #: The process is dying by `crash_in`.
+        #: True while a crash by `crash_in` ends the process.
         self.crashing = False
         self.bad_paths: set[str] = set()
         self.used = 0
-        #: True time at which the last sync that has begun ends.
+        #: True time at which the last started sync ends.
         self.busy_until = 0.0
         self.steps = 0
         self.syncs = 0
-        #: Count of syncs that failed, and of writes that the full disk refused.
+        #: Number of failed syncs, and number of writes refused because the disk was full.
         self.failed_syncs = self.was_full = 0
         #: Hook for tests, called with (step, path) before each mutating step.
         self.watch: Callable[[str, str], None] | None = None
@@ -69,7 +69,7 @@ class SimDisk(Disk):
     # -- faults
 
     def step(self, epoch: int, what: str, path: str, torn: Callable[[], None] | None = None) -> None:
-        """Every mutation passes here first; `torn` leaves half of it behind."""
+        """Hook before every change of the disk: may crash the process; `torn` does half of the write first."""
         if epoch != self.epoch:
             raise SimCrash(f"{what} {path} by a process that is gone")
         self.steps += 1
@@ -103,7 +103,8 @@ class SimDisk(Disk):
         return True
 
     def flip_bit(self, path: str, offset: int, bit: int = 0) -> Callable[[], None]:
-        """Rot: live and durable alike. Call the result to have the byte read right again, unless it was replaced."""
+        """Flip a bit of a file, in its volatile and durable content. Returns a function that flips the bit back, unless
+        the byte was overwritten."""
         inode = self._lookup(path)
         assert isinstance(inode, Inode)
         rotten = inode.live[offset] ^ 1 << bit
@@ -122,12 +123,12 @@ class SimDisk(Disk):
         return undo
 
     def durable_sizes(self, directory: str) -> dict[str, int]:
-        """Path → bytes that are there and on the platter, of all files below a directory."""
+        """Path → durable size, for all files below a directory."""
         files = self._files().items()
         return {path: min(f.size, len(f.durable)) for path, f in files if path.startswith(f"{directory}/")}
 
     def kill(self) -> None:
-        """kill -9: the page cache stays, handles and locks go, flights stop at some sync."""
+        """kill -9: the page cache stays; handles and locks end; running jobs stop after some sync."""
         self.flight_crash()
         self.epoch += 1
         self.crash_in, self.crashing = 0, False
@@ -136,7 +137,7 @@ class SimDisk(Disk):
             inode.rebuild()
 
     def power_cut(self) -> None:
-        """Everything not synced survives or not, each write and each name on its own."""
+        """Power cut: each unsynced write and each unsynced name survives or is lost, independently."""
         self.kill()
         chance = self.random.choice((0.0, 0.2, 0.5, 0.9, 1.0))
         for op in self._name_ops:
@@ -164,14 +165,14 @@ class SimDisk(Disk):
                 start = end
 
     def wipe(self) -> None:
-        """A new, empty disk."""
+        """Replace the disk by an empty disk."""
         self.kill()
         self.fail_syncs = self.used = 0
         self.bad_paths.clear()
         self._root, self._name_ops = Directory(), []
 
     def copy(self) -> dict[str, bytes]:
-        """Every file as the process sees it: for comparing, or for putting an old state back."""
+        """Copy of every file as the process sees the file, for comparing or for restoring an old state."""
         return {path: bytes(inode.live[: inode.size]) for path, inode in self._files().items()}
 
     def sync_everything(self) -> None:
@@ -201,7 +202,7 @@ class SimDisk(Disk):
         self.flight.cost_s += self.sync_delay_s * self.random.uniform(0.5, 2.0)
 
     def flight_crash(self) -> None:
-        """Each flight got as far as some sync; undo what it did after that."""
+        """Let each running job stop after some sync, and undo its later changes."""
         if self.flight is not None:
             self.flight.end()
         for flight in self.flights:
@@ -362,7 +363,7 @@ class SimDisk(Disk):
         return self._dir(posixpath.dirname(path)), posixpath.basename(path)
 
     def _walk(self, directory: Directory, prefix: str, live: bool) -> Iterator[tuple[str, Inode | Directory]]:
-        """Everything below a directory, by path."""
+        """Files and directories below a directory, by path."""
         for name, node in sorted((directory.live if live else directory.durable).items()):
             yield f"{prefix}/{name}", node
             if isinstance(node, Directory):
@@ -373,7 +374,7 @@ class SimDisk(Disk):
         return {path: node for path, node in self._walk(self._root, "", True) if isinstance(node, Inode)}
 
     def _all(self, kind: type[Node], *, live: bool = True) -> list[Node]:
-        """All files or all directories."""
+        """Names of all files, or of all directories."""
         nodes = [self._root, *(node for _, node in self._walk(self._root, "", live))]
         return [node for node in nodes if isinstance(node, kind)]
 

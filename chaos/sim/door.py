@@ -1,4 +1,4 @@
-"""The network between clients and nodes: a call runs on a node as its events, and its answer travels back.
+"""Network between clients and nodes: a call runs on the node as events of the node, and its answer travels back.
 
 A process that ends breaks its calls: their callers do not know what became of them.
 """
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Reply = Callable[[Any, HadelayError | None], None]
-#: Function that begins a call on a node: (node, done).
+#: Function that starts a call on a node: (node, done).
 Begin = Callable[[Any, Reply], None]
 Request = Callable[[NodeService], Coroutine[Any, Any, Any]]
 
 
 def whole(slices: Generator[Any, None, T]) -> T:
-    """The generator's result, with nobody else's turn in between."""
+    """Result of the generator, run to its end without other events in between."""
     while True:
         try:
             next(slices)
@@ -35,7 +35,8 @@ def whole(slices: Generator[Any, None, T]) -> T:
 
 
 class Door:
-    """Every call is answered once: by the node, by a broken connection, or by the client's timeout."""
+    """Calls from clients to nodes. Each call gets one answer: from the node, from a broken connection, or from the
+    client's timeout."""
 
     def __init__(self, cluster: SimCluster) -> None:
         self.cluster, self.world = cluster, cluster.world
@@ -79,7 +80,7 @@ class Call:
             self.ended(None, damage)
 
     def ended(self, result: Any, error: BaseException | None) -> None:
-        """Called on the node. Errors that no node may answer with are raised."""
+        """End of the call on the node. Raises errors that no node may answer with."""
         if isinstance(error, DamagedFile):
             excused = self.process.name in self.door.cluster.rotten
         else:
@@ -91,7 +92,7 @@ class Call:
         self.done(result, error)  # type: ignore[arg-type]
 
     def done(self, result: Any, error: HadelayError | None) -> None:
-        """Called on the node: the answer leaves."""
+        """The node sends its answer."""
         door = self.door
         lost = door.cluster.lost_answers
         if lost and door.world.random.random() < lost:
@@ -128,13 +129,13 @@ class Client:
         self.cluster, self.name = cluster, name
         self.world, self.history, self.door = cluster.world, cluster.history, cluster.door
         self.random = random.Random(f"{cluster.seed} {name}")
-        #: Whether the client does its best to have everything settled; and whether the client asks no more.
+        #: `good`: the client settles all messages; `stopped`: the client sends no more requests.
         self.good = self.stopped = False
 
     def ask(
         self, request: Request, replied: Reply, timeout_s: float = 4.0, *, rng: random.Random | None = None
     ) -> bool:
-        """Ask any node. False when no node runs: then `replied` hears of no leader a moment later."""
+        """Send a request to any node. False if no node runs: then `replied` gets NoLeader a moment later."""
         process = self.cluster.any_process(rng or self.random)
         if process is None:
             self.world.after(0.1, replied, None, NoLeader("no node runs"))

@@ -14,14 +14,13 @@ from hadelay.ledger.transitions import ID_KEY
 from hadelay.model import State
 from hadelay.server.node import Node
 
-#: Drift of a crystal.
+#: Largest drift of a quartz clock.
 DRIFT = 50e-6
 #: Largest rate error of cluster time against true time.
 RATE = 600e-6
 ROUNDING_MS = 1.5
-#: Nodes know the leader's clock as well as links are quick (2 ms here, and a restarted node may hear it at second
-#: hand): so much a new leader may be ahead of the last one, unless one restarted behind a slow link, see
-#: `change_bound_ms`.
+#: Largest step of cluster time to a new leader, in ms: nodes know the leader's clock as exactly as links are fast (2 ms
+#: here; a restarted node may learn the clock at second hand). Restarts behind a slow link: see `change_bound_ms`.
 CHANGE_MS = 5.0
 #: Largest step of cluster time at a cold start of the whole cluster: twice the error of the wall clocks of a majority.
 COLD_MS = 2 * 250.0
@@ -29,7 +28,7 @@ WAITING = (State.SCHEDULED, State.READY, State.LEASED)
 
 
 def latest(cluster: SimCluster) -> list[Node]:
-    """The node that has applied most, if any is up."""
+    """Running node with the highest applied index, or None."""
     return sorted(cluster.nodes(), key=lambda node: -node.raft.applied_index)[:1]
 
 
@@ -46,9 +45,9 @@ def where(node: Node, message_id: int) -> tuple[EntryRef | None, str]:
 
 
 def was_cold(cluster: SimCluster, at: float) -> bool:
-    """A majority had lost the time and took it from the wall clocks before `at`, other than when the cluster began:
-    also soon after that, for whoever led first may die before another one heard of its time. From then on there may be
-    two times: a node that was cut off meanwhile goes by the old one until it hears the new leader."""
+    """Whether a majority lost cluster time and took the time from the wall clocks before `at`, not counting the
+    cluster's start. A first leader may end before another node heard its time, so a second cold start may follow. From
+    then on two times may exist: a node that was cut off keeps the old time until it hears the new leader."""
     return any(start <= at for start in cluster.cold_starts[1:])
 
 
@@ -67,6 +66,6 @@ def ahead_ms(cluster: SimCluster, start: float, end: float) -> float:
 
 
 def found_by_key_of(ledger: Ledger, first_id: int) -> int:
-    """The message that the client key of this one finds; 0 if none."""
+    """Id found by the client key of this message; 0 if none."""
     key = ledger.tables.get(KEYOF, ID_KEY.pack(first_id)) or b""
     return int.from_bytes((ledger.tables.get(KEY, key) or bytes(8))[:8], "little")

@@ -20,23 +20,23 @@ from typing import Any, Literal, NamedTuple
 #: Node that reaches the crash point: any node under traffic, one that clients happen to use, the leader, a follower; or
 #: a node in an election or a transfer, a node that starts, or a node that starts with an empty disk.
 Reached = Literal["any", "some", "leader", "follower", "election", "start", "empty"]
-#: The file begins with the name of the armed point, zeroes behind it; then a byte for each of POINTS, 1 when a process
-#: came by.
+#: Layout of the file: name of the armed point, padded with zeroes; then one byte per point of POINTS, 1 when a process
+#: reached the point.
 ARMED_BYTES = 64
-#: A small journal: its segments fill within seconds, and a node that lost its disk is given files.
+#: Settings for a small journal: segments fill within seconds, and a node with an empty disk gets files.
 _SEGMENT_BYTES, _KEEP_BYTES, _ENTRY_BYTES = 4 << 20, 4 << 20, 1 << 20
 
 
 class Step(NamedTuple):
-    #: module:attribute, below hadelay. A function is named by the module that calls it.
+    #: module:attribute below hadelay. A function is named by the module that calls the function.
     where: str
     reached: Reached = "any"
-    #: `before` and `after`, where both are a point of their own; `within`: half of what is written is written.
+    #: Crash positions: `before` and `after` the step; `within`: after half of a write.
     when: tuple[str, ...] = ("before", "after")
 
 
 STEPS = {
-    # The journal: what this node promises to remember.
+    # Journal.
     "journal.append": Step("raft.journal:Journal.append"),
     "journal.write": Step("raft.segment:Segment.write"),
     "journal.pwritev": Step("platform.disk:File.pwritev", when=("within",)),
@@ -60,7 +60,7 @@ STEPS = {
     "raft.ask-vote": Step("raft.election:Elections.ask_vote", "election"),
     "raft.lead": Step("server.leadership:Leadership.on_leader", "election"),
     "raft.transfer": Step("server.leadership:Leadership.transfer", "election"),
-    # Apply, and what users are told of it.
+    # Apply, and answers to users.
     "apply.entry": Step("raft.apply:Applier._apply"),
     "apply.state": Step("server.node:apply_entry"),
     "apply.publish": Step("ledger.publish:_file"),
@@ -115,7 +115,7 @@ def arm(path: str | os.PathLike[str], point: str) -> None:
 
 
 def passed(path: str | os.PathLike[str]) -> set[str]:
-    """The points that processes with that file came by."""
+    """Crash points that processes with this file have reached."""
     with open(path, "rb") as file:
         return set(compress(POINTS, file.read()[ARMED_BYTES:]))
 
@@ -142,7 +142,7 @@ def install(path: str) -> None:
 
 
 def _comes_by(armed: mmap.mmap, name: str, when: str) -> Callable[[], bool]:
-    """A function that notes in the file that this point was reached, and says whether the point is armed."""
+    """Function that marks the point as reached in the file, and returns whether the point is armed."""
     point = f"{name}:{when}"
     at, wanted = ARMED_BYTES + POINTS.index(point), point.encode() + b"\0"
 

@@ -1,4 +1,5 @@
-"""hadelay, broken on purpose: python -m chaos.sim.faulty [--mutation X] [--points FILE] [--clock SECONDS] serve …
+"""Start hadelay with deliberate faults: python -m chaos.sim.faulty [--mutation X] [--points FILE] [--clock SECONDS]
+serve …
 
 The server that users run, with a deliberate bug in it (chaos.sim.mutations), or one that ends itself at the crash
 point that FILE names (chaos.sim.failpoints), or whose wall clock is ahead. What follows is the ordinary command

@@ -22,11 +22,11 @@ _COLD = 8
 
 
 class SimCrash(BaseException):
-    """The process dies at this I/O step. Not an Exception: nothing may handle it but the world."""
+    """The process ends at this I/O step. A BaseException, because only the simulated world may handle it."""
 
 
 class InjectedFault(OSError):
-    """An error that a simulated disk was made to raise. Any other OSError of a node is a bug of hadelay."""
+    """Error injected into a simulated disk. Any other OSError of a node is a bug of hadelay."""
 
 
 def is_injected(error: BaseException | None) -> bool:
@@ -61,14 +61,15 @@ class Flight:
                 settle()
 
     def reach(self, syncs: int) -> None:
-        """Crashed on the way: only the first `syncs` syncs happened, and nothing after them did."""
+        """Crash during the job: only the first `syncs` syncs happened, and no later change."""
         for settle in self.syncs[:syncs]:
             settle()
         self.stage = syncs
 
 
 class Buffer(bytearray):
-    """A bytearray that can be weakly referenced: views of an outgrown one are kept up to date while they live."""
+    """Weakly referenceable bytearray: views of a buffer that was replaced by a larger one stay up to date while they
+    live."""
 
     __slots__ = ("__weakref__",)
 
@@ -100,7 +101,7 @@ class Inode:
         grow = max(size, 2 * len(self.live), 4096) - len(self.live)
         try:
             self.live.extend(bytes(grow))
-        except BufferError:  # mapped: start a larger buffer, and keep writing to the old one too
+        except BufferError:  # the file is mapped: start a larger buffer, and keep writing to the old buffer too
             old = self.live
             self.live = Buffer(len(old) + grow)
             self.live[: len(old)] = old
@@ -148,7 +149,8 @@ class Inode:
         self.ops = [op for op in self.ops if not op.durable]
 
     def rebuild(self) -> None:
-        """live = durable + ops, in fresh buffers (the old ones belong to a dead process)."""
+        """Rebuild the volatile content from durable content and operations, in new buffers (old buffers belong to a
+        dead process)."""
         self.live = Buffer(self.durable)
         for op in self.ops:
             apply(self.live, op)

@@ -1,5 +1,5 @@
-"""A fuzz client of some runs: topics whose dead letters go to each other, a key per row and the same key for something
-else, deletions by force, settings right and wrong, commands at the wrong time or cut short.
+"""Fuzz client of some runs: topics that route dead letters to each other, reused keys, forced deletions, valid and
+invalid settings, truncated commands and commands at the wrong time.
 
 Nobody else consumes its messages, and no check of the outside follows them. The client is there for I2 and I12: all
 nodes do the same, across crashes and files, and their counts agree with their entries.
@@ -48,15 +48,15 @@ _BARE: tuple[dict[str, Any], ...] = (
         5, "https://a b", "https://[a", "ftp://a", "https://", "https://b:c@a", "https://a#b", "http://a:0",
     )),
 )  # fmt: skip
-#: Limits that change nothing here, and such that there are not.
+#: Limits without effect here, and unknown limits.
 _LIMITS: tuple[Any, ...] = (
     {"max_reasons": 9_000}, {}, {"max_reasons": 0}, {"none": 1}, {"max_delay_ms": 1 << 52}, [],
 )  # fmt: skip
-#: Scopes of a token.
+#: Scopes of the tokens that the fuzz client creates.
 _SCOPES = ("publish:a*d*", "read:side")
 #: Time after which the cluster answers in most runs.
 _FOUNDED_S = 1.0
-#: A command's kind and the size of what follows; and kinds of which a part may be sent.
+#: Header of a command (kind, size); and kinds of commands that may be sent truncated.
 _FRAME = struct.Struct("<BI")
 _BREAKABLE = (Command.PUBLISH, Command.CANCEL, Command.RESCHEDULE, Command.REDRIVE, Command.TOPIC_PUT)
 
@@ -203,7 +203,7 @@ def _look(node: Any) -> list[int]:
     for hour in hours[-2:]:
         try:
             assert len(store.read_file(hour, ".idx", 0, 320)) <= 320
-        except OSError as error:  # a far hour is written out first: HTTP answers 503
+        except OSError as error:  # a far hour has to be written out first; HTTP answers 503 meanwhile
             if not is_disk_full(error):
                 raise
         node._damaged(hour, store.count(hour) - 1, "nothing")

@@ -30,15 +30,15 @@ class Message:
     topic: str
     key: bytes
     relative: bool
-    #: Delay, or Unix ms.
+    #: Delay in ms, or due time in Unix ms.
     when_ms: int
     padding: int
     invoked: float
-    #: The first definite yes, and what it said.
+    #: Time and content of the first confirmation.
     stored: float | None = None
     id: int | None = None
     deliver_at_ms: int | None = None
-    #: Answered "nothing happened", and never tried again.
+    #: True if the publish was refused definitely and never repeated.
     refused: bool = False
     cancel_invoked: float | None = None
     cancelled: float | None = None
@@ -47,9 +47,9 @@ class Message:
     max_wait_ms: int = 0
     #: Id of the message that this message replaced, from the receipt.
     replaces: int | None = None
-    #: Life time after the message is due; 0: unlimited.
+    #: TTL after the due time, in ms; 0: unlimited.
     ttl_ms: int = 0
-    #: The message may have been rescheduled; and its time may differ from `deliver_at_ms`.
+    #: Whether the message may have been rescheduled, and whether its due time may differ from `deliver_at_ms`.
     rescheduled: bool = False
     unsure: bool = False
     tags: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ class Message:
 
 
 def number_of(body: bytes) -> int | None:
-    """The message a body belongs to, if it is whole."""
+    """Number of the message that the body belongs to; None for a damaged body."""
     if len(body) < _NUMBER.size or body.count(body[:1], _NUMBER.size) != len(body) - _NUMBER.size:
         return None
     return int(_NUMBER.unpack_from(body)[0])
@@ -75,26 +75,26 @@ class HandOut:
     term: int
     seq: int
     position: int
-    #: Lease token.
+    #: Token of the lease.
     lease: str
     node: str
     consumer: str
     request_id: bytes
-    #: When the node answered; `received` is None if the answer never reached the consumer.
+    #: Time of the node's answer; `received` is None if the answer never reached the consumer.
     answered: float
     now_ms: int
     until_ms: int
     deliver_at_ms: int
     redelivered: bool
-    #: The term that the node led.
+    #: Raft term in which the node led.
     leading: int
     body: bytes
     received: float | None = None
     nack_invoked: float | None = None
-    #: The attempt was given back by a nack that does not count it.
+    #: True if the consumer gave the message back without counting the attempt.
     excused: bool = False
     ack_invoked: float | None = None
-    #: The ack was answered `acked` or `already_acked`.
+    #: True if the answer to the ack was `acked` or `already_acked`.
     acked: float | None = None
     extend_invoked: float | None = None
     #: Webhook calls only: time when the receiver was done, and the Retry-After of the answer to the node.
@@ -120,7 +120,7 @@ class Order:
     answered: float | None = None
 
     def may_mean(self, message: Message, message_id: int) -> bool:
-        """The message may have been there when it was carried out."""
+        """Whether the order may have affected this message."""
         named = self.ids is None or message_id in self.ids
         return self.topic == message.topic and named and (self.answered is None or message.invoked < self.answered)
 
@@ -135,18 +135,18 @@ class History:
     hand_outs: list[HandOut] = field(default_factory=list)
     #: Receives that ended by a hang-up before anything was granted to them: (consumer, request_id).
     hung_up: set[tuple[str, bytes]] = field(default_factory=set)
-    #: Receipts that contradicted an earlier one for the same key: (number, first id, other id).
+    #: Receipts that contradict an earlier receipt for the same key: (number, first id, other id).
     second_ids: list[tuple[int, int, int]] = field(default_factory=list)
-    #: Client keys of which some message may have been cancelled, by a cancel or by one that replaced it: (topic, key).
+    #: Client keys with a message that may have been cancelled or replaced: (topic, key).
     replaced_keys: set[tuple[str, bytes]] = field(default_factory=set)
-    #: Client keys that were rescheduled: any message that had one of them may have been meant.
+    #: Client keys in reschedule requests: the request may have affected any message with the key.
     moved_keys: set[tuple[str, bytes | None]] = field(default_factory=set)
     #: Requests of the limited topic's administrator; and times at which the topic's limits were confirmed.
     orders: list[Order] = field(default_factory=list)
     limited: float | None = None
-    #: Hours have passed, and with them what was kept of messages that ended.
+    #: True after hours have passed: the cluster has forgotten messages that ended.
     slept: bool = False
-    #: The limited topic was slowed down at some time.
+    #: True if the limited topic was slowed down at some time.
     slowed: bool = False
     notes: deque[tuple[float, str, str, frozenset[int]]] = field(default_factory=lambda: deque(maxlen=20_000))
     #: Number of faults by kind, and of answers by kind of request.
@@ -162,16 +162,16 @@ class History:
             raise Violation(promise, text, frozenset(i for i in ids if i is not None), who)
 
     def message_of(self, body: bytes) -> Message | None:
-        """The message that was published with this body, as far as its number tells."""
+        """Message published with this body, according to the number in the body."""
         number = number_of(body)
         return self.messages[number] if number is not None and number < len(self.messages) else None
 
     def meant(self, kind: str, message: Message, message_id: int) -> list[Order]:
-        """Purges or redrives that may have found this message."""
+        """Purges or redrives that may have affected this message."""
         return [order for order in self.orders if order.kind == kind and order.may_mean(message, message_id)]
 
     def moved(self, message: Message) -> bool:
-        """The message may have been rescheduled since it was published."""
+        """Whether the message may have been rescheduled since its publish."""
         return message.rescheduled or (message.topic, message.client_key) in self.moved_keys
 
     def note(self, at: float, who: str, text: str, ids: frozenset[int] = frozenset()) -> None:

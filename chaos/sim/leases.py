@@ -10,7 +10,7 @@ from hadelay.server.webhooks.pool import CONSUMER
 
 
 def resurrected(cluster: SimCluster) -> None:
-    """I5: nothing is handed out after an ack of it was answered yes."""
+    """I5: no message is handed out after its ack was confirmed."""
     acked: dict[int, float] = {}
     for h in cluster.history.hand_outs:
         if h.acked is not None:
@@ -22,10 +22,10 @@ def resurrected(cluster: SimCluster) -> None:
 
 
 def double_leases(cluster: SimCluster) -> None:
-    """I6: in commit mode no two requests get the same attempt of a message, and attempt k + 1 is not handed out
-    while the lease of attempt k runs, unless that was given back. In interval mode a change of leader may repeat an
-    attempt, and then one of the two is marked `redelivered`. What is redriven begins anew. And after the last attempt
-    that its topic allows there is no other."""
+    """I6: in commit mode no two receives get the same attempt of a message, and attempt k + 1 is not handed out while
+    the lease of attempt k runs, unless the consumer gave the message back. In interval mode a new leader may repeat an
+    attempt, and one of both hand-outs is marked `redelivered`. A redriven message starts anew. No attempt follows the
+    last one that the topic allows."""
     judge = _repeated if cluster.sync == "interval" else _overlap
     for message_id, hand_outs in _by_id(cluster.history.hand_outs).items():
         hand_outs.sort(key=lambda h: h.answered)
@@ -49,8 +49,8 @@ def _by_id(hand_outs: list[HandOut]) -> dict[int, list[HandOut]]:
 
 
 def _beyond(one: HandOut, two: HandOut, message: Message, cluster: SimCluster, excused: set[int]) -> None:
-    """The lease of `one` ended under the topic's limits, and was the last. (In interval mode a hand-out that was not
-    recorded in time may count twice.) excused: attempts that were given back without counting, if that arrived."""
+    """Whether `one` was the last attempt that the topic's limits allow. (In interval mode a hand-out that was not
+    recorded in time may count twice.) excused: attempts given back without counting, if the nack arrived."""
     limited, most = cluster.history.limited, cluster.workload.max_attempts
     if cluster.sync != "commit" or message.topic != cluster.workload.limited or limited is None:
         return
@@ -93,7 +93,7 @@ def _overlap(one: HandOut, two: HandOut, cluster: SimCluster) -> None:
     if two.attempt != one.attempt + 1 or (one.nack_invoked is not None and one.nack_invoked < two.answered):
         return
     extended_ms = cluster.extended.get((one.term, one.seq, one.position))
-    # Both in cluster time, which never runs backwards: exact.
+    # Both times are cluster time, which never runs backwards, so the comparison is exact.
     early_ms = (one.until_ms if extended_ms is None else extended_ms) - two.now_ms
     text = f"{what} {early_ms} ms before {one.consumer}'s lease ends"
     decide("I6 double lease, overlap", early_ms > 0, text, one.id)
@@ -105,8 +105,8 @@ def _overlap(one: HandOut, two: HandOut, cluster: SimCluster) -> None:
 
 
 def calls_apart(cluster: SimCluster) -> None:
-    """Webhooks: in commit mode the receiver has one call about a message at a time; and none before the time that it
-    asked for with a Retry-After, unless the message was rescheduled or died."""
+    """Webhooks: in commit mode the receiver gets one call about a message at a time, and no call before the time of its
+    Retry-After, unless the message was rescheduled or became a dead letter."""
     history = cluster.history
     for some in _by_id([h for h in history.hand_outs if h.consumer == CONSUMER]).values():
         for one, two in pairwise(some):
@@ -117,7 +117,7 @@ def calls_apart(cluster: SimCluster) -> None:
             if not one.retry_after_ms or message is None or history.moved(message):
                 continue
             if one.attempt >= cluster.workload.max_attempts:
-                continue  # dead, and redriven
+                continue  # the message became a dead letter and was redriven
             if cluster.sync == "interval" and two.leading > one.leading:
                 continue  # the first leader ended before it recorded the call: no other node knows of the Retry-After
             passed_ms = (two.answered - one.ended) * 1000
@@ -127,9 +127,9 @@ def calls_apart(cluster: SimCluster) -> None:
 
 
 def fenced(cluster: SimCluster) -> None:
-    """I16: no leader leases anything once an entry of a newer term counts: its grants are committed in its own term,
-    and in interval mode, where hand-outs precede their commit, it hands out nothing that did not count by then (as did
-    what a repeated request is answered with: its lease was extended through the log)."""
+    """I16: no leader leases messages once an entry of a newer term is committed: grants are committed in the leader's
+    own term. In interval mode, where hand-outs precede their commit, the leader hands out only grants that were
+    committed by then (or repeated answers whose leases were extended through the log)."""
     decide = cluster.history.decide
     for (term, seq), (at, _, committed) in cluster.grants.items():
         text = f"grant {term}.{seq} is committed in term {committed}, t={at:.4f}"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check(ledger: Ledger) -> None:
-    """AssertionError, with what is wrong, unless everything adds up."""
+    """Check the whole ledger. Raises AssertionError with the inconsistency."""
     _check_grants(ledger)
     hours = {hour: ledger.store.entries(hour, slice(0, ledger.store.count(hour))) for hour in ledger.store.hours()}
     alive = {hour: rows for hour, rows in hours.items() if hour < DEAD_HOURS}

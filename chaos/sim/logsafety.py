@@ -1,4 +1,4 @@
-"""I13 and its like: what Raft promises, watched on the wire and on every process that is up.
+"""I13 and other promises of Raft, checked on the wire and on every running process.
 
 Used by the whole cluster (chaos/sim/cluster.py), by Raft alone (chaos/sim/raftsim.py) and by the small clusters of
 tests/raft. What left a node counts, not what the node says of itself: a vote that was sent has to be on its disk after
@@ -14,7 +14,7 @@ from hadelay.raft import messages
 from hadelay.raft.journal import Journal
 from hadelay.raft.node import RaftNode
 
-#: Crystals drift by 50 ppm, and a timer may be this much early.
+#: Tolerance of timers: quartz clocks drift by 50 ppm, so a timer may fire this much early.
 _TOLERANCE_S = 1e-3
 _NEVER = float("-inf")
 
@@ -32,25 +32,26 @@ class _Heard:
     leader: str = ""
     term: int = 0
     at: float = _NEVER
-    #: The term in which this process was told to take over.
+    #: Term in which the leader told this process to take over.
     called: int = 0
 
 
 class LogSafety:
-    """quiet_s: so long after a heartbeat a follower must not ask for votes (RaftTuning.election_min_ms)."""
+    """Checks of Raft's promises. quiet_s: time after a heartbeat in which a follower must not request votes
+    (RaftTuning.election_min_ms)."""
 
     def __init__(self, net: SimNet, decide: Decide, *, quiet_s: float) -> None:
         self.world, self.decide, self.quiet_s = net.world, decide, quiet_s
         net.observer = self
         #: Term → name of the term's leader.
         self.leaders: dict[int, str] = {}
-        #: Called once with the next frame of this kind that this node sends: (node, kind) → what to do then.
+        #: Hooks for the next frame of a kind that a node sends: (node, kind) → function, called once.
         self.at_send: dict[tuple[str, int], Callable[[], None]] = {}
         self._heard: dict[SimNetwork, _Heard] = {}
         self._commit: dict[RaftNode, int] = {}
-        #: The newest vote that left each node: (term, candidate).
+        #: Newest vote that each node sent: (term, candidate).
         self._promised: dict[str, tuple[int, str]] = {}
-        #: Nodes whose disk was replaced: what it held is gone.
+        #: Nodes whose disks were replaced and lost their data.
         self._wiped: set[str] = set()
 
     # -- on the wire (chaos/sim/network.py)
@@ -129,8 +130,8 @@ class LogSafety:
             self.decide("I14 durability, applied", raft.applied_index > raft.journal.synced_index, text, who=name)
 
     def _counted(self, process: SimNetwork, peer: str) -> None:
-        """An entry that a leader counts for a follower is the same there, and on its disk, unless a newer leader has
-        taken the follower over."""
+        """Check that each entry that a leader counts for a follower is on the follower's disk with the same content,
+        unless a newer leader has overwritten it."""
         there = process.net.nodes.get(peer)
         leader, follower = process.receiver, there.receiver if there is not None else None
         if not isinstance(leader, RaftNode) or not isinstance(follower, RaftNode) or not leader.is_leader:

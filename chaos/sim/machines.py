@@ -1,4 +1,4 @@
-"""Machines of a simulated world, and the processes that come and go on them.
+"""Machines of a simulated world, and the processes on them.
 
 A node that calls an error fatal ends, as its process would, and is started again like any other; when nothing had been
 done to its disk that explains it, that is a violation.
@@ -26,7 +26,7 @@ from hadelay.server.service.node import NodeService
 
 #: Seconds between two checks of the log's safety.
 WATCH_S = 0.01
-#: A sync may take some seconds on a slow disk, and so may the one that fails.
+#: Limit of a sync's duration, failed syncs included, on a slow disk, in seconds.
 FAILED_S = 4.0
 
 
@@ -65,7 +65,7 @@ class Process:
     calls: list[Call] = field(default_factory=list)
     #: Receives that this process relays to the leader.
     relays: set[Call] = field(default_factory=set)
-    #: Count of syncs of this disk that had failed when the process began; time of the first failure of its own.
+    #: Number of failed syncs of the disk when the process began; time of the first failed sync of this process.
     failed_before: int = 0
     failed_at: float | None = None
     #: HTTP-level service of the node, set with the node.
@@ -91,15 +91,15 @@ class Machines:
         self.machines: dict[str, Machine] = {name: self._machine(name) for name in names}
         #: Machines whose nodes are no members any more.
         self.retired: dict[str, Machine] = {}
-        #: The durable term of each node.
+        #: Durable Raft term of each node.
         self.terms: dict[str, int] = {}
-        #: Nodes that have heard of a term, and vote.
+        #: Nodes that know a Raft term and vote.
         self.admitted: set[str] = set()
-        #: Nodes in whose files bits flipped: they may meet damage, and begin anew.
+        #: Nodes with flipped bits in their files: such a node may find the damage, and start again with an empty disk.
         self.rotten: set[str] = set()
         #: Share of the answers to clients that is lost.
         self.lost_answers = 0.0
-        #: A change of the members that is under way.
+        #: Member change that is under way.
         self.changing = ""
         self.healed_at = float("inf")
         world.after(WATCH_S, self._watch)
@@ -150,7 +150,7 @@ class Machines:
         runtime.call_soon(self._boot, process)
 
     def _boot(self, process: Process) -> None:
-        """Start the node of a process; its event."""
+        """Event that starts the node of a process."""
         raise NotImplementedError
 
     def transfer(self, asked: Process, to: str | None) -> None:
@@ -170,8 +170,8 @@ class Machines:
             self.world.at(self.world.now, self._end, machine, process)
             if rotten:
                 self.history.count("rot ended a node")
-                # A node that meets damage while it applies begins anew; for one that does not start, the operator does
-                # what the error says.
+                # A node that finds damage while applying starts again with an empty disk. For a node that refuses to
+                # start, the operator does what the error says.
                 self.world.at(self.world.now, self._forget if process.node is not None else self._blank, machine)
             self._restart_later(process.name)
 
@@ -217,7 +217,7 @@ class Machines:
             self.machines[name].disk.power_cut()
 
     def stop(self, name: str) -> None:
-        """A clean end, as SIGTERM's is."""
+        """End the process cleanly, as SIGTERM does."""
         process = self.machines[name].process
         if process is not None:
             if process.node is not None:
@@ -226,7 +226,7 @@ class Machines:
             self.kill(name)
 
     def wipe(self, name: str) -> None:
-        """The disk is replaced by an empty one."""
+        """Replace the machine's disk by an empty disk."""
         self.kill(name)
         self._blank(self.machines[name])
 
@@ -235,7 +235,7 @@ class Machines:
         self._forget(machine)
 
     def _forget(self, machine: Machine) -> None:
-        """The machine's node begins anew, and has promised nothing."""
+        """Forget the promises of the machine's node, which starts again with an empty disk."""
         machine.held = 0
         self.terms.pop(machine.name, None)
         self.admitted.discard(machine.name)
@@ -261,7 +261,7 @@ class Machines:
         return machine.process if machine is not None else None
 
     def any_process(self, rng: random.Random) -> Process | None:
-        """Some node that a client may try: it may be paused, cut off, or only starting."""
+        """Any node that a client may ask; the node may be paused, cut off, or still starting."""
         running = [m.process for m in self.machines.values() if m.process is not None]
         return rng.choice(running) if running else None
 
@@ -283,7 +283,7 @@ class Machines:
         self.safety.look(stirred)
 
     def _watch_process(self, process: Process, raft: RaftNode) -> None:
-        """A process that did something since it was looked at last."""
+        """Check a process with events since the last check."""
 
     def _watch_syncs(self, machine: Machine, process: Process) -> None:
         """I17: a node whose sync failed has to end, because it cannot know what its disk holds."""

@@ -15,7 +15,7 @@ from hadelay.errors import HadelayError, NotFound
 from hadelay.raft import messages
 from hadelay.server.service.node import NodeService
 
-#: Families and how likely a run has each.
+#: Fault families, and the probability that a run has each.
 FAMILIES = {
     "reset": 0.6,
     "partition": 0.5,
@@ -42,9 +42,9 @@ FAMILIES = {
 #: Families that need two nodes: a single node that starts has no other to ask for the time.
 _NOT_ALONE = {"reset", "partition", "one_way", "slow_link", "transfer", "wipe", "clock_step", "rot"}
 _LATER = {"members", "power_at_send", "rot", "backup"}
-#: Frames that promise something to be on the sender's disk.
+#: Frames that promise that data are on the sender's disk.
 _PROMISES = {"vote": messages.VOTE_REPLY, "answer": messages.APPEND_REPLY, "snapshot": messages.SNAPSHOT_DONE}
-#: Timeout of a change of the members: longer than a node goes on asking for a change that cannot be made yet.
+#: Timeout of a member change: longer than a node repeats a change that cannot be made yet.
 _CHANGE_TIMEOUT_S = 8.0
 #: Range of the pause between two requests for a change, in seconds.
 _ASK_AGAIN_S = (0.1, 0.6)
@@ -53,15 +53,15 @@ _MOST_MEMBERS = 5
 
 
 class Nemesis:
-    """Strikes until `until`, then heals everything. At most a minority of clocks is wrong at a time, and at most one
-    disk is ever lost: beyond that nothing was promised."""
+    """Nemesis: strikes until `until`, then heals all faults. At most a minority of clocks is wrong at a time, and at
+    most one disk is ever lost: no promise covers more."""
 
     def __init__(
         self, cluster: Machines, until: float, families: dict[str, float] | None = None, *, pace_s: float = 1.0,
         down: int = 1,
     ) -> None:  # fmt: skip
-        """families: how likely a run has each; None: FAMILIES. pace_s: mean seconds between two strikes. down: nodes
-        that one strike at processes may hit."""
+        """families: probability of each family; None: FAMILIES. pace_s: mean seconds between two strikes. down: number
+        of nodes that a strike at processes may hit."""
         self.cluster, self.world, self.until = cluster, cluster.world, until
         self.random = random.Random(f"{cluster.seed} nemesis")
         chances = FAMILIES if families is None else families
@@ -80,7 +80,7 @@ class Nemesis:
         #: Kinds of faults that struck.
         self.struck: set[str] = set()
         self.wiped = False
-        #: The node whose disk rots, and how to have its bytes read right again.
+        #: Node with flipped bits, and functions that flip the bits back.
         self.rotting = ""
         self._unrot: list[Callable[[], None]] = []
         self.liar = ""
@@ -112,7 +112,7 @@ class Nemesis:
         if self.faults:
             part = f"f{self.strikes}"
             self.strikes += 1
-            # All that a strike draws is its own.
+            # Each strike draws from a random stream of its own.
             self.random = random.Random(f"{self.cluster.seed} {part}")
             name, fault = self.random.choice(self.faults)
             alone = len(self.cluster.names) == 1 and name in _NOT_ALONE
@@ -142,7 +142,7 @@ class Nemesis:
         self.cluster.healed_at = max([self.world.now, *syncing_until])
 
     def _node(self) -> str:
-        """The leader, half of the time."""
+        """A node to strike: the leader in half of the cases."""
         leader = self.cluster.leading()
         if leader is not None and self.random.random() < 0.5:
             return leader.name
@@ -242,7 +242,7 @@ class Nemesis:
             machine.disk.crash_in = steps
 
     def power_at_send(self) -> None:
-        """The moment after a node promised that its disk has something."""
+        """Cut the power of a node just after it sent a promise about its disk."""
         name = self._node()
         what, kind = self.random.choice(sorted(_PROMISES.items()))
         self.note(f"the power of {name} will be cut when it sends its next {what}")
@@ -266,8 +266,8 @@ class Nemesis:
     # -- clocks
 
     def clock_step(self) -> None:
-        """A wall clock is off by up to hours. Always that of the same node: the others go by what they heard of it for
-        ten seconds, and two wrong clocks are more than was promised."""
+        """Set one wall clock wrong, by up to hours. All strikes hit the same node: other nodes use its clock for ten
+        seconds, and two wrong clocks are more than the promises cover."""
         self.liar = name = self.liar or self._node()
         if name not in self.cluster.machines:
             return  # the node was removed from the cluster
@@ -279,7 +279,7 @@ class Nemesis:
     # -- disks
 
     def _spoil(self, name: str, what: str, low: float, **state: float) -> None:
-        """Set these attributes of a node's disk, for `low` to 3 seconds."""
+        """Set these attributes of a node's disk for `low` to 3 seconds."""
         self.note(what)
         for attribute, value in state.items():
             setattr(self.cluster.machines[name].disk, attribute, value)
@@ -304,7 +304,8 @@ class Nemesis:
         machine.disk.sync_delay_s, machine.disk.fail_syncs, machine.disk.capacity = 0.0004, 0, 1 << 30
 
     def _can_spare_a_disk(self) -> bool:
-        """Nobody promised anything of two, and a removal under way may leave two of three."""
+        """Whether one disk may be lost: promises cover one lost disk, and a removal under way may leave two of three
+        nodes."""
         cluster = self.cluster
         if self.operator is None or not self.operator.begun:
             return cluster.admitted == set(cluster.names)
@@ -313,16 +314,16 @@ class Nemesis:
         return voters <= cluster.admitted and len(voters) >= (4 if "remove" in cluster.changing else 3)
 
     def wipe(self) -> None:
-        """Once per run, and only where every other disk is whole, and was admitted: a founder that has not heard of any
-        term yet cannot prove that it lost nothing, and two of three that do not vote would wait for each other."""
+        """Empty a disk, once per run, and only if every other disk is whole and admitted: a founder without any term
+        cannot prove that it lost nothing, and two of three nodes that do not vote would wait for each other."""
         if self.wiped or self.rotting or not self._can_spare_a_disk():
             return
         self.wiped = True
         self._take_down("an empty disk for", self.cluster.wipe, [self._node()], 2.0)
 
     def rot(self) -> None:
-        """Bits flip in files of one node, always the same, which may lose its disk by that: hour files, and segments of
-        the journal but the last one."""
+        """Flip bits in files of one node, always the same node, which may lose its disk by that: hour files, and
+        segments of the journal but the last one."""
         if self.wiped or self.operator is not None or (not self.rotting and not self._can_spare_a_disk()):
             return
         name = self.rotting or self._node()
@@ -350,18 +351,18 @@ class Nemesis:
 
 
 class Operator(Client):
-    """Adds, removes and replaces members, one change after another, and asks until the answer is definite. least: limit
-    of members below which no removal goes."""
+    """Operator who adds, removes and replaces members, one change at a time, and repeats each request until the answer
+    is definite. least: smallest number of members."""
 
     def __init__(self, cluster: SimCluster, least: int) -> None:
         super().__init__(cluster, "operator")
         self.least = least
-        #: Changes begun so far.
+        #: Number of changes begun so far.
         self.begun = 0
         self._made = 0
 
     def strike(self) -> None:
-        """Begin a change, unless one is under way. `cluster.changing` says which is."""
+        """Begin a member change, unless one is under way (`cluster.changing`)."""
         cluster, names = self.cluster, self.cluster.names
         if cluster.changing:
             return

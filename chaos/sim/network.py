@@ -1,4 +1,4 @@
-"""A network of one world: connections that behave like TCP seen from above.
+"""Network of a simulated world: connections that behave like TCP connections.
 
 Frames of one direction arrive in order and whole. A cut holds them back (they are retransmitted once it heals) until
 either end gives up; only the end of a connection loses them. The two ends learn of that end at different times, or,
@@ -29,11 +29,11 @@ class NetworkProfile:
     """Delays and losses of the links; the nemesis changes them during the run."""
 
     delay_s: tuple[float, float] = (0.0001, 0.002)
-    #: Share of the frames that are delayed by up to `hiccup_s` more.
+    #: Share of frames with an extra delay of up to `hiccup_s`.
     hiccup: float = 0.002
     hiccup_s: float = 0.3
     bytes_per_s: float = 100e6
-    #: After this long without an answer an end gives a silent connection up.
+    #: Time without an answer after which an end closes a silent connection.
     timeout_s: tuple[float, float] = (2.0, 8.0)
     retry_s: tuple[float, float] = (0.05, 0.4)
     #: Limit of the bytes in flight in one direction; `send` refuses more.
@@ -62,7 +62,7 @@ class SimNetwork:
     #: Set by `start`.
     receiver: Receiver = field(init=False)
     links: dict[str, _Connection] = field(default_factory=dict)
-    #: Peers that this process links with; None: all.
+    #: Peers that this process connects to; None: all.
     members: frozenset[str] | None = None
     refused: Counter[str] = field(default_factory=Counter)
 
@@ -115,15 +115,15 @@ class SimNetwork:
 
 
 class SimNet:
-    """All links between the processes of a world."""
+    """All connections between the processes of a world."""
 
     def __init__(self, world: SimWorld, profile: NetworkProfile | None = None) -> None:
         self.world = world
         self.profile = profile or NetworkProfile()
         self.nodes: dict[str, SimNetwork] = {}
-        #: Directions that carry nothing: (from, to).
+        #: Directions that are cut: (from, to).
         self.cuts: set[tuple[str, str]] = set()
-        #: (from, to) → bytes per second.
+        #: Slow directions: (from, to) → bytes per second.
         self.slow: dict[tuple[str, str], float] = {}
         self.frames = 0
         self.observer: LogSafety | None = None
@@ -151,7 +151,7 @@ class SimNet:
         self.world.after(self.world.random.uniform(*self.profile.retry_s), self._dial, a, b)
 
     def _dial(self, a: str, b: str) -> None:
-        """a connects to b, if the network lets it; a new connection replaces what either still believed in."""
+        """Connect a to b, if the network is not cut; the new connection replaces an old one of both."""
         one, two = self.nodes.get(a), self.nodes.get(b)
         if one is None or two is None or b in one.links:
             return
@@ -185,7 +185,7 @@ class SimNet:
         world.at(at, self._arrive, connection, a, b)
 
     def _arrive(self, connection: _Connection, a: str, b: str) -> None:
-        """Hand over what is due, unless the direction is cut (then `heal` comes back here)."""
+        """Deliver the frames that are due, unless the direction is cut (then `heal` calls this again)."""
         queue, node = connection.queued[a], self.nodes.get(b)
         while queue and queue[0][0] <= self.world.now and (a, b) not in self.cuts:
             _, _, data = heapq.heappop(queue)
@@ -211,7 +211,7 @@ class SimNet:
         self._dial_later(a, b)
 
     def reset(self, a: str, b: str) -> None:
-        """Something in the middle kills the connection: both ends see it, what was on the way is gone."""
+        """Reset the connection from outside: both ends see the reset, and frames under way are lost."""
         for one, two in ((a, b), (b, a)):
             node = self.nodes.get(one)
             if node is not None and node.links.pop(two, None) is not None:
@@ -219,7 +219,7 @@ class SimNet:
                 self._dial_later(one, two)
 
     def _lose_end(self, connection: _Connection, gone: str, peer: str, *, reset: bool) -> None:
-        """`gone` is no longer there: the peer learns it by a reset, or never while the network is cut (timeout)."""
+        """The end `gone` has closed: the peer sees a reset, or, while the network is cut, only its own timeout."""
         connection.queued[peer].clear()
         delay = self.world.random.uniform(*self.profile.delay_s)
         if (gone, peer) in self.cuts:
@@ -238,7 +238,7 @@ class SimNet:
     # -- faults
 
     def cut(self, a: str, b: str) -> None:
-        """Nothing travels from a to b any more; both ends give the connection up after a while."""
+        """Cut the direction from a to b; both ends close the connection after a while."""
         if (a, b) in self.cuts:
             return
         self.cuts.add((a, b))
@@ -253,7 +253,7 @@ class SimNet:
             self._end_lost(connection, name, peer, False)
 
     def heal(self) -> None:
-        """All cuts and slow links end; what was held back arrives now."""
+        """End all cuts and slow links; delayed frames arrive now."""
         healed, self.cuts = sorted(self.cuts), set()
         self.slow.clear()
         for a, b in healed:

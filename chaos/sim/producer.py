@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class _Batch:
-    """Messages that are published together, and whatever is drawn for them from then on."""
+    """Messages that are published together, and the random stream for their later requests."""
 
     messages: list[Message]
     random: random.Random
@@ -29,7 +29,8 @@ class _Batch:
 
 
 class Producer(Client):
-    """Publishes a few messages at a time with one key, and asks again, anywhere, until it knows."""
+    """Producer that publishes a few messages at a time with one key, and repeats the request at any node until the
+    outcome is known."""
 
     def start(self, until: float, interval_s: float) -> None:
         self.until, self.interval_s = until, interval_s
@@ -152,7 +153,8 @@ class Producer(Client):
             self.world.after(rng.uniform(0.0, 3.0), self._send, batch)
 
     def _change(self, message: Message, request: Request, what: str, then: Reply, rng: random.Random) -> None:
-        """Ask for a cancel or a reschedule; then(result, error) unless an answer says in which state the message is."""
+        """Request a cancel or a reschedule; call then(result, error) unless the answer names the state of the
+        message."""
 
         def replied(result: Any, error: HadelayError | None) -> None:
             said = result if isinstance(result, str) else "done" if error is None else error.extra.get("outcome", "")

@@ -1,6 +1,6 @@
-"""The promises, one function each; the docstring is the definition. Numbers are those of research; I13, I14, I17 and
-the chain of I12 are watched as the run goes (SimCluster). I4 does not arise, since publishers ask until they know; I7
-is a count (`redelivered`), and I11, the order of hand-outs, is not promised.
+"""The promises, one function each; the docstring is the definition. I13, I14, I17 and the chain of I12 are checked
+during the run (SimCluster). I4 does not occur, since producers repeat until the outcome is known; I7 is a count
+(`redelivered`), and I11, the order of hand-outs, is not promised.
 
 All but the replica checks read the history: what the outside saw on the true clock; of the log they take when a grant
 was committed. Each case counts (`History.decide`): what never came up was not tested.
@@ -59,7 +59,7 @@ def _may_end(cluster: SimCluster, message: Message, message_id: int, state: str,
 
 
 def cancelled_means_never(cluster: SimCluster) -> None:
-    """I3, for cancel: nothing is handed out after its cancel was answered yes."""
+    """I3, cancel: no message is handed out after its cancel was confirmed."""
     history = cluster.history
     for message in history.messages:
         if message.cancelled is not None:
@@ -69,8 +69,8 @@ def cancelled_means_never(cluster: SimCluster) -> None:
 
 
 def purged_means_never(cluster: SimCluster) -> None:
-    """I3, for a purge of all that waits: what was stored before it is not leased after it was answered, unless it was
-    a dead letter and is redriven."""
+    """I3, purge of waiting messages: a message stored before the purge is not leased after the purge was confirmed,
+    unless it was a dead letter and is redriven."""
     history, waits = cluster.history, SCHEDULED | READY
     purges = [o for o in history.orders if o.kind == "purge" and o.answered is not None and o.states & waits == waits]
     for h in history.hand_outs if purges else ():
@@ -88,8 +88,8 @@ def purged_means_never(cluster: SimCluster) -> None:
 
 
 def as_published(cluster: SimCluster) -> None:
-    """I3: what is handed out is a message that somebody published, whole, with the tags that it was published with.
-    Filters: who asks for tags gets only messages that have them."""
+    """I3: each message that is handed out was published, with this body and these tags. Filters: a receive with a tag
+    filter gets only matching messages."""
     decide = cluster.history.decide
     for h in cluster.history.hand_outs:
         message = cluster.history.message_of(h.body)
@@ -122,8 +122,8 @@ def two_ids(cluster: SimCluster) -> None:
 
 
 def converged(cluster: SimCluster, drained: bool, seconds: float) -> None:
-    """I15: within a bound after healing one node leads, every node has applied everything, and nothing that was due
-    is left: each message was handed out and acked, or ended as its clients asked, and none is dead."""
+    """I15: within a bound after healing one node leads, every node has applied all entries, and no due message is left:
+    each was handed out and acked, or ended as its clients asked, and no dead letter is left."""
     nodes = cluster.nodes()
     leaders = [node.name for node in nodes if node.leading]
     applied = {node.name: (node.raft.applied_index, node.raft.last_index) for node in nodes}
@@ -133,7 +133,7 @@ def converged(cluster: SimCluster, drained: bool, seconds: float) -> None:
 
 
 def unsettled(cluster: SimCluster) -> list[Message]:
-    """Messages that are due and not known to be over."""
+    """Due messages that are not known to be settled."""
     done = {h.id for h in cluster.history.hand_outs if h.acked is not None}
     now_ms = max((node.ledger.now_ms for node in cluster.nodes()), default=0)
     return [
@@ -148,8 +148,8 @@ def unsettled(cluster: SimCluster) -> list[Message]:
 
 
 def _settled(cluster: SimCluster, message_id: int, message: Message) -> bool:
-    """Over without a client having heard so: the answer was lost, or its time or a purge ended it. Or dead, while
-    another message that waits for its time has its client key: then no redrive brings it back."""
+    """Whether the message ended without a confirmation: the answer was lost, or its TTL or a purge ended it. Also true
+    for a dead letter whose client key a pending message has: no redrive brings it back."""
     leader = cluster.leader()
     if leader is None:
         return False

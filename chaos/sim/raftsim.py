@@ -1,4 +1,5 @@
-"""Raft alone: journal, adapter and the real PySyncObj under a machine that only remembers what it applied.
+"""Simulator of Raft alone: journal, adapter and the real PySyncObj, with a state machine that only remembers applied
+entries.
 
 A simulated second costs a fifth of one with whole nodes, so a seed has 20 of them under faults.
 """
@@ -30,7 +31,7 @@ from hadelay.storage.snapshots import Manifest, SnapshotFile
 FAULTS_S, CONVERGES_S = 20.0, 12.0
 #: Families of faults that need more than Raft.
 _OF_NODES = {"clock_step", "stop", "full_disk", "lost_answers", "members", "rot"}
-#: Families of faults and how likely a run has each.
+#: Fault families, and the probability that a run has each family.
 FAULTS = {name: chance for name, chance in FAMILIES.items() if name not in _OF_NODES}
 
 
@@ -48,7 +49,7 @@ class RaftSim(Machines):
         #: First application of each index, by any node: (term, command).
         self.entries: dict[int, tuple[int, bytes]] = {}
         self.acked: set[int] = set()
-        #: Told in so many words that nothing happened.
+        #: Commands that were refused definitely.
         self.refused: set[int] = set()
         self.number = 0
         #: Whether the last entry is committed; None: the entry is not proposed yet.
@@ -129,7 +130,7 @@ class RaftSim(Machines):
         return self.final_ok() and len({(raft.applied_index, raft.last_index) for raft in self.rafts()}) == 1
 
     def final_ok(self) -> bool:
-        """A last entry is committed: proposed once there is a leader, and again when that failed."""
+        """Whether a last entry is committed; proposes the entry when there is a leader, and again after a failure."""
         leader = self.leading()
         if self.final is None and leader is not None:
             self.final = False
@@ -175,7 +176,7 @@ class RaftSim(Machines):
                 self.read(*someone)
 
     def read(self, process: Process, raft: RaftNode) -> None:
-        """Linearizable: the state that is read holds everything that was acknowledged before."""
+        """Linearizable read: the state contains every command that was acknowledged before the read."""
         acked = frozenset(self.acked)
 
         def done(error: HadelayError | None) -> None:
@@ -196,7 +197,7 @@ def _remembered(raft: RaftNode) -> RaftMachine:
 
 
 def run_seed(seed: int, families: dict[str, float] | None = None) -> Report:
-    """families: of faults, and how likely each is; None: FAULTS."""
+    """families: probability of each fault family; None: FAULTS."""
     rng = random.Random(seed)
     sim = RaftSim(seed, size=rng.choice((3, 5)))
     nemesis = Nemesis(sim, FAULTS_S, FAULTS if families is None else families, pace_s=rng.choice((0.2, 1.0, 2.0)))
@@ -206,7 +207,7 @@ def run_seed(seed: int, families: dict[str, float] | None = None) -> Report:
 
 
 class PlainMachine:
-    """A machine whose members never change, whose checkpoints stay, and which ignores what Raft tells it."""
+    """State machine with constant members and permanent checkpoints, which ignores all notices of Raft."""
 
     incarnations: dict[str, int]
 
@@ -229,7 +230,7 @@ class PlainMachine:
 
 
 class RaftMachine(PlainMachine):
-    """State: all numbers that were applied. A checkpoint is one file."""
+    """State machine that holds all applied numbers. A checkpoint is one file."""
 
     def __init__(self, sim: RaftSim, process: Process, disk: SimDisk) -> None:
         self.sim, self.process, self.disk, self.runtime = sim, process, disk, process.runtime

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 HOOKED = 0.25
 #: Settings that the topic's administrator changes.
 SETTINGS: dict[str, Any] = {"url": "https://receiver.example/jobs", "timeout_ms": 800}
-#: Longer than a backoff of the topic, and shorter than what is left of a lease after a call.
+#: Retry-After of the receiver: longer than the topic's backoff, and shorter than the rest of a lease after a call.
 RETRY_AFTER_MS = 1_500
 #: Behaviours of the receiver while it is unreliable, and their weights.
 _FATES = {"200": 0.3, "200 late": 0.2, "500": 0.1, "429": 0.2, "silence": 0.1, "refused": 0.1}
 
 
 class Receiver:
-    """`good`, in the drain: takes everything, at once."""
+    """Receiver of webhook calls. While `good`, in the drain, the receiver accepts every call at once."""
 
     def __init__(self, cluster: SimCluster) -> None:
         self.cluster, self.world, self.history = cluster, cluster.world, cluster.history
@@ -49,7 +49,7 @@ class Receiver:
         return self.random.choices(list(_FATES), list(_FATES.values()))[0]
 
     def called(self, process: Process, request: CallRequest, job: CallJob) -> HandOut:
-        """A request arrived."""
+        """Handle a request that arrived."""
         node, headers = process.node, request.headers
         assert node is not None
         (term, seq, position, _, _), now = job.lease, self.world.now
@@ -100,7 +100,7 @@ class Caller:
         call = receiver.called(self.process, request, job) if fate != "refused" else None
 
         def end(status: int, reason: str, retry_after_ms: int | None = None) -> None:
-            """On the node."""
+            """End the call on the node."""
             nonlocal over
             if not over:
                 over = True
@@ -125,5 +125,5 @@ class Caller:
             self._travel(end, int(status), reason, RETRY_AFTER_MS if status == "429" else None)
 
     def _travel(self, end: Callable[..., None], *answer: object) -> None:
-        """Back to the node."""
+        """Send the answer back to the node."""
         self.receiver.world.after(self.door.latency(), end, *answer, owner=self.process.runtime)

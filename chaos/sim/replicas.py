@@ -23,7 +23,7 @@ def measured(node: Node) -> dict[str, Any]:
 
 
 def honest(cluster: SimCluster) -> None:
-    """I18: what /metrics says of the cluster lies between what clients know and what they asked for."""
+    """I18: counters in /metrics lie between the confirmed requests and all requests of clients."""
     history = cluster.history
     stored = len({m.id for m in history.messages if m.id is not None})
     acked = len({h.id for h in history.hand_outs if h.acked is not None})
@@ -65,7 +65,7 @@ def fingerprint(node: Node) -> dict[str, Any]:
 
 
 def state_parts(ledger: Ledger, storage: Storage) -> dict[str, Any]:
-    """Everything that has to be equal, by part: what the node would tell `check replicas`, and what its readers see."""
+    """Parts of a node's state that have to be equal on all nodes: answers to `check replicas`, and what readers see."""
     main, per_hour = checkpoint.dump(ledger, everything=True)
     hours = storage.hours
     parts: dict[str, Any] = {
@@ -98,8 +98,8 @@ def conserved(cluster: SimCluster) -> None:
 
 
 def nothing_forgotten(cluster: SimCluster) -> None:
-    """The sweeper looks for messages that are owed and that the wheels do not know. There must not be any, nor a link
-    of a chain that is broken, but on a node whose files rotted."""
+    """Check that the sweeper finds no owed message that the wheels do not know, and no broken link of a chain, except
+    on a node with flipped bits."""
     for node in (node for node in cluster.nodes() if node.name not in cluster.rotten):
         found, links = node.dispatcher.sweeper_found, node.dispatcher.damaged_links
         text = f"{node.name} found {found} by the sweeper, {links} broken links"

@@ -28,7 +28,7 @@ from hadelay.model import Event, unpack_id
 
 #: Limit of the simulated seconds until everything has converged and is drained.
 DRAIN_S = 30.0
-#: A true hour that begins during most runs: 2026-11-20T11:00:00Z.
+#: Start of an hour that most runs cross: 2026-11-20T11:00:00Z.
 _AN_HOUR_MS = 494_579 * HOUR_S * 1000
 #: Limit of the lines of a story.
 _STORY_LINES = 70
@@ -124,8 +124,8 @@ def build(seed: int, only: frozenset[str] | None = None, sync: str = "") -> tupl
 def run_seed(
     seed: int, families: dict[str, float] | None = None, only: frozenset[str] | None = None, sync: str = ""
 ) -> Report:
-    """families: of faults, and how likely each is; None for those of any run. only: see cluster.Parts. sync: the mode
-    of hand-outs; empty for that of the seed."""
+    """families: probability of each fault family; None: the usual ones. only: see cluster.Parts. sync: mode of
+    hand-outs; "" for the seed's own."""
     cluster, shape = build(seed, only, sync)
     nemesis = Nemesis(cluster, shape.faults_s, families, pace_s=shape.pace_s, down=shape.down)
 
@@ -205,7 +205,7 @@ def play(cluster: SimCluster, nemesis: Nemesis, shape: Shape, report: Report) ->
 
 
 def drain(cluster: SimCluster) -> None:
-    """Run until nothing is owed, for two seconds at least."""
+    """Run until no message is owed, for at least two seconds."""
     world, start = cluster.world, cluster.world.now
     while world.now < start + DRAIN_S and not cluster.violations:
         world.run_for(0.25)
@@ -214,7 +214,7 @@ def drain(cluster: SimCluster) -> None:
 
 
 def sleep(cluster: SimCluster, hours: int) -> None:
-    """Suspend all machines for hours: everything that falls due meanwhile is due at once afterwards."""
+    """Suspend all machines for hours: all messages that fall due meanwhile are due at once afterwards."""
     cluster.note(f"{hours} hours pass")
     cluster.history.count("hours passed")
     cluster.history.slept = True
@@ -228,8 +228,8 @@ def drained(cluster: SimCluster) -> bool:
 
 
 def settle(cluster: SimCluster) -> None:
-    """Wait until every node has applied the same index: nothing is being written. A checkpoint that began on a slow
-    disk goes on at its pace, with 1.5 s for each of its files' syncs, and what a node pulls waits for it."""
+    """Wait until every node has applied the same index and writes nothing. A checkpoint on a slow disk continues at 1.5
+    s per sync of a file, and a node that fetches files waits for the checkpoint."""
     for _ in range(120):
         nodes = cluster.nodes()
         if cluster.violations:
@@ -252,8 +252,8 @@ def check(cluster: SimCluster) -> None:
 
 
 def tell(sim: Machines, violation: Violation) -> list[str]:
-    """What happened, by time: the last lines about the violation's messages (or else its node), and everything that the
-    nemesis did meanwhile."""
+    """Trace by time: the last lines about the violation's messages (or its node), and all actions of the nemesis
+    meanwhile."""
     ids, who = violation.ids, violation.who
     lines = [
         (at, actor, text)

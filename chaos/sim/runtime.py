@@ -25,14 +25,14 @@ from chaos.sim.disk import SimDisk
 from chaos.sim.file import Flight, SimCrash
 from hadelay.platform.runtime import Brevity, Ended, Runtime
 
-#: More events than this at one instant is a loop that never sleeps.
+#: Limit of events at one instant; more events mean a loop that never sleeps.
 _MAX_EVENTS_PER_INSTANT = 200_000
 #: Delay from the end of a thread's job until the event loop gets its result.
 _HANDOVER_S = 20e-6
 
 
 class Livelock(AssertionError):
-    """A node keeps itself busy without time passing."""
+    """A node runs events without end at one instant."""
 
 
 class Event:
@@ -58,11 +58,11 @@ class SimWorld:
         self.seed = seed
         self.random = random.Random(f"world {seed}")
         self.now = 0.0
-        #: The true wall clock at now = 0.
+        #: True wall-clock time at the start of the run.
         self.epoch_ms = epoch_ms
         #: Number of events run so far.
         self.events = 0
-        #: CRC over everything that crossed a seam (frames, disk writes): equal for equal runs.
+        #: CRC over all frames and disk writes: equal for equal runs.
         self.trace = 0
         #: Called when a node crashes at an I/O step: (runtime) -> None.
         self.on_crash: Callable[[SimRuntime], None] = lambda runtime: None
@@ -71,7 +71,7 @@ class SimWorld:
         self._at_instant = 0
 
     def wall_ms(self) -> int:
-        """The true time of day."""
+        """True time of day, in Unix ms."""
         return self.epoch_ms + int(self.now * 1000)
 
     def record(self, data: bytes | bytearray | memoryview) -> None:
@@ -166,13 +166,13 @@ class SimRuntime(Runtime):
         self.random = random.Random(f"{world.seed} {name} {world.now}")
         self.crashed = False
         self.paused = False
-        #: A sync runs on the loop.
+        #: True while a sync runs on the event loop.
         self._stalled = False
-        #: Paused or stalled.
+        #: True while the process is paused or stalled.
         self.busy = False
-        #: Seconds that each such sync held the loop up.
+        #: Duration of each sync on the event loop, in seconds.
         self.stalls: list[float] = []
-        #: Entries that fell due while this node was paused or stalled.
+        #: Events that fell due while this node was paused or stalled.
         self.held: list[Entry] = []
         self.ran = True
         self._rate = 1.0 + drift
@@ -198,16 +198,16 @@ class SimRuntime(Runtime):
         return self.world.at(self.world.now + max(0.0, delay_s) / self._rate, fn, *args, owner=self)
 
     def in_thread(self, lane: str, fn: Callable[[], Any], done: Ended, *, brief: bool = False) -> None:
-        """`fn` runs a moment later, at one instant; what it synced becomes durable, and `done` is called, when the
-        disk has taken its time. So a sync covers exactly what was written before it began, and a crash in between
-        keeps a prefix of the job (SimDisk.begin)."""
+        """Run `fn` a moment later, at one instant. Its synced data become durable, and `done` is called, when the disk
+        has taken its time. So a sync covers exactly the writes before its start, and a crash in between keeps a prefix
+        of the job (SimDisk.begin)."""
         jobs = self._jobs.setdefault(lane, deque())
         jobs.append(_Job(fn, done, brief and self._brief))
         if len(jobs) == 1:
             self._start_next(lane)
 
     def join(self, lane: str) -> None:
-        """A job runs at one instant: none is ever under way while the loop does something else."""
+        """Do nothing: a job runs at one instant, so no job is under way while the event loop runs."""
 
     def _start_next(self, lane: str) -> None:
         job = self._jobs[lane][0]
@@ -239,8 +239,8 @@ class SimRuntime(Runtime):
         self.world.after(cost_s, self._job_over, lane, job, flight, result, error)
 
     def _job_over(self, lane: str, job: _Job, flight: Flight | None, result: Any, error: BaseException | None) -> None:
-        """The kernel finishes a sync even if the process is paused meanwhile. The end of a job that ran on the loop
-        comes before what fell due meanwhile."""
+        """End of a job. The kernel finishes a sync even if the process is paused meanwhile. The end of a job that ran
+        on the event loop precedes the events that fell due meanwhile."""
         if flight is not None:
             flight.land()
         if job.on_loop:
@@ -267,7 +267,7 @@ class SimRuntime(Runtime):
         self.paused = self.busy = True
 
     def resume(self) -> None:
-        """SIGCONT: what fell due meanwhile happens now, in order."""
+        """SIGCONT: events that fell due meanwhile run now, in order."""
         self.paused, self.busy = False, self._stalled
         self._go_on()
 
@@ -277,7 +277,7 @@ class SimRuntime(Runtime):
             self.world.put_back(held)
 
     def crash(self) -> None:
-        """The process is gone: none of its events ever runs."""
+        """The process has ended: none of its events will run."""
         self.crashed, self.busy = True, False
         self.held.clear()
         self._jobs.clear()
@@ -309,7 +309,7 @@ class SimLoop:
         return task
 
     def close(self) -> None:
-        """The process is gone: close the coroutines that never began, or Python warns of each."""
+        """The process has ended: close the coroutines that never started, so that Python does not warn of each."""
         for work in self._works:
             if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
                 work.close()
@@ -347,7 +347,7 @@ class SimLoop:
         return False
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Tasks of processes that ended are dropped while they wait."""
+        """Ignore errors of waiting tasks that are dropped because their process has ended."""
 
     async def getaddrinfo(self, host: Any, port: Any, **more: Any) -> Any:
         raise socket.gaierror(socket.EAI_NONAME, "the simulated world has no names")

@@ -1,5 +1,5 @@
-"""The simulated twin of LmdbBackend: dicts, made durable by one appended record per commit on the simulated disk, so
-that power cuts, torn writes and crashes in the middle of a commit meet it like any other file.
+"""Simulated LmdbBackend: dicts, made durable by one appended record per commit on the simulated disk, so that power
+cuts, torn writes and crashes during a commit affect the record like any other file.
 
 A record: length u32, crc32 u32, then pickled (dropped, puts) (never read by anything but this class). A record that
 does not verify ends the log: that commit never happened.

@@ -8,18 +8,18 @@ from hadelay.ledger.describe import describe
 from hadelay.model import KEEP, Event, State
 from hadelay.server.node import Node
 
-#: An absolute time is as good as the wall clocks that a majority agreed on.
+#: Tolerance of absolute times, in ms: the difference of the wall clocks that a majority accepts.
 _SKEW_MS = 250.0
-#: Time after the last fault and the last change of leader from which no message is later than that.
+#: Time after the last fault and the last change of leader after which no message is late by more than _LATE_MS.
 _QUIET_S, _LATE_MS = 2.0, 1_000
-#: A TTL that is over is written down within this time, while there is a leader.
+#: Time within which the end of a TTL is written to the log, while there is a leader.
 _EXPIRES_MS = 3_000
 
 
 def early(cluster: SimCluster) -> None:
-    """I9: no message is handed out before its time: not in cluster time (exactly), and, for a delay, not before that
-    much true time has passed since the request, nor, for a time of day, before that true time less the skew allowed.
-    Once a majority had to start cold again, time came from wall clocks again, which may be off by the skew bound."""
+    """I9: no message is handed out before its due time in cluster time (exactly), nor, for a delay, before that much
+    true time since the request, nor, for an absolute time, before that true time less the skew bound. After a cold
+    start of a majority, cluster time comes from the wall clocks again and may be off by the skew bound."""
     history = cluster.history
     for h in history.hand_outs:
         message = history.message_of(h.body)
@@ -63,8 +63,8 @@ def clock_runs_true(cluster: SimCluster) -> None:
 
 
 def late(cluster: SimCluster) -> None:
-    """I10: some seconds after the last fault and the last change of leader, what falls due is handed out within a
-    second: consumers ask all the time, for all topics. Unless the topic was slowed down meanwhile."""
+    """I10: some seconds after the last fault and the last change of leader, due messages are handed out within a
+    second, since consumers poll all topics all the time; unless the topic was slowed down meanwhile."""
     history, quiet = cluster.history, max([cluster.healed_at, *cluster.elected]) + _QUIET_S
     for h in history.hand_outs:
         message = history.message_of(h.body)
@@ -76,7 +76,8 @@ def late(cluster: SimCluster) -> None:
 
 
 def in_time(cluster: SimCluster) -> None:
-    """TTL: nothing is leased once its time is over (in commit mode, where apply decides), nor ends before."""
+    """TTL: no message is leased after the end of its TTL (in commit mode, where apply decides), and none ends
+    before."""
     history = cluster.history
     for h in history.hand_outs if cluster.sync == "commit" else ():
         message, (_, begun_ms) = history.message_of(h.body), evidence.lease_began(cluster, h)
@@ -92,7 +93,7 @@ def in_time(cluster: SimCluster) -> None:
 
 
 def _expired(cluster: SimCluster, node: Node, message_id: int, over_ms: int) -> None:
-    """The end of this message by its TTL is written down in time, and not before it is over."""
+    """The end of this message's TTL is written to the log in time, and not before the end."""
     place, state = evidence.where(node, message_id)
     if place is None or state != State.EXPIRED:
         return
@@ -146,6 +147,6 @@ def _published_ms(node: Node, message_id: int) -> int:
 
 
 def _ended_ms(node: Node, message_id: int, event: Event) -> list[int]:
-    """The times of these events of a message."""
+    """Times of these events of a message."""
     description = describe(node.ledger, message_id)
     return [] if description is None else [one.at_ms for one in description.history if one.event is event]

@@ -45,7 +45,7 @@ from hadelay.storage.tables import Tables
 
 
 def _published_as(change: Callable[[Draft], Draft]) -> tuple[Any, str, Callable[..., Any]]:
-    """A stand-in that stores other drafts than the published ones."""
+    """Replacement that stores other drafts than the published ones."""
     encode = vars(groupcommit)["encode_publish"]
     return groupcommit, "encode_publish", lambda node, drafts, key=None: encode(node, [*map(change, drafts)], key)
 

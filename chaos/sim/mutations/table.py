@@ -12,7 +12,7 @@ from unittest.mock import patch
 Function = TypeVar("Function", bound=Callable[..., Any])
 #: Replacements of methods and functions of the server while the bug is patched in.
 Bug = list[AbstractContextManager[Any]]
-#: The method or function that a bug replaces.
+#: Original method or function that a bug replaces.
 Original = Callable[..., Any]
 
 #: Faults under which most promises are hard to keep.
@@ -26,13 +26,13 @@ SEEDS = range(1, 61)
 @dataclass(frozen=True)
 class Mutation:
     what: str
-    #: Beginnings of the invariants' names, any of which counts.
+    #: Prefixes of the promises' names; a violation of any of them counts as noticed.
     caught_by: tuple[str, ...]
     faults: tuple[str, ...]
     apply: Callable[[], Bug]
-    #: Noticed by the simulator of Raft alone (chaos/sim/raftsim.py), whose faults these are.
+    #: Fault families for the simulator of Raft alone (chaos/sim/raftsim.py), which notices the bug.
     raft: bool = False
-    #: The mode of hand-outs in which it matters; empty: either.
+    #: Mode of hand-outs in which the bug matters; "" for both.
     sync: str = ""
 
     @property
@@ -46,7 +46,7 @@ MUTATIONS: dict[str, Mutation] = {}
 
 @contextmanager
 def broken(name: str) -> Iterator[Mutation]:
-    """While this context is open, the bug is in."""
+    """Context in which the bug is patched in."""
     mutation = MUTATIONS[name]
     with ExitStack() as patches:
         for one in mutation.apply():
@@ -84,7 +84,7 @@ def stub(
     name: str, what: str, faults: str, caught_by: tuple[str, ...], *stand_ins: tuple[Any, str, Callable[..., Any]],
     sync: str = "",
 ) -> None:  # fmt: skip
-    """Add a bug that needs no more than stand-ins: (owner, name, what it is instead)."""
+    """Add a bug that only replaces functions: (owner, name, replacement)."""
 
     def apply() -> Bug:
         return [patch.object(*one) for one in stand_ins]
