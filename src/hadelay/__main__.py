@@ -4,7 +4,8 @@ import sys
 
 
 def main() -> None:
-    # The version without the rest of the tree: scripts ask for it often, and imports are most of a start.
+    # Print the version without importing the rest of hadelay: scripts ask for it often, and imports take most of a
+    # start.
     if sys.argv[1:] == ["--version"]:
         from hadelay.version import VERSION
 

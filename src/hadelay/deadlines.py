@@ -1,4 +1,5 @@
-"""Keys by the time at which each needs attention: leases, deferred deliveries, timeouts of polls, tokens of a rate."""
+"""Keys with a time each, to find the keys whose time has come: ends of leases, deferred deliveries, timeouts of polls,
+tokens of a rate."""
 
 import heapq
 from collections.abc import Iterator
@@ -6,13 +7,13 @@ from typing import Generic, TypeVar
 
 K = TypeVar("K")
 
-#: Limit of replaced and discarded items in the heap, beyond one for each live key.
+#: Limit of replaced and discarded items that may stay in the heap, beyond one for each live key.
 _SPARE = 1_024
 
 
 class Deadlines(Generic[K]):
-    """The owner chooses the clock. Equal times come out in the order of `set`. Replaced and discarded items are dropped
-    when they come up, and all at once when they outnumber the live ones."""
+    """Heap of keys with a time each, of any clock. Equal times come out in the order of `set`. Replaced and discarded
+    items are dropped when they come up, and all at once when they outnumber the live ones."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, K]] = []

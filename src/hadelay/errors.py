@@ -7,12 +7,12 @@ import errno
 from functools import partial
 from typing import Any, ClassVar
 
-#: Limit of the characters of a text that may repeat what somebody sent.
+#: Limit of characters in an error text, which may repeat what a client sent.
 _LONGEST = 1_000
 
 
 def shortened(text: str) -> str:
-    """The text as it goes into an answer or a log line."""
+    """Shorten an error text to _LONGEST characters for an answer or a log line."""
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text)} characters)"
 
 
@@ -137,7 +137,7 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 
 class DamagedFile(HadelayError):
-    """Bytes that were once synced do not verify. The message names the file, the offset and the way out.
+    """Bytes of a file that were once synced do not verify. The message names the file, the offset and what is wrong.
 
     size: of the record or entry at that offset, when it is one: what to ask a peer for. 0 otherwise.
     """
@@ -154,7 +154,7 @@ class DamagedFile(HadelayError):
 
 
 class ConfigError(HadelayError):
-    """The message names the key (and the line, when it came from a file) and what was expected."""
+    """A wrong configuration. The message names the key (and the line, if it is from a file) and the expected value."""
 
     type, title = "config", "Configuration error"
 
@@ -165,6 +165,6 @@ class Taken(ConfigError):
 
 
 class FatalError(HadelayError):
-    """The node must stop now: going on could break a promise. Raised to whoever started it."""
+    """The node must stop now: going on could break a promise. The error goes to the code that started the node."""
 
     type, title = "fatal", "Fatal error"

@@ -7,23 +7,24 @@ class Member(NamedTuple):
     name: str
     #: host:port of the member's node link.
     address: str
-    #: False: a learner, which gets every entry without a vote, and becomes a voter when it has caught up.
+    #: Whether the member votes. A learner (False) gets every entry without a vote until it has caught up.
     voter: bool = True
-    #: Added while the cluster ran, so never a founder: its disk has to begin as a new incarnation.
+    #: Whether the member was added to a running cluster, so that it is no founder: its disk has to begin as a new
+    #: incarnation.
     joined: bool = False
 
 
 #: Members in the order of their names; never empty, and always with a voter.
 Members = tuple[Member, ...]
 
-#: Limit of members.
+#: Limit of the number of members of a cluster.
 MAX_MEMBERS = 64
-#: Smallest incarnation of a node that was added: above that of the founders.
+#: Smallest incarnation of a node that was added to a running cluster: larger than that of the founders.
 JOINED = 2
 
 
 def is_whole(members: Members) -> bool:
-    """The list has a voter, is in order, and no name or address stands in it twice."""
+    """Whether a list of members is valid: it has a voter, is sorted by name, and has no name or address twice."""
     names = [member.name for member in members]
     addresses = {member.address for member in members}
     return (

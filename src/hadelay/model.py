@@ -1,4 +1,4 @@
-"""The nouns: ids, hours, events, states and drafts. Imports nothing of ours.
+"""Basic types: ids, hours, events, states and drafts of messages. Imports no other module of hadelay.
 
 A message id is a u64: group (8 bits) · hour since 1970 UTC (24) · globalIndex (32), written as 13 upper-case
 characters of Crockford base32, big-endian. Ids never change and are never reused: the id names the index entry that the
@@ -16,7 +16,7 @@ HOUR_MS = 3_600_000
 NEVER_MS = 1 << 62
 #: Limit of every rate that users set, in messages per second.
 MAX_RATE = 1_000_000
-#: No number: the end of a chain, no previous event, no other hour.
+#: Value of number fields that have no number: end of a chain, no previous event, no other hour.
 NONE32 = 0xFFFFFFFF
 #: First number of the hours of dead letters: DEAD_HOURS + the UTC hour in which the letters' retention ends.
 DEAD_HOURS = 1 << 23
@@ -64,7 +64,7 @@ class State(StrEnum):
 #: States of a message that may still be handed out or acked.
 PENDING = frozenset((State.SCHEDULED, State.READY, State.LEASED))
 
-#: Position of a message in a listing: (due_ms, id). A page holds the messages behind a key.
+#: Position of a message in a listing: (due_ms, id). A page holds messages after such a position.
 Key = tuple[int, int]
 FIRST: Key = (-1, 0)
 
@@ -78,10 +78,10 @@ class PastEvent:
     node: str | None
     #: Reason that the consumer gave for a failed attempt.
     reason: str | None = None
-    #: For an event that moved the message to another hour (MOVES): the hours before and after.
+    #: Hours before and after an event that moved the message to another hour (MOVES).
     from_hour: int | None = None
     to_hour: int | None = None
-    #: For LEASED: due time of this attempt; the message itself has only the due time of its latest attempt.
+    #: Due time of this attempt, for LEASED events only; the message itself has only the due time of its latest attempt.
     due_ms: int | None = None
 
 
@@ -94,14 +94,14 @@ class Description:
     state: State
     deliver_at_ms: int
     published_at_ms: int
-    #: Hand-outs so far.
+    #: Number of hand-outs of the message so far.
     attempt: int
-    #: The msgpack map of the record.
+    #: Meta of the message: the msgpack map in its record.
     meta: bytes
-    #: Bytes of the body.
+    #: Size of the message's body, in bytes.
     size: int
     history: list[PastEvent]
-    #: Body; None unless requested.
+    #: Body of the message; None unless requested.
     body: bytes | None = None
     #: Hour and number of the message's present entry.
     hour: int = 0
@@ -112,25 +112,25 @@ class Draft(Struct, frozen=True, gc=False):
     """One message to publish, checked by the HTTP API."""
 
     topic: str
-    #: Unix ms, or a delay in ms when `relative`. Past, zero and negative mean now.
+    #: Due time in Unix ms, or a delay in ms when `relative`. Times in the past, zero and negative mean now.
     when_ms: int
     relative: bool
     tag_mask: int
-    #: Counted from the due time; 0: the topic's TTL.
+    #: TTL in ms, counted from the due time; 0: the topic's TTL.
     ttl_ms: int
-    #: msgpack map, or empty
+    #: meta of the message: a msgpack map, or empty
     meta: bytes
     body: bytes
     #: Idempotency-Key of this message alone
     idem: bytes | None = None
     #: Client key, also in `meta`.
     key: bytes | None = None
-    #: KEEP, REPLACE or REJECT
+    #: action if a pending message has the same client key: KEEP, REPLACE or REJECT
     on_conflict: int = KEEP
-    #: With REPLACE: longest time from the first publish, of those that replaced each other, to the due time. 0: no
+    #: Limit in ms, with REPLACE: time from the first of the publishes that replaced each other to the due time. 0: no
     #: limit.
     max_wait_ms: int = 0
-    #: `meta` has a webhook URL.
+    #: Whether `meta` has a webhook URL of this message.
     callback: bool = False
 
 
@@ -139,7 +139,7 @@ def pack_id(group: int, hour: int, index: int) -> int:
 
 
 def unpack_id(message_id: int) -> tuple[int, int, int]:
-    """(group, hour, globalIndex)"""
+    """Split a message id into (group, hour, globalIndex)."""
     return message_id >> 56, message_id >> 32 & 0xFFFFFF, message_id & 0xFFFFFFFF
 
 
@@ -158,7 +158,7 @@ def encode_id(message_id: int) -> str:
 
 
 def decode_id(text: str) -> int:
-    """The u64 behind 13 characters, either case. Raises ValueError for anything else."""
+    """Decode a message id from its 13 characters, in either case. Raises ValueError for any other text."""
     if len(text) != 13:
         raise ValueError(f"a message id has 13 characters, not {len(text)}")
     v = 0
@@ -180,7 +180,7 @@ def hour_name(hour: int) -> str:
 
 
 def hour_from_name(name: str) -> int:
-    """ValueError unless `name` is YYYYMMDDHH, or `dead-` and YYYYMMDDHH."""
+    """Number of an hour from its name in UTC. ValueError unless `name` is YYYYMMDDHH, or `dead-` and YYYYMMDDHH."""
     if name.startswith(_DEAD):
         return DEAD_HOURS + hour_from_name(name.removeprefix(_DEAD))
     try:

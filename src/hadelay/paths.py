@@ -8,8 +8,8 @@ from hadelay.errors import Forbidden
 
 
 def segment(text: str) -> str:
-    """`text` as one segment of a path. The dots of `.` and `..`, which earlier versions allowed as names of topics, are
-    encoded: they mean another path."""
+    """Encode `text` as one segment of a path. The dots of `.` and `..` are encoded, too: in a path, they mean another
+    path, but earlier versions allowed them as names of topics."""
     return quote(text, safe="") if text.strip(".") or not text else text.replace(".", "%2E")
 
 
@@ -30,12 +30,13 @@ def with_query(path: str, values: Mapping[str, Any]) -> str:
 
 
 def relayed(target: str) -> str:
-    """`target`, asking a node that does not lead to relay the request instead of redirecting it."""
+    """Add to `target` the query that makes a follower relay the request to the leader instead of redirecting it."""
     return f"{target}{'&' if '?' in target else '?'}redirect=false"
 
 
 def encrypted_too(url: str, location: str) -> str:
-    """`location`, to which `url` redirects. Raises Forbidden when a token would leave the encrypted way."""
+    """Returns `location`, to which `url` redirects. Raises Forbidden if the redirect leads from https to an unencrypted
+    URL."""
     if url.startswith("https:") and not location.startswith("https:"):
         raise Forbidden(f"{url} redirects to {location[:200]}, which is not encrypted: see http.advertise there")
     return location

@@ -1,4 +1,4 @@
-"""The real world around a Node: uvloop, sockets, signals, log lines. `serve` blocks until the node has ended.
+"""Runs a Node as a process: uvloop, sockets, signals, log lines. `serve` blocks until the node has ended.
 
 SIGTERM and SIGINT end it in order: a leader hands over first, polls are answered, a checkpoint makes the next start
 quick. A second signal does not wait. What the node itself calls fatal ends the process at once, with code 70: the
@@ -42,11 +42,12 @@ from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.manifests import open_archive
 from hadelay.version import VERSION
 
-#: EX_SOFTWARE: the node ended itself because going on could have broken a promise.
+#: Exit code (EX_SOFTWARE) of a node that ended itself because going on could have broken a promise.
 FATAL = 70
-#: Timeout of a leader's hand-over at a stop, in seconds.
+#: Timeout of handing leadership over when a leader stops, in seconds.
 _HAND_OVER_S = 3.0
-#: Timeout of running webhook calls at a stop, and the interval of looking whether they have ended, in seconds.
+#: At a stop of the node: time to wait for running webhook calls, and interval of checking whether the calls have ended,
+#: in seconds.
 _CALLS_S = 5.0
 _LOOK_S = 0.02
 #: Time before the log first says why the node is not ready, and the interval of its repeats, in seconds.
@@ -57,19 +58,21 @@ _CHECKPOINT_S = 10.0
 _CERTIFICATES_S = 10.0
 #: Days before a certificate expires from which on a daily log line warns; the alert HadelayCertificate warns as early.
 _SOON_DAYS, _DAY_S = 14, 86_400
-#: Thresholds of the garbage collector: batches are many objects without cycles, which the default of 700 visits twice.
+#: Thresholds of Python's garbage collector. A batch has many objects without cycles; with the default of 700 the
+#: collector would visit these objects twice.
 _GC = (20_000, 20, 50)
-#: Switch interval of threads, in seconds: a thread that has ended a sync waits this long for the interpreter. The
-#: default of 5 ms is longer than most syncs.
+#: Python's switch interval of threads, in seconds: longest wait of a thread for the interpreter after its sync has
+#: ended. The default of 5 ms is longer than most syncs.
 _SWITCH_S = 0.0005
-#: Descriptors for everything but sockets of clients and webhooks: journal, hours, LMDB, links, backups, connections
-#: before HELLO on the node link (256) and spares of health routes (64).
+#: Number of file descriptors kept for everything but sockets of clients and webhooks: journal, hours, LMDB, links,
+#: backups, connections before HELLO on the node link (256) and spares of health routes (64).
 RESERVE = 1_024
-#: Reserve of a process that may open few files: the same connections and spares, and 192 for the node's own files.
+#: Number of file descriptors kept, like RESERVE, when the process may open few files: the same connections and spares,
+#: and 192 for the node's own files.
 _SMALL_RESERVE = 512
 #: Smallest limit of open files with which a node starts: the small reserve, and some sockets for clients.
 LEAST = 768
-#: Fields that are never shortened, because clients have no influence on them.
+#: Fields of log lines that are never shortened, because clients have no influence on them.
 _WHOLE = frozenset(("event", "exception", "stack"))
 
 log = structlog.get_logger("hadelay")
@@ -81,7 +84,7 @@ def serve(config: Config, ready: Callable[[dict[str, Any]], None] = lambda node:
     log.info("starting", version=VERSION, cluster=config.cluster.id, data_dir=config.node.data_dir)
     config, sockets = divide(config, raise_limit())
     if config.retention.archive:
-        open_archive(config.retention.archive)  # loads what reaches it: later that would hold up the loop
+        open_archive(config.retention.archive)  # load the archive's library now: later it would block the event loop
     gc.set_threshold(*_GC)
     sys.setswitchinterval(_SWITCH_S)
     return uvloop.run(_serve(config, sockets, ready))
@@ -96,7 +99,7 @@ async def _serve(config: Config, sockets: int, ready: Callable[[dict[str, Any]],
     def fatal(error: BaseException) -> None:
         full = {"next": ENDS} if is_disk_full(error) else {}
         log.critical("fatal", error=repr(error), exc_info=error, **full)
-        # No clean-up: the next write might break a promise.
+        # Exit without clean-up, because any further write might break a promise.
         os._exit(FATAL)
 
     ending = _end_on_signals(loop)
@@ -115,7 +118,7 @@ async def _serve(config: Config, sockets: int, ready: Callable[[dict[str, Any]],
         await _ready(node, ending)
         if not ending.is_set():
             service.access.knows_tokens = True
-            # Objects that exist now stay: the collector skips them from now on.
+            # Objects that exist now live as long as the process, so the garbage collector need not look at them again.
             gc.freeze()
             log.info("ready", http=config.advertise, raft=config.raft.listen, leader=node.raft.leader)
             notify("READY=1")
@@ -136,7 +139,7 @@ async def _serve(config: Config, sockets: int, ready: Callable[[dict[str, Any]],
 
 
 def _end_on_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
-    """Set by the first signal to end; a second one ends the process at once."""
+    """Event that the first SIGTERM or SIGINT sets; a second signal ends the process at once."""
     ending = asyncio.Event()
 
     def on_signal() -> None:
@@ -150,7 +153,7 @@ def _end_on_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
 
 
 def notify(state: str) -> None:
-    """Tell systemd, if it started this process and asked to be told (sd_notify(3))."""
+    """Send `state` to systemd, if systemd started this process and asked for such messages (sd_notify(3))."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if address:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
@@ -158,7 +161,7 @@ def notify(state: str) -> None:
 
 
 def node_link(config: Config, runtime: Runtime) -> AsyncioNetwork:
-    """ConfigError if the certificate can't be used."""
+    """Create the node's network link to the other members. ConfigError if the certificate can't be used."""
     raft = config.raft
     files = (raft.tls_cert, raft.tls_key, raft.tls_ca)
     return AsyncioNetwork(
@@ -196,7 +199,8 @@ def _watch(certificates: list[Certificates], runtime: Runtime) -> None:
 
 
 async def _ready(node: Node, ending: asyncio.Event) -> None:
-    """Wait until a leader is known, and everything committed before now is applied here; a ReadIndex tells both."""
+    """Wait until a leader is known and this node has applied all entries committed before now; a ReadIndex tells
+    both."""
     say_at = node.runtime.monotonic() + _PATIENCE_S
     while not ending.is_set():
         if node.runtime.monotonic() >= say_at:
@@ -228,7 +232,8 @@ async def _calls_over(pool: Pool) -> None:
 
 
 async def _within(seconds: float, start: Callable[[Callable[[], None]], None], failure: str) -> None:
-    """Start something that calls back, and wait for it no longer than this. Only speed depends on it, not safety."""
+    """start(done) and wait at most `seconds` for the call of done(). A timeout is only logged: it does no harm but
+    delay."""
     over = asyncio.Event()
     start(over.set)
     try:
@@ -237,19 +242,19 @@ async def _within(seconds: float, start: Callable[[Callable[[], None]], None], f
         log.warning(failure, after_s=seconds)
 
 
-# ---- file descriptors: a journal without one for its next segment ends the node, so clients never get the last ones
+# ---- file descriptors: clients never get the last ones, because a node that cannot open a journal segment ends
 
 
 def raise_limit() -> int:
-    """Raise the limit of open files to what this process may have; returns it."""
+    """Raise this process's limit of open files to its hard limit; returns the new limit."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return 1 << 30 if hard == resource.RLIM_INFINITY else hard
 
 
 def divide(config: Config, limit: int) -> tuple[Config, int]:
-    """Divide `limit` descriptors: (configuration that fits, sockets for clients and for polls relayed to the leader).
-    Lowers http.max_connections and webhooks.max_calls where it has to, and logs that. ConfigError below LEAST."""
+    """Divide `limit` file descriptors. Returns (configuration that fits, number of sockets for clients and relayed
+    polls). Lowers http.max_connections and webhooks.max_calls if necessary, and logs that. ConfigError below LEAST."""
     if limit < LEAST:
         raise ConfigError(
             f"this process may open {limit} files; a node needs {LEAST} at least, and some for each client: raise the "
@@ -278,8 +283,8 @@ def divide(config: Config, limit: int) -> tuple[Config, int]:
 
 
 def set_up_logs(config: LogConfig, node: str = "") -> None:
-    """Call once per process, before anything logs. Log lines go to stderr: an event and its fields, for changes of
-    state, never per message; JSON unless on a terminal.
+    """Set up logging; call this once per process, before anything logs. Log lines go to stderr: an event and its
+    fields, for changes of state, never per message; JSON unless stderr is a terminal.
 
     Parts that also run in the simulator log through `logging`, with fields in `extra`; others log through structlog.
     Both kinds of lines look alike and carry the node's name."""

@@ -30,7 +30,7 @@ class Token(NamedTuple):
     hash: bytes
     scopes: tuple[str, ...]
     created_at_ms: int
-    #: End of the token; None: valid until revoked.
+    #: Time at which the token expires, Unix ms; None: valid until revoked.
     expires_at_ms: int | None
 
     @property
@@ -45,17 +45,17 @@ class Token(NamedTuple):
 class AuditEntry:
     """One administrative request, done or refused. Times are Unix ms, cluster time."""
 
-    #: Number of the entry, from 1 without gaps.
+    #: Number of the audit entry, from 1 without gaps.
     number: int
     at_ms: int
-    #: Node that took the request.
+    #: Name of the node that received the request.
     node: str
     #: Id and name of the token; both empty where no tokens are required.
     token_id: str
     token: str
     action: str
     target: str
-    #: "done", or the reason of the refusal.
+    #: "done", or the reason why the request was refused.
     outcome: str
 
 
@@ -85,7 +85,7 @@ def covers(glob: str, topic: str) -> bool:
 class Rights:
     """Operations that a set of scopes allows."""
 
-    #: Limit of remembered answers.
+    #: Limit of answers of `may` that are cached.
     _MOST = 4_096
 
     def __init__(self, scopes: Iterable[str]) -> None:
@@ -98,7 +98,7 @@ class Rights:
         self._known: dict[tuple[str, str], bool] = {}
 
     def may(self, scope: str, topic: str | None) -> bool:
-        """topic None: all topics, and the cluster."""
+        """Whether the scopes allow this operation on a topic. topic None: on all topics and the cluster."""
         globs = self.globs[scope]
         if _ALL in globs:
             return True

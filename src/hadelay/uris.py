@@ -1,13 +1,13 @@
-"""Places that are no directories of this machine: which URIs are understood, without the library that opens them."""
+"""URIs of storage outside this machine: which are understood, checked without importing pyarrow, which opens them."""
 
 import re
 from urllib.parse import parse_qsl, urlsplit
 
-#: pyarrow.fs opens these.
+#: Schemes of URIs that pyarrow.fs opens.
 SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs", "file")
-#: Secrets in a URI would stand in messages, lists of processes and Spark's event log.
+#: Parameters refused in URIs: these secrets would stand in messages, lists of processes and Spark's event log.
 _SECRETS = {"access_key", "secret_key", "session_token", "account_key", "sas_token", "tenant_secret"}
-#: Other names of these schemes, and what was probably meant.
+#: Schemes that pyarrow.fs does not open → the scheme that was probably meant.
 _MEANT = {"s3a": "s3", "s3n": "s3", "wasb": "abfs", "wasbs": "abfss"}
 
 
@@ -16,7 +16,7 @@ def is_uri(where: str) -> bool:
 
 
 def problem(where: str) -> str:
-    """Why this is neither a path nor a URI that pyarrow.fs opens; "" if it is one."""
+    """Error text if `where` is neither a path nor a URI that pyarrow.fs opens; "" if it is."""
     if not is_uri(where):
         found = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", where)
         return f"{where}: a URI has two slashes, {found[1].lower()}://…" if found else ""

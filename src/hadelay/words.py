@@ -8,7 +8,7 @@ _TYPES = {
     "str": "text", "int": "a whole number", "float": "a number", "bool": "true or false", "array": "a list",
     "object": "an object", "null": "null", "bytes": "bytes",
 }  # fmt: skip
-#: Settings that are written in more than one way, as examples.
+#: Settings that may be written in more than one way → examples of their values for error texts.
 _FORMS = {"backoff": 'a list, ["1s", "30s"], or {"min": "1s", "max": "1h"}'}
 _EXPECTED = re.compile(r"[Ee]xpected `([^`]+)`(?:, got `(\w+)`)?")
 _MISSING = re.compile(r"[Oo]bject missing required field `([^`]+)`")
@@ -16,7 +16,8 @@ _CHOICE = re.compile(r"[Ii]nvalid enum value (.+)")
 
 
 def plain(text: str, member: str = "", choices: Sequence[str] = ()) -> str:
-    """`text` of a msgspec.ValidationError, without its path. member: what is wrong. choices: the words it may be."""
+    """Rewrite `text`, the message of a msgspec.ValidationError without its path, in plain words. member: name of the
+    wrong member. choices: valid values of an enum."""
     if missing := _MISSING.fullmatch(text):
         return f"{missing[1]} is missing"
     if choice := _CHOICE.fullmatch(text):
@@ -29,5 +30,5 @@ def plain(text: str, member: str = "", choices: Sequence[str] = ()) -> str:
 
 
 def either(words: Sequence[str]) -> str:
-    """a, b or c."""
+    """Join words as "a, b or c"."""
     return " or ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))

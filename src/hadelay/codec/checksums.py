@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from hadelay.codec.formats import U32, Rows
 
 _U32 = 0xFFFF_FFFF
-#: Below this many rows a call per row is quicker than the gather's fixed cost.
+#: Below this number of rows, one CRC call per row is faster than the table look-ups with their fixed cost.
 _FEW = 96
 #: Rows per step: temporary arrays of this size stay in the cache.
 _MANY = 1024
@@ -33,8 +33,8 @@ def crc32c(data: bytes | bytearray | memoryview, crc: int = 0) -> int:
 
 
 def masked(crc: int) -> int:
-    """A CRC as rows contain it: rotated and added to, as in LevelDB's log. All bytes that are followed by their own CRC
-    have the same CRC: files of such rows would have equal checksums even where the rows differ."""
+    """Mask a CRC before it is stored in a row: rotate it and add a constant, as LevelDB's log does. Without the mask,
+    all rows that end with their own CRC would have the same CRC, and so would different files of such rows."""
     return ((crc >> 15 | crc << 17) + 0xA282_EAD8) & _U32
 
 
@@ -46,12 +46,12 @@ class RowCrc:
         assert dtype.names[-1].endswith("crc")
         self.covered = covered = dtype.itemsize - 4
         zeroes = google_crc32c.value(bytes(covered))
-        #: (position, byte) → CRC of a row that is zero otherwise, XOR the CRC of a row of zeroes.
+        #: Table by (position, byte value): CRC of a row that has only this byte, XOR the CRC of a row of zeroes.
         table = np.zeros((covered, 256), np.uint32)
         every = np.arange(256)
         for position in range(covered):
             row = bytearray(covered)
-            # A CRC is linear: the entry of a byte is the XOR of the entries of its bits.
+            # CRCs are linear, so the table entry of a byte is the XOR of the entries of the byte's bits.
             for bit in range(8):
                 row[position] = 1 << bit
                 table[position, every >> bit & 1 == 1] ^= np.uint32(google_crc32c.value(bytes(row)) ^ zeroes)
@@ -79,11 +79,11 @@ class RowCrc:
         return parts
 
     def seal(self, rows: Rows) -> None:
-        """Write the CRC of each row into it."""
+        """Write the masked CRC of each row into the row's last four bytes."""
         rows[rows.dtype.names[-1]] = self.of(rows)  # type: ignore[index]
 
     def bad(self, rows: Rows) -> NDArray[np.intp]:
-        """Positions of the rows that do not verify."""
+        """Positions of the rows whose stored CRC does not match their bytes."""
         if len(rows) < _FEW:
             data, covered, value = rows.tobytes(), self.covered, google_crc32c.value
             step = covered + 4

@@ -41,7 +41,7 @@ _LIMITS = {
     Job.REDRIVE: 500,
 }  # fmt: skip
 
-#: Head of each command: number, size of its body.
+#: Head of each encoded command: the command's number, and the size of its body.
 COMMAND = struct.Struct("<BI")
 _GRANT = struct.Struct("<IIqIBBBBH")
 #: Head of the body of an ACK, NACK or EXTEND: size of the node's name, leases, value_ms.
@@ -51,9 +51,9 @@ _PAIR = struct.Struct("<II")
 _WHEN = struct.Struct("<q?")
 _CURSOR = struct.Struct("<III")
 _LONG = struct.Struct("<Q")
-#: Number of the only section of a SETTLE.
+#: Section number of the hand-out delays, the only section of a SETTLE command.
 _DELAYS = 1
-#: Flags of a member.
+#: Flag bits of a member in an encoded MEMBERS command.
 _VOTER, _JOINED = 1, 2
 _REDRIVE = struct.Struct("<BdI")
 _U64 = np.dtype("<u8")
@@ -65,7 +65,7 @@ def _frame(kind: Command | Job, *parts: bytes) -> bytes:
 
 
 def encode_publish(node: str, drafts: Sequence[Draft], request_key: bytes | None = None) -> bytes:
-    """`node`: the name of the accepting node. See codec/publishcommand.py."""
+    """Encode a PUBLISH (layout: codec/publishcommand.py). node: name of the node that accepted the request."""
     return _frame(Command.PUBLISH, _publish_body(node, drafts, request_key))
 
 
@@ -92,13 +92,14 @@ def encode_ack(node: str, rows: Rows) -> bytes:
 
 
 def uncounted(delay_ms: int) -> int:
-    """delay_ms of a NACK that gives messages back after this delay without counting the attempt, and the other way
-    round. Below the feature level UNCOUNTED such a value means the topic's backoff."""
+    """Convert a delay in ms into the delay_ms of a NACK that does not count the attempt, or back. Below the feature
+    level UNCOUNTED such a value means the topic's backoff."""
     return -2 - delay_ms
 
 
 def encode_nack(node: str, rows: Rows, delay_ms: int = -1, reason: str = "") -> bytes:
-    """delay_ms: −1 for the topic's backoff, below that see `uncounted`. reason: cut to MAX_REASON bytes."""
+    """Encode a NACK. delay_ms: −1 for the topic's backoff; for less see `uncounted`. reason: cut to MAX_REASON
+    bytes."""
     cut = reason.encode()[:MAX_REASON].decode(errors="ignore")
     return _leases(Command.NACK, node, rows, delay_ms, pack_name(cut) if cut else b"")
 
@@ -108,13 +109,14 @@ def encode_extend(node: str, rows: Rows, lease_ms: int) -> bytes:
 
 
 def encode_settle(command: bytes, delays: U32) -> bytes:
-    """`command`, an encoded ACK or NACK, with the hand-out delay in ms of each of its leases, NONE32 for unknown."""
+    """Encode a SETTLE: an encoded ACK or NACK with the hand-out delay in ms of each lease (NONE32: unknown)."""
     section = np.asarray(delays, _U32).tobytes()
     return _frame(Command.SETTLE, command, COMMAND.pack(_DELAYS, len(section)), section)
 
 
 def encode_expire(grants: Iterable[tuple[int, int]]) -> bytes:
-    """Return expired leases of these grants, (term, seq) each. Apply compares every lease with state.now."""
+    """Encode an EXPIRE: return expired leases of these grants, (term, seq) each. Apply compares lease ends with
+    state.now."""
     pairs = np.array(list(grants), _U32).reshape(-1, 2)
     return _frame(Command.EXPIRE, _COUNT.pack(len(pairs)), pairs.tobytes())
 
@@ -122,7 +124,7 @@ def encode_expire(grants: Iterable[tuple[int, int]]) -> bytes:
 def encode_cancel(
     node: str, ids: Sequence[int] | NDArray[np.uint64] = (), keys: Sequence[tuple[str, bytes]] = ()
 ) -> bytes:
-    """`keys`: (topic, client key)."""
+    """Encode a CANCEL of messages, named by `ids`, or by `keys`: (topic, client key)."""
     return _frame(Command.CANCEL, pack_name(node), *_pack_targets(ids, keys))
 
 
@@ -139,12 +141,13 @@ def _pack_targets(ids: Sequence[int] | NDArray[np.uint64], keys: Sequence[tuple[
 
 
 def encode_cursor(hour: int, second: int, local: int) -> bytes:
-    """Hour tick, second tick, localIndex: where scanning starts, never a permission."""
+    """Encode a CURSOR: hour tick, second tick and localIndex up to which the leader has made messages ready."""
     return _frame(Command.CURSOR, _CURSOR.pack(hour, second, local))
 
 
 def encode_topic_put(name: str, config: dict[str, Any]) -> bytes:
-    """Change the settings in `config`, which apply validates; None resets a setting to its default."""
+    """Encode a TOPIC_PUT: change the settings in `config`, which apply validates; None resets a setting to its
+    default."""
     return _frame(Command.TOPIC_PUT, pack_name(name), msgpack.packb(config))
 
 
@@ -153,7 +156,8 @@ def encode_topic_delete(name: str, force: bool = False) -> bytes:
 
 
 def encode_redrive(node: str, topic: str, ids: Sequence[int], *, all: bool = False, rate: float | None = None) -> bytes:
-    """Bring back dead letters: `ids`, at once; or all of the topic in slices (REDRIVE_SOME), `rate` per second."""
+    """Encode a REDRIVE of dead letters: `ids` at once, or all of the topic in slices (REDRIVE_SOME) at `rate` per
+    second."""
     head = _REDRIVE.pack(all, rate or 0.0, len(ids))
     return _frame(Command.REDRIVE, pack_name(node), pack_name(topic), head, np.asarray(ids, _U64).tobytes())
 
@@ -167,17 +171,17 @@ def encode_maintain(job: Job, hour: int = 0, limit: int | None = None, topic: st
 
 
 def encode_purge(topic: str, states: int) -> bytes:
-    """Cancel what the topic holds in these states: bits of ledger/topicchanges.py."""
+    """Encode a PURGE: cancel the topic's messages in these states (bits of ledger/topicchanges.py)."""
     return _frame(Command.PURGE, pack_name(topic), bytes([states]))
 
 
 def encode_alerted(topic: str, count: int) -> bytes:
-    """The first `count` deaths of the topic were reported to its alert URL."""
+    """Encode an ALERTED: the first `count` deaths of the topic were reported to its alert URL."""
     return _frame(Command.ALERTED, pack_name(topic), _LONG.pack(count))
 
 
 def encode_token_create(name: str, digest: bytes, scopes: Sequence[str], lifetime_ms: int | None) -> bytes:
-    """digest: SHA-256 of the token. Checked by apply (ledger/access.py)."""
+    """Encode a TOKEN_CREATE. digest: SHA-256 of the token. Apply checks all fields (ledger/access.py)."""
     return _frame(Command.TOKEN_CREATE, msgpack.packb([name, digest, list(scopes), lifetime_ms]))
 
 
@@ -186,7 +190,7 @@ def encode_token_revoke(token_id: str) -> bytes:
 
 
 def encode_audited(node: str, token_id: str, token: str, action: str, target: str, command: bytes) -> bytes:
-    """`command`, encoded, with an entry of the audit trail. Texts are cut to MAX_NAME bytes."""
+    """Encode a command together with its entry of the audit trail. Texts of that entry are cut to MAX_NAME bytes."""
     texts = (node, token_id, token, action, target)
     cut = (pack_name(text.encode()[:MAX_NAME].decode(errors="ignore")) for text in texts)
     return _frame(Command.AUDITED, *cut, command)
@@ -201,7 +205,8 @@ def encode_incarnation(node: str, incarnation: int) -> bytes:
 
 
 def encode_members(members: Members) -> bytes:
-    """The members from now on, in force once in the log (ADR 150). Must be the only command of its entry."""
+    """Encode the new list of members, in force as soon as it is in the log (ADR 150). Must be the only command of its
+    entry."""
     assert whole_members(members), members
     packed = [
         pack_name(m.name) + pack_name(m.address) + bytes([_VOTER * m.voter | _JOINED * m.joined]) for m in members
@@ -210,7 +215,8 @@ def encode_members(members: Members) -> bytes:
 
 
 def encode_settings(settings: dict[str, Any]) -> bytes:
-    """Limits for apply. Replicated, because nodes with different configuration files must still agree."""
+    """Encode a SETTINGS: limits that apply enforces, replicated because nodes may have different configuration
+    files."""
     return _frame(Command.SETTINGS, msgpack.packb(settings))
 
 
@@ -219,7 +225,8 @@ def encode_noop() -> bytes:
 
 
 def decode(kind: int, body: memoryview) -> Any:
-    """The command's type: Publish, Grant, SettleLeases, … or a tuple. Raises Malformed, also for an unknown kind."""
+    """Decode a command's body into Publish, Grant, SettleLeases, … or a tuple. Raises Malformed, also for an unknown
+    kind."""
     if kind == Command.PUBLISH:
         return decode_publish(body)
     decoder = _DECODERS.get(kind)
@@ -270,7 +277,7 @@ def _decode_settle(reader: WireReader) -> tuple[int, SettleLeases]:
 def _decode_redrive(reader: WireReader) -> RedriveCommand:
     node, topic = reader.name(), _named(reader)
     everything, rate, count = reader.unpack(_REDRIVE)
-    # Keeps infinity and "not a number" out of the ledger.
+    # This check keeps infinity and NaN out of the ledger.
     if not 0 <= rate <= MAX_RATE:
         raise Malformed(f"a rate is above 0 and at most {MAX_RATE}")
     return RedriveCommand(node, topic, bool(everything), rate or None, reader.array(_U64, count))

@@ -10,11 +10,12 @@ from hadelay.codec.formats import U32, Rows
 from hadelay.version import MEMBERS_LEVEL, SETTLE_LEVEL
 
 MAX_REQUEST_ID = 64
-#: A position in a grant is a u16 in its lease tokens.
+#: Limit of messages in a grant: lease tokens hold the position in the grant as a u16.
 MAX_GRANT = 65_535
-#: Highest number of a grant, a u32 in its lease tokens.
+#: Highest sequence number of a grant: lease tokens hold this number as a u32.
 MAX_SEQ = (1 << 32) - 1
-#: Limit of the time between the commit of a grant and the later due time of its messages, which leave when due.
+#: Limit, in ms, of the time by which a grant may be committed before its messages are due; they are handed out when
+#: due.
 MAX_AHEAD_MS = 100
 
 
@@ -56,27 +57,27 @@ class Command(IntEnum):
 class Job(IntEnum):
     """Background work in slices, each a command of its own number (`Command`)."""
 
-    #: Write down what deletions and purges cancelled.
+    #: Write the events of messages that deletions and purges of topics cancelled.
     SWEEP = Command.SWEEP
-    #: Move what an hour that is over still owes to the running hour.
+    #: Move messages that still wait in a past hour to the running hour.
     ROLL_FORWARD = Command.CARRY
-    #: Forget a drained hour.
+    #: Delete an hour that has no open messages any more.
     RETIRE = Command.RETIRE
     #: End messages that wait and are past their TTL.
     TTL_EXPIRE = Command.TTL_EXPIRE
-    #: Forget an hour of dead letters that is over.
+    #: Delete an hour of dead letters whose retention is over.
     DROP_DEAD = Command.DROP_DEAD
-    #: Go on with the redrive of a topic, as far as its rate allows.
+    #: Continue the redrive of a topic's dead letters, as far as the redrive's rate allows.
     REDRIVE = Command.REDRIVE_SOME
 
 
-#: Feature levels of commands above the first level. Before the cluster has switched to that level, apply refuses the
-#: command on every node alike, whether or not the node knows it.
+#: Feature level that a command needs, if above the first. Until the cluster has switched to that level, apply refuses
+#: the command on every node, even on nodes that know the command.
 LEVEL_OF: dict[int, int] = {Command.MEMBERS: MEMBERS_LEVEL, Command.SETTLE: SETTLE_LEVEL}
 
 
 class Audited(NamedTuple):
-    """A command with who asked for it; the result is the command's own."""
+    """A command with its entry of the audit trail (who asked for what). The result is that of the command inside."""
 
     node: str
     token_id: str
@@ -91,35 +92,36 @@ class Grant(NamedTuple):
     """Lease these messages to `consumer`: a proposal, decided by apply message by message."""
 
     term: int
-    #: Chosen by the leader: 1 to MAX_SEQ, different from the held grants of its term.
+    #: Sequence number that the leader chose, from 1 to MAX_SEQ; unique among the held grants of the same term.
     seq: int
     lease_ms: int
     consumer: str
-    #: Empty: the request is not idempotent.
+    #: Id of the receive request; empty if the request is not idempotent.
     request_id: bytes
     node: str
     hours: U32
     indexes: U32
-    #: The messages were handed out already (interval mode): to be recorded, whatever the topic's limits are by now.
+    #: True if the messages were handed out already (interval mode): apply leases them even beyond the topic's limits.
     handed: bool = False
-    #: Messages due within so many ms (at most MAX_AHEAD_MS) may be granted, too; they are handed out when due.
+    #: Messages due within this time, in ms (at most MAX_AHEAD_MS), may be granted, too; they are handed out when due.
     ahead_ms: int = 0
 
 
 class SettleLeases(NamedTuple):
-    """ACK, NACK (`value_ms`: delay, −1 for the topic's own) and EXTEND (`value_ms`: the new lease)."""
+    """An ACK, NACK or EXTEND of leases. `value_ms`: delay of a NACK (−1: the topic's backoff), or new lease time of an
+    EXTEND."""
 
     node: str
     value_ms: int
     rows: Rows
     #: Reason of a NACK, for people; at most MAX_REASON bytes.
     reason: str = ""
-    #: Per lease the ms from its grant until its message was handed to the consumer, NONE32 for unknown.
+    #: For each lease the ms from its grant until the message was handed to the consumer; NONE32: unknown.
     delays: U32 | None = None
 
 
 class RedriveCommand(NamedTuple):
-    """Bring back these dead letters, or `all` of the topic at `rate` per second (None: as fast as possible)."""
+    """Redrive the dead letters `ids`, or `all` of the topic at `rate` per second (None: as fast as possible)."""
 
     node: str
     topic: str
@@ -137,8 +139,8 @@ class Cancel(NamedTuple):
 
 
 class RescheduleCommand(NamedTuple):
-    """Give messages, named as in Cancel, the due time `when_ms`: Unix ms, or a delay when `relative`; past, zero and
-    negative mean now."""
+    """Reschedule messages, named as in Cancel. `when_ms`: new due time in Unix ms, or a delay in ms if `relative`;
+    times in the past, zero and negative mean now."""
 
     node: str
     when_ms: int

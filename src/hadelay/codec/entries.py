@@ -24,12 +24,13 @@ _ENTRY = struct.Struct("<BBHq")
 
 
 def encode_entry(now_ms: int, commands: Sequence[bytes], level: int = 1) -> bytes:
-    """commands: encoded, at most 65,535."""
+    """Encode a log entry of at most 65,535 encoded commands."""
     return b"".join((_ENTRY.pack(ENTRY_VERSION, level, len(commands), now_ms), *commands))
 
 
 def decode_entry(entry: bytes | memoryview) -> tuple[int, int, list[tuple[int, memoryview]]]:
-    """(level, now_ms, [(type, body)]). Raises Malformed. `decode` checks each body."""
+    """Decode a log entry into (level, now_ms, [(type, body)]). Raises Malformed. Bodies are not checked: `decode` does
+    that."""
     reader = WireReader(memoryview(entry))
     version, level, count, now_ms = reader.unpack(_ENTRY)
     if version != ENTRY_VERSION:
@@ -43,7 +44,7 @@ def decode_entry(entry: bytes | memoryview) -> tuple[int, int, list[tuple[int, m
 
 
 def is_whole(command: object) -> bool:
-    """Whether these bytes are one encoded command of the right length; its body is not checked."""
+    """Whether `command` is one encoded command of the right length; the command's body is not checked."""
     if type(command) is not bytes or len(command) < COMMAND.size:
         return False
     return bool(COMMAND.unpack_from(command)[1] == len(command) - COMMAND.size)

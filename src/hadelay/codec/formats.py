@@ -14,7 +14,7 @@ FORMAT_VERSION = 1
 
 SECONDS_PER_HOUR = 3600
 
-#: Arrays: rows of a layout (of INDEX unless a docstring says otherwise), a truth value per row, and numbers per row.
+#: Types of arrays: rows of a layout (INDEX unless a docstring says otherwise), a truth value per row, numbers per row.
 Rows = NDArray[np.void]
 Mask = NDArray[np.bool_]
 U32 = NDArray[np.uint32]
@@ -23,56 +23,56 @@ I64 = NDArray[np.int64]
 #: Entry of `hours/<hour>.idx`; entry n is at offset n × 64.
 INDEX = np.dtype(
     [
-        ("offset", "<u8"),  # of the record in the hour's .log
-        ("first_id", "<u8"),  # the message's id: where it was first filed
-        ("deliver_at_ms", "<i8"),  # Unix ms, exact; `second` is where it is filed
+        ("offset", "<u8"),  # offset of the record in the hour's .log;
+        ("first_id", "<u8"),  # id of the message: names the first entry that the message had;
+        ("deliver_at_ms", "<i8"),  # due time in Unix ms; `second` may be later
         ("tag_mask", "<u8"),
-        ("size", "<u4"),  # of the whole record, header included
-        ("local", "<u4"),  # localIndex: how many entries of the same second stand before it
-        ("index", "<u4"),  # globalIndex: n
-        ("pre", "<u4"),  # preGlobalIndex: the entry before it in the same second, NONE32 for the first
+        ("size", "<u4"),  # size of the whole record, header included;
+        ("local", "<u4"),  # localIndex: number of earlier entries of the same second;
+        ("index", "<u4"),  # globalIndex: number of this entry in the hour;
+        ("pre", "<u4"),  # preGlobalIndex: number of the previous entry of the same second, NONE32 if none
         ("topic", "<u4"),
-        ("attempt", "<u2"),  # hand-outs before this entry was filed
+        ("attempt", "<u2"),  # number of hand-outs of the message before this entry was filed
         ("flags", "<u2"),
-        ("second", "<u2"),  # 0..3599, the second it is filed under; later than deliver_at for what came late
-        ("generation", "<u2"),  # of the topic when this was filed: an older one was deleted with it (ledger/topics.py)
-        ("crc", "<u4"),  # crc32c of the 60 bytes before
+        ("second", "<u2"),  # second of the hour, 0..3599; later than deliver_at_ms if the entry was filed late;
+        ("generation", "<u2"),  # the topic's generation at that time, which a deletion raises (ledger/topics.py);
+        ("crc", "<u4"),  # crc32c of the entry's first 60 bytes
     ]
 )
 INDEX_SIZE = 64
 
-#: Entry of `hours/<hour>.dsp`: an event of a message of that hour, whenever the event happened.
+#: Entry of `hours/<hour>.dsp`: an event of a message that has its index entry in this hour. The event may happen later.
 DISPATCH = np.dtype(
     [
-        ("index", "<u4"),  # globalIndex of the message
-        ("previous", "<u4"),  # number of the previous event of the same message, NONE32 for the first
-        ("other_hour", "<u4"),  # hour that a moved message went to, NONE32 otherwise
+        ("index", "<u4"),  # globalIndex of the message's entry;
+        ("previous", "<u4"),  # number of the previous event of the same entry, NONE32 for the first;
+        ("other_hour", "<u4"),  # hour that a moved message went to, NONE32 for other events
         ("consumer", "<u4"),
-        ("at_ms", "<i8"),  # cluster time
+        ("at_ms", "<i8"),  # cluster time of the event
         ("attempt", "<u2"),
         ("event", "u1"),  # model.Event
         ("node", "u1"),
-        ("crc", "<u4"),  # crc32c of the 28 bytes before
+        ("crc", "<u4"),  # crc32c of the event's first 28 bytes
     ]
 )
 DISPATCH_SIZE = 32
 
-#: In `other_hour` of a nacked event: the reason's number in the low bits (all ones: none), and above it the hand-out
-#: delay in ms plus 1, 0 where it is not known. Below SETTLE_LEVEL there is the reason alone, or NONE32.
+#: Bits of `other_hour` in a nacked event: the lowest REASON_BITS hold the reason's number (all ones: no reason), the
+#: others the hand-out delay in ms plus 1 (0: unknown). Below SETTLE_LEVEL: only the reason's number, or NONE32.
 REASON_BITS = 14
 NO_REASON = (1 << REASON_BITS) - 1
 MAX_NACK_DELAY_MS = (1 << (32 - REASON_BITS)) - 3
 
 
 def nack_reason(other: U32) -> U32:
-    """Per `other_hour` of a nacked event: the number of its reason, NONE32 for none."""
+    """For each `other_hour` of a nacked event: number of the nack's reason, NONE32 for none."""
     reasons: U32 = other & np.uint32(NO_REASON)
     return np.where(reasons == NO_REASON, np.uint32(NONE32), reasons)
 
 
 def handout_delay_ms(events: Rows) -> I64:
-    """Per DISPATCH row that acks or nacks: ms from the grant until the message was handed to the consumer; −1 where it
-    is not known, and for every other event."""
+    """For each DISPATCH row of an ack or nack: ms from the grant until the message was handed to the consumer; −1 if
+    that is unknown, and for all other events."""
     other = events["other_hour"].astype(np.int64)
     known = np.where((events["event"] == Event.ACKED) & (other != NONE32), other, -1)
     above = other >> REASON_BITS
@@ -81,7 +81,7 @@ def handout_delay_ms(events: Rows) -> I64:
     return found
 
 
-#: The head of a record in `hours/<hour>.log`; meta and body follow it, and the next record follows them.
+#: Header of a record in `hours/<hour>.log`. The record's meta and body follow this header; then the next record begins.
 RECORD = np.dtype(
     [
         ("magic", "<u2"),
@@ -92,37 +92,38 @@ RECORD = np.dtype(
         ("topic", "<u4"),
         ("first_id", "<u8"),
         ("published_at_ms", "<i8"),
-        ("deliver_at_ms", "<i8"),  # as first promised; a moved message's present one stands in its index entry
-        ("payload_crc", "<u4"),  # crc32c of meta and body
-        ("header_crc", "<u4"),  # masked crc32c of the 44 bytes before
+        ("deliver_at_ms", "<i8"),  # first due time; a moved message's present due time is in its index entry
+        ("payload_crc", "<u4"),  # crc32c of meta and body;
+        ("header_crc", "<u4"),  # masked crc32c of this header's first 44 bytes
     ]
 )
 RECORD_SIZE = 48
 RECORD_CRC_AT = 44
-RECORD_MAGIC = 0x4448  # "HD"
+RECORD_MAGIC = 0x4448  # the characters "HD", with which every record begins
 RECORD_VERSION = 1
 
-#: Entry of the file `names`, followed by `size` bytes of UTF-8; and the kinds of names. REASON: reason of a failed
-#: attempt.
+#: Entry of the file `names`; the name follows as `size` bytes of UTF-8. `kind` is one of the numbers below; a REASON is
+#: the reason of a failed attempt.
 NAME = np.dtype([("kind", "u1"), ("pad", "u1"), ("size", "<u2"), ("number", "<u4"), ("crc", "<u4")])
 NAME_SIZE = 12
 TOPIC, CONSUMER, NODE, REASON = 1, 2, 3, 4
 
-#: Head of `hours/<hour>.heads`; 3600 HEAD and `counters` COUNTER follow. A cache: derived from .idx, and checked.
+#: Header of the file `hours/<hour>.heads`; 3600 HEAD and `counters` COUNTER follow. The file is a cache of data in
+#: .idx.
 HEADS = np.dtype(
     [
         ("magic", "<u4"),
         ("version", "<u4"),
-        ("hour", "<u4"),  # hours since 1970 UTC
-        ("entries", "<u4"),  # the heads are those after this many entries
-        ("counted", "<u4"),  # and the counters after this many
+        ("hour", "<u4"),  # number of the hour since 1970 UTC;
+        ("entries", "<u4"),  # number of index entries that the heads include;
+        ("counted", "<u4"),  # number of index entries that the counters include
         ("counters", "<u4"),
-        ("crc", "<u4"),  # crc32c of the 24 bytes before and of all that follows
+        ("crc", "<u4"),  # crc32c of this header's first 24 bytes and of all rows that follow
     ]
 )
-HEADS_MAGIC = 0x53484448  # "HDHS"
+HEADS_MAGIC = 0x53484448  # the characters "HDHS", with which the file begins
 HEAD = np.dtype([("last", "<u4"), ("count", "<u4")])
-#: Count of one topic's entries in one minute of the hour; only pairs that occur, in order of (topic, minute).
+#: Number of entries of one topic in one minute of the hour. Zeroes are left out; the order is (topic, minute).
 COUNTER = np.dtype([("topic", "<u4"), ("minute", "<u4"), ("count", "<u4")])
 
 #: Row of a checkpoint for one hour: lengths of the hour's files at the applied index, and crc32c of exactly those

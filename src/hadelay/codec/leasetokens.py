@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from hadelay.codec.formats import Mask, Rows
 
-#: A lease as ACK, NACK and EXTEND carry it.
+#: Layout of a lease in an ACK, NACK or EXTEND.
 LEASE = np.dtype([("term", "<u4"), ("seq", "<u4"), ("pos", "<u4"), ("hour", "<u4"), ("index", "<u4")])
 
-#: Bytes of a token; the first byte of `hour` is the last one of `pos`, and is masked out.
+#: Layout of a token's 18 bytes. `hour` has 3 bytes but is read as 4: the first is the last byte of `pos`, and is
+#: masked.
 _TOKEN = np.dtype(
     {
         "names": ["group", "term", "seq", "pos", "hour", "index"],
@@ -26,9 +27,9 @@ _TOKEN = np.dtype(
 
 TOKEN_CHARS = 29
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-#: Two characters for each value of ten bits.
+#: Table: value of ten bits → the two base32 characters for this value.
 _PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
-#: Byte → the digit that Python's int() reads in base 32, or one that int() refuses.
+#: Table: character of a token → the digit that Python's int() reads in base 32, or "!", which int() refuses.
 _DIGITS = bytearray(b"!" * 256)
 for _letters in (_ALPHABET, _ALPHABET.lower()):
     for _letter, _digit in zip(_letters.encode(), b"0123456789abcdefghijklmnopqrstuv", strict=True):
@@ -40,9 +41,10 @@ def encode_leases(
     group: int, term: int, seq: int, positions: Sequence[int] | NDArray[np.integer],
     hours: Sequence[int] | NDArray[np.integer], indexes: Sequence[int] | NDArray[np.integer],
 ) -> list[str]:  # fmt: skip
-    """One lease token per position of the grant {term, seq}."""
+    """Encode one lease token for each of these positions of the grant {term, seq}."""
     pairs, letters = _PAIRS, _ALPHABET
-    # 60 bits that all tokens share, 60 that end within the index, and the other 24 of the index with the zero bit.
+    # A token's bits in three parts: 60 bits that all tokens of the grant share; 60 bits that end within the index; the
+    # other 24 bits of the index with the zero bit.
     first = group << 52 | term << 20 | seq >> 12
     head = "".join([pairs[first >> shift & 1023] for shift in range(50, -1, -10)])
     columns = (np.asarray(column).tolist() for column in (positions, hours, indexes))
@@ -58,7 +60,8 @@ def encode_leases(
 
 
 def decode_leases(group: int, tokens: Sequence[str]) -> tuple[Rows, Mask]:
-    """(LEASE rows, ok): ok is False, and the row zero, where the token is malformed or of another group."""
+    """Decode lease tokens into (LEASE rows, ok). Where a token is malformed or of another group, ok is False and the
+    row zero."""
     raw = [_parse(group, token) for token in tokens]
     fields = np.frombuffer(b"".join(raw), _TOKEN)
     rows = np.zeros(len(tokens), LEASE)

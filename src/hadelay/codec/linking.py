@@ -17,12 +17,13 @@ from hadelay.model import NONE32
 Numbers = NDArray[np.integer]
 INDEX_CRC, DISPATCH_CRC, RECORD_CRC = RowCrc(INDEX), RowCrc(DISPATCH), RowCrc(RECORD)
 
-#: Below this many rows a loop is quicker than a dozen numpy calls.
+#: Below this number of rows, a Python loop is faster than a dozen numpy calls.
 _FEW = 12
 
 
 class Heads(NamedTuple):
-    """Per second of an hour: globalIndex of its last entry (NONE32 if none), and how many it has. u4[3600] each."""
+    """For each second of an hour: globalIndex of the second's last entry (NONE32 if none), and number of its
+    entries."""
 
     last: U32
     count: U32  # type: ignore[assignment]  # shadows tuple.count, which nobody needs
@@ -43,7 +44,7 @@ def no_heads(hours: int = 1) -> Heads:
 
 
 def group(keys: Numbers) -> Groups:
-    """keys: non-empty; u2 sorts 25 times faster (radix) than wider ones."""
+    """Group rows by key. keys: at least one; u2 keys sort 25 times faster (radix sort) than wider keys."""
     order = keys.argsort(kind="stable")
     ordered = keys[order]
     new = np.empty(len(keys), np.bool_)
@@ -59,8 +60,8 @@ def group(keys: Numbers) -> Groups:
 def chain(
     keys: Numbers, numbers: Numbers, last: Numbers, count: Numbers, groups: Groups | None = None
 ) -> tuple[Numbers, Numbers]:
-    """(rank, previous) of each row: number of earlier rows with the same key, and the position of the last of these
-    rows.
+    """(rank, previous) of each row. rank: number of earlier rows with the same key. previous: number of the latest of
+    these earlier rows.
 
     numbers: what the rows are called, in the dtype of `last`. last, count: per key, continued in place.
     """
@@ -85,7 +86,8 @@ def chain(
 
 
 def place(keys: Numbers, sizes: I64, ends: I64, groups: Groups | None = None) -> I64:
-    """Start of each item of `sizes`, appended to the file of its key. ends: of the files, moved on in place."""
+    """Offset of each item when the items are appended to the files of their keys. sizes: of the items. ends: of the
+    files, moved on in place."""
     if len(keys) == 1:
         key = int(keys[0])
         start = ends[key : key + 1].copy()
@@ -102,7 +104,7 @@ def place(keys: Numbers, sizes: I64, ends: I64, groups: Groups | None = None) ->
 
 
 def link(rows: Rows, heads: Heads) -> None:
-    """Fill local and pre of INDEX rows of one hour, whose second and index are there, and move the heads on."""
+    """Set `local` and `pre` of INDEX rows of one hour, and update the heads. `second` and `index` must be set."""
     last, count = heads
     if len(rows) < _FEW:
         for row, second, index in zip(rows, rows["second"].tolist(), rows["index"].tolist(), strict=True):
@@ -114,8 +116,10 @@ def link(rows: Rows, heads: Heads) -> None:
 
 
 def catch_up(keys: Numbers, indexes: U32, last: U32, count: U32) -> None:
-    """Move heads on over entries that are linked already (a rebuild, or a cached copy that is behind)."""
-    # Largest index + 1, where NONE32 + 1 wraps to 0: assignment would leave it open which of several writes wins.
+    """Update heads for entries that are linked already (after a rebuild, or when a cached copy of the heads is
+    behind)."""
+    # Take the maximum of index + 1 (NONE32 + 1 wraps to 0): after a plain assignment, any of several values for the
+    # same key might win.
     ends = last + np.uint32(1)
     np.maximum.at(ends, keys, indexes + np.uint32(1))
     np.subtract(ends, np.uint32(1), out=last)

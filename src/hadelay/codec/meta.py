@@ -43,18 +43,18 @@ _EMPTY = b"\x80"
 
 
 def pack(meta: Meta) -> bytes:
-    """The map as bytes; empty for a map without keys."""
+    """Encode the meta map; empty bytes for a map without keys."""
     packed = _encode(meta)
     return b"" if packed == _EMPTY else packed
 
 
 def retried(meta: bytes) -> bytes:
-    """The map without `tp`, which differs between two tries of one publish: each try is a span of its own."""
+    """The meta map without `tp`, the publisher's span, which differs between two tries of the same publish."""
     return pack(msgspec.structs.replace(unpack(meta), tp=None)) if b"\xa2tp" in meta else meta
 
 
 def unpack(meta: bytes | memoryview) -> Meta:
-    """The map as a value, which may be shared: do not change it. Unknown keys, of a later version, are dropped."""
+    """Decode the meta map. The result may be shared: do not change it. Unknown keys, of later versions, are dropped."""
     return _decode(meta) if meta else _NOTHING
 
 
@@ -77,12 +77,12 @@ def mask_of(tags: Iterable[str]) -> int:
 
 
 def has_all(masks: NDArray[np.uint64], wanted: int) -> Mask:
-    """Mask of messages that may have all tags of `wanted`, a `mask_of` them; other messages certainly have not."""
+    """Which messages may have all wanted tags; the others certainly have not. wanted: `mask_of` the tags."""
     return np.asarray(masks & np.uint64(wanted) == np.uint64(wanted))
 
 
 def has_any(masks: NDArray[np.uint64], wanted: Iterable[str]) -> Mask:
-    """Mask of messages that may have one of these tags; other messages certainly have none."""
+    """Which messages may have at least one of the wanted tags; the others certainly have none."""
     found = np.zeros(len(masks), np.bool_)
     for tag in wanted:
         found |= has_all(masks, tag_bits(tag))

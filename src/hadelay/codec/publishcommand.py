@@ -23,10 +23,11 @@ from hadelay.codec.meta import retried
 from hadelay.codec.wire import Malformed, WireReader, pack_name
 from hadelay.model import REJECT, Draft
 
-#: Space for the header of a record, in front of every payload.
+#: Free bytes in front of every payload, where apply writes the header of the record.
 GAP = bytes(48)
 
-#: PUBLISH_ROW.flags: `when_ms` is a delay, to which apply adds cluster time; the message's meta has a webhook URL.
+#: Bits of PUBLISH_ROW.flags. RELATIVE: `when_ms` is a delay, to which apply adds cluster time. CALLBACK: the message's
+#: meta has a webhook URL.
 RELATIVE, CALLBACK = 1, 2
 
 PUBLISH_ROW = np.dtype(
@@ -41,10 +42,10 @@ PUBLISH_ROW = np.dtype(
         ("flags", "<u2"),
     ]
 )
-#: An Idempotency-Key with the rows that it covers. `hash` includes the scope, see `hash_key`.
+#: Layout of an Idempotency-Key and the range of rows that the key covers. `hash`: see `hash_key`.
 KEY_ROW = np.dtype([("hash", "V16"), ("fingerprint", "<u8"), ("first", "<u4"), ("count", "<u4")])
 
-#: The client key of one message. `hash`: see `hash_client_key`.
+#: Layout of the client key of one message. `hash`: see `hash_client_key`.
 CLIENT_KEY_ROW = np.dtype([("row", "<u4"), ("mode", "u1"), ("pad", "V3"), ("max_wait_ms", "<i8"), ("hash", "V16")])
 
 _HEAD = struct.Struct("<BHIIII")
@@ -55,26 +56,26 @@ _KEY, _CLIENT_KEY = struct.Struct("<16sQII"), struct.Struct("<IB3xq16s")
 
 @dataclass(slots=True)
 class Publish:
-    """A decoded PUBLISH."""
+    """A decoded PUBLISH command."""
 
     node: str
     topics: list[str]
     rows: Rows
     keys: Rows
     client_keys: Rows
-    #: Where each record starts in `blob`, and how long it is, header included.
+    #: Offset of each record in `blob`, and the record's length, header included.
     starts: I64
     sizes: I64
     blob: memoryview
 
 
 def hash_key(scope: bytes, key: bytes) -> bytes:
-    """16 bytes that stand for an Idempotency-Key. `scope` keeps the keys of requests and of rows apart."""
+    """16-byte hash of an Idempotency-Key. `scope` keeps the keys of whole requests apart from those of rows."""
     return blake2b(key, digest_size=16, key=scope).digest()
 
 
 def hash_client_key(key: bytes) -> bytes:
-    """16 bytes that stand for a client key, under the number of its topic (ledger/keys.py)."""
+    """16-byte hash of a client key, looked up together with the number of its topic (ledger/keys.py)."""
     return hash_key(b"client", key)
 
 
@@ -147,7 +148,8 @@ def _key_rows(
 
 
 def decode_publish(body: memoryview) -> Publish:
-    """Raises Malformed unless every length, topic number and key range fits: apply relies on all of them."""
+    """Decode the body of a PUBLISH. Raises Malformed unless all lengths, topic numbers and key ranges fit, as apply
+    needs."""
     reader = WireReader(body)
     node_size, topic_count, row_count, key_count, client_count, blob_size = reader.unpack(_HEAD)
     node = reader.text(node_size)

@@ -10,7 +10,8 @@ _HEADER = struct.Struct("<HBBIIIQqqII")
 
 
 class Record(NamedTuple):
-    """Fields of formats.RECORD, in its order, then the payload's two parts."""
+    """Record of a delay log: the header's fields in the order of formats.RECORD, then the payload's parts, meta and
+    body."""
 
     magic: int
     version: int
@@ -32,7 +33,7 @@ class Record(NamedTuple):
 
 
 def decode_record(data: bytes) -> Record:
-    """`data` starts with a record whose header verifies (`check_record`)."""
+    """Decode the record at the start of `data`. Its header must have been checked (`check_record`)."""
     header: tuple[Any, ...] = _HEADER.unpack_from(data)
     body_at = RECORD_SIZE + header[3]
     return Record._make((*header, data[RECORD_SIZE:body_at], data[body_at : body_at + header[4]]))

@@ -13,25 +13,25 @@ class RowCode(IntEnum):
     """Outcome of one row of a PUBLISH."""
 
     OK = 0
-    #: Beyond max_delay: refused, never clamped (422).
+    #: The due time is beyond max_delay: refused, never clamped (422).
     TOO_FAR = 1
     #: The Idempotency-Key was used with another payload or other options (422).
     KEY_CONFLICT = 2
     #: The topic does not exist and auto_create_topics is off (404).
     NO_TOPIC = 3
-    #: 2³² − 1 messages are already filed under that hour (429).
+    #: The hour is full: 2³² − 1 messages are already filed under it (429).
     HOUR_FULL = 4
-    #: max_topics topics exist already (429).
+    #: The topic is new, and the limit max_topics is reached (429).
     TOO_MANY_TOPICS = 5
-    #: on_conflict = reject, and the message of `others` is pending under the key (409).
+    #: on_conflict is reject, and a pending message (its id is in `others`) has the same client key (409).
     KEY_PENDING = 6
-    #: on_conflict = replace, and the message of `others` is leased (409).
+    #: on_conflict is replace, and a leased message (its id is in `others`) has the same client key (409).
     KEY_LEASED = 7
     #: The topic has max_messages pending messages (429).
     TOO_MANY_MESSAGES = 8
     #: The pending messages of the topic would have more than max_bytes (429).
     TOO_MANY_BYTES = 9
-    #: Beyond the topic's publish_rate (429).
+    #: The topic's publish_rate is exceeded (429).
     TOO_FAST = 10
     #: The message names a webhook URL of its own, and the topic does not allow that (422).
     NO_CALLBACK = 12
@@ -40,11 +40,11 @@ class RowCode(IntEnum):
 class LeaseOutcome(IntEnum):
     """Outcome of one lease of an ACK, NACK or EXTEND."""
 
-    #: acked, nacked or extended: what was asked for.
+    #: The lease was acked, nacked or extended as requested.
     DONE = 0
     ALREADY_ACKED = 1
     LEASE_LOST = 2
-    #: NACK: still held, there was too much in one command. Propose these again.
+    #: NACK only: the command had too much for one apply. The lease is still held: propose its nack again.
     AGAIN = 3
 
 
@@ -58,7 +58,7 @@ class TargetOutcome(IntEnum):
     DEAD = 4
     NOT_FOUND = 5
     CANCELLED = 6
-    #: Beyond max_delay (422).
+    #: The new due time is beyond max_delay (422).
     TOO_FAR = 7
     #: The command had too many targets for one apply: propose this target again.
     AGAIN = 8
@@ -83,7 +83,7 @@ class RedriveOutcome(IntEnum):
     ACKED = 4
     CANCELLED = 5
     EXPIRED = 6
-    #: Never issued, gone, or of another topic.
+    #: The id was never issued, or its message is gone or in another topic.
     NOT_FOUND = 7
     #: The command had too many ids for one apply: propose this id again.
     AGAIN = 8
@@ -93,15 +93,15 @@ class RedriveOutcome(IntEnum):
 
 @dataclass(slots=True)
 class PublishResult:
-    """Row n of the command is row n here. Where `codes` is not OK, `ids` and `deliver_at_ms` are 0."""
+    """Result of a PUBLISH, in the order of its rows. Where `codes` is not OK, `ids` and `deliver_at_ms` are 0."""
 
     ids: NDArray[np.uint64]
     deliver_at_ms: I64
     codes: NDArray[np.uint8]
-    #: The Idempotency-Key was seen before: id and deliver_at are those of the first answer. Or a pending message with
-    #: the client key was kept: id and deliver_at are those of that message.
+    #: True for rows that stored no new message. `ids` and `deliver_at_ms` are those of the first answer to the same
+    #: Idempotency-Key, or of the pending message with the same client key.
     duplicate: Mask
-    #: Only where there are client keys: the id that was replaced, or that is in the way; 0 for none.
+    #: For rows with client keys: id of the message that was replaced, or that is in the way; 0 for none.
     others: NDArray[np.uint64] | None = None
 
     def note_others(self, rows: int | slice, ids: int | NDArray[np.uint64]) -> None:
@@ -114,17 +114,19 @@ class PublishResult:
 class GrantResult:
     term: int
     seq: int
-    #: Per proposed message: it is leased to the consumer now, and only then may it be handed out.
+    #: For each proposed message, whether it is leased to the consumer now. Only then may it be handed out.
     granted: Mask
     attempts: NDArray[np.uint16]
     until_ms: int
-    #: The same {consumer, request_id} still holds this grant: hand that out again instead. Nothing was granted.
+    #: (term, seq) of a grant that the same {consumer, request_id} still holds: nothing was granted; hand that grant out
+    #: again.
     existing: tuple[int, int] | None = None
 
 
 @dataclass(slots=True)
 class LeaseResult:
-    """Result of ACK, NACK and EXTEND: LeaseOutcome per lease. `until_ms` is set for EXTEND."""
+    """Result of ACK, NACK and EXTEND: a LeaseOutcome per lease, and for EXTEND `until_ms`, the new end of the
+    leases."""
 
     outcomes: NDArray[np.uint8]
     until_ms: int = 0
@@ -141,20 +143,20 @@ class ExpireResult:
 
 @dataclass(slots=True)
 class CancelResult:
-    #: CancelOutcome per target
+    #: a CancelOutcome for each message that the command names
     outcomes: NDArray[np.uint8]
 
 
 @dataclass(slots=True)
 class RedriveResult:
-    #: RedriveOutcome per id
+    #: a RedriveOutcome for each id in the command
     outcomes: NDArray[np.uint8]
 
 
 @dataclass(slots=True)
 class RescheduleResult:
-    """Result of RESCHEDULE, per target: Outcome, message id (0: not found), and deliver_at_ms where the Outcome is
-    DONE."""
+    """Result of RESCHEDULE for each named message: TargetOutcome, message id (0: not found), and deliver_at_ms where
+    the outcome is DONE."""
 
     outcomes: NDArray[np.uint8]
     ids: NDArray[np.uint64]
@@ -178,8 +180,8 @@ class Done:
 
 @dataclass(slots=True)
 class Refused:
-    """Nothing changed. `code` is stable: malformed, unknown_command, bad_config, no_topic, topic_not_empty,
-    hour_running, hour_open, unsupported_level, …; `detail` is for people."""
+    """Result of a refused command, which changed nothing. `code` is stable: malformed, unknown_command, bad_config,
+    no_topic, topic_not_empty, hour_running, hour_open, unsupported_level, …; `detail` is for people."""
 
     code: str
     detail: str = ""

@@ -1,4 +1,4 @@
-"""Reading bytes that may be anything: every decoder of the core ends well or raises Malformed, and nothing else."""
+"""Reading of untrusted bytes: every decoder of the core returns a value or raises Malformed, and nothing else."""
 
 import struct
 from typing import Any
@@ -22,7 +22,7 @@ def pack_name(name: str) -> bytes:
 
 
 class WireReader:
-    """Reads a body from front to back; arrays are views of the body, not copies."""
+    """Reads encoded bytes from front to back; the returned arrays are views of these bytes, not copies."""
 
     __slots__ = ("at", "view")
 
@@ -54,7 +54,7 @@ class WireReader:
         return np.frombuffer(self.take(count * dtype.itemsize), dtype)
 
     def msgpack(self) -> Any:
-        """Decode the rest as one msgpack value."""
+        """Decode the remaining bytes as one msgpack value."""
         try:
             return msgpack.unpackb(self.take(len(self.view) - self.at), strict_map_key=False)
         except (ValueError, TypeError, msgpack.UnpackException, RecursionError, OverflowError) as error:

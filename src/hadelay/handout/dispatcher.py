@@ -44,7 +44,8 @@ OFFERED = 1 << 16
 
 
 class Dispatcher(LedgerListener):
-    """Between `start` and the end of leadership; a new leader makes a new one."""
+    """Decides which messages to offer to which polls, from `start` to the end of leadership; a new leader makes a new
+    one."""
 
     def __init__(
         self,
@@ -59,9 +60,9 @@ class Dispatcher(LedgerListener):
         on_ttl: Callable[[int], None],
         read_ahead: Prefetch | None,
     ) -> None:
-        """wake: something changed, so call `advance` soon. on_lease: a grant was applied or extended, whether or not
-        its proposer still waits for it. watch: a topic was made, changed or deleted, or messages of it died. on_ttl:
-        ledger.ports.Listener."""
+        """Callbacks. wake: something changed, so call `advance` soon. on_lease: a grant was applied or extended,
+        whether or not its proposer still waits for it. watch: a topic was made, changed or deleted, or messages of it
+        died. on_ttl: see ledger.ports.LedgerListener."""
         self.ledger, self.store = ledger, ledger.store
         self.turns = Turns(ledger.topics)
         self._owed = Owed(ledger, self._spoiled)
@@ -70,12 +71,12 @@ class Dispatcher(LedgerListener):
         self.matcher = Matcher(self.windows, self.waiting)
         self.scans = Scans(self.windows, self._damaged)
         self._preload = Preload(self.windows, preload_ms, self._damaged, read_ahead)
-        #: Nothing is handed out before this: the previous leader's cursor stood there.
+        #: Nothing is handed out before this time, which is that of the previous leader's cursor.
         self.resume_ms = 0
-        #: (hour, second) of broken chains, in the order in which they were found.
+        #: Broken chains of seconds, as (hour, second), in the order in which they were found.
         self._damages: dict[tuple[int, int], None] = {}
-        #: Seconds (since 1970) in which records were repaired while the second ran; the dispatcher scans them after
-        #: their end.
+        #: Seconds (since 1970) of which entries were repaired while the second ran; the dispatcher scans each of them
+        #: after its end.
         self._repaired: Deadlines[int] = Deadlines()
         #: Damaged entries, hour → indexes, each once, in the order in which they were found.
         self._bad_entries: dict[int, dict[int, None]] = {}
@@ -85,9 +86,9 @@ class Dispatcher(LedgerListener):
     # ---- taking over
 
     def start(self, now_ms: int) -> None:
-        """Take over at cluster time now_ms, on committed state only. Clock alignment (S2): if the previous leader's
-        tick is ahead of the clock, wait until they meet; if it is behind, look for what fell due meanwhile from the
-        oldest owed second on, in order, while the preload starts at the present."""
+        """Take over at cluster time now_ms, with all committed entries applied. Clock alignment (S2): if the previous
+        leader's tick is ahead of the clock, hand out nothing until the clock reaches the tick. Otherwise scan for
+        messages that fell due meanwhile, from the oldest owed second on, while the preload starts at the present."""
         hour, second, local = self.ledger.cursor
         self._preload.reached = (hour * SECONDS_PER_HOUR + second, local)
         self.resume_ms = self._preload.reached[0] * 1000
@@ -99,14 +100,15 @@ class Dispatcher(LedgerListener):
 
     @property
     def cursor(self) -> tuple[int, int, int]:
-        """Hour tick, second tick, localIndex."""
+        """The dispatch cursor: (hour tick, second tick, localIndex)."""
         hour, second = divmod(self._preload.reached[0], SECONDS_PER_HOUR)
         return hour, second, self._preload.reached[1]
 
     # ---- time
 
     def advance(self, now_ms: int) -> int:
-        """Make ready what is due at now_ms. Returns when to look again, NEVER_MS if nothing is coming."""
+        """Make messages ready that are due at now_ms. Returns when to call this again, NEVER_MS if no message is
+        coming."""
         if now_ms < self.resume_ms:
             return self.resume_ms
         self.turns.tick(max(now_ms, self.turns.now_ms))
@@ -121,7 +123,7 @@ class Dispatcher(LedgerListener):
 
     @property
     def busy(self) -> bool:
-        """Call `work` soon, then `advance`."""
+        """Whether a second is being loaded or a scan runs. If so, the owner calls `work` soon, then `advance`."""
         return bool(self._preload.loading or self.scans.jobs)
 
     def work(self) -> None:
@@ -131,10 +133,10 @@ class Dispatcher(LedgerListener):
         if self.scans.jobs and not self._preload.late:
             self.scans.work()
 
-    # ---- told by apply
+    # ---- changes that apply reports
 
     def on_filed(self, hours: int | NDArray[np.int64], rows: NDArray[np.void]) -> None:
-        self.wake()  # in any case: `turns.now_ms` may be as old as the last message
+        self.wake()  # also if no filed message seems due: `turns.now_ms` may be old
         self._preload.filed(hours, rows)
 
     def on_granted(self, grant: HeldGrant) -> None:
@@ -144,7 +146,7 @@ class Dispatcher(LedgerListener):
             self.windows.ready_counts[number] -= count
 
     def on_extended(self, grant: HeldGrant) -> None:
-        self._on_lease(grant)  # an extension may end sooner than what it extends
+        self._on_lease(grant)  # an extended lease may end sooner than before
 
     def on_settled(self, hour: int, indexes: NDArray[np.uint32], event: Event) -> None:
         if self.turns.leases_ended():
@@ -158,7 +160,8 @@ class Dispatcher(LedgerListener):
             return
         if not self._preload.has_seen(hour):
             return
-        # These messages were waiting: cancelled, expired, or rolled forward. Windows drop them at their next look.
+        # The settled messages were waiting: cancelled, expired, or rolled forward. Windows drop them at their next
+        # look.
         rows = self.store.entries(hour, indexes, verify=False)
         due = rows["deliver_at_ms"] <= self.turns.now_ms
         self.windows.ready_counts.subtract(rows["topic"][due & self.ledger.topics.alive(rows)].tolist())
@@ -186,10 +189,11 @@ class Dispatcher(LedgerListener):
             leased = self._leased.setdefault(hour, BitMap())
             leased |= bitmap(rows["index"][mine])
 
-    # ---- what is ready
+    # ---- ready messages
 
     def oldest_ready_ms(self, numbers: Collection[int]) -> dict[int, int]:
-        """When the oldest ready message of each of these topics fell due; to the second if it is not in memory."""
+        """Due time of the oldest ready message of each topic, in ms; rounded to a second if the message is not in
+        memory."""
         found: dict[int, int] = {}
         firsts: dict[int, dict[int, int]] = {}
         for number in numbers:
@@ -197,7 +201,8 @@ class Dispatcher(LedgerListener):
             hour, index = divmod(window.entries[0], 1 << 32) if window.entries else (DEAD_HOURS, 0)
             if hour < DEAD_HOURS and (window.rescan_from is None or hour <= window.rescan_from // SECONDS_PER_HOUR):
                 firsts.setdefault(hour, {})[number] = index
-        # The first entry nearly always is the one: to look at those of all topics at once costs a tenth.
+        # A window's first entry nearly always is its oldest owed message. Looking at the first entries of all topics
+        # together takes a tenth of the time.
         for hour, indexes in firsts.items():
             rows, owed = self._owed.look(hour, np.array(list(indexes.values()), np.uint32))
             due = zip(indexes, rows["deliver_at_ms"].tolist(), owed.tolist(), strict=True)
@@ -212,8 +217,8 @@ class Dispatcher(LedgerListener):
         return self.turns.now_ms if window.rescan_from is None else window.rescan_from * 1000
 
     def match(self, now_ms: int) -> list[Offer]:
-        """Take messages out of their windows for waiting polls: propose each offer, then call `matcher.settle`. now_ms:
-        cluster time, which `advance` may have been told ahead of."""
+        """Take messages out of their windows for waiting polls. The caller proposes each offer, then calls
+        `matcher.settle`. now_ms: cluster time; `advance` may have been called with a later time."""
         if self.turns.now_ms < self.resume_ms:
             return []
         return self.matcher.match(OFFERED - len(self.windows.in_flight), now_ms)
@@ -232,7 +237,8 @@ class Dispatcher(LedgerListener):
             self._on_damage(Damage(hour, NO_SECOND, index, 1, "the entry or its record does not verify"))
 
     def repaired(self, hour: int) -> None:
-        """Damaged entries of the hour are good again: reach what lay behind them."""
+        """Damaged entries of the hour were repaired: make them ready, and load or scan the seconds whose chains were
+        broken."""
         if bad := self._bad_entries.pop(hour, None):
             rows, owed = self._owed.look(hour, np.array(list(bad), np.uint32))
             rows = rows[owed]

@@ -16,10 +16,10 @@ from hadelay.ledger.hourstate import groups
 
 #: Size limit of one answer, in bytes, unless a single message is larger.
 GRANT_BYTES = 4 << 20
-#: Limit of the time between the due times of messages in one answer that are not due yet: an answer is deferred until
-#: its last message is due.
+#: Limit, in ms, of the time between the first and the last due time in an answer with messages that are not due yet:
+#: the answer waits until its last message is due.
 _TOGETHER_MS = 8
-#: Limit of entries looked at together while a window has only entries that are not owed any more.
+#: Limit of entries that are looked at in one go, after earlier looks found only entries that are not owed any more.
 _MAX_AHEAD = 4_096
 
 
@@ -33,7 +33,7 @@ class OfferPart(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Offer:
-    """Messages taken out of their windows for one poll: the grant to propose."""
+    """Messages taken out of their windows for one poll, to be proposed as a grant."""
 
     poll: Poll
     parts: list[OfferPart]
@@ -49,12 +49,13 @@ class Offer:
 class Matcher:
     def __init__(self, windows: Windows, waiting: Waiting) -> None:
         self._windows, self._waiting, self._turns, self._owed = windows, waiting, windows.turns, windows.owed
-        #: Counts of messages whose tags were read, and of those that only seemed to match by their masks.
+        #: Number of messages whose tags were read, and number of those whose tags did not match although their masks
+        #: did.
         self.checked = self.false_positives = 0
 
     def match(self, room: int, now_ms: int) -> list[Offer]:
-        """Offers to waiting polls, of at most `room` messages together. now_ms: messages due later are handed out ahead
-        of their time."""
+        """Make offers to waiting polls, of at most `room` messages together. now_ms: cluster time; messages due later
+        are offered ahead of time, and handed out when due."""
         offers: list[Offer] = []
 
         def offer(queue: WaitQueue, room: int) -> int:
@@ -71,8 +72,8 @@ class Matcher:
         return offers
 
     def settle(self, offer: Offer, granted: NDArray[np.bool_] | None) -> None:
-        """Apply decided the offer; None: it was not proposed after all. Entries that were not granted and are still
-        owed are the first in line again, in every window that gave them up."""
+        """Finish an offer that apply has decided, or that was not proposed (granted is None). Entries that were not
+        granted and are still owed return to the head of every window that gave them up."""
         if granted is None or not granted.all():
             self._give_back(offer, granted)
         for window, entries, _ in offer.parts:
@@ -101,7 +102,8 @@ class Matcher:
                         self._turns.activate(each.queue)
 
     def _offer(self, poll: Poll, first: WaitQueue, room: int, now_ms: int) -> Offer | None:
-        """Take from the queue whose turn it is, then from the poll's other queues, until the answer is full."""
+        """Make an offer for a poll, from the queue `first`, whose turn it is, then from the poll's other queues; None
+        if empty."""
         want, size, until_ms = min(poll.max, room), GRANT_BYTES, now_ms
         parts: list[OfferPart] = []
         for queue in (first, *(queue for queue in self._waiting.queues[poll] if queue is not first)):
@@ -126,10 +128,10 @@ class Matcher:
         return Offer(poll, parts, entries, (numbers >> 32).astype(np.uint32), numbers.astype(np.uint32), rows)
 
     def _take(self, window: Window, want: int, size: int, until_ms: int, more: bool) -> tuple[OfferPart, int]:
-        """Take up to `want` owed entries of one hour off the window, and drop those that are not owed any more. Returns
-        them with their size in bytes; 1 if none was taken because none fits.
-        until_ms: messages due later stay. more: the answer has messages already; else the message that is due first is
-        taken whatever its size, and those that are due with it."""
+        """Take up to `want` owed entries of one hour out of the window, and drop entries that are not owed any more.
+        Returns the entries and their size in bytes; a size of 1 without entries means that none fits. until_ms:
+        messages due later stay in the window. more: the answer has messages already. Without `more`, the message that
+        is due first is taken whatever its size and due time, with messages due up to _TOGETHER_MS after it."""
         topic, waiting = window.queue.topic, window.entries
         hour = waiting[0] >> 32
         count = max(want, window.scan_ahead)
@@ -155,7 +157,8 @@ class Matcher:
             left = [entries[n] for n in chosen]
             self._windows.give_back(window, [entries[n] for n in rest])
             rows = rows[chosen]
-        # Look at twice as many entries next time if all were gone, so that long runs of them are skipped quickly.
+        # If none of the entries is owed any more, look at twice as many next time, to skip long runs of such entries
+        # quickly.
         window.scan_ahead = 0 if left or rest else min(2 * looked, _MAX_AHEAD)
         cost = int(rows["size"].sum(dtype=np.int64)) or int(more and bool(rest))
         if cost > size:
@@ -172,7 +175,8 @@ class Matcher:
     def _choose(
         self, queue: WaitQueue, hour: int, rows: NDArray[np.void], owed: NDArray[np.bool_], want: int
     ) -> tuple[list[int], list[int]]:
-        """Positions of (the first `want` owed rows that pass the filter, the others that may pass)."""
+        """Positions of the first `want` owed rows that pass the filter, and of the owed rows after them, not yet
+        checked."""
         waiting = np.flatnonzero(owed).tolist()
         if queue.filter is None:
             return waiting[:want], waiting[want:]

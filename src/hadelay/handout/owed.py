@@ -1,5 +1,5 @@
-"""Owed messages: due, neither settled nor leased, and of a topic that still exists. Only this file asks index, bitmaps,
-topics and tags together."""
+"""Owed messages: due, neither settled nor leased, and of a topic that still exists. Only this module combines the
+index, the bitmaps, the topics and the tags."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
@@ -19,18 +19,20 @@ from hadelay.model import DEAD_HOURS, HOUR_MS
 
 class Owed:
     def __init__(self, ledger: Ledger, on_spoiled: Callable[[int, U32], None]) -> None:
-        """on_spoiled(hour, indexes): these entries do not verify any more, or their records."""
+        """on_spoiled(hour, indexes): called with entries that do not verify any more, or whose records do not."""
         self.ledger, self.store, self._on_spoiled = ledger, ledger.store, on_spoiled
 
     def look(self, hour: int, indexes: U32) -> tuple[Rows, Mask]:
-        """INDEX rows of these entries, and which of them are still owed."""
+        """INDEX rows of an hour's entries with these indexes, and which of these entries are still owed."""
         if not self.store.count(hour):
-            # Retired: every entry was settled, or rolled forward, while it stood in a window.
+            # The hour is retired: all its entries were settled, or rolled forward, while some of them stood in a
+            # window.
             return np.zeros(len(indexes), INDEX), np.zeros(len(indexes), np.bool_)
         rows = self.store.entries(hour, indexes, verify=False)
         bad = INDEX_CRC.bad(rows)
         if len(bad):
-            # The entry was good when its second was loaded. A grant would make apply read it, and stop.
+            # Report damaged entries, and do not offer them: apply would have to read them for a grant, and would stop
+            # the node.
             self._on_spoiled(hour, indexes[bad])
             rows = rows.copy()
             rows["topic"][bad] = 0
@@ -47,14 +49,14 @@ class Owed:
         return owed & ~is_in(rows["index"], hour_state.settled, hour_state.leased)
 
     def next_second(self, second: int, now_ms: int) -> int | None:
-        """The first second from this one on that has an open entry, of hours that have begun."""
+        """The first second at or after `second` that has an open entry, in hours that have begun; None without any."""
         hour, slot = divmod(second, SECONDS_PER_HOUR)
         found = self._open_second(hour, slot)
         if found is not None:
             return found
         later = [h for h, s in self.ledger.hours.items() if h > hour and s.open_seconds is not None]
         if now_ms // HOUR_MS > self.ledger.now_hour:
-            # Hours that began while nothing was committed: apply has not counted them yet.
+            # Add hours that began while nothing was committed: apply has not counted their open entries yet.
             hours = self.store.hours()
             first = max(hour, self.ledger.now_hour) + 1
             later += hours[bisect_left(hours, first) : bisect_right(hours, min(now_ms // HOUR_MS, DEAD_HOURS - 1))]
@@ -72,7 +74,8 @@ class Owed:
         return hour * SECONDS_PER_HOUR + slot + at if used[at] else None
 
     def passes(self, wanted: Filter | None, hour: int, row: np.void) -> bool:
-        """Whether the record's tags match. A damaged record is reported, and matches no filter until it is repaired."""
+        """Whether the tags in a message's record match the filter. A damaged record is reported, and matches no
+        filter."""
         if wanted is None:
             return True
         try:

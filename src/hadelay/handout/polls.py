@@ -30,7 +30,7 @@ class Filter:
         every, some = set(all_of), set(any_of)
         if len(some) == 1:
             every |= some
-        if some & every:  # the mask meets this condition already
+        if some & every:  # `any_of` adds nothing: a tag of it is required anyway
             some = set()
         self.all_of, self.any_of = tuple(sorted(every)), tuple(sorted(some))
         self._all_mask = mask_of(self.all_of)
@@ -43,12 +43,12 @@ class Filter:
         return isinstance(other, Filter) and (self.all_of, self.any_of) == (other.all_of, other.any_of)
 
     def may(self, masks: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Whether a message may match, by the index alone: False is certain."""
+        """Which messages may match, by their tag masks in the index; the others certainly do not."""
         found = has_all(masks, self._all_mask)
         return found & has_any(masks, self.any_of) if self.any_of else found
 
     def matches(self, tags: Collection[str]) -> bool:
-        """Whether a message matches, by its record."""
+        """Whether a message with these tags, read from its record, matches."""
         return all(tag in tags for tag in self.all_of) and (not self.any_of or any(tag in tags for tag in self.any_of))
 
 
@@ -64,11 +64,11 @@ class Delivery(NamedTuple):
 
     term: int
     seq: int
-    positions: NDArray[np.uint16]  # of each message in the grant: part of its lease token
+    positions: NDArray[np.uint16]  # position of each message in the grant, a part of its lease token
     hours: U32
     indexes: U32
-    attempts: NDArray[np.uint16]  # 1 for the first hand-out
-    rows: NDArray[np.void]  # INDEX rows: offset, size, first_id, deliver_at_ms, topic
+    attempts: NDArray[np.uint16]  # number of each message's attempt, 1 for the first hand-out
+    rows: NDArray[np.void]  # INDEX rows of the messages: offset, size, first_id, deliver_at_ms, topic
     until_ms: NDArray[np.int64]
     redelivered: NDArray[np.bool_]
     now_ms: int  # cluster time of the answer
@@ -90,7 +90,7 @@ class Poll:
     when nothing came within wait_ms, or with an error."""
 
     consumer: str
-    request_id: bytes  # b"" for none
+    request_id: bytes  # id of an idempotent receive, b"" for none
     topics: tuple[str, ...]
     max: int
     lease_ms: int
@@ -98,6 +98,6 @@ class Poll:
     done: Callable[[Delivery | None, HadelayError | None], None]
     #: Tag filter; None: every message matches.
     filter: Filter | None = None
-    #: Set by the leader: WAITING, PROPOSED or DONE, and the monotonic time at which the poll times out.
+    #: Set by the leader: phase (WAITING, PROPOSED or DONE), and the monotonic time at which the poll times out.
     phase: int = WAITING
     deadline: float = 0.0

@@ -22,7 +22,7 @@ from hadelay.ledger.chain import ChainWalk, Damage
 from hadelay.ledger.hourstate import bitmap, groups, indexes_of
 from hadelay.model import DEAD_HOURS, HOUR_MS, NEVER_MS
 
-#: Limit of messages in loaded seconds. At the limit, only the next second to run is loaded.
+#: Limit of messages in all loaded seconds. Beyond this limit, a second is loaded only when it begins within 1 s.
 PRELOAD_ROWS = 1 << 20
 _LAST_MOMENT_MS = 1_000
 
@@ -42,23 +42,24 @@ class Preload:
         self._windows, self._turns = windows, windows.turns
         self._owed, self._store = windows.owed, windows.owed.store
         self._preload_ms, self._on_damage, self._read_ahead = preload_ms, on_damage, read_ahead
-        #: The earliest second that was not loaded at the last `advance`, NEVER_MS if there was none.
+        #: The earliest second that was not yet loaded at the last `advance`, NEVER_MS if there was none.
         self.first_second = 0
-        #: (second, count of its messages that were made ready): the cursor.
+        #: The dispatch cursor: the latest second of which messages were made ready, and the number of these messages.
         self.reached = (0, 0)
-        #: The same, of what this leader made ready: it may have begun in the middle of a second.
+        #: Like `reached`, but without messages that an earlier leader made ready: this leader may have begun within a
+        #: second.
         self._counted = (0, 0)
-        #: Hours that have entries and are not open.
+        #: Future hours that have entries and are not open: none of their seconds is loaded yet.
         self._hours: Deadlines[int] = Deadlines()
-        #: Open hours → their entries that were settled before they were due, some of which are loaded.
+        #: Open hours → entries that were settled before they were due, some of which are loaded already.
         self._open: dict[int, BitMap] = {}
         #: Seconds of open hours that have entries and are not loaded.
         self._unloaded: Deadlines[int] = Deadlines()
         #: Seconds that are loaded, or being loaded.
         self._seconds: dict[int, Second] = {}
-        #: Seconds that are being loaded: call `work` soon.
+        #: Seconds that are being loaded, with the walks over their index entries; `work` continues the first walk.
         self.loading: deque[tuple[Second, ChainWalk]] = deque()
-        #: Seconds of which not everything fitted into memory → count of the other messages, by topic number.
+        #: Seconds with more messages than fitted into memory → number of messages left out, by topic number.
         self._spilled: dict[int, Counter[int]] = {}
 
     def start(self) -> None:
@@ -70,7 +71,7 @@ class Preload:
                 self._hours.set(known, known)
 
     def advance(self) -> int:
-        """Make ready what is due. Returns when to look again, NEVER_MS if nothing is coming."""
+        """Make due messages ready. Returns when to call this again, NEVER_MS if no message is coming."""
         now_ms = self._turns.now_ms
         for hour in self._hours.due((now_ms + self._preload_ms) // HOUR_MS):
             self._open_hour(hour, 0)
@@ -88,11 +89,11 @@ class Preload:
             next_ms = min(next_ms, int(hour_next) * HOUR_MS - self._preload_ms)
         return min(next_ms, NEVER_MS)
 
-    # loading
+    # ---- loading of seconds
 
     @property
     def late(self) -> bool:
-        """A second is still being loaded that has begun already."""
+        """Whether a second that has begun already is still being loaded."""
         return bool(self.loading) and self.loading[0][0].start_ms <= self._turns.now_ms
 
     def _open_hour(self, hour: int, from_second: int) -> None:
@@ -108,7 +109,8 @@ class Preload:
             self._unloaded.set(at, at)
 
     def _load_seconds(self) -> int:
-        """Returns the earliest second that is not even being loaded, NEVER_MS if there is none."""
+        """Begin to load the next seconds. Returns the earliest second whose loading has not begun, NEVER_MS if there is
+        none."""
         budget = SLICE
         while (first := self._unloaded.next()) is not None:
             ahead = int(first) * 1000 - self._turns.now_ms
@@ -120,18 +122,18 @@ class Preload:
             walk = self.load(at)
             budget -= walk.left
             if budget >= 0 and len(self.loading) == 1:
-                self.work()  # small, and nothing to interleave with
+                self.work()  # load the second at once: it is small, and no other one is being loaded
         return NEVER_MS
 
     def load(self, at: int) -> ChainWalk:
-        """Load the second, also again when its chain was broken and is repaired."""
+        """Begin to load a second; also called when a broken chain of the second was repaired."""
         second = self._seconds[at] = Second(at, PRELOAD_ROWS)
         walk = ChainWalk(self._store, second.hour, at % SECONDS_PER_HOUR)
         self.loading.append((second, walk))
         return walk
 
     def work(self) -> None:
-        """Load a slice of a second."""
+        """Load the next slice of the second that has been loading for longest."""
         second, walk = self.loading[0]
         rows = walk.step(SLICE)
         if len(rows):
@@ -147,7 +149,7 @@ class Preload:
             if walk.damage is not None:
                 self._on_damage(walk.damage)
 
-    # running
+    # ---- making messages of loaded seconds ready
 
     def _run(self, second: Second) -> None:
         indexes, topics = second.take(self._turns.now_ms)
@@ -171,12 +173,13 @@ class Preload:
             self.reached = max(self.reached, self._counted)
 
     def _leave_spilled(self) -> int:
-        """Leave to scans what was not loaded of seconds that have passed. Returns when the next one has passed."""
+        """Leave messages that did not fit into memory to scans, for seconds that have ended. Returns when the next such
+        second ends, NEVER_MS if there is none."""
         for at in [at for at in self._spilled if at * 1000 + 1000 <= self._turns.now_ms]:
             self._windows.leave_out(at, self._spilled.pop(at))
         return min(self._spilled) * 1000 + 1000 if self._spilled else NEVER_MS
 
-    # told by apply
+    # ---- changes that apply reports
 
     def filed(self, hours: int | NDArray[np.int64], rows: NDArray[np.void]) -> None:
         for hour, mine in [(hours, slice(None))] if isinstance(hours, int) else groups(hours):
@@ -194,13 +197,13 @@ class Preload:
                 self._unloaded.set(first + slot, first + slot)
             rows = rows[~far]
         for slot, mine in groups(rows["second"]):
-            # A second that is not loaded yet will be loaded up to its length at that time.
+            # Rows of a second that is not loaded yet need nothing here: loading will find them in the index.
             if first + slot not in self._unloaded:
                 self._file_second(hour, first + slot, rows[mine])
 
     def _file_second(self, hour: int, at: int, rows: NDArray[np.void]) -> None:
-        # A second that the tick has not reached becomes a Second, even its overdue messages: no message is ever made
-        # ready of a second that scans would take for the future.
+        # Rows of a second that has not begun wait in a Second, even overdue rows: scans skip seconds of the future, so
+        # no message of such a second may be ready.
         later = rows["deliver_at_ms"] > self._turns.now_ms
         if at * 1000 <= self._turns.now_ms and not later.all():
             now = rows[~later]
@@ -214,15 +217,15 @@ class Preload:
             second.add(rows)
 
     def has_seen(self, hour: int) -> bool:
-        """Entries of the hour may be loaded, or ready."""
+        """Whether entries of the hour may be loaded, or ready."""
         return hour <= self._turns.now_ms // HOUR_MS or hour in self._open
 
     def drop(self, hour: int, indexes: NDArray[np.uint32]) -> None:
-        """Forget these entries, which were settled before they were due."""
+        """Never make these entries of the hour ready: they were settled before they were due."""
         if hour in self._open:
             self._open[hour] |= bitmap(indexes)
 
     def forget(self, topic: int) -> None:
-        """The topic was purged or deleted."""
+        """Drop messages of a topic that was purged or deleted from all loaded seconds."""
         for second in self._seconds.values():
             second.forget(topic)

@@ -26,28 +26,30 @@ class Window:
     def __init__(self, queue: WaitQueue, *, overdue: bool, rescan_from: int | None = None) -> None:
         self.queue, self.overdue = queue, overdue
         self.entries: deque[int] = deque()
-        #: Low-water mark: the earliest second of which a message was left out; None if no message was.
+        #: Low-water mark: the earliest second (since 1970) with a message that found no room in the window; None
+        #: without one.
         self.rescan_from = rescan_from
-        #: The same mark, of messages left out since the running scan began.
+        #: Like `rescan_from`, but only for messages that were left out since the running scan began.
         self.missed_since_scan: int | None = None
         self.scanning = False
-        #: Least count of entries to look at next time: the last ones were all gone.
+        #: Minimum number of entries to look at next time; more than 0 if none of the last entries was owed any more.
         self.scan_ahead = 0
-        #: The window is given up, and gets nothing back.
+        #: True if the window is given up: entries of failed offers do not return to this window.
         self.closed = False
 
     @property
     def floor(self) -> int:
-        """The first second that can have messages for the window."""
+        """The first second (since 1970) that can have messages for this window."""
         return 0 if self.overdue else self.queue.topic.overdue_before_ms // 1000
 
     def leave_out(self, second: int) -> None:
-        """A message of `second` found no room."""
+        """Note that a message of `second` found no room in the window."""
         self.rescan_from = second if self.rescan_from is None else min(self.rescan_from, second)
         self.missed_since_scan = second if self.missed_since_scan is None else min(self.missed_since_scan, second)
 
     def pick(self, rows: NDArray[np.void]) -> NDArray[np.bool_]:
-        """Mask of the INDEX rows of the topic that belong into this window, by the index alone."""
+        """Which of the topic's INDEX rows belong into this window, as far as the index tells: tags are compared by
+        their masks."""
         topic, wanted = self.queue.topic, self.queue.filter
         picked = np.ones(len(rows), np.bool_) if wanted is None else wanted.may(rows["tag_mask"])
         if topic.overdue_before_ms:
@@ -61,14 +63,14 @@ class WaitQueue:
     __slots__ = ("filter", "in_turn", "now", "topic", "waiters", "windows")
 
     def __init__(self, topic: TopicTurn, wanted: Filter | None, rescan_from: int | None = None) -> None:
-        """rescan_from: 0 when the topic may owe messages already."""
+        """rescan_from: low-water mark of the new windows: 0 if the topic may owe messages already, None if not."""
         self.topic, self.filter = topic, wanted
         self.waiters: OrderedDict[Poll, None] = OrderedDict()
         self.now = Window(self, overdue=False, rescan_from=rescan_from)
         self.windows: tuple[Window, ...] = (self.now,)
         if topic.overdue_before_ms:
             self.windows = (self.now, Window(self, overdue=True, rescan_from=rescan_from))
-        #: The queue stands in `topic.turns`.
+        #: Whether the queue stands in `topic.turns`.
         self.in_turn = False
 
     @property
@@ -99,25 +101,25 @@ class TopicTurn:
         self.name = name
         #: Number of the topic; None until the topic exists.
         self.number: int | None = None
-        #: 0 without a catch-up rate.
+        #: Messages due before this time count as overdue; 0 if the topic has no catch-up rate.
         self.overdue_before_ms = 0
         self.limits: HandoutLimits | None = None
         self.any = WaitQueue(self, None)
         self.filtered: dict[Filter, WaitQueue] = {}
-        #: Queues that have both polls and messages.
+        #: Queues of the topic that have both polls and messages; they take turns.
         self.turns: deque[WaitQueue] = deque()
         self.active = False
         self.deficit = 0
-        #: Number of the topic's last take, counted over all topics.
+        #: Number of the last take of messages from this topic; takes are counted over all topics.
         self.served = 0
-        #: Count of messages offered, and neither granted nor refused yet.
+        #: Number of the topic's messages that were offered, and neither granted nor refused yet.
         self.in_flight = 0
         #: Name of the limit that stops the topic, "" if none does.
         self.cause = ""
 
     @property
     def plain(self) -> bool:
-        """True if one window takes every message, as in most topics."""
+        """Whether one window takes all messages of the topic, as in most topics."""
         return not self.filtered and not self.overdue_before_ms
 
     def queues(self) -> Iterator[WaitQueue]:
@@ -134,7 +136,8 @@ def entries_of(hour: int, indexes: NDArray[np.uint32]) -> list[int]:
 
 
 def split(hour: int, indexes: NDArray[np.uint32], topics: NDArray[np.uint32]) -> Iterator[tuple[int, list[int]]]:
-    """(topic, entries) of each topic, in the order given."""
+    """Group entries of an hour by topic: yields (topic number, entries), with the entries of a topic in their given
+    order."""
     first = int(topics[0])
     if len(topics) == 1 or (topics == first).all():
         yield first, entries_of(hour, indexes)

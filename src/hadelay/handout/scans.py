@@ -20,14 +20,14 @@ from hadelay.handout.windows import Windows
 from hadelay.ledger.chain import ChainWalk, Damage
 from hadelay.model import NONE32
 
-#: Limit of rows in one slice: two to three milliseconds.
+#: Limit of rows in one slice of a scan, which takes two to three milliseconds.
 SLICE = 8_192
-#: Least cost of a second, in rows.
+#: Minimum cost of scanning a second, counted in rows.
 _SECOND_COST = 128
-#: Cost of a look into a window, in rows; and count of entries in the window that cost one row more.
+#: Cost of comparing rows with a window's entries, counted in rows: a fixed cost, and one row for so many entries.
 _WINDOW_COST, _ENTRIES_PER_ROW = 64, 8
-#: Limit of slices that a take-over scans before it hands out what falls due now, so that messages which fell due
-#: without a leader come in order; further slices are scanned beside.
+#: Limit of slices that a new leader scans before it hands out newly due messages, so that messages which fell due
+#: without a leader come first. Further slices are scanned beside the hand-out.
 _HEAD_START = 8
 #: Limit of rows of one second that a take-over keeps in memory; later scans of the topics find the others.
 _CATCH_UP_ROWS = 1 << 18
@@ -37,11 +37,12 @@ class Scans:
     def __init__(self, windows: Windows, on_damage: Callable[[Damage], None]) -> None:
         self._windows, self._turns, self._owed = windows, windows.turns, windows.owed
         self._on_damage = on_damage
-        #: The preload has not loaded the seconds from here on, and will make their messages ready.
+        #: First second (since 1970) not loaded by the preload, which will make messages of this and later seconds
+        #: ready.
         self.first_unloaded = 0
-        #: Count of messages that the sweep found owed and forgotten: a bug if it is not 0.
+        #: Number of owed messages that were in no window until the sweep found them: a bug if it is not 0.
         self.swept = 0
-        #: Scans that are not done; each yields its cost, in rows.
+        #: Unfinished scans, as generators; each step of a scan yields its cost, counted in rows.
         self.jobs: deque[Iterator[int]] = deque()
         # Take-over: seconds in [_catch_up, _catch_up_end) are still to be scanned.
         self._catch_up = self._catch_up_end = 0
@@ -59,12 +60,12 @@ class Scans:
 
     @property
     def first(self) -> bool:
-        """Messages that were owed before the take-over come first, unless they are too many: as long as this is True,
-        call `work`, and neither `advance` nor `match` of the dispatcher."""
+        """Whether messages owed from before the take-over are handed out first (at most _HEAD_START slices). While this
+        is True, call `work`, and neither `advance` nor `match` of the dispatcher."""
         return self._head_start > 0 and self._catch_up < self._catch_up_end
 
     def work(self) -> None:
-        """About a slice of the next job; jobs take turns."""
+        """Scan about one slice; unfinished scans take turns."""
         left = SLICE
         while self.jobs and left > 0:
             job = self.jobs.popleft()
@@ -75,12 +76,12 @@ class Scans:
         self._head_start -= SLICE - left
 
     def rescan(self, window: Window) -> None:
-        """The window has run low: scan from its mark on."""
+        """Start a scan for a window that has run low, from the window's low-water mark on."""
         window.scanning = True
         self.jobs.append(self._rescanning(window))
 
     def recover(self, second: int) -> None:
-        """The chain of a second that has passed was repaired: scan what lay behind the damage."""
+        """Start a scan of a past second whose chain was repaired, to find the messages behind the damage."""
         self.jobs.append(self._recovering(second))
 
     def sweep(self) -> bool:
@@ -93,10 +94,10 @@ class Scans:
         self._sweep = None
         return True
 
-    # the scans
+    # ---- generators of the scans
 
     def _owed_rows(self, second: int) -> Iterator[NDArray[np.void]]:
-        """INDEX rows of that second that are due and owed, a slice at a time."""
+        """INDEX rows of a second that are due and owed, a slice at a time."""
         hour, slot = divmod(second, SECONDS_PER_HOUR)
         walk = ChainWalk(self._owed.store, hour, slot)
         while not walk.done:
@@ -117,7 +118,7 @@ class Scans:
             for rows in self._owed_rows(second):
                 found.add(rows)
                 yield self._cost
-            # No slice is left from here to the end of the second, so the scan leaves the second in one step.
+            # Do not yield from here to the end of the loop: other code must not see the second half scanned.
             self._catch_up = second + 1
             self._windows.make_ready(found.hour, second, *found.take(self._turns.now_ms))
             self._windows.leave_out(second, found.overflow)
@@ -134,8 +135,8 @@ class Scans:
                     break
                 window.rescan_from = second
                 if second >= self.first_unloaded:
-                    # Wait until the preload has loaded this second: its messages may be older than those that are
-                    # ready.
+                    # Wait until the preload has loaded this second: its messages may be older than the window's ready
+                    # messages.
                     yield SLICE
                     continue
                 found = Second(second, room)
@@ -148,14 +149,16 @@ class Scans:
                     break  # the topic was deleted meanwhile, or no consumer asks for this topic any more
                 self._windows.refill(window, entries_of(found.hour, found.take(self._turns.now_ms)[0]))
                 if not found.overflow:
-                    # Whatever else of this second falls due, or is filed under it, was reported as missed.
+                    # The second is done. Messages of it that fell due or were filed during the scan are in
+                    # `missed_since_scan`.
                     missed = window.missed_since_scan
                     window.rescan_from = second + 1 if missed is None else min(missed, second + 1)
         finally:
             window.scanning = False
 
     def _next_scannable(self, second: int) -> int | None:
-        """The next second at or after this one with open entries, except those that the take-over still scans."""
+        """The first second from `second` on that has begun and has open entries, without those that the take-over still
+        scans."""
         found = self._owed.next_second(second, self._turns.now_ms)
         if found is not None and self._catch_up <= found < self._catch_up_end:
             found = self._owed.next_second(self._catch_up_end, self._turns.now_ms)
@@ -170,7 +173,8 @@ class Scans:
     def _sweeping(self) -> Iterator[int]:
         at = 0
         while (second := self._next_scannable(at)) is not None:
-            # A second that has just passed is looked at in the next round.
+            # Leave seconds that have just passed to the next sweep: their messages may still be on their way into
+            # windows.
             if second >= self.first_unloaded or second * 1000 + 2_000 > self._turns.now_ms:
                 break
             at = second + 1
@@ -178,10 +182,12 @@ class Scans:
                 self.swept += yield from self._add_forgotten(second, rows)
 
     def _add_forgotten(self, second: int, rows: NDArray[np.void]) -> Generator[int, None, int]:
-        """Make ready the rows that are in no window, not in flight, and below no mark. Returns their count; yields its
-        cost as scans do: many topics with many filters are more than a slice."""
+        """Add rows to windows that lack them: the row is neither in the window, nor in flight, nor behind the window's
+        low-water mark. Returns the number added; yields its cost as scans do, because many topics with many filters
+        take longer than a slice."""
         count, spent, hour = 0, self._cost, second // SECONDS_PER_HOUR
-        by_topic = rows["topic"].astype(np.uint64) << np.uint64(32) | rows["index"]  # in the order of publishing
+        # Sort key: by topic, then in the order of publishing
+        by_topic = rows["topic"].astype(np.uint64) << np.uint64(32) | rows["index"]
         rows = rows.take(by_topic.argsort())
         owed = np.ones(len(rows), np.bool_)
         edges = np.flatnonzero(np.diff(rows["topic"], prepend=NONE32, append=NONE32)).tolist()
@@ -190,7 +196,7 @@ class Scans:
             for window in self._windows.topic(number).windows():
                 if spent >= SLICE:
                     yield spent
-                    # Other parts ran in between and may have taken some of these messages.
+                    # Other code ran during the `yield` and may have taken some of these messages.
                     spent, owed = _SECOND_COST, self._owed.among(hour, rows)
                 spent += _WINDOW_COST + len(window.entries) // _ENTRIES_PER_ROW
                 if window.closed or (window.rescan_from is not None and window.rescan_from <= second):

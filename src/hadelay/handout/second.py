@@ -9,20 +9,22 @@ from numpy.typing import NDArray
 from hadelay.codec.formats import SECONDS_PER_HOUR
 from hadelay.model import NEVER_MS
 
-#: Least count of late rows that are worth a new sort; fewer go into the heap.
+#: Minimum number of late rows for which all rows are sorted again; fewer late rows go into a heap.
 _BULK = 256
 
 
 class Second:
-    """Rows come in any order, while the second is loaded and afterwards; `take` returns them by due time."""
+    """Messages of one second. Rows are added in any order, during loading and later; `take` returns them by due
+    time."""
 
     def __init__(self, second: int, limit: int) -> None:
-        """second: since 1970. limit: rows kept; beyond it the earliest stay, and `overflow` counts the others."""
+        """second: counted since 1970. limit: largest number of rows kept, those due first; `overflow` counts the
+        others."""
         self.second, self.limit = second, limit
         self.hour, self.start_ms = second // SECONDS_PER_HOUR, second * 1000
-        #: All rows that the heads had at loading time have been added.
+        #: True once all rows were added that the hour's index had for this second when loading began.
         self.loaded = False
-        #: Count of rows that were left out, by topic; a scan finds them later.
+        #: Number of rows beyond the limit, by topic number; a scan finds them later.
         self.overflow: Counter[int] = Counter()
         self.size = 0
         self.next_ms = NEVER_MS
@@ -32,17 +34,17 @@ class Second:
         self._due = np.zeros(0, np.int64)
         self._indexes = np.zeros(0, np.uint32)
         self._topics = np.zeros(0, np.uint32)
-        self._late: list[tuple[int, int, int]] = []  # (deliver_at_ms, index, topic): a small heap
+        self._late: list[tuple[int, int, int]] = []  # heap of rows that came late: (deliver_at_ms, index, topic)
 
     def add(self, rows: NDArray[np.void]) -> None:
-        """INDEX rows of this second."""
+        """Add INDEX rows of this second."""
         if not len(rows):
             return
         self.size += len(rows)
         due = rows["deliver_at_ms"]
         self.next_ms = min(self.next_ms, int(due.min()))
         if self._started and len(rows) < _BULK:
-            # Sorting again keeps the order of sorted rows.
+            # A few late rows go into the heap: sorting all rows again would take longer.
             for item in zip(due.tolist(), rows["index"].tolist(), rows["topic"].tolist(), strict=True):
                 heapq.heappush(self._late, item)
             return
@@ -52,7 +54,8 @@ class Second:
             self._sort()
 
     def take(self, now_ms: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-        """Remove what is due at now_ms. Returns (indexes, topics), in the order in which they fall due."""
+        """Remove the rows that are due at now_ms. Returns their (indexes, topics), in the order in which they fall
+        due."""
         if self.next_ms > now_ms:
             return self._indexes[:0], self._topics[:0]
         self._started = True
@@ -73,7 +76,7 @@ class Second:
         return indexes, topics
 
     def forget(self, topic: int) -> None:
-        """The topic was deleted."""
+        """Drop all rows of a topic that was purged or deleted."""
         self._sort()
         keep = self._topics != topic
         self._due, self._indexes, self._topics = self._due[keep], self._indexes[keep], self._topics[keep]

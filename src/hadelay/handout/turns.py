@@ -22,13 +22,13 @@ class Turns:
     def __init__(self, topics: TopicBook) -> None:
         #: Cluster time of the last `tick`: messages due by then were made ready.
         self.now_ms = 0
-        #: Times that a limit stopped a topic which had a message for a poll, by the limit's name.
+        #: How often a limit stopped a topic that had messages for a poll, by the limit's name.
         self.throttled: Counter[str] = Counter()
         self._topics = topics
         self._ring: deque[TopicTurn] = deque()
-        #: Count of takes for any poll.
+        #: Number of takes of messages, over all topics.
         self._served = 0
-        #: Topics that are out of tokens.
+        #: Topics that wait for tokens of their rate limits.
         self._refills: Deadlines[TopicTurn] = Deadlines()
         #: Topics that have reached their limit of concurrency.
         self._full: dict[TopicTurn, None] = {}
@@ -44,7 +44,7 @@ class Turns:
         return NEVER_MS if at_ms is None else int(at_ms)
 
     def activate(self, queue: WaitQueue) -> None:
-        """Give the queue turns if it has polls and messages."""
+        """Let the queue take turns if it has polls and messages."""
         if not queue.can_go:
             return
         topic = queue.topic
@@ -56,22 +56,23 @@ class Turns:
             self._ring.append(topic)
 
     def go_on(self, topic: TopicTurn) -> None:
-        """A limit may allow more now."""
+        """Let a topic take turns again: one of its limits may allow more now."""
         topic.cause = ""
         self._refills.discard(topic)
         for queue in topic.queues():
             self.activate(queue)
 
     def leases_ended(self) -> bool:
-        """Leases ended, or offers were decided. Returns whether topics at their concurrency may go on."""
+        """Leases ended, or offers were decided: resume topics that had reached their concurrency. Returns whether there
+        were any."""
         full, self._full = self._full, {}
         for topic in full:
             self.go_on(topic)
         return bool(full)
 
     def serve(self, room: int, offer: Callable[[WaitQueue, int], int]) -> None:
-        """Give turns as long as there is something to hand out, of at most `room` messages together. offer(queue, room)
-        serves the queue's first poll and returns the count of messages."""
+        """Let topics take turns until no message is left or `room` messages are handed out. offer(queue, room) serves
+        the queue's first poll and returns the number of messages."""
         ring = self._ring
         while ring and room > 0:
             topic = ring[0]
@@ -90,7 +91,7 @@ class Turns:
                 ring.rotate(-1)
 
     def _next_queue(self, topic: TopicTurn) -> WaitQueue | None:
-        """The next queue that has a poll and messages that the limits allow."""
+        """The topic's next queue that has a poll and messages that the limits allow; None without one."""
         stopped: Allowance | None = None
         for _ in range(len(topic.turns)):
             queue = topic.turns[0]
@@ -110,7 +111,7 @@ class Turns:
         return None
 
     def _stop(self, topic: TopicTurn, allowance: Allowance) -> None:
-        """The topic has messages for a poll, and a limit forbids to hand them out."""
+        """Note the limit that keeps the topic from handing out messages for which a poll waits."""
         if topic.cause != allowance.cause:
             self.throttled[allowance.cause] += 1
         topic.cause = allowance.cause
@@ -128,7 +129,7 @@ class Turns:
         return topic.limits.allowance(self._topics[topic.number].leased + topic.in_flight, window.overdue, self.now_ms)
 
     def charge(self, window: Window, count: int, size: int) -> None:
-        """Count messages of the window, of `size` bytes together, as offered."""
+        """Count messages taken from the window, of `size` bytes together, as offered."""
         topic = window.queue.topic
         self._served += 1
         topic.served = self._served
@@ -138,6 +139,6 @@ class Turns:
             topic.limits.take(count, window.overdue, self.now_ms)
 
     def refund(self, window: Window, count: int) -> None:
-        """Take back from the rates what `charge` counted: these messages were not granted."""
+        """Give tokens of the rate limits back for messages that `charge` counted and that were not granted."""
         if window.queue.topic.limits is not None:
             window.queue.topic.limits.take(-count, window.overdue, self.now_ms)

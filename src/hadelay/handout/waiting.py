@@ -5,34 +5,34 @@ from hadelay.handout.polls import Filter, Poll
 from hadelay.handout.queues import TopicTurn, WaitQueue
 from hadelay.handout.windows import Windows
 
-#: Limits of different filters at once: of one topic, since every message of the topic is checked against each of them;
-#: and of all topics.
+#: Limits of the number of different filters: of one topic, because each of its messages is checked against every
+#: filter; and of all topics together.
 TOPIC_FILTERS = 256
 MAX_FILTERS = 2_048
-#: Limits of what all waiting polls name together: topics, each counted once per poll; and names of topics that do not
-#: exist yet, which cost some 2 KiB each.
+#: Limits over all waiting polls: number of topics that they name, counted once per poll; and number of names of topics
+#: that do not exist yet, which cost some 2 KiB each.
 MAX_NAMED, MAX_UNKNOWN = 1 << 20, 1 << 14
-#: The queue of a filter is kept this long after its last poll: a consumer that comes back needs no scan.
+#: Time in ms for which the queue of a filter is kept after its last poll, so that a returning consumer needs no scan.
 _LINGER_MS = 60_000
 
 
 class Waiting:
     def __init__(self, windows: Windows) -> None:
-        #: Waiting polls, and the queues in which each stands: one per topic.
+        #: Waiting poll → the queues in which the poll stands, one per topic.
         self.queues: dict[Poll, list[WaitQueue]] = {}
         #: Waiting polls by the monotonic time at which they time out.
         self.deadlines: Deadlines[Poll] = Deadlines()
-        #: Count of topics that waiting polls name.
+        #: Number of topics that waiting polls name, counted once per poll.
         self.named = 0
         self._windows, self._turns = windows, windows.turns
-        #: Count of queues with a filter.
+        #: Number of queues with a filter, of all topics.
         self._filters = 0
-        #: Queues of filters that no poll asks for → since when, the longest first.
+        #: Queues of filters without a waiting poll → time in ms since which the queue is idle, the longest idle first.
         self.idle: dict[WaitQueue, int] = {}
 
     def problem(self, poll: Poll) -> str:
-        """Why the poll may not wait with the others; "" if it may. A poll of one topic is not refused because others
-        name many topics: the count of polls is limited elsewhere."""
+        """Reason why the poll may not wait with the other polls, "" if it may. A poll of one topic is not refused
+        because others name many topics: the number of polls is limited elsewhere."""
         windows = self._windows
         unknown = len(windows.by_name) - len(windows.by_number)
         if unknown + len(poll.topics) > MAX_UNKNOWN:
@@ -47,7 +47,7 @@ class Waiting:
         )
 
     def _admits(self, wanted: Filter, poll: Poll) -> bool:
-        """The filter is known, or there is room for one more, perhaps in place of an idle one."""
+        """Whether the poll's filter is known in its topics, or fits the limits. Gives up idle queues to make room."""
         topics = [self._windows.named(name) for name in poll.topics]
         new = [topic for topic in topics if wanted not in topic.filtered]
         while self.idle and self._filters + len(new) > MAX_FILTERS:
@@ -70,7 +70,8 @@ class Waiting:
         self.named += len(poll.topics)
         self.deadlines.set(poll, poll.deadline)
         queues = self.queues[poll] = []
-        # The topic that was served longest ago comes first: while nobody waits, no ring remembers whose turn it is.
+        # Begin with the topic that was served longest ago: if no polls were waiting, nothing else remembers whose turn
+        # it is.
         for topic in sorted(map(self._windows.named, poll.topics), key=lambda topic: topic.served):
             queue = topic.any if poll.filter is None else self._queue(topic, poll.filter)
             queue.waiters[poll] = None
@@ -98,7 +99,7 @@ class Waiting:
         return list(dict.fromkeys(poll for queue in queues for poll in queue.waiters))
 
     def end_idle(self) -> None:
-        """Give up the queues of filters that no poll asked for in the last minute."""
+        """Give up the queues of filters for which no poll waited in the last minute."""
         while self.idle and next(iter(self.idle.values())) + _LINGER_MS <= self._turns.now_ms:
             self._end(next(iter(self.idle)))
 
@@ -111,7 +112,8 @@ class Waiting:
         return queue
 
     def _end(self, queue: WaitQueue) -> None:
-        """Give up an idle queue. Its messages also stand in the window of polls that take any message."""
+        """Give up an idle queue of a filter. No message is lost: the topic's queue without a filter has all
+        messages."""
         assert queue.filter is not None
         del self.idle[queue], queue.topic.filtered[queue.filter]
         self._filters -= 1

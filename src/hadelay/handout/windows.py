@@ -22,11 +22,12 @@ from hadelay.handout.turns import Turns
 from hadelay.ledger.flow import limits_of
 from hadelay.ledger.topics import TopicBook, TopicState
 
-#: Limit of entries in all windows. Beyond it, a window that is polled keeps few entries, and others none.
+#: Limit of entries in all windows together. Beyond it, a window with waiting polls gets at most _SMALL_WINDOW entries,
+#: and other windows get none.
 _TOTAL = 1 << 19
 _SMALL_WINDOW = 1_024
-#: A topic with a catch-up rate has a line between overdue messages and those on time. A new line is this long before
-#: the present; the line is drawn anew when a message on the wrong side is twice as old.
+#: Age in ms from which a message counts as overdue, when a topic with a catch-up rate first separates overdue messages
+#: from those on time. The limit is moved when a message that does not count as overdue is twice as old.
 OVERDUE_MS = 5_000
 
 
@@ -38,17 +39,17 @@ class Windows:
         self.owed, self.turns, self._topics, self.known_topic, self.limit = owed, turns, topics, known_topic, limit
         self.by_name: dict[str, TopicTurn] = {}
         self.by_number: dict[int, TopicTurn] = {}
-        #: Count of messages that are due, not leased and not settled, by topic number.
+        #: Number of messages that are due, not leased and not settled, by topic number.
         self.ready_counts: Counter[int] = Counter()
         #: Count of entries in all windows.
         self.size = 0
-        #: Entries of offers that are not decided yet → the windows that gave the entry up or skipped it, which get it
-        #: back if the offer fails.
+        #: Entries of undecided offers → the windows that gave the entry up or skipped it; they get it back if the offer
+        #: fails.
         self.in_flight: dict[int, tuple[Window, ...]] = {}
-        #: Called with a window that has a mark and has run low.
+        #: Callback for a window that has a low-water mark and has run low on entries.
         self.on_low: Callable[[Window], None] = lambda window: None
 
-    # topics
+    # ---- topics with windows
 
     def topic(self, number: int) -> TopicTurn:
         return self.by_number.get(number) or self.named(self._topics[number].name)
@@ -64,7 +65,7 @@ class Windows:
         return topic
 
     def configure(self, number: int) -> None:
-        """The topic was made, or its settings changed."""
+        """Use the settings of a topic that was made or changed."""
         topic, settings = self.topic(number), self._topics[number].settings
         topic.limits = limits_of(settings, self.turns.now_ms, topic.limits)
         if (settings.catch_up_rate is not None) != bool(topic.overdue_before_ms):
@@ -72,12 +73,12 @@ class Windows:
         self.turns.go_on(topic)
 
     def forget(self, number: int) -> None:
-        """The topic was purged or deleted: it owes nothing any more."""
+        """Empty the windows of a topic that was purged or deleted."""
         self.ready_counts[number] = 0
         for window in self.by_number[number].windows() if number in self.by_number else ():
             self._clear(window)
 
-    # bounds
+    # ---- limits of window sizes
 
     def room(self, window: Window) -> int:
         limit = self.limit
@@ -86,7 +87,8 @@ class Windows:
         return max(0, limit - len(window.entries))
 
     def rescan_if_low(self, window: Window) -> None:
-        """Ask for a scan if messages were left out, no scan runs yet, and three quarters of the window are free."""
+        """Ask for a scan if messages found no room in the window, no scan runs yet, and three quarters of the window
+        are free."""
         if window.rescan_from is None or window.scanning or not (window.queue.waiters or window.queue.filter is None):
             return
         if len(window.entries) * 4 <= self.room(window):
@@ -105,10 +107,10 @@ class Windows:
         self._clear(window)
         window.closed = True
 
-    # due time that separates overdue messages from current ones
+    # ---- the due time that separates overdue messages from those on time
 
     def _separate(self, topic: TopicTurn, on: bool) -> None:
-        """Give overdue messages windows of their own from now on, or no longer."""
+        """Begin (on) or end (not on) to keep a topic's overdue messages in windows of their own."""
         topic.overdue_before_ms = self.turns.now_ms - OVERDUE_MS if on else 0
         for queue in topic.queues():
             if on:
@@ -120,7 +122,8 @@ class Windows:
             self.rescan_low(queue)
 
     def on_time(self, topic: TopicTurn, rows: NDArray[np.void]) -> NDArray[np.bool_]:
-        """Mask of the rows that are not overdue. Moves the line between both if a row is far beyond the line."""
+        """Which rows are not overdue. Moves the limit, `overdue_before_ms`, to later times if a row is far beyond
+        it."""
         due = rows["deliver_at_ms"]
         if len(due) and int(due.min()) < self.turns.now_ms - 2 * OVERDUE_MS:
             before, topic.overdue_before_ms = topic.overdue_before_ms, self.turns.now_ms - OVERDUE_MS
@@ -129,16 +132,18 @@ class Windows:
                 self.rescan_low(queue)
         return np.asarray(due >= topic.overdue_before_ms)
 
-    # messages
+    # ---- messages in windows
 
     def make_ready(self, hour: int, second: int, indexes: NDArray[np.uint32], topics: NDArray[np.uint32]) -> None:
-        """These entries of the hour fell due. second: second since 1970 that the entries are filed under."""
+        """Put entries of the hour that fell due into their topics' windows. second: since 1970, that the entries are
+        filed under."""
         for number, entries in split(hour, indexes, topics) if len(topics) else ():
             self.ready_counts[number] += len(entries)
             self.add(self.topic(number), second, entries)
 
     def leave_out(self, second: int, counts: Counter[int]) -> None:
-        """This many messages of the second, by topic number, fell due and stay on disk until a window has room."""
+        """Note messages of a second that fell due and stay on disk until a window has room. counts: number by topic
+        number."""
         for number, count in counts.items():
             self.ready_counts[number] += count
             for queue in self.topic(number).queues():
@@ -147,7 +152,8 @@ class Windows:
                 self.rescan_low(queue)
 
     def add(self, topic: TopicTurn, second: int, entries: list[int]) -> None:
-        """Put these entries of one hour into the windows that they fit; a scan finds the entries that have no room."""
+        """Put entries of one hour into the windows that accept them; later a scan finds entries for which there was no
+        room."""
         if topic.plain:
             self.put(topic.any.now, second, entries)
             return
@@ -174,18 +180,18 @@ class Windows:
             self.rescan_low(window.queue)
 
     def refill(self, window: Window, entries: list[int]) -> None:
-        """A scan found these."""
+        """Append these entries to the window, whose queue may take turns again."""
         window.entries.extend(entries)
         self.size += len(entries)
         self.turns.activate(window.queue)
 
     def give_back(self, window: Window, entries: list[int]) -> None:
-        """Put these entries back at the head of the window."""
+        """Put entries that were taken from the window back at its head."""
         window.entries.extendleft(reversed(entries))
         self.size += len(entries)
 
     def take_free(self, window: Window, entries: list[int]) -> list[int]:
-        """Entries of the window that are not in flight, each once; the window drops the others."""
+        """Those of the window's entries that are not in flight, without repetitions; the window drops the others."""
         free = []
         for entry in dict.fromkeys(entries):
             if entry in self.in_flight:
@@ -195,7 +201,8 @@ class Windows:
         return free
 
     def missing(self, window: Window, entries: list[int]) -> NDArray[np.bool_]:
-        """Which of these are neither in the window nor in flight; the window has skipped the latter."""
+        """Which of these entries are neither in the window nor in flight. The window gets entries in flight if their
+        offer fails."""
         ready, in_flight = set(window.entries), self.in_flight
         for entry in in_flight.keys() & entries if in_flight else ():
             self._skip(window, entry)
@@ -216,7 +223,7 @@ class Windows:
         self.size += len(kept) - len(window.entries)
         window.entries = deque(kept)
 
-    # the oldest message
+    # ---- the oldest ready message of a topic
 
     def oldest(self, topic: TopicTurn) -> tuple[Window, int | None]:
         """The window with the topic's oldest ready messages, and the first entry in it that is owed."""

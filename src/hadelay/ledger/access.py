@@ -20,7 +20,7 @@ from hadelay.rights import (
 
 
 def apply_token_create(ledger: Ledger, command: Any) -> Done | Refused:
-    """command: any msgpack value; should be [name, hash, scopes, lifetime_ms or nil]."""
+    """Create a token. command: any msgpack value; valid is only [name, hash, scopes, lifetime_ms or nil]."""
     wrong = _problem(command)
     if wrong:
         return Refused("bad_token", wrong)
@@ -34,7 +34,7 @@ def apply_token_create(ledger: Ledger, command: Any) -> Done | Refused:
         kept = {token_id: other for token_id, other in kept.items() if other.holds(now_ms)}
     if len(kept) >= MAX_TOKENS:
         return Refused("too_many_tokens", f"there are {len(kept)} tokens: revoke those that nobody uses")
-    # A new dict, so that caches of the old one notice.
+    # Replace the dict of tokens, so that caches notice the change.
     ledger.tokens = {**kept, token.id: token}
     return Done()
 
@@ -73,7 +73,8 @@ def note(ledger: Ledger, command: Audited, result: Result) -> Result:
 
 
 def dump(ledger: Ledger) -> dict[str, Any]:
-    """Keys of the main blob; none without tokens and audited commands."""
+    """Keys and values of tokens and audit trail for a checkpoint's main blob; empty without tokens and audited
+    commands."""
     found: dict[str, Any] = {}
     if ledger.tokens:
         found["tokens"] = [list(token) for token in ledger.tokens.values()]

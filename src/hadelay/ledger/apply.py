@@ -24,7 +24,7 @@ from hadelay.version import FEATURE_LEVEL, FIRST_LEVEL
 
 _LINK = struct.Struct("<QQI")
 _MAX_NOW_MS = (DEAD_HOURS - 1) * HOUR_MS
-#: Count of entries whose seconds `_begin_hour` reads at a time.
+#: Number of entries that `_begin_hour` reads at a time.
 _CHUNK = 65_536
 
 
@@ -57,7 +57,8 @@ def _apply_command(ledger: Ledger, kind: int, body: memoryview) -> Result:
 
 
 def _advance(ledger: Ledger, now_ms: int) -> None:
-    """Set cluster time. Callers never go back: a new leader's clock may be behind the old one's."""
+    """Set cluster time to a later time: callers ignore earlier times, because a new leader's clock may be behind the
+    old one's."""
     before = ledger.now_hour
     ledger.now_ms = now_ms
     if ledger.now_hour != before:
@@ -68,7 +69,7 @@ def _advance(ledger: Ledger, now_ms: int) -> None:
 
 
 def _begin_hour(ledger: Ledger, hour: int) -> None:
-    """Count the hour's open entries by second from now on."""
+    """Begin to count an hour's open entries by second, because the hour is running now."""
     hour_state = ledger.hour_state(hour)
     seconds = ledger.store.heads(hour).count.astype(np.uint32)
     settled = indexes_of(hour_state.settled)
@@ -107,7 +108,7 @@ def _apply_incarnation(ledger: Ledger, command: tuple[str, int]) -> Done:
 
 def _apply_members(ledger: Ledger, command: Members) -> Done | Refused:
     if not ledger.changes_members:
-        # Raft puts members in force only from such an entry (entries.members_in).
+        # Raft uses new members only from an entry without other commands (entries.members_in).
         return Refused("malformed", "a change of the members is the only command of its entry")
     ledger.members, ledger.members_index = command, ledger.applied
     for member in command:

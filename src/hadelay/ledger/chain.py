@@ -16,20 +16,21 @@ from hadelay.codec.linking import INDEX_CRC
 from hadelay.ledger.ports import HourStore
 from hadelay.model import NONE32
 
-#: Read-ahead and slice size, in entries, for an hour that is not mapped: the entries of a second may be anywhere in the
-#: file.
+#: Limits for an hour that is not mapped, whose entries may be anywhere in the file: entries read at once, and entries
+#: per slice.
 _BLOCK = 64
 _UNMAPPED_SLICE = 1_024
 _STRIDE = INDEX_SIZE // 4
 _PRE = INDEX.fields["pre"][1] // 4  # type: ignore[index]
 NO_ROWS = np.zeros(0, INDEX)
 
-#: `second` of a damage that no walk found.
+#: Value of Damage.second if the damage was found without a walk over a second.
 NO_SECOND = 0xFFFF
 
 
 class Damage(NamedTuple):
-    """The chain of `second` (of the hour, 0..3599) breaks at entry `at`; `lost` entries cannot be reached."""
+    """Damage of an index: the chain of `second` (of the hour, 0..3599) breaks at entry `at`; `lost` entries cannot be
+    reached."""
 
     hour: int
     second: int
@@ -39,8 +40,8 @@ class Damage(NamedTuple):
 
 
 class ChainWalk:
-    """Walk over one second, newest entry first, in slices of any size. The start of the walk is the loading offset of
-    S1: later entries are not part of the walk; apply reports them."""
+    """Walk over the entries of one second, newest first, in slices of any size. Entries filed after the walk began are
+    not part of it (loading offset of S1): apply reports them."""
 
     def __init__(self, store: HourStore, hour: int, second: int) -> None:
         assert 0 <= second < SECONDS_PER_HOUR
@@ -57,9 +58,9 @@ class ChainWalk:
         return self.left == 0 or self.damage is not None
 
     def step(self, limit: int) -> Rows:
-        """Up to `limit` more INDEX rows, verified, newest first; none when done."""
+        """The next INDEX rows of the walk, newest first, at most `limit`, all verified; none when the walk is done."""
         if not self.store.count(self.hour):
-            self.left = 0  # retired since the last slice, so nothing is owed
+            self.left = 0  # the hour was retired since the last slice, so none of its messages is owed
         if self.done:
             return NO_ROWS
         if not self.store.mapped(self.hour):
@@ -74,7 +75,7 @@ class ChainWalk:
         if self.left and self._next >= indexes[-1]:
             self._break(indexes[-1], f"its link {self._next:#x} does not lead back")
         elif not self.left and self._next != NONE32:
-            # All entries that the head counts were found, and localIndex 0 has to be the end.
+            # All entries that the head counts were found, so the last of them must be the end of the chain.
             self._break(indexes[-1], "the chain goes on behind its first entry")
         return rows
 
@@ -86,7 +87,7 @@ class ChainWalk:
         base, view = self._view(at)
         for _ in range(limit - 1):
             before = view[(at - base) * _STRIDE + _PRE]
-            if before >= at:  # NONE32 is greater than any
+            if before >= at:  # also true for NONE32, the end of the chain: it is greater than any number
                 self._next = before
                 return found
             append(before)
@@ -97,7 +98,8 @@ class ChainWalk:
         return found
 
     def _view(self, at: int) -> tuple[int, memoryview]:
-        """(number of the first entry, words) of a piece of the index with entry `at`: the whole index if mapped."""
+        """Piece of the index with entry `at`, as (number of the piece's first entry, its 32-bit words): the whole index
+        if mapped."""
         if self.store.mapped(self.hour):
             return 0, self.store.pre_view(self.hour)
         base = max(0, at - _BLOCK + 1)
@@ -106,7 +108,7 @@ class ChainWalk:
         return base, memoryview(words)
 
     def _verified(self, rows: Rows, indexes: list[int]) -> int:
-        """Number of leading `rows` that are undamaged."""
+        """Number of undamaged rows before the first damaged one."""
         fine = (rows["index"] == np.array(indexes, np.uint32)) & (rows["second"] == self.second)
         fine &= rows["local"] == np.arange(self.left - 1, self.left - 1 - len(rows), -1)
         fine[INDEX_CRC.bad(rows)] = False

@@ -1,4 +1,4 @@
-"""CANCEL and RESCHEDULE: what an owner does to messages, named by id or by client key, each with a definite outcome."""
+"""CANCEL and RESCHEDULE: commands for messages named by id or by client key; each message gets a definite outcome."""
 
 import numpy as np
 
@@ -13,10 +13,10 @@ from hadelay.ledger.transitions import FLAG_LEASE_EXPIRED, FLAG_WAS_DUE, Leaving
 from hadelay.model import Event, State
 from hadelay.version import BOUNDED, MARKS_WAS_DUE
 
-#: Limits of one RESCHEDULE, messages and bytes moved, which take some milliseconds.
+#: Limits of one RESCHEDULE: number of messages, and bytes of moved records, which take some milliseconds.
 MAX_TARGETS = 1_000
 MAX_MOVED_BYTES = 4 << 20
-#: Messages due within so many ms count as due: the clock of a leader that fell may have been ahead.
+#: Time in ms: messages due within this time count as due, because the clock of a failed leader may have been ahead.
 _NEARLY_MS = 1_000
 
 
@@ -25,7 +25,7 @@ def _ids(ledger: Ledger, command: Cancel | RescheduleCommand) -> list[int | None
 
 
 def _waiting(ledger: Ledger, message_id: int | None) -> tuple[EntryRef | None, TargetOutcome]:
-    """(place, DONE) of a message that waits; otherwise the outcome says why not."""
+    """(present entry, DONE) of a message that waits; if the message does not wait, the outcome says why."""
     place = None if message_id is None else find_entry(ledger, message_id)
     if place is None:
         return None, TargetOutcome.NOT_FOUND
@@ -41,14 +41,14 @@ def apply_cancel(ledger: Ledger, command: Cancel) -> CancelResult:
         if outcome is TargetOutcome.DONE:
             assert place is not None
             settle(ledger, Leaving(place.hour, place.rows, node=node), Event.CANCELLED)
-        # Cancelled before, or with its topic: again is as good as once.
+        # A message that was cancelled before, or with its topic, counts as cancelled: a repeated CANCEL succeeds.
         outcomes.append(CancelOutcome.CANCELLED if outcome is TargetOutcome.CANCELLED else CancelOutcome(outcome))
     return CancelResult(np.array(outcomes, np.uint8))
 
 
 def apply_reschedule(ledger: Ledger, command: RescheduleCommand) -> RescheduleResult:
     """Give messages another due time; id and attempt stay. A due message that is to be due now stays in its entry, so
-    that a command that comes twice does no harm."""
+    that a repeated command does no harm."""
     node = ledger.number_of(NODE, command.node)
     ids = _ids(ledger, command)
     result = RescheduleResult(
@@ -70,7 +70,7 @@ def apply_reschedule(ledger: Ledger, command: RescheduleCommand) -> RescheduleRe
             before_ms = int(place.rows["deliver_at_ms"][0])
             deliver_at_ms = before_ms if delay_ms == 0 and before_ms <= now_ms else now_ms + delay_ms
             if deliver_at_ms != before_ms:
-                # An ack of the attempt that ran out still counts.
+                # Keep the flag that lets a late ack count for the attempt whose lease ran out.
                 flags = int(place.rows["flags"][0]) & FLAG_LEASE_EXPIRED
                 if before_ms <= now_ms + _NEARLY_MS and ledger.level >= MARKS_WAS_DUE:
                     flags |= FLAG_WAS_DUE

@@ -23,12 +23,12 @@ from hadelay.settings.cluster import Settings
 from hadelay.version import FEATURE_LEVEL
 
 VERSION = 1
-#: Plain numbers of the main blob: keys, and attributes of the ledger. The keys never change.
+#: Numbers in the main blob: these names are keys of the blob and attributes of the ledger. They never change.
 _NUMBERS = (
     "now_ms", "applied", "term", "chain", "level", "key_epoch", "key_epoch_ends_ms", "key_count", "key_count_before",
     "keys_dropped_early",
 )  # fmt: skip
-#: Attributes in the order in which they are written; the order never changes. New ones go to the end of the row.
+#: Attributes of a topic in the order in which they are written. This order never changes; new attributes go to the end.
 _TOPIC = (
     "number", "name", "exists", "generation", "config", "open", "leased", "tombstoned", "published", "bytes",
     "spent_ns", "dead", "settled", "lives", "floor", "dead_mark_ms", "alerted",
@@ -39,7 +39,8 @@ _GRANT = ("term", "seq", "consumer", "consumer_number", "request_id", "granted_a
 
 
 def dump(ledger: Ledger, *, everything: bool = False) -> tuple[bytes, dict[int, bytes]]:
-    """(main blob, blob per hour changed since the last dump; b"" for an hour to forget).
+    """(main blob, hour → blob) of a ledger: all hours that changed since the last dump; the blob of a retired hour is
+    b"".
 
     everything: all hours, and equal bytes for equal ledgers, for comparing replicas.
     """
@@ -72,7 +73,8 @@ def dump_main(ledger: Ledger) -> bytes:
 
 
 def dump_hour(hour_state: HourState, *, canonical: bool = False) -> bytes:
-    """canonical: equal contents give equal bytes, whatever order they came about in; slower for large hours."""
+    """Encode the state of an hour. canonical: equal contents give equal bytes, whatever order of changes led to them;
+    slower for large hours."""
     seconds = hour_state.open_seconds
     return _packed(
         [
@@ -96,7 +98,8 @@ def _packed(value: Any) -> bytes:
 
 
 def _dump_bits(bits: BitMap, canonical: bool) -> bytes:
-    # Where a run and an array are equally long, the container stays what it happened to be: only a new one forgets.
+    # If run and array containers are equally long, a bitmap keeps the kind that it happens to have; a new bitmap does
+    # not.
     packed = BitMap(bits.to_array()) if canonical else bits.copy()
     packed.run_optimize()
     return bytes(packed.serialize())
@@ -123,14 +126,15 @@ def _load_topic(values: list[Any]) -> TopicState:
 
 
 def load(ledger: Ledger, main: bytes, hours: dict[int, bytes]) -> None:
-    """Fill a new ledger whose store, tables and names are those of the same applied index. FatalError when a blob is
-    another version's, or none: its checksum held, so no accident. OSError: the disk, when hours are looked at."""
+    """Fill a new ledger from a checkpoint; its store, tables and names must be of the same applied index. FatalError if
+    a blob cannot be read: its checksum was right, so it is of another version or no blob at all. OSError: from the
+    disk."""
     try:
         _fill(ledger, _whole(main), hours)
         ledger.touched = set()
     except (HadelayError, OSError):
         raise
-    except Exception as error:  # numbers, bitmaps, arrays: each decoder has errors of its own
+    except Exception as error:  # decoders of numbers, bitmaps and arrays raise errors of many types
         raise _unreadable(f"{type(error).__name__}: {error}") from error
 
 
@@ -184,7 +188,7 @@ def _fill(ledger: Ledger, whole: dict[str, Any], hours: dict[int, bytes]) -> Non
 
 
 def for_new_cluster(main: bytes, group: int) -> bytes:
-    """A main blob as a cluster restored from it begins with: another group, and nodes that are founders again."""
+    """Change a main blob for a cluster restored from a backup: another group, no incarnations, and no added members."""
     whole = _whole(main)
     whole.pop("members", None)
     return _packed(whole | {"group": group, "incarnations": []})

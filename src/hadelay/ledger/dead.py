@@ -46,16 +46,17 @@ from hadelay.version import BOUNDED, ONE_PER_KEY
 
 DEAD = b"dead"
 KEY = struct.Struct(">IQQ")
-#: Limits per command, which takes some milliseconds: letters looked at, and bytes of records copied.
+#: Limits of one command, which takes some milliseconds: dead letters looked at, and bytes of records copied.
 MAX_SLICE = 1_000
 REDRIVE_BYTES = 4 << 20
 
 
-# ---- dying
+# ---- messages become dead letters
 
 
 def die(ledger: Ledger, leaving: Leaving) -> None:
-    """End these leased messages (INDEX rows), whose last attempt failed."""
+    """End leased messages (INDEX rows) whose last attempt failed: keep them as dead letters, or route them to another
+    topic."""
     rows = leaving.rows
     for number, _ in by_topic(rows["topic"]):
         mine = rows["topic"] == number
@@ -75,7 +76,7 @@ def die(ledger: Ledger, leaving: Leaving) -> None:
 
 def _keep(ledger: Ledger, leaving: Leaving, topic: TopicState) -> None:
     rows = leaving.rows
-    # Later than the deaths of letters that were purged, or that are being redriven.
+    # Times of death must be later than those of letters that were purged, or that are being redriven.
     died_ms = max(ledger.now_ms, topic.dead_mark_ms + 1, topic.redrive.upto_ms + 1 if topic.redrive else 0)
     until_ms = died_ms + topic.settings.dead_retention_ms
     new = rows.copy()
@@ -92,7 +93,7 @@ def _keep(ledger: Ledger, leaving: Leaving, topic: TopicState) -> None:
 
 def _route(ledger: Ledger, leaving: Leaving, to: TopicState) -> None:
     rows = leaving.rows
-    # A client key is one of the topic that the message leaves.
+    # Forget client keys: a key is valid only in its topic, which the message leaves.
     for first_id in rows["first_id"][rows["flags"] & FLAG_KEYED != 0].tolist():
         forget_key(ledger, first_id)
     flags: NDArray[np.uint16] = rows["flags"] & np.uint16(0xFFFF ^ FLAG_KEYED) | np.uint16(FLAG_ROUTED)
@@ -104,7 +105,7 @@ def _file_now(
     ledger: Ledger, leaving: Leaving, topic: TopicState, flags: NDArray[np.uint16], event: Event,
     *, attempts: NDArray[np.uint16],
 ) -> None:  # fmt: skip
-    """File these messages in the topic, due now, attempt 0."""
+    """File dead or dying messages in the topic, due now, with attempt 0."""
     new = leaving.rows.copy()
     new["topic"], new["generation"] = topic.number, topic.generation
     new["deliver_at_ms"] = ledger.now_ms
@@ -118,11 +119,12 @@ def _file_now(
     filed(ledger, ledger.now_hour, new)
 
 
-# ---- coming back
+# ---- dead letters are redriven
 
 
 def apply_redrive(ledger: Ledger, command: RedriveCommand) -> RedriveResult | JobResult | Refused:
-    """Redrive these ids at once, with an outcome each; or begin to redrive the whole topic: REDRIVE_SOME goes on."""
+    """Redrive dead letters by id at once, with an outcome each; or begin to redrive the whole topic, which REDRIVE_SOME
+    continues."""
     topic = ledger.topic(command.topic)
     if topic is None:
         return Refused("no_topic", f"there is no topic {command.topic!r}")
@@ -199,7 +201,8 @@ def redrive_some(ledger: Ledger, command: Maintain) -> JobResult | Refused:
     if count:
         died_ms, first_id = letters[count - 1]
         job.after = (died_ms, first_id + 1)
-    # Until the ms in which the redrive began is over, letters may still die behind it, and a purge has to know of it.
+    # Keep the redrive until the ms in which it began is over: letters may still die in this ms, and a purge has to know
+    # of the redrive.
     if count == len(found) < limit and ledger.now_ms > job.upto_ms:
         topic.redrive = None
         ledger.topics.note_work(topic)
@@ -213,11 +216,11 @@ def _redrive(ledger: Ledger, topic: TopicState, leaving: Leaving) -> None:
     _file_now(ledger, leaving, topic, rows["flags"], Event.REDRIVEN, attempts=rows["attempt"])
 
 
-# ---- going
+# ---- dead letters are dropped
 
 
 def drop_hour(ledger: Ledger, command: Maintain) -> JobResult | Refused:
-    """Drop a dead hour that is over: forget its letters in slices, then delete its files."""
+    """Drop an hour of dead letters whose retention is over: forget its letters in slices, then delete its files."""
     hour = command.hour
     if hour < DEAD_HOURS:
         return Refused("not_dead", f"hour {hour} is not an hour of dead letters")
@@ -256,7 +259,7 @@ def _forget(ledger: Ledger, hour: int, rows: Rows) -> None:
 
 
 def apply_alerted(ledger: Ledger, command: tuple[str, int]) -> JobResult | Refused:
-    """The first `count` deaths of the topic were reported."""
+    """Note that the first `count` deaths of the topic were reported to its alert URL."""
     name, count = command
     topic = ledger.topic(name)
     if topic is None:
@@ -266,11 +269,12 @@ def apply_alerted(ledger: Ledger, command: tuple[str, int]) -> JobResult | Refus
     return JobResult(topic.alerted == topic.settled[Event.DEAD], max(told, 0))
 
 
-# ---- reading
+# ---- dead letters are listed
 
 
 def listing(ledger: Ledger, topic: TopicState, after: bytes, limit: int) -> list[tuple[bytes, int]]:
-    """(cursor, first id) of the topic's dead letters behind the cursor `after`, b"" for all, in the order of deaths."""
+    """(cursor, message id) of the topic's next dead letters after the cursor `after` (b"": from the first), in the
+    order of their deaths."""
     start = max(KEY.pack(topic.number, topic.dead_mark_ms + 1, 0), KEY.pack(topic.number, 0, 0)[:4] + after + b"\0")
     found = ledger.tables.range(DEAD, start, KEY.pack(topic.number + 1, 0, 0), limit)
     return [(at[4:], KEY.unpack(at)[2]) for at, _ in found]

@@ -15,15 +15,15 @@ from hadelay.ledger.state import NO_NODE, Ledger
 from hadelay.ledger.topics import TopicState
 from hadelay.model import DEAD_HOURS, MOVES, NEVER_MS, NONE32, Description, Event, PastEvent, State, unpack_id
 
-#: Limit of a history's events: bounds the time of an answer about a message that is nacked for ever.
+#: Limit of events in a history: bounds the time of an answer about a message that is nacked again and again.
 MAX_EVENTS = 1_000
-#: Count of dispatch log entries read in one go, 2 MiB.
+#: Number of dispatch log entries that are read in one go, 2 MiB.
 _CHUNK = 65_536
 
 
 def describe(ledger: Ledger, message_id: int, now_ms: int = 0, *, body: bool = False) -> Description | None:
-    """One message with its history. now_ms: cluster time of the request; state.now stands still while nothing is
-    applied."""
+    """Describe one message with its history; None if there is none. now_ms: cluster time of the request; the ledger's
+    time stands still while nothing is applied."""
     place = find_entry(ledger, message_id)
     if place is None:
         return None
@@ -32,20 +32,20 @@ def describe(ledger: Ledger, message_id: int, now_ms: int = 0, *, body: bool = F
     now_ms = max(now_ms, ledger.now_ms)
     found, topic = state_of(ledger, place, now_ms), ledger.topics[int(row["topic"])]
     if found in _OVER and history and history[-1].at_ms + _kept_ms(topic) <= now_ms:
-        return None  # other topics may keep the hour longer
+        return None  # past its topic's retention; other topics may keep the hour longer
     return described(ledger, place.hour, row, found, max(attempts, int(row["attempt"])), history, body=body)
 
 
 def described(
     ledger: Ledger, hour: int, row: np.void, found: State, attempt: int, history: list[PastEvent], *, body: bool
 ) -> Description:
-    """Message of an entry, from its INDEX row and its record; the record's checksum is verified."""
+    """Describe the message of an entry, from its INDEX row and its record, whose checksum is verified."""
     record = decode_record(ledger.store.record(hour, int(row["offset"]), int(row["size"]), verify=True))
     return Description(
         int(row["first_id"]),
         ledger.topics[int(row["topic"])].name,
         found,
-        # A dead letter's entry has the time of its death.
+        # The entry of a dead letter has the time of death instead of the due time, which is in the record.
         record.deliver_at_ms if found is State.DEAD else int(row["deliver_at_ms"]),
         record.published_at_ms,
         attempt,
@@ -62,7 +62,7 @@ _OVER = (State.ACKED, State.CANCELLED, State.EXPIRED)
 
 
 def _kept_ms(topic: TopicState) -> int:
-    """Retention of the topic; a topic without a setting keeps its messages for as long as their hours last."""
+    """Retention of the topic in ms; a topic without this setting keeps its messages for as long as their hours last."""
     kept: int = topic.config.get("retention_ms", NEVER_MS)
     return kept
 
@@ -96,7 +96,7 @@ def _history(ledger: Ledger, message_id: int, place: EntryRef) -> tuple[list[Pas
 
 
 def over(ledger: Ledger, topic: TopicState, hour: int, index: int, now_ms: int) -> bool:
-    """The entry's message is settled, and past its topic's retention."""
+    """Whether the message of a settled entry is past its topic's retention."""
     kept_ms = _kept_ms(topic)
     if kept_ms >= NEVER_MS:
         return False
@@ -105,10 +105,11 @@ def over(ledger: Ledger, topic: TopicState, hour: int, index: int, now_ms: int) 
 
 
 def _events_of(ledger: Ledger, hour: int, index: int) -> list[np.void]:
-    """Events of one entry, in order. Each event names the one before it, so only the last event is searched for."""
+    """Events of one entry, in order. Each event has the number of the previous event, so only the last event is
+    searched for."""
     hour_state = ledger.hours.get(hour)
     if hour_state is None or (index not in hour_state.settled and index not in hour_state.leased):
-        return []  # no event: no need to look through the hour
+        return []  # the entry has no event: spare a search through the hour
     last = _last_event(ledger, hour, index, hour_state.ended(index))
     mine: list[np.void] = []
     while last != NONE32:
@@ -121,12 +122,13 @@ def _last_event(ledger: Ledger, hour: int, index: int, ended: Event | None) -> i
     """Number of the entry's last event. Searches by turns from the end of the log, and forwards from the time when the
     entry could be leased, so that a search costs at most twice the shorter way."""
     start, end = 0, ledger.store.event_count(hour)
-    # An ack that came late (of the attempt before) may stand before the time it was due.
+    # For other entries, search the whole log: a late ack, of the attempt before, may be older than the entry's due
+    # time.
     if ended in (None, Event.ACKED) and index not in ledger.hours[hour].late:
         due_ms = int(ledger.store.entries(hour, slice(index, index + 1))["deliver_at_ms"][0])
         start = _first_event_at(ledger, hour, due_ms - MAX_AHEAD_MS)
     while start < end:
-        # Unverified: the event that is found is read again, by its number.
+        # Search without checksums: the caller reads the found event again and verifies it.
         for chunk in (slice(start, min(start + _CHUNK, end)), slice(max(start, end - _CHUNK), end)):
             events = ledger.store.events(hour, chunk, verify=False)
             found = np.flatnonzero(events["index"] == index)
@@ -137,7 +139,8 @@ def _last_event(ledger: Ledger, hour: int, index: int, ended: Event | None) -> i
 
 
 def _first_event_at(ledger: Ledger, hour: int, at_ms: int) -> int:
-    """Number of the hour's first event at that time or after it: events are in the order of time."""
+    """Number of the hour's first event at or after at_ms, found by bisection, because events are in the order of
+    time."""
 
     def time_of(number: int) -> int:
         return int(ledger.store.events(hour, slice(number, number + 1), verify=False)["at_ms"][0])
@@ -150,7 +153,7 @@ def _history_event(ledger: Ledger, hour: int, event: np.void, kind: Event) -> Pa
     node, other = int(event["node"]), int(event["other_hour"])
     reason = int(nack_reason(event["other_hour"])) if kind is Event.NACKED else NONE32
     at_ms, due_ms = int(event["at_ms"]), None
-    if kind is Event.LEASED:  # may be committed before its due time, at which the message was handed out
+    if kind is Event.LEASED:  # a lease may be committed before the due time, at which the message was handed out
         index = int(event["index"])
         due_ms = int(ledger.store.entries(hour, slice(index, index + 1))["deliver_at_ms"][0])
         at_ms = max(at_ms, due_ms)

@@ -1,4 +1,4 @@
-"""Token buckets that are told the time, and the limits of one topic on hand-outs.
+"""Token buckets, whose callers pass the time, and the limits of one topic on hand-outs.
 
 A bucket is one number, the time up to which its tokens are spent (GCRA): a token appears every `interval_ns`, at most
 `depth` of them wait. Whole nanoseconds, so that apply may use it: the same on every node. Intervals are rounded up: a
@@ -14,25 +14,25 @@ from hadelay.model import NEVER_MS
 from hadelay.settings.topic import TopicSettings
 
 _MS, _SECOND = 1_000_000, 1_000_000_000
-#: Depth of a hand-out bucket, in seconds at its rate: a pause between two polls, or two commits, may be caught up with.
+#: Depth of a hand-out bucket, in seconds at its rate: a topic may make up for a short pause between polls or commits.
 HAND_OUT_DEPTH_S = 0.1
-#: Depth of a publish bucket, in seconds: a batch of as many messages as may be published in a second is not refused.
+#: Depth of a publish bucket, in seconds at its rate: one batch may have the messages of a second.
 PUBLISH_DEPTH_S = 1.0
-#: Least time between two wake-ups that wait for tokens; up to 50 messages/s each message has a wake-up.
+#: Minimum time between two wake-ups that wait for tokens, in ns; up to 50 messages/s each message has a wake-up.
 _WAKE_NS = 20 * _MS
-#: Longest interval of a rate: one message a year.
+#: Limit of the interval between two tokens, in ns: one message a year.
 _LONGEST_NS = 365 * 86_400 * _SECOND
-#: No limit.
+#: Number of messages that stands for "no limit".
 PLENTY = 1 << 30
 
 
 class TokenBucket:
-    """Tokens at a rate. `spent_ns`: its whole state; the time at which it was empty, if nothing was taken since."""
+    """Token bucket for a rate. `spent_ns` is its whole state: the time up to which the tokens are spent."""
 
     __slots__ = ("depth", "interval_ns", "spent_ns")
 
     def __init__(self, rate: float, depth_s: float, spent_ns: int) -> None:
-        """rate: per second, more than 0."""
+        """rate: tokens per second, more than 0. depth_s: largest number of tokens, in seconds at this rate."""
         self.interval_ns = max(1, math.ceil(min(_SECOND / rate, _LONGEST_NS)))
         self.depth = max(1, int(rate * depth_s))
         self.spent_ns = spent_ns
@@ -46,7 +46,7 @@ class TokenBucket:
         self.spent_ns = max(self.spent_ns, oldest) + count * self.interval_ns
 
     def next_ms(self) -> int:
-        """When enough tokens for the next wake-up are there, in ms."""
+        """Time in ms at which enough tokens for the next wake-up are available."""
         count = min(self.depth, max(1, _WAKE_NS // self.interval_ns))
         return -(-(self.spent_ns + count * self.interval_ns) // _MS)
 
@@ -56,8 +56,8 @@ def publish_bucket(rate: float, spent_ns: int) -> TokenBucket:
 
 
 class Allowance(NamedTuple):
-    """Limit of messages that may be handed out now, the setting that limits, and when the limit changes (NEVER_MS: not
-    by time alone)."""
+    """Number of messages that may be handed out now, the setting that limits it, and the time when it grows (NEVER_MS:
+    not by time alone)."""
 
     most: int
     cause: str = ""
@@ -75,13 +75,14 @@ class HandoutLimits:
     catch_up: TokenBucket | None
 
     def __init__(self, settings: TopicSettings, now_ms: int, before: HandoutLimits | None = None) -> None:
-        """before: limits in force until now, whose hand-outs count on."""
+        """before: limits in force until now; their counts of hand-outs continue where the rates are the same."""
         self.paused, self.concurrency = settings.paused, settings.concurrency
         self.rate = _bucket(settings.rate, now_ms, before.rate if before else None)
         self.catch_up = _bucket(settings.catch_up_rate, now_ms, before.catch_up if before else None)
 
     def allowance(self, held: int, overdue: bool, now_ms: int) -> Allowance:
-        """held: messages leased, or offered and not refused yet. overdue: the catch-up rate counts, too."""
+        """How many messages may be handed out now. held: number of messages that are leased or offered. overdue:
+        whether the catch-up rate counts, too."""
         if self.paused:
             return Allowance(0, "paused")
         least = UNLIMITED
@@ -93,14 +94,15 @@ class HandoutLimits:
         return least
 
     def take(self, count: int, overdue: bool, now_ms: int) -> None:
-        """Count messages that are offered; negative: that were refused."""
+        """Take tokens for `count` offered messages; a negative count returns tokens of refused messages."""
         for bucket in (self.rate, self.catch_up if overdue else None):
             if bucket is not None:
                 bucket.take(count, now_ms)
 
 
 def _bucket(rate: float | None, now_ms: int, before: TokenBucket | None) -> TokenBucket | None:
-    """An empty bucket, so that neither a take-over nor a new setting is a burst, or one that goes on at its rate."""
+    """Bucket for a rate; None without one. The bucket starts empty, so that a take-over or a new setting causes no
+    burst; with an unchanged rate the old bucket continues."""
     if rate is None:
         return None
     bucket = TokenBucket(rate, HAND_OUT_DEPTH_S, now_ms * _MS)
@@ -110,7 +112,7 @@ def _bucket(rate: float | None, now_ms: int, before: TokenBucket | None) -> Toke
 
 
 def is_limited(settings: TopicSettings) -> bool:
-    """The topic is paused, or has a limit that may hold its messages back when they are due."""
+    """Whether the topic is paused, or has a limit that may hold its messages back when they are due."""
     return settings.paused or (settings.rate, settings.catch_up_rate, settings.concurrency) != (None, None, None)
 
 

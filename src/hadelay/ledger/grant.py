@@ -57,12 +57,12 @@ def apply_grant(ledger: Ledger, command: Grant) -> GrantResult | Refused:
 
 
 def _fill(ledger: Ledger, hour: int, rows: Rows, handed: bool, due_ms: int) -> Mask:
-    """Fill topic, second, attempt and size of HELD rows from their entries; returns which of them may be leased."""
+    """Copy topic, second, attempt and size from the entries into HELD rows; returns which of the rows may be leased."""
     entries = ledger.store.entries(hour, rows["index"])
     rows["topic"], rows["second"], rows["attempt"] = entries["topic"], entries["second"], entries["attempt"] + 1
     rows["size"] = entries["size"]
-    # A grant only gives out messages that are due, or will be before its answer leaves (server/delivery/grants.py):
-    # never early, whatever the leader believed.
+    # Lease only messages that are due, or will be before the answer leaves (server/delivery/deferred.py): never early,
+    # even if the leader was wrong.
     free = (entries["deliver_at_ms"] <= due_ms) & ledger.topics.owed(entries)
     bits = bitmap(rows["index"])
     if len(bits) != len(rows):
@@ -79,8 +79,8 @@ def _fill(ledger: Ledger, hour: int, rows: Rows, handed: bool, due_ms: int) -> M
 
 
 def _count_handed(ledger: Ledger, rows: Rows, node: int) -> None:
-    """Interval mode: a consumer had these messages when a reschedule came first in the log. The reschedule holds, but
-    the entry that it filed counts the attempt, so that the next hand-out has another number."""
+    """Interval mode: count hand-outs of messages that were rescheduled before their grant was applied. The new due time
+    stays, but the new entry counts the attempt, so that the next hand-out has another number."""
     for hour, index in zip(rows["hour"].tolist(), rows["index"].tolist(), strict=True):
         if hour >= DEAD_HOURS or ledger.outcome_of(hour, index)[0] is not Event.MOVED:
             continue
@@ -94,8 +94,8 @@ def _count_handed(ledger: Ledger, rows: Rows, node: int) -> None:
 
 
 def _apply_topic_limits(ledger: Ledger, topics: U32, free: Mask) -> None:
-    """Take messages of paused topics, and beyond a topic's concurrency, out of `free`. The limits hold over a failover,
-    because apply decides."""
+    """Remove messages from `free` whose topic is paused or at its concurrency. The limits hold over a failover, because
+    apply decides."""
     for number, _ in by_topic(topics):
         topic = ledger.topics[number]
         if topic.settings.paused:

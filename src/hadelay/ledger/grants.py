@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 from hadelay.codec.formats import Mask, Rows
 
-#: A position of a grant. `event`: number of its `leased` event in the hour's dispatch log. `open`: 1 while leased.
+#: Row of a HeldGrant, one per message. `event`: number of the message's `leased` event in the hour's dispatch log.
+#: `open`: 1 while leased.
 HELD = np.dtype(
     [
         ("hour", "<u4"),
@@ -33,7 +34,7 @@ class HeldGrant:
     term: int
     seq: int
     consumer: str
-    #: Number of the consumer's name; NONE32 when the dictionary is full.
+    #: Number of the consumer's name; NONE32 if there are too many names.
     consumer_number: int
     request_id: bytes
     granted_at_ms: int
@@ -49,11 +50,12 @@ class HeldGrant:
         return self.term, self.seq
 
     def next_until_ms(self) -> int:
-        """When the first open lease of the grant runs out."""
+        """Time at which the first open lease of the grant runs out."""
         return int(self.rows["until_ms"][self.rows["open"] == 1].min())
 
     def take(self, leases: Rows) -> tuple[NDArray[np.intp], Mask]:
-        """(positions, held) of LEASE rows of this grant: held where the row is open and names this very message.
+        """(positions, held) of LEASE rows that name this grant. held: the row's position is open and is of the same
+        message.
 
         Of leases that name the same position twice only the first is held.
         """
@@ -63,7 +65,7 @@ class HeldGrant:
         held &= (leases["pos"] == at) & (rows["index"] == leases["index"]) & (rows["hour"] == leases["hour"])
         if len(at) > 1 and not (at[1:] > at[:-1]).all():
             first = np.zeros(len(at), bool)
-            # Only among held leases: a wrong lease must not hide a right one of the same position.
+            # Look for repetitions only among held leases: a wrong lease must not hide a right one of the same position.
             right = np.flatnonzero(held)
             first[right[np.unique(at[right], return_index=True)[1]]] = True
             held &= first

@@ -11,12 +11,12 @@ from pyroaring import BitMap
 from hadelay.codec.formats import SECONDS_PER_HOUR, U32, Mask
 from hadelay.model import Event
 
-#: Below this many indexes a loop is quicker than a new bitmap.
+#: Below this number of indexes, a Python loop is faster than a new bitmap.
 _FEW = 64
 
 
 def bitmap(indexes: U32) -> BitMap:
-    # Five times faster than handing pyroaring the numpy array.
+    # Pass an array.array: five times faster than passing pyroaring the numpy array.
     return BitMap(array("I", indexes.tobytes()))
 
 
@@ -28,7 +28,7 @@ _NONE = BitMap()
 
 
 def is_in(indexes: U32, bits: BitMap, others: BitMap = _NONE) -> Mask:
-    """Which of these indexes one of the bitmaps has."""
+    """Which of these indexes are in at least one of the two bitmaps."""
     if len(indexes) < _FEW:
         return np.array([index in bits or index in others for index in indexes.tolist()], np.bool_)
     wanted = bitmap(indexes)
@@ -37,7 +37,8 @@ def is_in(indexes: U32, bits: BitMap, others: BitMap = _NONE) -> Mask:
 
 
 def groups(column: NDArray[Any]) -> Iterator[tuple[int, slice | NDArray[np.intp]]]:
-    """(value, where) of each distinct value; one slice over everything when there is only one, as usual."""
+    """Yield (value, positions) for each distinct value of a column; usually there is one value, and a slice of
+    everything."""
     if not len(column):
         return
     first = column[0]
@@ -61,20 +62,23 @@ class HourState:
         self.settled = BitMap()
         #: Settled entries that did not end with an ack, by what ended them: TTL_EXPIRED, CANCELLED, MOVED, DEAD.
         self.others: dict[Event, BitMap] = {}
-        #: Entries that a late ack ended, without a lease: tells a repetition of that ack from a lost lease.
+        #: Entries ended by a late ack, when they were not leased: tells a repetition of such an ack from a lost lease.
         self.late = BitMap()
-        #: Derived from the grants.
+        #: Leased entries; derived from the held grants.
         self.leased = BitMap()
-        #: Open entries per filing second, u4[3600], while the hour runs and after it as long as anything is open.
+        #: Number of open entries per second of the hour, u4[3600]; kept while the hour runs, and after its end until no
+        #: entry is open.
         self.open_seconds: U32 | None = None
-        #: Entries whose message was first filed elsewhere: table `place` points at them.
+        #: Number of entries whose message was first filed elsewhere; rows of the table `place` point at such entries.
         self.returned = 0
-        #: Entries whose message has a client key.
+        #: Number of entries whose message has a client key.
         self.keyed = 0
-        #: When the last message ended here, and the topics of messages that did: decide how long the hour is kept.
+        #: Time of the last end of a message in this hour, and topics of the ended messages: decide how long the hour is
+        #: kept.
         self.settled_at_ms = 0
         self.topics = BitMap()
-        #: CARRY has looked at the entries before `carried`, RETIRE and DROP_DEAD at those before `retire_at`.
+        #: Progress of maintenance: CARRY has done the entries before `carried`, RETIRE and DROP_DEAD those before
+        #: `retire_at`.
         self.carried = 0
         self.retire_at = 0
 

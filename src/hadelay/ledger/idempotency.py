@@ -17,9 +17,10 @@ from hadelay.ledger.keys import find_key
 from hadelay.ledger.state import Ledger
 from hadelay.model import Draft
 
-#: An answer: fingerprint, rows; then ids u8[], deliver_at_ms i8[], codes u1[], and with client keys others u8[].
+#: Layout of a stored answer: fingerprint, number of rows; then ids u8[], deliver_at_ms i8[], codes u1[], and with
+#: client keys others u8[].
 _HEAD = struct.Struct("<QI")
-#: The answer of a single row, without others.
+#: Layout of a stored answer with a single row and without `others`.
 _ONE = struct.Struct("<QIQqB")
 
 
@@ -28,7 +29,7 @@ def table(epoch: int) -> bytes:
 
 
 def turn(ledger: Ledger) -> None:
-    """Begin a new epoch when the window is over, or when the running table is full."""
+    """Begin a new epoch of Idempotency-Keys if the window is over, or if the running table is full."""
     settings = ledger.settings
     over = ledger.now_ms >= ledger.key_epoch_ends_ms
     if not over and ledger.key_count < settings.idempotency_max_keys // 2:
@@ -47,7 +48,7 @@ def turn(ledger: Ledger) -> None:
 
 
 def repeat(ledger: Ledger, keys: Rows, result: PublishResult) -> tuple[list[int], Mask]:
-    """Answer the rows of keys that were seen before. Returns (new keys, rows still to be filed).
+    """Answer the rows whose Idempotency-Key was seen before. Returns (new keys, rows still to be filed).
 
     A key that comes twice within one command counts as seen the second time: `remember` copies the first answer.
     """
@@ -57,7 +58,7 @@ def repeat(ledger: Ledger, keys: Rows, result: PublishResult) -> tuple[list[int]
     get = ledger.tables.get
     running, before = table(ledger.key_epoch), table(ledger.key_epoch - 1)
     firsts, counts, prints, digests = _columns(keys)
-    # The key of a whole request comes before those of its rows, which do not matter if that key was seen.
+    # Look at the key of a whole request first: if this key was seen, the keys of the request's rows do not matter.
     for at in sorted(range(len(counts)), key=lambda at: -counts[at]):
         first, count, digest = firsts[at], counts[at], digests[at]
         if not count or not to_file[first]:
@@ -77,10 +78,11 @@ def repeat(ledger: Ledger, keys: Rows, result: PublishResult) -> tuple[list[int]
 
 
 def is_known(ledger: Ledger, drafts: Sequence[Draft], request_key: bytes | None) -> bool:
-    """An earlier publish of the same Idempotency-Key would answer this one, or the message of one of its client keys,
-    as far as this node knows."""
+    """Whether, as far as this node knows, the answer comes from an earlier publish with the same Idempotency-Key, or
+    from the message of a client key."""
     rows = [draft.idem for draft in drafts if draft.idem is not None]
-    # A batch too large for one entry has a key per part; a single row has the request's (server/publishing.py).
+    # Keys as server/publishing.py makes them: a batch too large for one entry has a key per part; a single row has the
+    # request's key.
     requests = [] if request_key is None else [request_key, b"0:" + request_key]
     digests = [hash_key(b"row", key) for key in [*rows, *requests[:1]]] + [hash_key(b"request", k) for k in requests]
     epochs = (ledger.key_epoch, ledger.key_epoch - 1)
@@ -91,12 +93,12 @@ def is_known(ledger: Ledger, drafts: Sequence[Draft], request_key: bytes | None)
 
 
 def remember(ledger: Ledger, keys: Rows, new: list[int], result: PublishResult) -> None:
-    """Keep the answers of the keys that `repeat` found to be new."""
+    """Store the answers of the Idempotency-Keys that `repeat` found to be new."""
     running = table(ledger.key_epoch)
     firsts, counts, prints, digests = _columns(keys)
     ids, deliver_at_ms, codes = result.ids.tolist(), result.deliver_at_ms.tolist(), result.codes.tolist()
     here: dict[bytes, bytes] = {}
-    # The key of a whole request comes last: its answer includes rows that the keys of rows still have to fill in.
+    # Store the key of a whole request last: its answer includes rows that are filled in for the keys of single rows.
     for at in sorted(new, key=counts.__getitem__):
         first, count, digest = firsts[at], counts[at], digests[at]
         if digest in here:
@@ -114,13 +116,13 @@ def remember(ledger: Ledger, keys: Rows, new: list[int], result: PublishResult) 
             value += others.tobytes()
         here[digest] = value
         if not refused:
-            # A publish refused as a whole is not stored: a retry is judged anew.
+            # The answer is not stored if all rows are refused: a retry is judged anew.
             ledger.tables.put(running, digest, value)
             ledger.key_count += 1
 
 
 def _columns(keys: Rows) -> tuple[list[int], list[int], list[int], list[bytes]]:
-    """first, count, fingerprint and hash of each key, as Python values."""
+    """Columns of KEY_ROW as Python values: first, count, fingerprint and hash of each key."""
     raw = keys["hash"].tobytes()
     digests = [raw[at : at + 16] for at in range(0, len(raw), 16)]
     return keys["first"].tolist(), keys["count"].tolist(), keys["fingerprint"].tolist(), digests

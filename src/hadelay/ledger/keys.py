@@ -1,4 +1,5 @@
-"""Client keys: the message published last under a key of its topic, and what a publish does when that is pending.
+"""Client keys: look-up of the message last published under a key, and outcome of a publish while that message is
+pending.
 
     table `key`    topic number u32 · lives u16 (big-endian) · hash of the key, 16 bytes  →  id u64, start i64
     table `keyof`  id u64 (big-endian)  →  its key in `key`, to find the row when its hour goes
@@ -43,18 +44,18 @@ class Batch:
 
     command: Publish
     result: PublishResult
-    #: Rows that are still to be filed.
+    #: Which rows are still to be filed.
     take: Mask
     #: Due time of each row, in Unix ms.
     deliver_at_ms: I64
-    #: Number of each of the command's topics; 0 for those that no row of `take` names.
+    #: Topic number for each topic name in the command; 0 for topics that no row of `take` names.
     topics: U32 = field(init=False)
 
     def __post_init__(self) -> None:
         self.topics = np.zeros(len(self.command.topics), np.uint32)
 
     def refuse(self, wrong: Mask, code: RowCode) -> None:
-        """Refuse those of the `wrong` rows that are still to be filed."""
+        """Refuse the `wrong` rows with this code, unless they were answered or refused already."""
         self.result.codes[self.take & wrong] = code
         self.take &= ~wrong
 
@@ -66,17 +67,17 @@ class Decision:
     """
 
     def __init__(self, ledger: Ledger, batch: Batch) -> None:
-        """Takes rows that another message answers out of `batch.take`, and limits due times by max_wait."""
+        """Removes rows from `batch.take` that another message answers, and limits due times by max_wait."""
         self.ledger, self.batch, self.result = ledger, batch, batch.result
-        #: Row filed last under each key of the table `key`.
+        #: Key of the table `key` → last row of this command with that key.
         self._last: dict[bytes, int] = {}
-        #: (row, key), in order.
+        #: Rows to be filed, with their keys of the table `key`: (row, key), in order.
         self._filed: list[tuple[int, bytes]] = []
-        #: (row, the row of this command that answers for it).
+        #: Rows answered by an earlier row of this command: (row, earlier row).
         self._same: list[tuple[int, int]] = []
-        #: (row, the row of this command that it replaces, or else the id).
+        #: Replacements: (row, replaced row of this command or None, id of the replaced message if the row is None).
         self._replaced: list[tuple[int, int | None, int]] = []
-        #: Start of the chain of replacements that a row continues.
+        #: Row → time at which the chain of replacements began that the row continues.
         self._starts: dict[int, int] = {}
         command, take, deliver_at_ms = batch.command, batch.take, batch.deliver_at_ms
         rows = command.client_keys
@@ -89,7 +90,7 @@ class Decision:
         keys = [raw[n : n + size] for n in range(0, len(raw), size)]
         stored = ledger.tables.get_many(KEY, keys)
         if not any(stored) and len(set(keys)) == len(keys):
-            self._filed = list(zip(at.tolist(), keys, strict=True))  # all are new: nothing to decide
+            self._filed = list(zip(at.tolist(), keys, strict=True))  # all keys are new: nothing to decide
         else:
             columns = zip(at.tolist(), keys, stored, rows["mode"].tolist(), take[at].tolist(), strict=True)
             for row, key, known, mode, taken in columns:
@@ -137,11 +138,12 @@ class Decision:
             self.result.duplicate[row] = True
 
     def replacing(self) -> set[int]:
-        """Rows that take the place of another message."""
+        """Rows of the command that replace another message."""
         return {row for row, _, _ in self._replaced}
 
     def finish(self) -> None:
-        """The rows of `take` are filed: answer the others, cancel replaced messages, and store the keys."""
+        """Carry out the decisions after the rows of `take` were filed: answer the other rows, cancel replaced messages,
+        store keys."""
         take, result, ledger = self.batch.take.tolist(), self.result, self.ledger
         for row, earlier in self._same:
             if not take[earlier]:
@@ -168,21 +170,21 @@ class Decision:
         filed = [one for one in self._filed if take[one[0]]]
         ids, keys = [every[row] for row, _ in filed], [key for _, key in filed]
         starts = [self._starts.get(row, ledger.now_ms) for row, _ in filed] if self._starts else repeat(ledger.now_ms)
-        # If a key occurs twice, the later row counts.
+        # If a client key occurs twice in the command, the later row counts.
         ledger.tables.put_many(KEY, dict(zip(keys, map(_VALUE.pack, ids, starts), strict=True)))
         ledger.tables.put_many(KEYOF, dict(zip(map(ID_KEY.pack, ids), keys, strict=True)))
 
 
 def _pending(ledger: Ledger, message_id: int) -> tuple[EntryRef | None, bool]:
-    """(entry of a message if it is pending, whether it is leased)"""
+    """(entry of the message, or None if it is not pending; whether the message is leased)"""
     place = find_entry(ledger, message_id)
     phase = None if place is None else state_of(ledger, place, ledger.now_ms)
     return (place if phase in PENDING else None), phase is State.LEASED
 
 
 def take_again(ledger: Ledger, first_id: int, with_it: Collection[int]) -> bool:
-    """Give a dead letter that comes back its client key again. False if another message with that key is pending, or is
-    `with_it`: comes back by the same command."""
+    """Give a redriven dead letter its client key again. False if another message with that key is pending, or is
+    redriven by the same command (`with_it`)."""
     key = ledger.tables.get(KEYOF, ID_KEY.pack(first_id))
     if key is None:
         return True
@@ -195,18 +197,18 @@ def take_again(ledger: Ledger, first_id: int, with_it: Collection[int]) -> bool:
 
 
 def forget_keys(ledger: Ledger, hour: int, rows: Rows) -> int:
-    """Forget the keys of messages whose last entry is among these INDEX rows of an hour that goes; returns the number
-    of rows with a key. Call this before their places are forgotten."""
+    """Forget the client keys of messages whose last entry is among these INDEX rows of an hour that is deleted; returns
+    the number of rows with a key. Call this before their places are forgotten."""
     keyed = rows[rows["flags"] & FLAG_KEYED != 0]
     for first_id, index in zip(keyed["first_id"].tolist(), keyed["index"].tolist(), strict=True):
         place = ledger.tables.get(PLACE, ID_KEY.pack(first_id))
-        if place is None or place.startswith(PLACE_VALUE.pack(hour, index)):  # the message continues from this entry
+        if place is None or place.startswith(PLACE_VALUE.pack(hour, index)):  # the message's present entry is this row
             forget_key(ledger, first_id)
     return len(keyed)
 
 
 def forget_key(ledger: Ledger, first_id: int) -> None:
-    """Remove this message's key from the look-up."""
+    """Remove a message's client key from both tables."""
     message = ID_KEY.pack(first_id)
     key = ledger.tables.get(KEYOF, message)
     if key is None:

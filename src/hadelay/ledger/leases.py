@@ -43,14 +43,15 @@ Backoff = tuple[int, ...] | Exponential
 _MAX_STEPS = 65_534
 #: Unit of the jitter of a backoff: 1 / _PARTS of the wait.
 _PARTS = 1 << 20
-#: Limit of bytes that EXPIRE and NACK copy into other hours in one apply; further messages stay leased until the next.
+#: Limit of bytes that an EXPIRE or NACK copies into other hours in one apply; further messages stay leased until the
+#: next command.
 MOVE_BYTES = 4 << 20
-#: Cost of a message besides its copy, in such bytes.
+#: Fixed cost of returning a message, counted in bytes of MOVE_BYTES; copying its record costs extra.
 _MOVE_COST = 2_048
 
 
 def _let_go(ledger: Ledger, grant: HeldGrant, positions: NDArray[np.intp]) -> None:
-    """Close these positions; forget a grant without open positions, and its request."""
+    """Close these positions of a grant; forget the grant and its request if no position is open any more."""
     grant.close(positions)
     if grant.left:
         return
@@ -66,7 +67,7 @@ def _let_go(ledger: Ledger, grant: HeldGrant, positions: NDArray[np.intp]) -> No
 
 
 class _Held(NamedTuple):
-    """Messages of one grant that a command names."""
+    """Leases of one grant that a command names."""
 
     grant: HeldGrant
     positions: NDArray[np.intp]
@@ -75,7 +76,7 @@ class _Held(NamedTuple):
 
 
 def _held(ledger: Ledger, command: SettleLeases, outcomes: NDArray[np.uint8]) -> Iterator[_Held]:
-    """Held leases that the command names, by grant; their outcome is DONE."""
+    """Yield the held leases that the command names, by grant, and set their outcomes to DONE."""
     keys = command.rows["term"].astype(np.uint64) << np.uint64(32) | command.rows["seq"]
     for key, where in groups(keys):
         grant = ledger.grants.get((key >> 32, key & 0xFFFFFFFF))
@@ -188,18 +189,20 @@ def _note_acked(ledger: Ledger, command: SettleLeases, outcomes: NDArray[np.uint
 
 
 class ReturnedLeases:
-    """Attempts that end without an ack, in one apply: each message waits again, or dies, or is over anyway."""
+    """Ends attempts without an ack, within one apply: each message waits again, dies, or ends as cancelled or
+    expired."""
 
     def __init__(self, ledger: Ledger, failure: FailedTry, delay_ms: int, node: int, *, counts: bool = True) -> None:
-        """delay_ms: of a nack; negative for the topic's backoff. counts: False for hand-outs that nobody tried."""
+        """delay_ms: delay of a NACK, negative for the topic's backoff. counts: False if the hand-outs do not count as
+        attempts."""
         self.counts = counts
         self.ledger, self.failure, self.delay_ms, self.node = ledger, failure, delay_ms, node
-        #: Bytes that may still be moved.
+        #: Number of bytes that may still be moved in this apply.
         self.left = MOVE_BYTES
 
     def give_back(self, grant: HeldGrant, positions: NDArray[np.intp], delays: U32 | None = None) -> int:
-        """Return as many of these held positions, from the first on, as may be moved; returns their count. delays:
-        hand-out delays in ms, of a NACK that knows them."""
+        """Return the first of these held positions of a grant, as many as may be moved; returns their number. delays:
+        hand-out delays in ms, of a NACK that has them."""
         if self.left <= 0:
             return 0
         held = grant.rows[positions]
@@ -235,12 +238,13 @@ class ReturnedLeases:
                 due_ms[where] += np.minimum(waits, ledger.settings.max_delay_ms)
             if settings.webhook is not None and ledger.level >= WEBHOOK_FLOOR:
                 due_ms[where] = np.maximum(due_ms[where], ledger.now_ms + WEBHOOK_FLOOR_MS)
-        # A message that was leased early does not become due earlier when it comes back.
+        # A message that was leased before its due time must not become due earlier when it returns.
         later: I64 = np.maximum(due_ms, entries["deliver_at_ms"])
         return later
 
     def _notes(self, count: int, delays: U32 | None) -> I64:
-        """`other_hour` of the events: the reason, and hand-out delays where they are known (formats.nack_reason)."""
+        """Values of `other_hour` in nacked events: the reason, and the hand-out delay where it is known
+        (formats.nack_reason)."""
         reason = self.failure.reason
         notes = np.full(count, reason, np.int64)
         if delays is None or NO_REASON <= reason < NONE32:
@@ -251,11 +255,12 @@ class ReturnedLeases:
         return notes
 
     def _end(self, leaving: Leaving, entries: Rows, due_ms: I64) -> None:
-        """leaving: HELD rows, of these INDEX rows."""
+        """End the attempts: each message is cancelled, expires, dies or waits again. leaving: HELD rows; entries: their
+        INDEX rows."""
         ledger, failure, held = self.ledger, self.failure, leaving.rows
         gone = ~ledger.topics.alive(entries)
         over = ~gone & expired(ledger, entries, ledger.now_ms)
-        # From MAX_EXCUSED hand-outs on, every attempt counts.
+        # After MAX_EXCUSED hand-outs that did not count, every further attempt counts.
         counted = (excused(entries) == MAX_EXCUSED) | self.counts
         dying = ~gone & ~over & (_tries(held, entries) >= self._limits(held)) & counted
         for ending, event in ((gone, Event.CANCELLED), (over, Event.TTL_EXPIRED)):
@@ -316,7 +321,7 @@ def apply_expire(ledger: Ledger, command: list[tuple[int, int]]) -> ExpireResult
 
 
 def waits_ms(backoff: Backoff, attempts: NDArray[np.uint16], ids: NDArray[np.uint64]) -> I64:
-    """The wait before the retry that follows each of these failed attempts (from 1), in ms.
+    """Wait in ms before the next retry, for each of these failed attempts (numbered from 1).
 
     Every node computes the same milliseconds. So the waits of an exponential backoff are a table made by multiplication
     (IEEE 754 defines the result; nothing defines that of `pow`), and the jitter is a hash of message id and attempt."""
@@ -332,7 +337,7 @@ def waits_ms(backoff: Backoff, attempts: NDArray[np.uint16], ids: NDArray[np.uin
 
 @lru_cache(maxsize=1024)
 def _steps(backoff: Backoff) -> I64:
-    """The wait after attempt 1, 2, …; the last one repeats."""
+    """Waits in ms after attempts 1, 2, …; the last wait is used for all further attempts."""
     if not isinstance(backoff, Exponential):
         return np.array(backoff or (0,), np.int64)
     waits: list[int] = []
@@ -344,7 +349,7 @@ def _steps(backoff: Backoff) -> I64:
 
 
 def _mixed(ids: NDArray[np.uint64], attempts: NDArray[np.uint16]) -> NDArray[np.uint64]:
-    """SplitMix64 of both: neighbours get unrelated waits."""
+    """Hash of message id and attempt (SplitMix64), so that neighbouring ids and attempts get unrelated jitter."""
     x: NDArray[np.uint64] = (attempts.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     x += ids.astype(np.uint64)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -33,21 +33,22 @@ from hadelay.ledger.lookup import expired
 from hadelay.ledger.state import Ledger
 from hadelay.model import DEAD_HOURS, HOUR_MS, PENDING, Event, Key, State
 
-#: Limit of a page's cost, apart from the rest of its last hour. The unit is an entry of a pass, some 20 ns.
+#: Limit of a page's cost, except for the rest of its last hour. The unit is one entry of a pass over an index, some 20
+#: ns.
 BUDGET = 3_000_000
-#: Cost between two yields: one or two milliseconds.
+#: Cost between two yields of a listing: one or two milliseconds.
 _SLICE = 65_536
-#: Count of entries of a pass that are looked at in one go.
+#: Number of entries that a pass over an index looks at in one go.
 _ROWS = 16_384
 _HOUR_COST = 64
-#: Cost of an hour whose heads have to be read from its files.
+#: Extra cost of an hour that is not mapped: its heads have to be read from files.
 _FAR_HOUR = _SLICE // 4
-#: Cost of an entry that is walked to, or fetched by its number, by whether the hour is mapped: each is a read if not.
+#: Cost of one entry in a walk, or fetched by number; by whether the hour is mapped: if not, each entry is a read.
 _STEP_COST = {True: 10, False: 1_024}
 _SECOND_COST = 2_048
 _STATES = tuple(State)
 _CODE = {state: code for code, state in enumerate(_STATES)}
-#: Code of an entry whose message went on to another entry.
+#: State code of an entry that its message has left for another entry.
 _ELSEWHERE = len(_STATES)
 _SETTLED = {Event.TTL_EXPIRED: State.EXPIRED, Event.CANCELLED: State.CANCELLED}
 _IN_DEAD_HOURS = frozenset((State.DEAD,))
@@ -56,34 +57,35 @@ _LAST_ID = (1 << 64) - 1
 
 
 def _first_ms(after: Key) -> int:
-    """The first millisecond in which a message behind this key may be due."""
+    """First millisecond in which a message after this key may be due."""
     return after[0] + (after[1] == _LAST_ID)
 
 
 class ListQuery(NamedTuple):
     topic: int
     states: frozenset[State]
-    #: due in [from_ms, to_ms)
+    #: Only messages due in [from_ms, to_ms).
     from_ms: int
     to_ms: int
-    #: Bits that a tag mask has to have. A mask may have them by chance: the caller looks at the tags.
+    #: Bits that a message's tag mask must have. Other messages may have them by chance: the caller checks the tags.
     tag_mask: int
     after: Key
     limit: int
 
 
 class ListPage(NamedTuple):
-    """Columns, in order. `after`: where the next page begins; None on the last page."""
+    """Messages of a page as columns, in due order. `after`: key after which the next page begins; None on the last
+    page."""
 
     due_ms: I64
     hours: I64
-    rows: Rows  # INDEX
+    rows: Rows  # INDEX rows of the messages
     states: list[State]
     after: Key | None
 
 
 def listing(ledger: Ledger, query: ListQuery, now_ms: int, budget: int = BUDGET) -> Generator[None, None, ListPage]:
-    """The next page. now_ms: cluster time of the question. DamagedFile when an entry that fits does not verify.
+    """Collect the next page. now_ms: cluster time of the request. DamagedFile if an entry that fits does not verify.
 
     Each message is shown as it was at some moment between the first slice and the last.
     """
@@ -111,13 +113,14 @@ class _Look:
         self.wanted = np.zeros(len(_STATES) + 1, np.bool_)
         self.wanted[[_CODE[s] for s in query.states]] = True
         self.to_ms = min(query.to_ms, now_ms + 1) if query.states == {State.READY} else query.to_ms
-        #: Some waiting messages are cancelled with their topic, or past their TTL, and no bitmap says so yet.
+        #: True if messages are wanted that are cancelled or expired but not yet marked as settled in the bitmaps.
         self.unswept_wanted = State.CANCELLED in query.states and ledger.topics[query.topic].tombstoned > 0
         self.unswept_wanted |= State.EXPIRED in query.states and bool(ttl.due(ledger, now_ms, b"", 1))
-        #: Messages that fit so far, as (due, hours, codes, rows): at least the first `limit`, and one more if there is.
+        #: Messages found so far, as (due, hours, codes, rows): at least the first `limit` and, if there is one, the
+        #: next message.
         self._found: list[tuple[I64, I64, NDArray[np.uint8], Rows]] = []
         self._size = 0
-        #: No message due later than this can be on the page.
+        #: Upper bound in ms: messages due later than this cannot be on the page.
         self._bound_ms = 1 << 62
 
     @property
@@ -125,7 +128,8 @@ class _Look:
         return self._size >= self.query.limit
 
     def page(self, reached: Key | None) -> ListPage:
-        """reached: everything up to this key was looked at; None: everything."""
+        """Make the page from the messages found. reached: key up to which all messages were looked at; None: all
+        messages."""
         if not self._size:
             return ListPage(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, INDEX), [], reached)
         self._cut()
@@ -143,10 +147,10 @@ class _Look:
                 self._cut()
 
     def _cut(self) -> None:
-        """Keep the first `limit` messages and one more, in order."""
+        """Sort the messages found, and keep the first `limit` and one more."""
         due, hours, codes, rows = (np.concatenate(column) for column in zip(*self._found, strict=True))
         order = np.lexsort((rows["first_id"], due))
-        # The pass finds rows of a second that turned out to be damaged again.
+        # Drop repeated rows: after damage in a second, the pass finds rows that the walk had found already.
         again = (np.diff(due[order]) == 0) & (np.diff(rows["first_id"][order]) == 0)
         order = np.delete(order, np.flatnonzero(again) + 1)[: self.query.limit + 1]
         self._found = [(due[order], hours[order], codes[order], rows[order])]
@@ -161,7 +165,8 @@ class _Look:
         return (h for h in self.store.hours() if first <= h <= last)
 
     def hour(self, hour: int, after: Key) -> Iterator[tuple[int, Key | None]]:
-        """After each slice, (cost, key up to which everything was looked at if that is any further)."""
+        """Look through an hour. Yields after each slice (cost, key up to which all was looked at; None if no further
+        than before)."""
         end: Key = (hour * HOUR_MS + HOUR_MS - 1, _LAST_ID)
         count, bits = self.store.count(hour), self._bits(hour)
         few = sum(map(len, bits)) if bits is not None else count
@@ -179,7 +184,7 @@ class _Look:
         yield _HOUR_COST, end
 
     def _walk(self, hour: int, worth: int, after: Key, step: int) -> Iterator[tuple[int, Key | None]]:
-        """Second by second, until the hour ends or the cost exceeds `worth`, that of a pass."""
+        """Look through an hour second by second, until it ends or the cost exceeds `worth`, the cost of a pass."""
         start_ms = hour * HOUR_MS
         used, hour_state = self.store.heads(hour).count, self.ledger.hours.get(hour)
         if self.query.states <= PENDING and hour_state is not None and hour_state.open_seconds is not None:
@@ -200,12 +205,12 @@ class _Look:
                     return  # retired meanwhile
                 yield self._take(hour, walk.step(max(1, _SLICE // step)), after) * step, None
             if walk.damage is not None:
-                return  # a pass finds the others, and says what is damaged
+                return  # a pass finds the messages behind the damage, and reports damaged ones
             yield 0, (start_ms + second * 1000 + 999, _LAST_ID)
         yield 0, (start_ms + HOUR_MS - 1, _LAST_ID)
 
     def _pass(self, hour: int, count: int, after: Key, members: U32 | None, step: int) -> Iterator[tuple[int, None]]:
-        """Rows to look at: the whole index of the hour, or only these entries."""
+        """Look through the whole index of an hour, or only through the entries `members`."""
         store = self.store
         size = max(1, _ROWS // step)
         for at in range(0, count if members is None else len(members), size):
@@ -220,8 +225,8 @@ class _Look:
             yield self._take(hour, rows, after, indexes) * step, None
 
     def _take(self, hour: int, rows: Rows, after: Key, indexes: U32 | None = None) -> int:
-        """Keep rows that fit; returns how many were looked at. Columns first: most rows are not worth a copy.
-        indexes: those of rows that are not verified yet; a damaged row cannot tell its own."""
+        """Keep the rows that fit the query; returns how many rows were looked at. Filters by columns before it copies
+        rows, because most rows do not fit. indexes: entry numbers of rows that are not verified yet."""
         query = self.query
         fits = rows["topic"] == query.topic
         if query.tag_mask:
@@ -246,7 +251,7 @@ class _Look:
         return len(rows)
 
     def _bits(self, hour: int) -> list[BitMap] | None:
-        """Bitmaps that have all entries in the wanted states, and perhaps others; None if there are no such bitmaps."""
+        """Bitmaps with all entries that may be in the wanted states, and perhaps others; None if any entry may be."""
         hour_state, states = self.ledger.hours.get(hour), self.query.states
         waiting = _IN_DEAD_HOURS if hour >= DEAD_HOURS else PENDING
         open_wanted = bool(states & waiting) or self.unswept_wanted

@@ -15,7 +15,7 @@ from hadelay.model import DEAD_HOURS, Event, State, unpack_id
 class EntryRef:
     hour: int
     index: int
-    #: one row of INDEX
+    #: the entry, as one row of INDEX
     rows: Rows
 
 
@@ -32,28 +32,30 @@ ENDED = {
 
 
 def find_entry(ledger: Ledger, message_id: int) -> EntryRef | None:
-    """Present entry of the message; None if the id was never given, or if the entry's hour is retired."""
+    """Present entry of a message; None if the id was never issued, the entry's hour is retired, or the dead letter
+    purged."""
     hour, index = _present(ledger, message_id)
     if hour < 0 or index >= ledger.store.count(hour):
         return None
     rows = ledger.store.entries(hour, slice(index, index + 1))
-    # The number of a returned entry is not an id: an id says where a message was filed first.
+    # Compare ids: an entry that a moved message was filed in has a number that is not its message's id.
     if int(rows["first_id"][0]) != message_id:
         return None
-    # deliver_at_ms of a dead letter is when it died.
+    # deliver_at_ms of a dead letter is its time of death.
     purged = hour >= DEAD_HOURS and rows["deliver_at_ms"][0] <= ledger.topics[int(rows["topic"][0])].dead_mark_ms
     return None if purged else EntryRef(hour, index, rows)
 
 
 def find_entries(ledger: Ledger, ids: list[int]) -> tuple[I64, I64]:
-    """(hours, globalIndexes) of messages that exist or did; hour -1 for those that are gone. Reads no entry."""
+    """(hours, globalIndexes) of the present entries of issued ids; hour -1 for messages that are gone. Reads no
+    entry."""
     found = np.array([_present(ledger, message_id) for message_id in ids], np.int64).reshape(-1, 2)
     return found[:, 0], found[:, 1]
 
 
 def _present(ledger: Ledger, message_id: int) -> tuple[int, int]:
-    """(hour, globalIndex), (-1, -1) of a message that is gone."""
-    # Any group is valid: restored messages keep their ids, and the entry has its own group (ADR 141).
+    """(hour, globalIndex) of a message's present entry; (-1, -1) for a message that is gone."""
+    # Ignore the group in the id: messages restored from another cluster's backup keep their ids (ADR 141).
     _, hour, index = unpack_id(message_id)
     if index < ledger.store.count(hour):
         hour_state = ledger.hours.get(hour)
@@ -80,7 +82,7 @@ def state_of(ledger: Ledger, place: EntryRef, now_ms: int) -> State:
 
 
 def ttl_of(ledger: Ledger, first_id: int) -> tuple[int, int] | None:
-    """(time of its expiry, TTL) of a message in ms; None if it has no TTL, or is known to be over."""
+    """(time of expiry, TTL) of a message, in ms; None if the message has no TTL, or is known to be over."""
     stored = ledger.tables.get(TTL_OF, ID_KEY.pack(first_id))
     return None if stored is None else TTL_OF_VALUE.unpack(stored)
 

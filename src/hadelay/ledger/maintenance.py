@@ -19,14 +19,14 @@ from hadelay.model import DEAD_HOURS, Event, pack_id
 ROLL_FORWARD_BYTES = 4 << 20
 #: Limit of keys that RETIRE forgets in one apply: each costs some look-ups in the tables.
 MAX_KEYS = 512
-#: Mask of an id without its group: hour and index of the message's first entry.
+#: Bit mask for the part of a message id without the group: hour and index of the message's first entry.
 _WITHOUT_GROUP = np.uint64(pack_id(1, 0, 0) - 1)
-#: Limit of entries looked at per command, which takes two to three milliseconds.
+#: Limit of entries that one maintenance command looks at, which takes two to three milliseconds.
 MAX_SLICE = 16_384
 
 
 def _waiting(ledger: Ledger, hour: int, start: int, limit: int) -> tuple[Rows, int]:
-    """(INDEX rows neither settled nor leased, where to go on) of `limit` entries from `start`."""
+    """(INDEX rows neither settled nor leased, number of the next entry) of up to `limit` entries from `start` on."""
     end = min(start + min(max(limit, 1), MAX_SLICE), ledger.store.count(hour))
     rows = ledger.store.entries(hour, slice(start, end))
     if hour_state := ledger.hours.get(hour):
@@ -35,7 +35,7 @@ def _waiting(ledger: Ledger, hour: int, start: int, limit: int) -> tuple[Rows, i
 
 
 def _cancel_tombstoned(ledger: Ledger, hour: int, rows: Rows) -> Rows:
-    """Cancel entries that a deletion or a purge means; returns the others."""
+    """Cancel the entries that a deletion or purge of their topic covers; returns the other entries."""
     alive = ledger.topics.alive(rows)
     marked = alive & ledger.topics.marked(rows)
     for some in (rows[~alive], rows[marked]):
@@ -49,14 +49,16 @@ def _cancel_tombstoned(ledger: Ledger, hour: int, rows: Rows) -> Rows:
 
 
 def sweep(ledger: Ledger, command: Maintain) -> JobResult:
-    """Go on from where the last sweep stopped, hour by hour, until nothing tombstoned is left."""
+    """Write cancelled events for deletions and purges: continue where the last SWEEP stopped, until no such entry is
+    left."""
     if not ledger.topics.to_sweep():
         return JobResult(True, 0)
     hour, start = ledger.sweep
     hours = (h for h in ledger.store.hours() if h < DEAD_HOURS)
     later = [h for h in hours if h > hour or (h == hour and start < ledger.store.count(h))]
     if not later:
-        # Entries still tombstoned were filed while the sweep ran (a return crossing the deletion): begin anew.
+        # If tombstoned entries are left, they were filed during the sweep (for example by a returned lease): start
+        # again.
         ledger.sweep = (0, 0)
         ledger.topics.swept()
         return JobResult(not ledger.topics.to_sweep(), 0)
@@ -83,16 +85,17 @@ def roll_forward(ledger: Ledger, command: Maintain) -> JobResult | Refused:
     if len(some):
         move(ledger, Leaving(hour, some), deliver_at_ms=some["deliver_at_ms"], flags=some["flags"], again=False)
     hour_state.carried = int(rows["index"][len(some)]) if len(some) < len(rows) else end
-    # Messages leased now return, if they do, into the running hour: no need to look again.
+    # Leased messages need no second look: if they return, they return into the running hour.
     return JobResult(hour_state.carried >= ledger.store.count(hour), len(some))
 
 
 def retire(ledger: Ledger, command: Maintain) -> JobResult | Refused:
-    """Forget an hour that owes nothing: first the places that point into it, slice by slice, then its files."""
+    """Delete an hour without open entries: first the look-up rows that point into it, slice by slice, then its
+    files."""
     hour = command.hour
     if hour in ledger.retired or not ledger.store.count(hour):
         return JobResult(True, 0)
-    # Refuses dead hours, too, which have DROP_DEAD.
+    # This also refuses hours of dead letters, which DROP_DEAD deletes.
     if hour > ledger.now_hour - 2:
         return Refused("hour_running", f"hour {hour} is not two hours past")
     if open_entries := ledger.open_entries(hour):
@@ -119,7 +122,7 @@ def _forget_places(ledger: Ledger, hour: int, rows: Rows) -> int:
     returned = rows[rows["first_id"] & _WITHOUT_GROUP != own]
     for first_id, index in zip(returned["first_id"].tolist(), returned["index"].tolist(), strict=True):
         key = ID_KEY.pack(first_id)
-        # Unless the message went on from here.
+        # Keep the row if the message has moved on to another entry.
         if (ledger.tables.get(PLACE, key) or b"").startswith(PLACE_VALUE.pack(hour, index)):
             ledger.tables.delete(PLACE, key)
     return len(returned)

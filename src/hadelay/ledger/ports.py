@@ -40,7 +40,7 @@ class HourStore(Protocol):
 
     def sums(self, hour: int) -> tuple[int, int, int, tuple[int, int, int]] | None: ...
 
-    # For apply alone:
+    # Methods that only apply calls:
 
     def append(
         self, hours: int | I64, rows: Rows, blob: bytearray,
@@ -92,10 +92,11 @@ class LedgerListener:
     """
 
     def on_filed(self, hours: int | I64, rows: Rows) -> None:
-        """INDEX rows, complete (`index`, `second`, …). hours: the hour of all rows, or of each."""
+        """Entries were filed. rows: complete INDEX rows (`index`, `second`, …). hours: the hour of all rows, or one for
+        each row."""
 
     def on_granted(self, grant: HeldGrant) -> None:
-        """grant.rows[n] is leased where grant.rows["open"][n]."""
+        """A grant was applied. Its messages with grant.rows["open"] == 1 are leased."""
 
     def on_extended(self, grant: HeldGrant) -> None: ...
 

@@ -15,7 +15,7 @@ from hadelay.ledger.topics import TopicState, by_topic
 from hadelay.ledger.transitions import FLAG_CALLBACK, FLAG_KEYED, FLAG_TTL, filed
 from hadelay.model import HOUR_MS, NONE32
 
-#: No limit: more than there can be.
+#: Number that stands for "no limit" of messages or bytes: more than there can be.
 _NO_BOUND = 1 << 62
 
 
@@ -49,8 +49,8 @@ def apply_publish(ledger: Ledger, command: Publish) -> PublishResult:
 
 
 def _resolve(ledger: Ledger, rows: Rows) -> tuple[I64, Mask]:
-    """(deliver_at, which rows are too far ahead) of PUBLISH_ROWs; past is now. Delays first, since a sum could
-    overflow."""
+    """(deliver_at_ms, which rows are beyond max_delay) of PUBLISH_ROWs; times in the past become now. Delays are
+    compared before they are added, since a sum could overflow."""
     now_ms = ledger.now_ms
     when = rows["when_ms"]
     relative = rows["flags"] & RELATIVE != 0
@@ -60,7 +60,7 @@ def _resolve(ledger: Ledger, rows: Rows) -> tuple[I64, Mask]:
 
 
 def _refuse_callbacks(ledger: Ledger, batch: Batch) -> None:
-    """Refuse messages with a webhook URL of their own where the topic does not push or does not allow such URLs."""
+    """Refuse messages with a webhook URL of their own if the topic has no webhook or does not allow such URLs."""
     rows = batch.command.rows
     callbacks = rows["flags"] & CALLBACK != 0
     for at, name in enumerate(batch.command.topics) if callbacks.any() else ():
@@ -85,7 +85,7 @@ def _refuse_full_hours(ledger: Ledger, batch: Batch) -> None:
 
 def _refuse_beyond_quotas(ledger: Ledger, batch: Batch, keys: Decision | None) -> None:
     """Refuse rows beyond the quotas of their topics: pending messages, pending bytes, publishes per second. Apply
-    decides, so that a quota is the cluster's, also after a failover. A refused row takes no room from the next.
+    decides, so that quotas hold for the whole cluster, also after a failover. Refused rows do not count.
 
     Rows that replace another message need no room among the messages. Once a row with a client key was refused, the
     topic's later rows with keys are too: they may build on it.
@@ -135,7 +135,7 @@ def _judge(ledger: Ledger, topic: TopicState, sizes: list[int], rows: list[tuple
 
 
 def _find_topics(ledger: Ledger, batch: Batch) -> None:
-    """Fill batch.topics, creating topics that are missing; refuse rows of those that cannot be created."""
+    """Fill batch.topics, creating missing topics if that is allowed; refuse the rows of other missing topics."""
     local = batch.command.rows["topic"]
     used = np.bincount(local[batch.take], minlength=len(batch.topics)).tolist()
     for at, name in enumerate(batch.command.topics):
@@ -179,7 +179,7 @@ def _file(ledger: Ledger, batch: Batch, take: slice | Mask) -> None:
     entries["flags"] = _flags(command)[take]
     entries["size"] = command.sizes[take]
     entries["topic"] = numbers
-    # deliver_at is never before now here: the entry is filed under the second of deliver_at.
+    # The due time is never before now here, so the entry is filed under the second of the due time.
     entries["second"] = deliver // 1000 % 3600
     entries["generation"] = ledger.topics.generations[numbers]
     one = int(hours[0])

@@ -23,7 +23,7 @@ from hadelay.rights import Audit, Token
 from hadelay.settings.cluster import Settings
 from hadelay.version import FIRST_LEVEL
 
-#: Node number in a dispatch log entry of what the cluster itself did.
+#: Node number in dispatch log entries of events that no node's request caused.
 NO_NODE = 0xFF
 
 
@@ -36,31 +36,33 @@ class Ledger:
         self.group, self.store, self.tables, self.names = group, store, tables, names
         self.settings = settings or Settings()
         self.listener = LedgerListener()
-        #: Cluster time of the last entry.
+        #: Cluster time of the last applied entry, in Unix ms.
         self.now_ms = 0
         self.applied = 0
         self.term = 0
-        #: CRC32C over all entries applied, each with its index and term: equal on equal replicas.
+        #: CRC32C over all applied log entries, each with its index and term: equal on equal replicas.
         self.chain = 0
         #: The feature level that the cluster has switched to.
         self.level = FIRST_LEVEL
-        #: Hour tick, second tick, localIndex. A new leader waits for the ticks; users see the localIndex (ADR 191).
+        #: Dispatch cursor: hour tick, second tick, localIndex. A new leader hands out nothing before the ticks; users
+        #: see the localIndex (ADR 191).
         self.cursor = (0, 0, 0)
         self.topics = TopicBook()
         self.hours: dict[int, HourState] = {}
         self.grants: dict[tuple[int, int], HeldGrant] = {}
-        #: consumer → request id → grant, while it is held.
+        #: Consumer → request id → (term, seq) of the grant, as long as the grant is held.
         self.requests: dict[str, dict[bytes, tuple[int, int]]] = {}
         self.incarnations: dict[str, int] = {}
-        #: Set by the entry at `members_index`; () for the members that the cluster was founded with.
+        #: Members from the log entry at `members_index`; () as long as the cluster has the members it was founded with.
         self.members: Members = ()
         self.members_index = 0
-        #: The entry that is being applied has MEMBERS as its only command.
+        #: Whether MEMBERS is the only command of the entry that is being applied.
         self.changes_members = False
         self.retired = BitMap()
         #: Position from which SWEEP continues: (hour, globalIndex).
         self.sweep = (0, 0)
-        #: TTL_EXPIRE has finished the rows before this key of its table. Not in checkpoints: b"" is right as well.
+        #: Key of the table `ttl` before which TTL_EXPIRE has finished all rows. Not in checkpoints: b"" is right as
+        #: well.
         self.ttl_from = b""
         self.key_epoch = 0
         self.key_epoch_ends_ms = 0
@@ -70,7 +72,7 @@ class Ledger:
         #: Tokens by id. A change replaces the dict, so that caches notice it (ledger/access.py).
         self.tokens: dict[str, Token] = {}
         self.audit = Audit()
-        #: Count of numbers given to consumers, nodes and reasons.
+        #: Number of names that have a number, by kind: consumers, nodes and reasons.
         self.named = {CONSUMER: 0, NODE: 0, REASON: 0}
         #: Hours that changed since the last dump (ledger/checkpoint.py).
         self.touched: set[int] = set()
@@ -80,7 +82,7 @@ class Ledger:
         return self.now_ms // HOUR_MS
 
     def hour_state(self, hour: int) -> HourState:
-        """State of an hour, created if missing, to change it: the hour is part of the next checkpoint."""
+        """State of an hour for a change, created if missing; puts the hour into the next checkpoint."""
         self.touched.add(hour)
         if hour not in self.hours:
             self.hours[hour] = HourState()
@@ -116,7 +118,8 @@ class Ledger:
         return self.store.count(hour) - (len(hour_state.settled) if hour_state else 0)
 
     def outcome_of(self, hour: int, index: int) -> tuple[Event | None, bool]:
-        """(how the entry ended, whether it is leased); (None, False) while it waits, or never was."""
+        """(event that ended the entry, whether the entry is leased); (None, False) while the entry waits, or if it
+        never was."""
         hour_state = self.hours.get(hour)
         return (hour_state.ended(index), index in hour_state.leased) if hour_state else (None, False)
 
@@ -126,12 +129,12 @@ class Ledger:
         return self.grants[key] if key is not None else None
 
     def topic(self, name: str) -> TopicState | None:
-        """The topic of that name that exists now."""
+        """The existing topic of that name; None if there is none."""
         found = self.known_topic(name)
         return found if found is not None and found.exists else None
 
     def known_topic(self, name: str) -> TopicState | None:
-        """The topic of that name, deleted or not."""
+        """The topic of that name, even if it is deleted; None if there never was one."""
         try:
             return self.topics[self.names.number(TOPIC, name)]
         except KeyError:

@@ -12,12 +12,12 @@ from hadelay.version import BOUNDED, MASKED_HEADERS, MASKED_OF_ORIGIN, PLAIN_URL
 MAX_GENERATION = 0xFFFF
 #: Limit of a topic's partial purges that SWEEP has not finished: each look at a waiting message checks all of them.
 MAX_MARKS = 100
-#: Bits of the states that PURGE names.
+#: Bits for the states of messages in a PURGE.
 SCHEDULED, READY, DEAD = 1, 2, 4
 
 
 def topic_or_new(ledger: Ledger, name: str) -> TopicState | None:
-    """The topic of that name, created if there is none. None: there are max_topics topics already."""
+    """The topic of that name, created if missing. None if it is missing and max_topics topics exist."""
     topic = ledger.known_topic(name)
     if topic is not None and topic.exists:
         return topic
@@ -93,7 +93,7 @@ def apply_purge(ledger: Ledger, command: tuple[str, int]) -> Done | Refused:
     waiting = states & (SCHEDULED | READY)
     bounded = ledger.level >= BOUNDED
     if bounded and not topic.pending:
-        waiting = 0  # nothing to cancel: spare the generation
+        waiting = 0  # no message to cancel: do not use up a generation
     if bounded and waiting == SCHEDULED and len(topic.marks) >= MAX_MARKS:
         return Refused("too_many_marks", f"{MAX_MARKS} purges of {name!r} are still being written down: try later")
     if waiting and topic.generation == MAX_GENERATION:
@@ -105,7 +105,7 @@ def apply_purge(ledger: Ledger, command: tuple[str, int]) -> Done | Refused:
         ledger.listener.on_purged(topic)
     elif waiting:
         if bounded and waiting == READY:
-            # This purge includes earlier ones of ready messages.
+            # A purge of ready messages includes all earlier purges of ready messages: drop their marks.
             topic.marks = [mark for mark in topic.marks if not mark.ready]
         topic.marks.append(PurgeMark(topic.generation, ledger.now_ms, waiting == READY))
         ledger.topics.note_work(topic)

@@ -16,13 +16,14 @@ from hadelay.codec.formats import U32, Mask, Rows
 from hadelay.model import Event
 from hadelay.settings.topic import TopicSettings, settings_of
 
-#: Below this many numbers a Counter is quicker than numpy.
+#: Below this number of rows, a Counter is faster than numpy.
 _FEW = 200
 
 
 @dataclass(slots=True)
 class PurgeMark:
-    """A purge of the messages that were ready (or scheduled) at at_ms, of older generations; SWEEP writes it down."""
+    """A partial purge: cancels messages of older generations that were ready (or scheduled) at at_ms. SWEEP writes
+    their events."""
 
     generation: int
     at_ms: int
@@ -41,12 +42,12 @@ class RedriveJob:
     #: Messages per second; None: as fast as possible.
     rate: float | None
     start_ms: int
-    #: Number of letters redriven since start_ms, and the last one: (died_at_ms, first id).
+    #: Number of letters redriven since start_ms, and the key after which to continue: (died_at_ms, first id).
     count: int = 0
     after: tuple[int, int] = (0, 0)
 
     def waits(self, now_ms: int) -> bool:
-        """The rate allows no letter yet."""
+        """Whether the redrive's rate allows no further letter at now_ms."""
         return self.rate is not None and self._due(now_ms) <= 0
 
     def allowed(self, now_ms: int) -> int:
@@ -66,32 +67,33 @@ class RedriveJob:
 class TopicState:
     number: int
     name: str
-    #: False once deleted; a new topic of the name has the same number and the next generation.
+    #: False after the topic's deletion; a new topic of that name has the same number and the next generation.
     exists: bool = True
     generation: int = 0
-    #: Number of deletions: client keys of an earlier life do not count in this one.
+    #: Number of deletions of the topic: client keys from before a deletion no longer count.
     lives: int = 0
-    #: A deletion or purge cancelled the entries of older generations.
+    #: Oldest valid generation: a deletion or purge cancelled the waiting entries of older generations.
     floor: int = 0
-    #: Settings of PUT, and the same with the defaults (settings/topic.py). Only `configure` changes them.
+    #: Settings as they were PUT, and (`settings`) completed by defaults (settings/topic.py). Only `configure` changes
+    #: them.
     config: dict[str, Any] = field(default_factory=dict)
     settings: TopicSettings = field(init=False, repr=False)
-    #: Number of messages that wait or are leased, tombstoned ones included.
+    #: Number of messages that wait or are leased, including those cancelled and not yet swept.
     open: int = 0
     leased: int = 0
     #: Number of messages that wait under an older generation: cancelled, not yet swept.
     tombstoned: int = 0
     published: int = 0
-    #: Bytes of the records of open messages.
+    #: Size of the records of open messages, in bytes.
     bytes: int = 0
     #: Time up to which the tokens of publish_rate are spent (ledger/flow.py).
     spent_ns: int = 0
     #: Number of kept dead letters.
     dead: int = 0
-    #: Letters that died at or before this time are gone.
+    #: Dead letters that died at or before this time (Unix ms) are purged.
     dead_mark_ms: int = 0
     redrive: RedriveJob | None = None
-    #: Number of deaths, of `settled[DEAD]` in all, that were reported (setting `alert`).
+    #: Number of deaths that were reported to the alert URL; `settled[DEAD]` counts all deaths.
     alerted: int = 0
     #: Partial purges that SWEEP has not finished.
     marks: list[PurgeMark] = field(default_factory=list)
@@ -113,7 +115,7 @@ class TopicState:
 
     @property
     def waiting(self) -> int:
-        """Number of scheduled and ready messages; the dispatcher tells them apart."""
+        """Number of scheduled and ready messages together; only the dispatcher tells them apart."""
         return self.open - self.leased - self.tombstoned
 
     @property
@@ -122,14 +124,15 @@ class TopicState:
 
 
 class TopicBook:
-    """All topics by number, dense from 0, with the generations as an array for whole columns at once."""
+    """All topics by number, from 0 without gaps. Generations are also kept as arrays, to check many rows at once."""
 
     def __init__(self) -> None:
         self.all: list[TopicState] = []
-        #: Generation of new entries, and the oldest one that is not cancelled: deletion and purge move it.
+        #: By topic number: generation of new entries, and (`floors`) the oldest valid generation. Deletions and purges
+        #: raise both.
         self.generations = np.zeros(64, np.uint16)
         self.floors = np.zeros(64, np.uint16)
-        #: Numbers of topics with tombstoned messages, marks or a redrive.
+        #: Numbers of topics with cancelled messages to sweep, partial purges or a redrive.
         self.with_work: set[int] = set()
 
     def __getitem__(self, number: int) -> TopicState:
@@ -149,7 +152,7 @@ class TopicBook:
         return np.asarray(self.floors[rows["topic"]] <= rows["generation"])
 
     def marked(self, rows: Rows) -> Mask:
-        """Which of these waiting INDEX rows a partial purge means."""
+        """Which of these waiting INDEX rows a partial purge has cancelled."""
         meant = np.zeros(len(rows), np.bool_)
         for number in self.with_work:
             for mark in self.all[number].marks:
@@ -157,12 +160,14 @@ class TopicBook:
         return meant
 
     def owed(self, rows: Rows) -> Mask:
-        """Which of these waiting INDEX rows neither a deletion nor a purge, whole or partial, means."""
+        """Which of these waiting INDEX rows are cancelled neither by a deletion nor by a whole or partial purge of
+        their topic."""
         alive = self.alive(rows)
         return alive & ~self.marked(rows) if self.with_work else alive
 
     def end(self, topic: TopicState) -> None:
-        """Cancel all that waits in the topic. A running lease wins: its message settles, or is cancelled on return."""
+        """Cancel all waiting messages of the topic. Leased messages may still be settled; they are cancelled if they
+        return."""
         topic.tombstoned = topic.open - topic.leased
         topic.floor, topic.marks = topic.generation, []
         self.floors[topic.number] = topic.floor
@@ -181,14 +186,14 @@ class TopicBook:
             self.with_work.discard(topic.number)
 
     def unfinished(self) -> list[TopicState]:
-        """Topics that a SWEEP or a redrive has to go on with, by number."""
+        """Topics with unfinished work for SWEEP or a redrive, by number."""
         return [self.all[number] for number in sorted(self.with_work)]
 
     def to_sweep(self) -> bool:
         return any(self.all[number].tombstoned or self.all[number].marks for number in self.with_work)
 
     def swept(self) -> None:
-        """SWEEP has been through all hours since the last mark was made."""
+        """Drop all marks of partial purges: SWEEP has been through all hours since the last mark was made."""
         for number in list(self.with_work):
             self.all[number].marks = []
             self.note_work(self.all[number])

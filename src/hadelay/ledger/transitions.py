@@ -1,4 +1,4 @@
-"""The two things that happen to entries, whole columns at a time: they end, and they are filed anew elsewhere.
+"""The two changes of entries, done for whole columns: entries end, and messages are filed anew in other entries.
 
     filed ──▶ waiting ──GRANT──▶ leased ──ACK──▶ acked
                  │                 │
@@ -26,39 +26,40 @@ from hadelay.ledger.state import NO_NODE, Ledger
 from hadelay.ledger.topics import by_topic, by_topic_bytes
 from hadelay.model import DEAD_HOURS, HOUR_MS, MOVES, NONE32, Event
 
-#: INDEX.flags: the attempt before this entry ended because its lease ran out, so its ack still counts until the
-#: message is leased again.
+#: Bit of INDEX.flags: the previous attempt's lease ran out. An ack of that attempt counts until the message is leased
+#: again.
 FLAG_LEASE_EXPIRED = 1
-#: The message has a client key; a TTL (table `ttlof`); a webhook URL of its own (meta `cb`).
+#: Bits of INDEX.flags: the message has a client key (KEYED), a TTL (table `ttlof`), a webhook URL of its own (meta
+#: `cb`).
 FLAG_KEYED, FLAG_TTL, FLAG_CALLBACK = 2, 4, 8
 #: Marks a message that died in another topic and was routed to this topic: this topic keeps the message when it dies
 #: again.
 FLAG_ROUTED = 16
-#: The message was due, or nearly, when it was rescheduled: in interval mode a leader that fell may have handed it out
-#: before, and `deliver_at_ms` no longer tells.
+#: Bit of INDEX.flags: the message was due, or nearly, when it was rescheduled. In interval mode a failed leader may
+#: have handed it out before, which `deliver_at_ms` no longer tells.
 FLAG_WAS_DUE = 32
-#: The bits from here on count hand-outs that came back untried (NACK, uncounted). These count neither for
-#: `max_attempts` nor for the backoff; `attempt` still numbers every hand-out.
+#: First of the bits of INDEX.flags that count hand-outs given back untried (uncounted NACK). Such hand-outs count
+#: neither for `max_attempts` nor for the backoff; `attempt` still numbers every hand-out.
 EXCUSED_AT = 6
 MAX_EXCUSED = (1 << 10) - 1
-#: Flags of the message, which stay wherever it is filed anew; the others are the entry's.
+#: Flags that belong to the message and stay when it is filed anew; other flags belong to one entry.
 FLAGS_OF_MESSAGE = FLAG_KEYED | FLAG_TTL | FLAG_CALLBACK | FLAG_ROUTED | FLAG_WAS_DUE
 
-#: Key of tables whose key is a message's first id.
+#: Layout of the key in tables that are keyed by message id.
 ID_KEY = struct.Struct(">Q")
-#: Table: first id → hour and index of the present entry, for messages that ever moved; then the last failures.
+#: Table: message id → hour and index of the present entry, then the last failures; only for messages that ever moved.
 PLACE = b"place"
 PLACE_VALUE = struct.Struct("<II")
-#: A failed attempt: at_ms, reason (a name's number, or NONE32), attempt, event.
+#: Layout of a failed attempt: at_ms, reason (a name's number, or NONE32), attempt, event.
 FAILURE = struct.Struct("<qIHBx")
 MAX_FAILURES = 16
 
 
 class FailedTry(NamedTuple):
-    """Why an attempt ended without an ack: what is kept of it besides its time and number."""
+    """Why an attempt ended without an ack; stored with its time and number."""
 
     event: Event
-    #: Number of a name of kind REASON, NONE32 for none.
+    #: Number of the reason's name (kind REASON); NONE32 for no reason.
     reason: int
 
 
@@ -67,13 +68,13 @@ class Leaving(NamedTuple):
 
     hour: int
     rows: Rows
-    #: Number of each row's previous event.
+    #: Number of the last event of each row's entry so far.
     previous: U32 | int = NONE32
     #: Number of the node that took the request.
     node: int = NO_NODE
-    #: All of the rows are leased; none is otherwise.
+    #: True if all of the rows are leased, False if none is.
     leased: bool = False
-    #: Kept with the messages (table `place`) where these are filed anew.
+    #: Failure to store with the messages (table `place`) when they are filed anew.
     failure: FailedTry | None = None
 
     def some(self, which: Mask) -> Leaving:
@@ -108,7 +109,8 @@ def settle(
     ledger: Ledger, leaving: Leaving, event: Event, *, attempts: NDArray[np.uint16] | None = None,
     consumer: U32 | int = NONE32, other_hour: I64 | int = NONE32,
 ) -> None:  # fmt: skip
-    """End open entries with this event. In a dead hour: these letters are redriven. Columns as for `log_events`."""
+    """End open entries with this event; in an hour of dead letters, the letters are redriven. Columns as for
+    `log_events`."""
     hour, rows, leased = leaving.hour, leaving.rows, leaving.leased
     log_events(
         ledger, hour, rows, event, node=leaving.node, attempts=attempts, previous=leaving.previous, consumer=consumer,
@@ -142,7 +144,7 @@ def settle(
 
 
 def filed(ledger: Ledger, hours: int | I64, rows: Rows) -> None:
-    """Entries were appended: count them by second and by client key, and tell the leader."""
+    """Count entries that were appended, by second and by client key, and tell the listener."""
     keyed = rows["flags"] & FLAG_KEYED != 0
     if isinstance(hours, int):
         if hours == ledger.now_hour:
@@ -168,7 +170,7 @@ def move(
     ledger: Ledger, leaving: Leaving, *, deliver_at_ms: I64 | int, attempts: int = 0,
     flags: NDArray[np.uint16] | int = 0, again: bool = True, excuse: int = 0,
 ) -> None:  # fmt: skip
-    """File messages (INDEX rows) anew, under max(second of deliver_at, second of now).
+    """File messages (INDEX rows) anew, under the second of their new due time, or of now if that is later.
 
     `attempts` is added to the attempt of each. `flags` are the new entry's; those of the message stay. Within the hour
     the new entry points at the same record; into another hour the record is copied, so that an hour is complete by
@@ -178,7 +180,7 @@ def move(
     rows = leaving.rows
     new = rows.copy()
     new["deliver_at_ms"] = deliver_at_ms
-    # "No limit of attempts" is a limit of 65,534: the number stays there.
+    # Attempt numbers stop at 65,534, also in topics without a limit of attempts.
     new["attempt"] = np.minimum(rows["attempt"], 0xFFFE - attempts) + attempts
     new["flags"] = rows["flags"] & FLAGS_OF_MESSAGE | flags
     new["flags"] |= (excused(rows) + np.uint16(excuse)) << np.uint16(EXCUSED_AT)
@@ -194,8 +196,8 @@ def move(
 def file_anew(
     ledger: Ledger, leaving: Leaving, hours: I64, new: Rows, event: Event, *, attempts: NDArray[np.uint16]
 ) -> None:
-    """Append `new` to `hours` in place of the leaving INDEX rows, which end with `event`. Callers that file in an hour
-    that runs call `filed` then."""
+    """Append `new` entries to `hours` in place of the leaving INDEX rows, which end with `event`. If an hour is not of
+    dead letters, the caller calls `filed` afterwards."""
     _append_moved(ledger, leaving.hour, hours, new)
     settle(ledger, leaving, event, attempts=attempts, consumer=new["index"], other_hour=hours)
     put = ledger.tables.put
@@ -209,9 +211,9 @@ def file_anew(
 
 
 def _failures(ledger: Ledger, leaving: Leaving, attempts: NDArray[np.uint16]) -> list[bytes]:
-    """Last failures of each message, packed, this one included."""
+    """Last failures of each message as bytes, including the present failure."""
     rows, failure, get = leaving.rows, leaving.failure, ledger.tables.get
-    # A message that never moved has no failures: its id names this entry.
+    # A message that never moved has no failures; it still is in the entry that its id names.
     own = rows["index"].astype(np.uint64) | np.uint64(leaving.hour << 32)
     first = rows["first_id"] & np.uint64((1 << 56) - 1) == own
     tails = [
@@ -229,7 +231,7 @@ def _failures(ledger: Ledger, leaving: Leaving, attempts: NDArray[np.uint16]) ->
 
 
 def failures_of(ledger: Ledger, first_id: int) -> list[tuple[int, Event, int, int]]:
-    """(at_ms, event, attempt, reason) of the message's last failed attempts, the first one first."""
+    """The message's last failed attempts, oldest first: (at_ms, event, attempt, reason)."""
     stored = ledger.tables.get(PLACE, ID_KEY.pack(first_id)) or b""
     return [
         (at_ms, Event(event), attempt, reason)
@@ -238,7 +240,8 @@ def failures_of(ledger: Ledger, first_id: int) -> list[tuple[int, Event, int, in
 
 
 def fitting(costs: NDArray[np.integer], room: int, *, at_least: bool = True) -> int:
-    """Number of leading messages that fit into `room`; at_least: smallest number to take."""
+    """Number of messages, from the first on, whose costs together fit into `room`. at_least: take one message in any
+    case."""
     fits = int(np.cumsum(costs, dtype=np.int64).searchsorted(room, "right"))
     return max(fits, 1) if at_least and len(costs) else fits
 

@@ -27,19 +27,19 @@ from hadelay.model import DEAD_HOURS, NEVER_MS, Event
 TTL = b"ttl"
 KEY = struct.Struct(">QQ")
 
-#: Limit of rows looked at per command, which takes some milliseconds.
+#: Limit of rows that one TTL_EXPIRE looks at, which takes some milliseconds.
 MAX_SLICE = 1_000
 
 
 def begin(ledger: Ledger, first_id: int, due_ms: int, ttl_ms: int) -> None:
-    """Let this message expire ttl_ms after due_ms, whatever its expiry was before."""
+    """Let a message expire ttl_ms after due_ms, whatever its expiry was before."""
     forget(ledger, [first_id])
     ledger.tables.put(TTL_OF, ID_KEY.pack(first_id), TTL_OF_VALUE.pack(due_ms + ttl_ms, ttl_ms))
     _look_at(ledger, due_ms + ttl_ms, first_id)
 
 
 def begin_again(ledger: Ledger, rows: Rows, due_ms: int) -> None:
-    """The owner chose a new due time for these messages (INDEX rows), or they start anew: the TTL counts from there."""
+    """Restart the TTL of messages (INDEX rows) at due_ms, after a reschedule, redrive or routing."""
     for first_id in rows["first_id"][rows["flags"] & FLAG_TTL != 0].tolist():
         found = ttl_of(ledger, first_id)
         if found is not None:
@@ -54,7 +54,7 @@ def wait_again(ledger: Ledger, rows: Rows) -> None:
 
 
 def forget(ledger: Ledger, first_ids: list[int]) -> None:
-    """Delete the rows of these messages from both tables."""
+    """Delete the TTLs of these messages from both tables."""
     for first_id in first_ids:
         found = ttl_of(ledger, first_id)
         if found is not None:
@@ -63,19 +63,19 @@ def forget(ledger: Ledger, first_ids: list[int]) -> None:
 
 
 def expire_ms(ledger: Ledger, first_id: int) -> int:
-    """When the message expires, NEVER_MS if it does not."""
+    """Time at which the message expires, NEVER_MS if it does not."""
     found = ttl_of(ledger, first_id)
     return NEVER_MS if found is None else found[0]
 
 
 def first_ms(ledger: Ledger, start: bytes = b"") -> int:
-    """When the first row from `start` on has to be looked at, NEVER_MS if there is none."""
+    """Time at which TTL_EXPIRE has to look at the first row from `start` on, NEVER_MS if there is no row."""
     found = ledger.tables.range(TTL, start, None, 1)
     return KEY.unpack(found[0][0])[0] if found else NEVER_MS
 
 
 def due(ledger: Ledger, now_ms: int, start: bytes, limit: int) -> list[bytes]:
-    """Keys of the rows from `start` on whose time has come."""
+    """Keys of the first TTL rows from `start` on whose time has come, at most `limit`."""
     return [key for key, _ in ledger.tables.range(TTL, start, KEY.pack(now_ms + 1, 0), limit)]
 
 
@@ -97,12 +97,12 @@ def expire_due(ledger: Ledger, command: Maintain) -> JobResult:
     """End messages that wait and are expired by state.now; drop the rows of those that ended otherwise."""
     limit = min(max(command.limit, 1), MAX_SLICE)
     ids = []
-    # Rows are only ever put behind now: before what was done there is none.
+    # New rows always have a later time than now, so there are none before `ttl_from`.
     keys = due(ledger, ledger.now_ms, ledger.ttl_from, limit)
     for key in keys:
         ledger.tables.delete(TTL, key)
         first_id = KEY.unpack(key)[1]
-        # A later expiry: the message was leased when it expired, died, and was redriven since.
+        # Skip a message whose expiry is later by now: leased when it expired, it died and was redriven since.
         if expire_ms(ledger, first_id) <= ledger.now_ms:
             ids.append(first_id)
     ended = _expire(ledger, ids)
@@ -123,10 +123,10 @@ def _expire(ledger: Ledger, ids: list[int]) -> int:
         settled, leased = is_in(rows["index"], hour_state.settled), is_in(rows["index"], hour_state.leased)
         over_already += rows["first_id"][settled].tolist()
         for first_id in rows["first_id"][leased].tolist():
-            # The lease wins. Its end sees that the time is over.
+            # A leased message does not expire: when the lease ends, that is checked again.
             _look_at(ledger, ledger.now_ms + ledger.settings.max_lease_ms, first_id)
         over_already += rows["first_id"][~settled & ~leased].tolist()
-        # Messages that were cancelled with their topic: SWEEP writes their events.
+        # Leave out messages cancelled with their topic: SWEEP writes their events.
         waiting = rows[~settled & ~leased & ledger.topics.owed(rows)]
         if len(waiting):
             settle(ledger, Leaving(hour, waiting), Event.TTL_EXPIRED)

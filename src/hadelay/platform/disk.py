@@ -25,10 +25,10 @@ _IOV_MAX = 1024
 #: Number of files from which one syncfs is cheaper than a sync per file.
 _MANY_FILES = 64
 _libc = ctypes.CDLL(None, use_errno=True)
-#: Exists on Linux only; a no-op elsewhere.
+#: The system call sync_file_range exists on Linux only; elsewhere a no-op replaces it.
 _sync_file_range = getattr(_libc, "sync_file_range", lambda *_: 0)
 _SYNC_FILE_RANGE_WRITE = 2
-#: 0 on systems without this flag: reads then wait for the disk.
+#: Flag of preadv: read from memory only. 0 on systems without RWF_NOWAIT, where reads wait for the disk.
 _RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 #: Maximum size of one read-ahead of the kernel, in bytes.
 _AHEAD = 128 << 10
@@ -60,14 +60,14 @@ class File:
         return os.pread(self.fd, size, offset)
 
     def pread_cached(self, size: int, offset: int) -> bytes | None:
-        """`pread` of all `size` bytes from memory; None if the read would wait for the disk, or the file is shorter."""
+        """Read `size` bytes if all are in memory. None if a read would wait for the disk, or the file is shorter."""
         data = bytearray(size)
         try:
             read = os.preadv(self.fd, [data], offset, _RWF_NOWAIT)
         except OSError as error:
-            if error.errno != errno.EOPNOTSUPP:  # EAGAIN: some bytes are not in memory
+            if error.errno != errno.EOPNOTSUPP:  # EAGAIN: some bytes are not in memory, so the read would wait
                 return None
-            read = os.preadv(self.fd, [data], offset)  # a file system in memory, or without support
+            read = os.preadv(self.fd, [data], offset)  # a file system in memory, or without RWF_NOWAIT
         return bytes(data) if read == size else None
 
     def will_need(self, size: int, offset: int) -> None:
@@ -154,7 +154,7 @@ class Disk:
         return os.path.exists(path)
 
     def listdir(self, path: str) -> list[str]:
-        """Sorted names."""
+        """Sorted names of the entries of a directory."""
         return sorted(os.listdir(path))
 
     def sizes(self, path: str) -> dict[str, int]:
@@ -174,8 +174,8 @@ class Disk:
         self.sync_dir(parent)
 
     def protect(self, path: str, *, below: bool = True) -> int:
-        """Set the modes of `path`, and of all files `below` it, to those of new files, except files of other users.
-        Returns the number of changed modes."""
+        """Set the mode of `path`, and with `below` of all files in that directory, to the mode of new files. Skips
+        files of other users. Returns the number of changed modes."""
         if not os.path.isdir(path):
             return _set_mode(path, self._mode_of(path))
         count = int(_set_mode(path, DIRECTORY))
@@ -207,12 +207,12 @@ class Disk:
             return
         with _opened(root, os.O_RDONLY | os.O_DIRECTORY) as fd:
             if _libc.syncfs(fd) != 0:
-                # The lost bytes are unknown, so ENOSPC is as fatal as EIO.
+                # A failed sync may have lost any bytes, so ENOSPC is as fatal as EIO.
                 why = os.strerror(ctypes.get_errno())
                 raise OSError(errno.EIO, f"a sync of the file system failed: {why}", root)
 
     def free(self, path: str) -> tuple[int, int]:
-        """(bytes free, bytes in all) of the file system below `path`."""
+        """(free bytes, total bytes) of the file system that contains `path`."""
         s = os.statvfs(path)
         return s.f_bavail * s.f_frsize, s.f_blocks * s.f_frsize
 
@@ -243,12 +243,12 @@ class ReadOnlyDisk(Disk):
         return File(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
 
     def unlink(self, path: str) -> None:
-        """Do nothing: recovery would remove files that a checkpoint does not name."""
+        """Delete nothing: otherwise recovery would remove the files that the checkpoint does not name."""
 
 
 def _set_mode(path: str | int, mode: int) -> bool:
-    """Set a mode; False if unchanged, owned by another user, or unsupported by the file system. setgid stays: new files
-    in such a directory get the directory's group."""
+    """Set the mode of a file. False if the mode was right already, another user owns the file, or the file system has
+    no modes. setgid stays: new files in such a directory get the directory's group."""
     try:
         found = os.stat(path, follow_symlinks=not isinstance(path, str))
         now = stat.S_IMODE(found.st_mode)
@@ -281,7 +281,7 @@ def replace_file(disk: Disk, path: str, data: bytes) -> None:
 
 
 def files_closed() -> Overloaded:
-    """The error of a read from a closed store; another node, or the reopened store, can answer."""
+    """Make the error of a read from a closed store: another node, or the reopened store, can answer."""
     return Overloaded("this node's files are closed: it stops or installs a snapshot; retry", retry_after_ms=1_000)
 
 
@@ -297,7 +297,8 @@ class Handles:
         self._closed = False
 
     def get(self, path: str, *, create: bool = False) -> File:
-        """The open file, which the LRU owns and closes after `limit` other files were used. FileNotFoundError."""
+        """Return the open file. The cache owns the file, and closes it after `limit` other files were used.
+        FileNotFoundError."""
         file = self._open.get(path)
         if file is not None:
             self._open.move_to_end(path)
@@ -310,7 +311,7 @@ class Handles:
         return file
 
     def read(self, path: str, size: int, offset: int) -> bytes:
-        """`size` bytes of a file. DamagedFile when the file ends too early."""
+        """Read `size` bytes of a file. DamagedFile when the file ends too early."""
         data = self.get(path).pread(size, offset)
         if len(data) < size:
             raise DamagedFile(path, offset + len(data), "the file ends too early")

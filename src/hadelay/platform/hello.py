@@ -52,8 +52,9 @@ class Hello:
         self.packed = packed(encode(HELLO, PROTOCOL, VERSION, cluster_id, group, name, feature_level))
 
     def judge(self, data: bytes, peers: Mapping[str, str]) -> tuple[Verdict, str]:
-        """(verdict on the first bytes of a connection, reason of a refusal for the other side's operator)."""
-        looks_like_tls = data[:2] == b"\x16\x03" and data[2:3] != b"\0"  # a TLS handshake record
+        """Judge the first bytes of a connection. Returns (verdict, reason of a refusal for the other side's
+        operator)."""
+        looks_like_tls = data[:2] == b"\x16\x03" and data[2:3] != b"\0"  # these bytes begin a TLS handshake
         if self.tls:
             return (Verdict.IN_TURN, "") if looks_like_tls else (Verdict.NEVER, "the other side does not use TLS")
         if looks_like_tls:
@@ -70,8 +71,8 @@ class Hello:
         return (Verdict.NEVER, reason) if reason else (Verdict.NOW, "")
 
     def read(self, frame: bytes, peers: Mapping[str, str], dialled: str | None) -> tuple[str, str]:
-        """(name in a HELLO, reason of a refusal or ""). peers: name → address. dialled: the peer that this node called,
-        None for an accepted connection."""
+        """Check a HELLO frame. Returns (sender's name, reason to refuse the connection or ""). peers: name → address.
+        dialled: the peer that this node called; None for an accepted connection."""
         try:
             if len(frame) > MAX_HELLO or frame[:1] != bytes((HELLO,)):
                 raise BadFrame("the first frame is not a HELLO")

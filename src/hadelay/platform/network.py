@@ -22,8 +22,8 @@ class Receiver(Protocol):
         ...
 
     def link_down(self, peer: str, reset: bool) -> None:
-        """The link is down. reset: the other side closed the connection (its process died); False: silence, or our own
-        `disconnect`."""
+        """The link to `peer` is down. reset: True if the peer closed the connection (its process died); False after
+        silence, or after this node's own `disconnect`."""
         ...
 
     def frame(self, peer: str, data: bytes) -> None:
@@ -32,7 +32,7 @@ class Receiver(Protocol):
 
 
 class Network(Protocol):
-    #: Number of connections that were refused or dropped, by reason.
+    #: Number of node-link connections that were refused or dropped, by reason.
     refused: Counter[str]
 
     def start(self, receiver: Receiver) -> None:

@@ -22,24 +22,26 @@ class Handle(Protocol):
     def cancel(self) -> None: ...
 
 
-#: Number of measured jobs, and limit of the quickest one's duration in seconds, for running brief jobs on the loop. The
-#: quickest job shows the speed of the disk: on a busy node most jobs also wait for the interpreter.
+#: A lane's brief jobs run on the loop once this many jobs were measured in the thread and the quickest took less than
+#: this many seconds. The quickest shows the speed of the disk: on a busy node most jobs also wait for the interpreter.
 _BRIEF_JOBS, _BRIEF_S = 8, 0.0005
-#: Limit of a brief job's duration on the loop, in seconds; a longer job sends its lane back to the thread.
+#: Maximum seconds of a brief job on the loop; after a longer job, the lane's jobs run in its thread again.
 _LONG_S = 0.005
 
 
 class Brevity:
-    """Decides from recent durations whether a lane's brief jobs run on the loop (ADR 16)."""
+    """Decides whether a lane (a named queue of jobs) runs brief jobs on the event loop, from their recent durations
+    (ADR 16)."""
 
     __slots__ = ("needed", "quickest")
 
     def __init__(self) -> None:
-        #: Number of jobs still to be measured in the thread; quickest measured job, in seconds.
+        #: Number of jobs that must still be measured in the thread, and duration of the quickest measured job in
+        #: seconds.
         self.needed, self.quickest = _BRIEF_JOBS, math.inf
 
     def took(self, seconds: float) -> None:
-        if not self.needed:  # the job ran on the loop
+        if not self.needed:  # no more measuring: this job ran on the loop
             if seconds >= _LONG_S:
                 self.needed, self.quickest = _BRIEF_JOBS, math.inf
             return
@@ -50,16 +52,16 @@ class Brevity:
 
 
 class _Lane(Brevity):
-    """One thread, its queue, and the recent durations of its brief jobs."""
+    """Lane: one thread, its queue of jobs, and the recent durations of its brief jobs."""
 
     __slots__ = ("deferred", "executor", "on_loop", "pending")
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self.executor = ThreadPoolExecutor(1, thread_name_prefix=f"hadelay-{name}")
-        #: Number of jobs in the thread.
+        #: Number of jobs queued or running in the lane's thread.
         self.pending = 0
-        #: A job is about to run on the loop; later jobs are deferred.
+        #: Whether a job of the lane is about to run on the loop; later jobs of the lane are deferred until its end.
         self.on_loop = False
         self.deferred: list[Callable[[], None]] = []
 
@@ -99,7 +101,8 @@ class Runtime:
             return
         if brief and not jobs.needed and not jobs.pending:
             jobs.on_loop = True
-            # Ready callbacks run first, so that frames leave for other nodes before this node waits for its disk.
+            # Run the job after all ready callbacks, so that frames leave for other nodes before this node waits for its
+            # disk.
             self.loop.call_soon(self._on_loop, jobs, fn, done)
             return
         jobs.pending += 1

@@ -12,13 +12,13 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
-#: Limit of connections without a first byte.
+#: Limit of accepted connections that have sent no byte yet.
 MAX_SILENT = 128
-#: Limit of connections with first bytes that wait to begin.
+#: Limit of connections that have sent bytes and wait for their turn to begin the handshake.
 MAX_READY = 64
-#: Limit of connections that have begun (a TLS handshake, or part of a HELLO), without a HELLO yet.
+#: Limit of connections that are in the TLS handshake, or have sent only a part of their HELLO.
 MAX_BEGUN = 64
-#: Maximum rate of begun connections per second (a TLS handshake costs about 1 ms of the loop), and burst size.
+#: Maximum rate, per second, of connections that begin the handshake (about 1 ms of the loop with TLS), and burst size.
 _RATE, _BURST = 300.0, 32.0
 #: Number of connections accepted before the loop does other work.
 _ACCEPTS = 32
@@ -33,9 +33,9 @@ _ACCEPT_RETRY_S = 0.1
 class Verdict(enum.Enum):
     #: The first bytes are a complete and acceptable HELLO.
     NOW = enum.auto()
-    #: The first bytes may become a HELLO.
+    #: The first bytes may be the beginning of a HELLO: the connection waits for its turn.
     IN_TURN = enum.auto()
-    #: The first bytes cannot become a HELLO. `judge` has counted and answered the connection.
+    #: The first bytes cannot become a HELLO. `judge` has counted the refusal and answered.
     NEVER = enum.auto()
 
 
@@ -43,13 +43,13 @@ class Stranger:
     """A connection before HELLO."""
 
     __slots__ = ("connection", "crowd", "host", "network", "timeout")
-    #: Timer of the first bytes.
+    #: Timer that closes a connection without first bytes.
     timeout: asyncio.TimerHandle
 
     def __init__(self, connection: socket.socket, host: str) -> None:
         self.connection, self.host = connection, host
         self.crowd: Crowd | None = None
-        #: Key of the limits per address: an IPv4 address, or the /64 of an IPv6 address.
+        #: Sender's network, by which connections are limited: an IPv4 address, or the /64 of an IPv6 address.
         self.network = host
         if ":" in host:
             address = int(ipaddress.IPv6Address(host.partition("%")[0]))
@@ -64,7 +64,8 @@ class Crowd:
         self._by_network: dict[str, dict[Stranger, None]] = {}
 
     def add(self, stranger: Stranger) -> Stranger | None:
-        """Add a connection; beyond the limit, returns the one to close: the oldest of the address with the most."""
+        """Add a connection. Beyond the limit, return the connection to close: the oldest of the address that has the
+        most connections."""
         self._by_network.setdefault(stranger.network, {})[stranger] = None
         self.size += 1
         if self.size <= self.limit:
@@ -80,7 +81,8 @@ class Crowd:
             del self._by_network[stranger.network]
 
     def newest(self) -> Stranger:
-        """The newest connection of the address with the fewest: in a flood, most likely still connected."""
+        """The newest connection of the address that has the fewest connections: in a flood, most likely still
+        connected."""
         fewest = min(self._by_network, key=lambda network: len(self._by_network[network]))
         return next(reversed(self._by_network[fewest]))
 
@@ -106,15 +108,16 @@ class Strangers:
         self._loop, self._judge, self._begin, self._refused = loop, judge, begin, refused
         self._listening: socket.socket | None = None
         self._retry: asyncio.TimerHandle | None = None
-        #: Connections without a byte; with first bytes, waiting to begin; begun, before their HELLO.
+        #: Three stages: connections without a byte; connections that wait to begin; connections that have begun and not
+        #: sent HELLO.
         self._silent, self._ready, self._begun = Crowd(MAX_SILENT), Crowd(MAX_READY), Crowd(MAX_BEGUN)
-        #: Number of connections that may begin now, and the time of this count.
+        #: Token bucket: number of connections that may begin now, and the time at which this number was computed.
         self._tokens, self._counted = _BURST, loop.time()
         self._next_turn: asyncio.TimerHandle | None = None
 
     # -- listening
     def serve(self, listening: socket.socket) -> None:
-        """Own `listening` from now on."""
+        """Accept connections on the socket `listening`, and own the socket from now on."""
         self._listening = listening
         self._loop.add_reader(listening, self._accept)
 
@@ -184,7 +187,7 @@ class Strangers:
         self._take_turns()
 
     def _enter(self, stranger: Stranger) -> None:
-        stranger.timeout.cancel()  # the handshake and HELLO have their own timeouts
+        stranger.timeout.cancel()  # TLS handshake and HELLO have timeouts of their own
         self._move(stranger, self._begun)
         self._begin(stranger)
 
@@ -206,7 +209,7 @@ class Strangers:
             self._close(stranger)
             return
         self._move(stranger, None)
-        with suppress(OSError):  # the transport owns the socket, and detects the end
+        with suppress(OSError):  # the connection's transport owns the socket and detects the shutdown
             stranger.connection.shutdown(socket.SHUT_RDWR)
 
     def _close(self, stranger: Stranger) -> None:

@@ -30,7 +30,7 @@ from hadelay.platform.tls import Certificates, Decrypted, in_words, names_of
 
 log = logging.getLogger(__name__)
 
-#: Timeout of receiving a frame, in seconds; its length may be wrong.
+#: Timeout of receiving a whole frame, in seconds: the frame's length may be damaged, and more bytes may never come.
 _FRAME_TIMEOUT_S = 30.0
 #: Limit of connections that the kernel queues while the loop is busy.
 _BACKLOG = 1024
@@ -39,7 +39,7 @@ _REFUSED_RETRY_S = 5.0
 #: Limit of replaced links per peer, and its period in seconds. One node replaces its link now and then, when it notices
 #: a broken link first; two nodes with the same name replace each other's all the time, and are refused.
 _TAKEOVERS, _TAKEN_S = 8, 30.0
-#: Limit of bytes given to the transport; further frames are queued, where urgent frames can overtake them.
+#: Limit of bytes passed to the asyncio transport; further frames wait in queues, where urgent frames go first.
 _WRITE_HIGH = 256 << 10
 _SOCKET_BUFFER = 512 << 10
 #: Limit of queued bytes per peer.
@@ -50,12 +50,13 @@ _JOIN_BYTES = 64 << 10
 class _Link(asyncio.Protocol):
     def __init__(self, network: AsyncioNetwork, dialled: str | None, stranger: Stranger | None = None) -> None:
         self.network = network
-        #: The accepted connection; None: this node dialled.
+        #: The accepted connection; None if this node opened the connection.
         self.stranger = stranger
-        #: Name of the peer that this node dialled; name of the peer once its HELLO is accepted.
+        #: Name of the peer that this node dialled, or None; then the name of the peer once its HELLO is accepted, ""
+        #: before.
         self.dialled, self.peer = dialled, ""
         self.closed: asyncio.Future[None] = network.loop.create_future()
-        #: Whether either side refused the connection; wait before the next dial, in seconds.
+        #: Whether either side refused the connection; then the wait before this node dials again, in seconds.
         self.refused, self.retry_s = False, _RETRY_S[0]
         self._buffer = bytearray()
         #: Number of received frames; timer of a partially received frame.
@@ -85,7 +86,7 @@ class _Link(asyncio.Protocol):
 
     @property
     def whom(self) -> str:
-        """Name of the peer for the log; else the dialled name, else the address."""
+        """Name of the other side for the log: the peer's accepted name, else the dialled name, else the address."""
         return self.peer or self.dialled or (self.stranger.host if self.stranger is not None else "unknown")
 
     def _broken(self, event: str, size: int) -> None:
@@ -107,7 +108,8 @@ class _Link(asyncio.Protocol):
             self.network.say_refused(self.dialled, reason, "tls")
         if not self.closed.done():
             self.closed.set_result(None)
-        # A clean end or a reset: the other process closed the connection or ended. All other errors are silence.
+        # After a clean end or a reset, the other process has closed the connection or ended. All other errors count as
+        # silence.
         self.network.lost(self, exc is None or isinstance(exc, _RESETS))
 
     def _is_no_stranger(self) -> None:
@@ -162,7 +164,7 @@ class _Link(asyncio.Protocol):
         if not frame:
             self.transport.abort()
         elif frame[0] == REFUSED:
-            # The sender may be a node whose HELLO was accepted here.
+            # REFUSED may also come from a node whose HELLO was accepted here.
             self.refused, self.retry_s = True, _REFUSED_RETRY_S
             self.network.say_refused(self.whom, frame[1:500].decode(errors="replace"), "by_peer")
             self.transport.abort()
@@ -300,7 +302,7 @@ class AsyncioNetwork:
             try:
                 self._reach_out()
             except ConfigError as error:
-                # The node keeps serving; nodes that cannot link with it will log that.
+                # The node keeps serving without listening; nodes that cannot link with it log that.
                 log.error("cannot_listen", extra={"error": str(error)})
 
     def buffered(self, peer: str) -> int:
@@ -326,7 +328,8 @@ class AsyncioNetwork:
             self.say_refused(stranger.host, reason, "hello" if self.tls is None else "tls")
             if self.tls is None:
                 with suppress(OSError):
-                    stranger.connection.recv(MAX_HELLO)  # unread bytes would reset the connection
+                    # Closing with unread bytes would reset the connection before the refusal arrives
+                    stranger.connection.recv(MAX_HELLO)
                     stranger.connection.send(self.hello.packed + refusal(reason))
         return verdict
 
@@ -337,7 +340,7 @@ class AsyncioNetwork:
 
     def _has_begun(self, stranger: Stranger, task: asyncio.Task[None]) -> None:
         self._shaking.discard(task)
-        if task.cancelled():  # possibly before a transport owned the socket
+        if task.cancelled():  # a cancelled task may have no transport that closes the socket
             stranger.connection.close()
 
     async def _accept(self, stranger: Stranger) -> None:
@@ -361,7 +364,7 @@ class AsyncioNetwork:
         while True:
             options: dict[str, Any] = {}
             if self.tls is not None:
-                # The peer's certificate is compared with the name in its HELLO, not with an address.
+                # No host name to check: the peer's certificate is compared with the name in its HELLO.
                 limit_s = strangers.HELLO_TIMEOUT_S
                 options = {"ssl": self.tls.client, "server_hostname": "", "ssl_handshake_timeout": limit_s}
             link = _Link(self, peer)
@@ -370,9 +373,11 @@ class AsyncioNetwork:
             except ssl.SSLError as error:
                 self.say_refused(peer, in_words(error), "tls")
                 wait = _REFUSED_RETRY_S
-            except (ConnectionResetError, ConnectionAbortedError):  # during the handshake: too many connections
+            # Reset in the handshake: the peer has too many connections
+            except (ConnectionResetError, ConnectionAbortedError):
                 wait = _RETRY_S[0]
-            except (OSError, ValueError, OverflowError):  # UnicodeError and ValueError: an invalid address
+            # ValueError (also UnicodeError), OverflowError: an invalid address
+            except (OSError, ValueError, OverflowError):
                 wait = min(wait * 2, _RETRY_S[1])
             else:
                 await link.closed
@@ -394,7 +399,7 @@ class AsyncioNetwork:
             log.warning(event, extra={"peer": whom, "bytes": size, "count": count})
 
     def twice(self, name: str) -> str:
-        """Reason to refuse a second link with a node; "" if it may replace the first link."""
+        """Reason to refuse a second link with the node `name`; "" if the new link may replace the old one."""
         old = self._up.get(name)
         if old is None:
             return ""
@@ -412,7 +417,7 @@ class AsyncioNetwork:
     def linked(self, link: _Link) -> None:
         old = self._up.pop(link.peer, None)
         if old is not None:
-            # The other side has dropped the old link, with the frames in flight.
+            # The other side has dropped the old link and the frames in flight on it.
             old.transport.abort()
             if self._receiver is not None:
                 self._receiver.link_down(link.peer, False)

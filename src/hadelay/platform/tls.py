@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 _NOT_TLS = frozenset(("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "HTTPS_PROXY_REQUEST"))
 
 
-#: notBefore and notAfter, the only adjacent times in X.509: UTCTime, from 2050 on GeneralizedTime.
+#: Pattern of a certificate's validity in DER: notBefore and notAfter, the only adjacent times in X.509. UTCTime;
+#: GeneralizedTime from 2050 on.
 _VALIDITY = re.compile(rb"(?:\x17\x0d\d{12}|\x18\x0f\d{14})Z(?:\x17\x0d(\d{12})|\x18\x0f(\d{14}))Z")
 
 
@@ -38,12 +39,13 @@ class Certificates:
         self.paths = {"tls_cert": cert, "tls_key": key} | ({"tls_ca": ca} if ca else {})
         self._seen = self._look()
         self._read()
-        #: Context for a listening server; each handshake switches to the latest `server`.
+        #: TLS context for a listening server. Each handshake switches to `server`, the context with the latest
+        #: certificate.
         self.listening = _server_context(cert, key)
         self.listening.sni_callback = self._choose
 
     def refresh(self) -> bool:
-        """Reload changed files. True if new connections get a new certificate or CA."""
+        """Reload the PEM files if they have changed. True if new connections get a new certificate or CA."""
         try:
             seen = self._look()
             if seen == self._seen:
@@ -51,7 +53,8 @@ class Certificates:
             self._seen = seen
             self._read()
         except ConfigError as error:
-            # Certificate and key do not match while they are replaced: `_look` will see the change of the other file.
+            # Certificate and key do not match while an operator replaces both files: `_look` will see the change of the
+            # second file.
             log.warning("certificate_not_read", extra={"reason": str(error)})
             return False
         return True
@@ -101,7 +104,7 @@ class Decrypted(asyncio.BufferedProtocol):
     """Adapter between TLS and `inner`, an asyncio.Protocol, with one receive buffer. A new buffer of 256 KiB per read
     would be more than half of the cost of TLS for a small request."""
 
-    #: Buffer of all connections: received bytes are copied out at once.
+    #: Receive buffer shared by all connections: received bytes are copied out of the buffer at once.
     _buffer = memoryview(bytearray(256 << 10))
 
     def __init__(self, inner: asyncio.Protocol) -> None:
@@ -122,7 +125,7 @@ class Decrypted(asyncio.BufferedProtocol):
 def _server_context(cert: str, key: str) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # The empty password fails for an encrypted key, which would otherwise ask on the terminal.
+    # With an empty password, loading an encrypted key fails; without a password, OpenSSL would ask on the terminal.
     context.load_cert_chain(cert, key, password="")
     return context
 

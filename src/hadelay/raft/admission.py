@@ -1,4 +1,4 @@
-"""Incarnations: which nodes may vote and count.
+"""Admission: decides, by incarnation, which nodes may vote and count for a majority.
 
 A node that lost or rewound its disk may have forgotten promises. It becomes a new *incarnation*: it follows, but does
 not vote, campaign or count until a leader has committed {node, incarnation} without it, and it holds all entries up to
@@ -26,12 +26,12 @@ from hadelay.version import FEATURE_LEVEL
 
 log = logging.getLogger(__name__)
 
-#: Count of heartbeats between two rounds of telling and of admitting.
+#: Number of heartbeats between two rounds in which the leader tells high-water marks and admits members.
 _TELL_EVERY = 16
 
 
 class HighWater(NamedTuple):
-    """Last entry that a node acknowledged. boot: random number of its process."""
+    """High-water mark of a node: the last entry that it acknowledged. boot: random number of the node's process."""
 
     incarnation: int
     boot: int
@@ -83,14 +83,15 @@ class Admission(RaftPart):
     def _is_rewound(seen: HighWater, now: messages.Greeting) -> bool:
         if now.incarnation != seen.incarnation:
             return now.incarnation < seen.incarnation
-        # Within one term a log never loses acknowledged entries, and a term is never forgotten.
+        # Without a rewind, a log never loses acknowledged entries within a term, and a node never forgets a term.
         return now.boot != seen.boot and (now.term, now.index) < (seen.term, seen.index)
 
     def on_rewound(self, peer: Peer, incarnation: int, term: int, index: int, now: float, ready: Ready) -> None:
-        """A peer remembers more of this node than its disk does: continue as a new incarnation."""
+        """Handle REWOUND: a peer remembers entries or terms that this node's disk has lost, so continue as a new
+        incarnation."""
         journal = self._journal
         if incarnation == JOINED and journal.incarnation == FOUNDING and journal.last_index > FIRST[0]:
-            # Another cluster's log may look like a prefix of this one's.
+            # A founder's journal may be of another cluster, whose log may look like a prefix of this cluster's log.
             raise FatalError(
                 f"{self._members.name} is to join a cluster, and its directories are those of a founder: start it with "
                 "empty ones (journal too)"
@@ -109,15 +110,16 @@ class Admission(RaftPart):
 
     def _renewed(self, above: int, now: float, ready: Ready) -> None:
         fresh = max(self._runtime.wall_ms(), above + 1)
-        self._machine.on_incarnation(fresh)  # first: after a crash in between, the numbers differ, as for a lost disk
+        # Before the journal: after a crash in between, the two numbers differ, as after a lost disk
+        self._machine.on_incarnation(fresh)
         self._journal.become(fresh)
         self._renewing = False
         for name in self._members.peers:
-            ready.answers.append(partial(self._network.disconnect, name))  # the next link begins with a new greeting
+            ready.answers.append(partial(self._network.disconnect, name))  # reconnecting sends a new greeting
 
     # -- memory
     def remember(self, peer: Peer, term: int) -> None:
-        """Keep what a peer acknowledged in `term`, before the leader's view of it is reset."""
+        """Keep the last entry that a peer acknowledged in `term`, before the leader resets its view of the peer."""
         if peer.match:
             self._raise(peer.name, HighWater(peer.incarnation, peer.boot, term, peer.match))
 
@@ -127,7 +129,8 @@ class Admission(RaftPart):
             self._seen[name] = seen
 
     def tell(self, ready: Ready) -> None:
-        """Leader: tell the followers what each member has acknowledged, so that each of them can refuse a rewind."""
+        """Leader: send the followers each member's last acknowledged entry, so that every follower can detect a rewound
+        disk."""
         own = self._journal.incarnation, self.boot, self._core.term, self._journal.synced_index
         self._seen[self._members.name] = HighWater(*own)
         if self._seen != self._told:
@@ -147,7 +150,7 @@ class Admission(RaftPart):
 
     # -- admitting
     def beat(self, ready: Ready) -> None:
-        """Leader, at each heartbeat: every few of them, admit members that have caught up."""
+        """Called by the leader at each heartbeat: every _TELL_EVERY heartbeats, admit members that have caught up."""
         self._beats += 1
         if self._beats % _TELL_EVERY:
             return
@@ -173,7 +176,7 @@ class Admission(RaftPart):
         self._propose(self._machine.incarnation_command(peer.name, peer.incarnation), done)
 
     def applied(self, ready: Ready) -> None:
-        """Entries were applied, which may admit this node."""
+        """Called after entries were applied: one of these entries may admit this node."""
         journal = self._journal
         if journal.admitted or self._renewing:
             return

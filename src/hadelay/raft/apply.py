@@ -35,10 +35,10 @@ class Applier(RaftPart):
         super().__init__(shared)
         self._members = members
         self.applied, self.applied_term = shared.journal.base_index, shared.journal.base_term
-        #: A snapshot is being installed: nothing is applied meanwhile.
+        #: Whether a snapshot is being installed; no entries are applied meanwhile.
         self.installing = False
         self._ready: deque[Entry] = deque()
-        #: Index → proposal; ascending, and so by deadline.
+        #: Index of the entry → waiting proposal. Ascending by index, and so by deadline.
         self._waiters: dict[int, _Waiter] = {}
         self._reads: list[tuple[int, Finished]] = []
         self._scheduled = False
@@ -49,12 +49,12 @@ class Applier(RaftPart):
 
     def wait(self, index: int, term: int, done: Done, now: float, ready: Ready) -> None:
         before = self._waiters.pop(index, None)
-        if before is not None:  # an entry of an earlier term, truncated since
+        if before is not None:  # a proposal of an earlier term, whose entry was truncated
             ready.answers.append(partial(before.done, None, OutcomeUnknown("not decided while this node led")))
         self._waiters[index] = _Waiter(term, done, now + self._config.propose_timeout_ms / 1000)
 
     def jump(self, index: int, term: int) -> None:
-        """A checkpoint or snapshot made the state machine hold everything up to `index`."""
+        """Continue after `index`: a checkpoint or snapshot gave the state machine all entries up to `index`."""
         self.applied, self.applied_term = index, term
         self._ready.clear()
         self.expire(float("inf"), upto=index)
@@ -71,7 +71,7 @@ class Applier(RaftPart):
             self._apply(self._ready.popleft(), now, ready)
             if self._runtime.monotonic() >= end:
                 break
-        # Another leader may cut off entries that are not committed: keep none of them.
+        # Drop loaded entries if the last is not committed: another leader may still cut it off.
         if self._ready and self._ready[-1][1] > self._limit():
             self._ready.clear()
         self._answer_reads()
@@ -106,7 +106,8 @@ class Applier(RaftPart):
 
     # -- waiting proposals and reads
     def deposed(self, now: float) -> None:
-        """Shorten the deadlines: the next leader may still commit proposals of this node."""
+        """Shorten the deadlines of waiting proposals after a loss of leadership: the next leader may still commit
+        them."""
         latest = now + self._config.deposed_timeout_ms / 1000
         self._waiters = {
             index: waiter._replace(deadline=min(waiter.deadline, latest)) for index, waiter in self._waiters.items()
@@ -151,12 +152,12 @@ class Reads(RaftPart):
     """
 
     def __init__(self, shared: Shared, members: Membership, applier: Applier, confirm: Confirm) -> None:
-        """confirm(done, now, ready), on the leader: done(index, error, ready) gets the index that a read must have
-        applied."""
+        """confirm(done, now, ready): asks the leader for the index that a read must have applied; passes it to
+        done(index, error, ready)."""
         super().__init__(shared)
         self._members, self._applier, self._confirm = members, applier, confirm
         self._next: list[Finished] = []
-        #: Number of a request → the reads that wait for it.
+        #: Number of a read request to the leader → reads that wait for the leader's answer.
         self._asked: dict[int, list[Finished]] = {}
         self._number = 0
 

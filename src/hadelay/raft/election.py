@@ -16,10 +16,11 @@ from hadelay.raft.part import Peer, RaftPart, Ready, Shared
 
 log = logging.getLogger(__name__)
 
-#: Pause between a deadline and the second look, in seconds: a turn of the loop with its reads.
+#: Pause, in seconds, between a passed election deadline and a second check: the loop can read waiting frames meanwhile.
 _SECOND_LOOK_S = 0.004
 _NEVER = float("-inf")
-#: A node with more unapplied entries than this could lead, but not serve: it lets others campaign first, for _DRAIN_S.
+#: Limit of unapplied entries above which a node could lead but not serve: it lets other nodes campaign first, for
+#: _DRAIN_S seconds.
 _BACKLOG, _DRAIN_S = 500, 1.0
 
 
@@ -27,7 +28,7 @@ class Elections(RaftPart):
     def __init__(self, shared: Shared, members: Membership, applier: Applier) -> None:
         super().__init__(shared)
         self._members, self._applier, self._random = members, applier, shared.runtime.random
-        #: True while this node drains: other nodes should lead if they can, so let them campaign first.
+        #: Whether this node drains. While draining, it lets other nodes campaign first.
         self.draining = False
         #: Round trip of the leader's fastest majority, in ms.
         self.rtt_ms = 0
@@ -35,11 +36,12 @@ class Elections(RaftPart):
         self._heard = _NEVER
         self._deadline = 0.0
         self._timer_at: float | None = None
-        #: (term of the pre-vote, peers that said yes).
+        #: Running pre-vote: its term, and the peers that agreed. None: no pre-vote is running.
         self._asking: tuple[int, set[str]] | None = None
-        #: (term of the campaign, counted voters): the library would count a voter twice.
+        #: Term of the last campaign, and voters already counted: the library would count a second answer of a voter
+        #: again.
         self._votes: tuple[int, set[str]] = (0, set())
-        #: Term of a campaign requested by the leader, in which voters need not miss the leader; else 0.
+        #: Term of a campaign that the leader requested: voters agree although they hear the leader. 0: none.
         self._called = 0
         #: Time since which this node lets others campaign first.
         self._waiting_since: float | None = None
@@ -69,7 +71,8 @@ class Elections(RaftPart):
         self._arm(now, ready)
 
     def _arm(self, now: float, ready: Ready) -> None:
-        """Keep one timer, moved only to an earlier time: when it fires, it sees a later deadline."""
+        """Start the election timer. One timer is kept, and replaced only by an earlier one: a timer that fires too
+        early is set again."""
         if self._timer_at is None or self._timer_at > self._deadline:
             self._timer_at = self._deadline
             ready.later(max(0.0, self._deadline - now), self._fire, self._deadline)
@@ -93,8 +96,8 @@ class Elections(RaftPart):
     # -- asking
     @property
     def may_vote(self) -> bool:
-        """False for a new incarnation, and while the state is being replaced. The node need not be a voter in its own
-        log: it may be one in the candidate's, which is no older."""
+        """Whether this node may vote: not as a new incarnation, nor while a snapshot replaces its state. The node need
+        not be a voter in its own log: the candidate's log is no older and may list the node as a voter."""
         return self._journal.admitted and not self._applier.installing
 
     @property
@@ -113,7 +116,7 @@ class Elections(RaftPart):
             self._postpone(now)
             self.campaign(now, ready)
             return
-        # A pre-vote disturbs nobody: repeat it soon, and not in step with the other nodes.
+        # A pre-vote disturbs nobody, so the next follows soon, after a random time that keeps the nodes out of step.
         self._deadline = now + self._config.election_min_ms / 1000 * self._random.uniform(0.25, 1.0)
         if not self.eligible or self._lets_others_go_first(now):
             return
@@ -160,7 +163,8 @@ class Elections(RaftPart):
         ready.sync = True
 
     def ask_vote(self, name: str, term: int, last_index: int, last_term: int, ready: Ready) -> None:
-        """The library has counted this node's vote: the vote, and the log that it shows, must be on disk first."""
+        """Request the vote of `name` once this node's own vote, which the library has counted, and its log are on
+        disk."""
         frame = messages.encode(messages.VOTE, term, last_index, last_term, self._called == term)
         ready.durable(self._send_vote_request, name, term, frame)
 

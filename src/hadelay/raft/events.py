@@ -1,4 +1,5 @@
-"""Event handling of a Raft node: a part handles an event, and its effects are carried out at the end of the event."""
+"""Event handling of a Raft node: one part (election, replication, …) handles an event; effects are carried out at its
+end."""
 
 import logging
 from collections.abc import Callable
@@ -61,7 +62,8 @@ class Events:
             self._busy = inside
 
     def _carry_out(self, ready: Ready) -> bool:
-        """Carry out the first pending kind of effect, in the order of the fields. False: there is none."""
+        """Carry out the pending effects of one kind: the first kind, in the order of the fields of Ready. False if no
+        effect is pending."""
         if ready.sends:
             sends, ready.sends = ready.sends, []
             for peer, frame, urgent in sends:
@@ -102,7 +104,8 @@ class Events:
         return True
 
     def _flush(self, now: float, ready: Ready) -> None:
-        """Write and sync the queued records: once per turn of the loop, after its frames were sent."""
+        """Write and sync the queued journal records. Runs once per turn of the loop, after the turn's frames were
+        sent."""
         self._flushing = False
         self.journal.kick()
         self.applier.soon(ready)

@@ -27,10 +27,10 @@ class Follower(RaftPart):
     ) -> None:
         super().__init__(shared)
         self._members, self._elections, self._snapshots, self._applier = members, elections, snapshots, applier
-        #: (name, term) of the leader, and index of the last entry known to be equal in its log.
+        #: Leader as (name, term); and index of the last entry known to be equal in this log and the leader's.
         self._leader: tuple[str, int] = ("", 0)
         self.verified = 0
-        #: Heartbeat round to answer after the next sync.
+        #: Number of the heartbeat round to answer after the next sync; None: no answer is owed.
         self._owed: int | None = None
 
     def on_append(self, peer: Peer, m: Append, now: float, ready: Ready) -> None:
@@ -62,22 +62,23 @@ class Follower(RaftPart):
             self._answer(m, ready)
 
     def _follow(self, name: str, term: int, now: float, ready: Ready) -> None:
-        """Follow a new leader."""
+        """Follow the leader `name` of `term`; a new leader's log must be verified anew."""
         if self._core.leads and term == self._core.term:
             raise FatalError(f"{name} claims to lead term {term}, which this node leads")
         self._core.heard(name, term, 0)
-        if (name, term) != self._leader:  # otherwise the leader is back after a silence, and `verified` is still right
+        if (name, term) != self._leader:  # else the same leader is back after a silence, and `verified` still holds
             self._leader, self.verified, self._owed = (name, term), 0, None
-            self._snapshots.give_up(ready, tell=False)  # the former leader has released its files
+            self._snapshots.give_up(ready, tell=False)  # the former leader no longer serves snapshot files
             log.info("follows", extra={"leader": name, "term": term})
             ready.notify(Notice.FOLLOWS)
 
     def reset(self) -> None:
-        """A snapshot replaced the log: verify anew."""
+        """Called after a snapshot replaced the log: the comparison with the leader's log begins anew."""
         self._leader, self._owed = ("", 0), None
 
     def _mismatch(self, m: Append) -> int:
-        """0 if the entry before the new ones matches; else the index that the leader should try."""
+        """Return 0 if this log contains the entry before the frame's entries; else the index that the leader should try
+        next."""
         journal, committed = self._journal, max(self._journal.base_index, self._core.commit_index)
         if m.prev_index > journal.last_index:
             return journal.last_index + 1
@@ -85,7 +86,7 @@ class Follower(RaftPart):
             return 0  # committed entries are equal everywhere
         if journal.term_at(m.prev_index) == m.prev_term:
             return 0
-        # Skip the whole term that conflicts, but no committed entries.
+        # Skip all entries of the conflicting term, except committed entries.
         wrong, hint = journal.term_at(m.prev_index), m.prev_index
         while hint > committed + 1 and journal.term_at(hint - 1) == wrong:
             hint -= 1
@@ -128,7 +129,7 @@ class Follower(RaftPart):
         return []
 
     def _answer(self, m: Append, ready: Ready) -> None:
-        """Answer a heartbeat at once, and entries as soon as they are on disk."""
+        """Answer an append frame: a heartbeat at once, entries as soon as they are on disk."""
         done = self._journal.synced_index >= self.verified or not m.prev_index
         if done and self._journal.term_is_durable:
             self._send_ok(m.round, ready)
@@ -140,7 +141,7 @@ class Follower(RaftPart):
             self._send_ok(self._owed, ready)
 
     def _send_ok(self, round: int, ready: Ready) -> None:
-        # A heartbeat may be answered while entries wait for the disk: they still need an answer.
+        # Answering a heartbeat does not answer entries that still wait for the disk: keep their answer owed.
         self._owed = None if self._journal.synced_index >= self.verified else 0
         name, term = self._leader
         if term == self._core.term:

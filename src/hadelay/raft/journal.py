@@ -24,9 +24,9 @@ from hadelay.storage.identity import Identity
 
 log = logging.getLogger(__name__)
 
-#: (index, term) before the first entry of a new journal: the empty state machine.
+#: (index, term) that precedes the first entry of a new journal; it stands for the empty state machine.
 FIRST = (1, 0)
-#: Memory that Python needs for an entry, besides its bytes.
+#: Memory, in bytes, that Python needs for an entry besides the entry's own bytes.
 _ENTRY_BYTES = 220
 _DEFAULTS = JournalConfig()
 
@@ -39,11 +39,11 @@ class Journal(JournalSync):
     def __init__(
         self, disk: Disk, directory: str, runtime: Runtime, segments: list[Segment], number: int, config: JournalConfig
     ) -> None:
-        """Use `create` or `open`."""
+        """Do not call this constructor: use `Journal.create` or `Journal.open`."""
         super().__init__(disk, directory, runtime, segments, config)
         #: Number of the newest segment file ever made.
         self._number = number
-        #: The newest entries, up to last_index.
+        #: The newest entries of the journal, up to last_index, kept in memory.
         self._tail: list[Entry] = []
         self._tail_bytes = 0
         self._look_at(segments[-1].header)
@@ -52,7 +52,7 @@ class Journal(JournalSync):
         self.identity = newest
         self.term, self.voted_for = newest.term, newest.vote or None
         self.incarnation, self.installing = newest.incarnation, newest.installing
-        #: Whether this incarnation of the node votes and counts.
+        #: Whether the log has admitted this incarnation of the node, so that it votes and counts for majorities.
         self.admitted = newest.admitted
         self._find_ends()
         self.synced_index = self.last_index
@@ -104,7 +104,7 @@ class Journal(JournalSync):
         return journal
 
     def _begin_anew(self, durable: tuple[int, int]) -> None:
-        """Copy all entries after `durable` into a new segment, and continue there."""
+        """Copy all entries after the position `durable` into a new segment, and append to this segment from now on."""
         first = self.last_index + 1
         for segment in reversed(self._segments):
             if (segment.header.seq, segment.position) <= durable:
@@ -130,7 +130,7 @@ class Journal(JournalSync):
         )  # fmt: skip
 
     def _adopt(self, first: int, prev_term: int, entries: list[Entry], *, reset: bool = False) -> None:
-        """Continue in a new segment with `entries`, which hold everything from `first` on; durable on return."""
+        """Replace the journal's entries from index `first` on by `entries`, in a new segment; durable on return."""
         self._number += 1
         self._supersede(first, reset=reset)
         header = self._header(first, prev_term, (self._number, 0), reset=reset)
@@ -152,7 +152,7 @@ class Journal(JournalSync):
 
     @property
     def room(self) -> int:
-        """Bytes that fit for certain: the rest of the newest segment, and the spare one."""
+        """Number of bytes that can be appended for certain: the rest of the newest segment, plus the spare segment."""
         rest = self.config.segment_bytes - self._segments[-1].position
         return rest if self._spare is None else rest + self.config.segment_bytes - records.SEGMENT_HEADER_BYTES
 
@@ -167,7 +167,8 @@ class Journal(JournalSync):
         return self._segment_of(index).term_at(index)
 
     def entries(self, index: int, max_bytes: int) -> list[Entry]:
-        """(command, index, term, record or None) from `index` on: at least one, and more while they fit."""
+        """Entries from `index` on, as (command, index, term, record or None): at least one; more while they fit into
+        `max_bytes`."""
         tail = self._tail
         start = index - (self.last_index + 1 - len(tail))
         if start < 0:
@@ -188,7 +189,7 @@ class Journal(JournalSync):
 
     # -- appending
     def append(self, command: bytes, index: int, term: int, record: bytes | memoryview | None = None) -> None:
-        """Queue the next entry. record: the entry's bytes, if another node sent them."""
+        """Queue the next entry for writing. record: the entry's encoded bytes, if another node sent the entry."""
         assert index == self.last_index + 1, "entries are appended in order"
         encoded = None
         if record is None:
@@ -210,12 +211,14 @@ class Journal(JournalSync):
         self._voted = self._appended
 
     def note_install(self, index: int, term: int) -> None:
-        """Queue the intention to install a snapshot: after a crash the checkpoint may be ahead of this journal."""
+        """Queue a record that a snapshot will be installed: after a crash, the checkpoint may be ahead of this
+        journal."""
         self.installing = index
         self._append_record(records.INSTALL, index, term, b"")
 
     def note_admitted(self) -> None:
-        """Queue that the log has admitted this incarnation, and that this journal holds all entries up to there."""
+        """Queue a record that the log has admitted this incarnation, and that this journal holds all entries up to the
+        admission."""
         self._append_record(records.ADMITTED, 0, self.term, b"")
         self.when_synced(self._set_admitted)
 
@@ -259,7 +262,8 @@ class Journal(JournalSync):
         return segment
 
     def truncate(self, index: int) -> None:
-        """Cut off the entries from `index` on, which conflict with the leader's. Rare, so a new segment is cheap."""
+        """Cut off the entries from `index` on, which conflict with the leader's log. Begins a new segment, which is
+        cheap as cuts are rare."""
         assert self.base_index < index <= self.last_index
         term = self.term_at(index - 1)
         drop = min(len(self._tail), self.last_index + 1 - index)
@@ -280,7 +284,7 @@ class Journal(JournalSync):
             self._segments[-1].cap(index - 1)
 
     def _shorten_tail(self) -> None:
-        """Drop the oldest half of the tail, as far as it is on disk."""
+        """Drop the oldest half of the entries in memory; entries that are not on disk yet stay."""
         first = self.last_index + 1 - len(self._tail)
         drop = 0
         while drop < len(self._tail) and self._tail_bytes > self.config.tail_bytes // 2:
@@ -308,7 +312,8 @@ class Journal(JournalSync):
     def _unlink(self, segments: list[Segment]) -> None:
         for segment in segments:
             delete(self._disk, segment)
-            # A sync after each: a power cut could otherwise bring an older segment back and leave a gap.
+            # Sync the directory after each deletion: else a power cut could bring an older segment back and leave a
+            # gap.
             self._disk.sync_dir(self.directory)
 
     def _unlinked(self, _: object, error: BaseException | None) -> None:
@@ -316,7 +321,8 @@ class Journal(JournalSync):
             self.on_fatal(error)
 
     def reset(self, index: int, term: int) -> None:
-        """Begin anew behind a snapshot of (`index`, `term`). Blocks for a sync; no other operation may be running."""
+        """Begin the journal anew after a snapshot of (`index`, `term`). Blocks for a sync; no other operation may be
+        running."""
         self.installing = 0
         self._tail, self._tail_bytes = [], 0
         self._dirty.clear()

@@ -19,23 +19,24 @@ from hadelay.raft.segment import SPARE, Segment, delete, zeroed
 
 log = logging.getLogger(__name__)
 
-#: Limit of bytes of a sync on the loop itself, on a disk that is faster than a change of threads.
+#: Maximum bytes that a sync on the event loop may write; the loop syncs only if the disk is faster than a change of
+#: threads.
 _BRIEF_BYTES = 64 << 10
-#: Delay of the mark that records the last sync, in seconds, when no further record comes.
+#: Delay, in seconds, before a mark record notes the last sync, unless another record follows.
 _MARK_DELAY_S = 0.05
 
 
 @dataclass(frozen=True)
 class JournalConfig:
-    #: Size of a segment, pre-zeroed: a sync without allocation takes half the time. At least four times the largest
-    #: entry.
+    #: Size of a segment file, in bytes, at least four times the largest entry. The file is filled with zeros ahead: a
+    #: sync without allocation takes half the time.
     segment_bytes: int = 16 << 20
     #: Memory for recent entries, which followers and apply then need not read from disk.
     tail_bytes: int = 16 << 20
 
 
 class JournalSync:
-    #: Index of the newest entry in the log, and of the newest on disk.
+    #: Indexes of the newest entry in the log, and of the newest entry on disk.
     last_index: int
     synced_index: int
 
@@ -48,7 +49,8 @@ class JournalSync:
         self.on_fatal: Callable[[BaseException], None] = _raise
         #: on_synced(seconds): called after each sync and its `when_synced` callbacks.
         self.on_synced: Callable[[float], None] = lambda seconds: None
-        #: Number of records queued, of records durable, and of records queued when term and vote last changed.
+        #: Number of queued records since the start; of durable records; and of queued records at the last change of
+        #: term or vote.
         self._appended = self._synced = self._voted = 0
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
         self._dirty: list[Segment] = []
@@ -56,10 +58,10 @@ class JournalSync:
         self._names_changed = False
         self._syncing = False
         self.sync_started: float | None = None
-        #: Newest entry that the running sync covers; lowered when the entry is cut off meanwhile.
+        #: Index of the newest entry that the running sync covers; lowered if the entry is cut off during the sync.
         self._syncing_index = 0
         self._mark_timer: Handle | None = None
-        #: Durable position recorded by the last mark, and the current one.
+        #: Durable position (segment, offset) noted by the last mark record, and the current durable position.
         self._marked = self._durable = (0, 0)
         self._spare: File | None = None
         self._spare_wanted = False
@@ -77,14 +79,14 @@ class JournalSync:
         return self._voted <= self._synced
 
     def when_synced(self, fn: Callable[[], None]) -> None:
-        """Call `fn` once everything queued so far is durable; at once if it is."""
+        """Call `fn` once all records queued so far are durable, at once if they already are."""
         if self._appended == self._synced:
             fn()
         else:
             self._waiting.append((self._appended, fn))
 
     def kick(self) -> None:
-        """Write the queued records and start a sync. While a sync is running, the next one follows it."""
+        """Write the queued records and start a sync. If a sync is running, the new sync starts after its end."""
         if self._syncing or self._appended == self._synced or self.closed:
             return
         dirty, self._dirty = self._dirty, []
@@ -127,7 +129,8 @@ class JournalSync:
             self.synced_index = self._syncing_index
             waiting = self._waiting
             try:
-                while waiting and waiting[0][0] <= self._synced:  # a callback may have synced more
+                # Re-read `_synced`: a callback may have synced more records
+                while waiting and waiting[0][0] <= self._synced:
                     waiting.popleft()[1]()
             except Exception as raised:  # no caller would see the error, and the callback's work is half done
                 self.on_fatal(raised)
@@ -141,7 +144,7 @@ class JournalSync:
         self._runtime.in_thread("journal", sync, done, brief=brief)
 
     def _leave_mark(self) -> None:
-        """Record that the last sync succeeded, which tells later damage from a torn write."""
+        """Write a mark: a record that the last sync succeeded. Recovery uses it to tell damage from a torn write."""
         self._mark_timer = None
         if self._appended != self._synced or self._durable <= self._marked or self.closed:
             return
@@ -158,7 +161,8 @@ class JournalSync:
         segment.append(encode_record(MARK, offset, number, b""))
 
     def want_spare(self) -> None:
-        """Prepare the next segment, zeroed and synced. The node's timer retries."""
+        """Prepare the spare segment, zeroed and synced, in a thread. After a failure, the node's timer calls this
+        again."""
         if self._spare is not None or self._spare_wanted or self.closed:
             return
         self._spare_wanted = True
@@ -168,7 +172,7 @@ class JournalSync:
             self._spare_wanted = False
             self.has_space = error is None
             if isinstance(error, OSError) and error.errno == errno.EIO:
-                self.on_fatal(error)  # after a failed sync, the disk may have lost earlier synced bytes, too
+                self.on_fatal(error)  # stop the node: a failed sync may also have lost bytes synced earlier
             elif error is not None:
                 log.warning("journal_no_space", extra={"directory": self.directory, "error": str(error)})
             elif self.closed and file is not None:
@@ -194,7 +198,7 @@ class JournalSync:
         self.closed = True
         if self._mark_timer is not None:
             self._mark_timer.cancel()
-        self._runtime.join("journal")  # a file must not be closed during its sync
+        self._runtime.join("journal")  # wait for the sync: a file must not be closed during a sync of the file
         try:
             if not self._syncing:
                 self._write_all()

@@ -1,4 +1,5 @@
-"""The only module that imports PySyncObj 0.3.17: its consensus core, driven from here, with repairs of its faults.
+"""The only module that imports PySyncObj 0.3.17 ("the library"): hadelay drives its consensus core and repairs its
+faults here.
 
 The library keeps: terms, states, granting and counting votes, appending on leader and follower, match indexes and the
 commit rule. Replaced (docs/adr/0010): its clock (its timers never fire; an election begins when this module sets the
@@ -24,22 +25,23 @@ from hadelay.raft.journal import Journal
 NO_OP = b"\x01"
 #: Second voter of a cluster of one: the node's disk, which must acknowledge like a peer. Names of nodes have no spaces.
 DISK = "its disk"
-#: Extra voter while a leader that is no voter leads until its removal is committed: the library counts the leader.
+#: Extra voter while a removed leader leads until its removal is committed: the library counts the leader as a voter, so
+#: this name balances the majority.
 NOBODY = "nobody at all"
 
 _FOLLOWER, _LEADER = 0, 2
-#: Seconds; the library's own timers never fire.
+#: Timeout of the library's own timers, in seconds: so long that no timer ever fires.
 _NEVER = 1e9
 
 
 class RaftListener(Protocol):
-    """Gets calls from inside the library, and must not call back."""
+    """Receives calls from inside the library; a method must not call the library back."""
 
     def on_appended(self, index: int, command: bytes) -> None:
         """An entry is in the log, on a leader or a follower."""
 
     def on_state(self, leads: bool) -> None:
-        """This node became leader (its no-op is not in the log yet), or stopped leading."""
+        """leads: whether this node became leader (its no-op is not in the log yet) or stopped leading."""
 
     def on_vote_request(self, peer: str, term: int, last_index: int, last_term: int) -> None:
         """This node campaigns and requests the vote of `peer`; DISK stands for this node's own disk."""
@@ -48,11 +50,11 @@ class RaftListener(Protocol):
         """This node votes for `peer`."""
 
     def on_entries(self) -> None:
-        """The leader has entries to send."""
+        """This node, the leader, has entries to send to its followers."""
 
 
 class _Log(LibraryJournal):  # type: ignore[misc]
-    """The journal as the library reads it: terms and indexes, never commands."""
+    """View of the journal for the library: terms and indexes of entries, never commands."""
 
     def __init__(self, journal: Journal, listener: RaftListener) -> None:
         self._journal, self._listener = journal, listener
@@ -68,7 +70,8 @@ class _Log(LibraryJournal):  # type: ignore[misc]
         if isinstance(at, int):
             index = journal.base_index + at
             return b"", index, journal.term_at(index)
-        # The library slices to read one term (the commit rule), or to see whether entries follow (append_entries).
+        # The library reads a slice to learn one term (commit rule), or whether entries follow (append_entries): two
+        # entries suffice.
         first = journal.base_index + at.start
         last = journal.last_index if at.stop is None else min(journal.last_index, journal.base_index + at.stop - 1)
         return [(b"", index, journal.term_at(index)) for index in range(first, min(last, first + 1) + 1)]
@@ -86,7 +89,7 @@ class _Log(LibraryJournal):  # type: ignore[misc]
         return self._journal.voted_for
 
     def setRaftCommitIndex(self, raftCommitIndex: int) -> None:
-        """Do nothing: the checkpoint and the next leader know the commit index."""
+        """Store no commit index: after a restart, the checkpoint and the next leader give the commit index."""
 
     def getRaftCommitIndex(self) -> int:
         return self._journal.base_index
@@ -101,7 +104,8 @@ class _Log(LibraryJournal):  # type: ignore[misc]
 
 
 class _Transport(Transport):  # type: ignore[misc]
-    """The library's way out. Incoming messages come from Core, as calls of `_onMessageReceived`."""
+    """Passes messages that the library sends to the listener. Incoming messages reach the library from Core, as calls
+    of `_onMessageReceived`."""
 
     def __init__(self, listener: RaftListener) -> None:
         super().__init__(None, None, None)
@@ -114,7 +118,7 @@ class _Transport(Transport):  # type: ignore[misc]
             self._listener.on_vote_request(node.id, message["term"], *log_end)
         elif kind == "response_vote":
             self._listener.on_vote(node.id, message["term"])
-        # next_node_idx is ignored: Follower answers, once its disk has the entries.
+        # Drop the library's answers to appends (next_node_idx): raft/follower.py answers once the entries are on disk.
         return True
 
     def destroy(self) -> None:
@@ -146,7 +150,8 @@ def _seams(log: _Log) -> Iterator[None]:
 
 
 class _Member(Node):  # type: ignore[misc]
-    """A node with a stable hash: the library iterates sets of nodes, and their order decides that of vote requests."""
+    """Node of the library with a stable hash. The library iterates over sets of nodes, so the hash decides the order of
+    vote requests."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -170,7 +175,7 @@ class Core(SyncObj):  # type: ignore[misc]
         self.leads = False
         #: Index of the no-op of the term that this node leads, or led last.
         self.no_op = 0
-        #: Name → node of every sender of frames, voter or not.
+        #: Name → library node of every node that sends frames, voter or not.
         self.members = _Members()
         conf = SyncObjConf(
             autoTick=False,
@@ -217,8 +222,9 @@ class Core(SyncObj):  # type: ignore[misc]
 
     # -- input
     def set_voters(self, others: Sequence[str], votes: bool) -> list[str]:
-        """Set the voters besides this node; none: its disk. votes: whether this node votes. Returns the added names."""
-        # No public names: the library's own member changes lose members (docs/explanation/pysyncobj.md).
+        """Set the voters besides this node; without others, the node's disk is the second voter. votes: whether this
+        node votes. Returns the added names."""
+        # Change private attributes: the library's public member changes lose members (docs/explanation/pysyncobj.md).
         new = {self.members[name]: None for name in [*(others or [DISK]), *([] if votes else [NOBODY])]}
         old: set[Node] = self._SyncObj__otherNodes  # type: ignore[has-type]
         added = [node for node in new if node not in old]
@@ -233,22 +239,25 @@ class Core(SyncObj):  # type: ignore[misc]
         return [str(node.id) for node in added]
 
     def link(self, peer: str, up: bool) -> None:
-        """Tell the library of a link: it campaigns only when connected to another node."""
+        """Tell the library that the link to `peer` is up or down: the library campaigns only when connected to another
+        node."""
         transport = self._SyncObj__transport  # no public name
         (transport._onNodeConnected if up else transport._onNodeDisconnected)(self.members[peer])
 
     def tick(self) -> None:
-        """Advance the commit index by what has been acknowledged; begin an election if `campaign` asked for one."""
+        """Run the library once: advance the commit index by new acknowledgements, and begin an election if `campaign`
+        asked for one."""
         self._onTick(0.0)
 
     def campaign(self) -> None:
-        # No public name: the only way to end the election timeout.
+        # Set a private attribute: the library has no public way to end the election timeout.
         self._SyncObj__raftElectionDeadline = -1.0
         self.tick()
 
     def step_down(self, term: int = 0) -> None:
-        """Stop leading or campaigning; go to `term` if it is a higher one."""
-        # No public names: a follower without a leader, and a term from a frame that the library does not get.
+        """Become a follower without a leader; adopt `term` if it is higher than the current term."""
+        # Set private attributes: the library has no public way to lose its leader, or to adopt a term from a frame that
+        # it does not get.
         if term > self.raftCurrentTerm:
             self._SyncObj__setCurrentTerm(term, None)
         self._SyncObj__setState(_FOLLOWER)
@@ -269,30 +278,35 @@ class Core(SyncObj):  # type: ignore[misc]
         self._receive(peer, "response_vote", term=term)
 
     def heard(self, peer: str, term: int, commit_index: int) -> None:
-        """`peer` leads `term`, and this node's entries up to `commit_index` are committed."""
+        """Tell the library that `peer` leads `term`, and that this node's entries up to `commit_index` are
+        committed."""
         self._receive(peer, "append_entries", term=term, commit_index=commit_index)
 
     def append(self, peer: str, term: int, commit_index: int, entries: list[tuple[Any, ...]]) -> None:
-        """`heard`, with entries that follow directly on the last one of this node."""
+        """Like `heard`, and append `entries`, which follow directly on the last entry of this node."""
         _, index, last_term = self._SyncObj__raftLog[-1]  # no public name
         prev = {"prevLogIdx": index, "prevLogTerm": last_term}
         self._receive(peer, "append_entries", term=term, commit_index=commit_index, entries=entries, **prev)
 
     def acknowledged(self, peer: str, index: int) -> None:
-        """`peer` and this node hold all entries up to `index` on their disks. Never lowers an index."""
+        """Tell the library that `peer` and this node hold all entries up to `index` on their disks. Never lowers the
+        acknowledged index."""
         self._receive(peer, "next_node_idx", next_node_idx=index + 1, reset=False, success=True)
 
     def jump(self, index: int) -> None:
-        """All entries up to `index` are in the state machine (from a checkpoint or snapshot), hence committed."""
-        # No public names: the library starts only empty, or from its own pickled dump.
+        """Tell the library that all entries up to `index` are in the state machine, hence committed (from a checkpoint
+        or snapshot)."""
+        # Set private attributes: the library can start only with an empty state, or with its own pickled dump.
         self._SyncObj__raftCommitIndex = index
         self._SyncObj__raftLastApplied = index
 
     # -- overrides
     def _SyncObj__sendAppendEntries(self) -> None:
-        """The library's sender slices the whole tail for each follower, and has no window."""
+        """Replaces the library's sender, which slices the whole tail of the log for each follower and has no send
+        window."""
         self._listener.on_entries()
 
     def _SyncObj__applyLogEntries(self) -> bool:
-        """The library's apply loop retries for ever, and may apply twice; raft/apply.py applies instead."""
+        """Disables the library's apply loop, which retries for ever and may apply entries twice; raft/apply.py applies
+        entries instead."""
         return False

@@ -23,7 +23,7 @@ from hadelay.raft.ports import FOUNDING, Done
 log = logging.getLogger(__name__)
 
 _READ_BYTES = 1 << 20
-#: (index of the entry, members); index 0: the configuration file.
+#: List of members with the index of its log entry; index 0 stands for the list in the configuration file.
 Configuration = tuple[int, Members]
 
 
@@ -32,13 +32,14 @@ class Membership(RaftPart):
         """given: the members in the configuration file. handing_over: whether a transfer of leadership is running."""
         super().__init__(shared)
         self.name, self._given, self._handing_over = shared.journal.identity.node, given, handing_over
-        #: Replaced by a new dict when a node is added, never changed.
+        #: Peers by name. The dict is never changed: when a node is added, a new dict replaces it.
         self.peers = {member.name: Peer(member.name) for member in given if member.name != self.name}
         self.applied_list: Configuration = (0, given)
-        #: Indexes of member changes in the log that are not applied yet, ascending.
+        #: Member lists in the log that are not applied yet, with the indexes of their entries, ascending.
         self.appended_lists: list[Configuration] = []
         self._heard: Configuration = (0, ())
-        #: No leader seen since the start: all members in the log may be gone, and the configuration file may be newer.
+        #: Whether no leader was seen since the start. Then all members in the log may be gone, and the configuration
+        #: file may be newer.
         self.no_leader_seen = True
         #: Term and commit index at the last check of the learners.
         self._mark = (0, 0)
@@ -54,10 +55,11 @@ class Membership(RaftPart):
         self.others = [name for name in voters if name != self.name]
         self.majority = len(voters) // 2 + 1
         self.votes = self.name in self.voters
-        #: A node that has not applied its removal may be the only one with that entry, so the only one that can lead.
+        #: Whether this node may lead: a voter, or a node that has not applied its removal. Such a node may be the only
+        #: one with the removal's entry, and so the only possible leader.
         self.electable = self.votes or any(m.voter and m.name == self.name for m in self.applied_list[1])
         self.names = [member.name for member in self.members]
-        #: Members that were added, so are no founders.
+        #: Names of members that were added later, so are not founders.
         self.joined = frozenset(member.name for member in self.members if member.joined)
 
     @property
@@ -74,7 +76,8 @@ class Membership(RaftPart):
         return peer is not None and peer.up
 
     def agreed(self, peers: Iterable[Peer]) -> bool:
-        """Whether these peers and this node are a majority of the voters. Nodes without admission do not count."""
+        """Whether `peers` and this node together are a majority of the voters. Nodes that the log has not admitted do
+        not count."""
         mine = self._journal.admitted and self.votes
         return mine + sum(peer.admitted and peer.name in self.voters for peer in peers) >= self.majority
 
@@ -101,14 +104,14 @@ class Membership(RaftPart):
             return {}
         lists = [self.applied_list, *self.appended_lists, *([self._heard] if self.heard else [])]
         if self.no_leader_seen or self.name not in self.names:
-            # A removed node may come back through the nodes in its file.
+            # Link with the nodes in the configuration file, too: through them, a removed node may come back.
             lists.insert(0, (0, self._given))
         found = {member.name: member.address for _, members in lists for member in members}
         found.pop(self.name, None)
         return dict(sorted(found.items()))
 
     def leader_seen(self, now: float, ready: Ready) -> None:
-        """A leader exists; it knows all members."""
+        """Called when a leader is seen: the leader knows all members, so the configuration file no longer counts."""
         if self.no_leader_seen:
             self.no_leader_seen = False
             self._reconfigure(now, ready)
@@ -143,7 +146,7 @@ class Membership(RaftPart):
             self._changed(now, ready)
 
     def truncated(self, index: int, now: float, ready: Ready) -> None:
-        """Entries from `index` on were cut off: undo their changes."""
+        """Called when the log's entries from `index` on were cut off: undo their member changes."""
         before = len(self.appended_lists)
         self.appended_lists = [change for change in self.appended_lists if change[0] < index]
         if len(self.appended_lists) != before:
@@ -157,7 +160,7 @@ class Membership(RaftPart):
                 self.tell(peer, ready)
 
     def installed(self, index: int, now: float, ready: Ready) -> None:
-        """A snapshot replaced all entries up to `index`."""
+        """Called when a snapshot replaced all entries up to `index`: take the members from the state machine."""
         self._take_applied()
         last = self._journal.last_index
         self.appended_lists = [change for change in self.appended_lists if index < change[0] <= last]
@@ -208,7 +211,7 @@ class Membership(RaftPart):
 
     # -- changes
     def refusal(self, members: Members) -> HadelayError | None:
-        """The reason why this node may not propose this list, or not now; else None."""
+        """Return the reason why this node may not propose this member list, or not yet; None if it may."""
         if self._config.survivor:
             return Conflict("this is what is left of a cluster: back it up, and restore that into a new one")
         if not self._core.leads:
@@ -245,7 +248,8 @@ class Membership(RaftPart):
             self._propose(self._machine.members_command(members), done)
 
     def beat(self, ready: Ready) -> None:
-        """Leader, every few heartbeats: a learner that has all entries of the last check becomes a voter."""
+        """Called by the leader every few heartbeats: propose as voter a learner that has all entries up to the last
+        check."""
         if not self.votes and self.committed:
             ready.notify(Notice.HAND_OVER, "removed")
         mark, self._mark = self._mark, (self._core.term, self._core.commit_index)
@@ -260,5 +264,5 @@ class Membership(RaftPart):
             promoted = tuple(m._replace(voter=True) if m is member else m for m in self.members)
             if self.refusal(promoted) is None:
                 log.info("promoting", extra={"peer": peer.name, "incarnation": peer.incarnation})
-                self.propose(promoted, lambda result, error: None)  # tried again at the next look
+                self.propose(promoted, lambda result, error: None)  # proposed again at a later heartbeat
             return

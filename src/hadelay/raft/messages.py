@@ -26,17 +26,18 @@ SNAPSHOT_DONE = 15
 SEEN = 16
 REWOUND = 17
 MEMBERS = 18
-#: Kinds from here on belong to the node's own traffic.
+#: First frame kind of the node's own traffic; smaller kinds belong to Raft.
 FIRST_APP_KIND = 64
 
-#: kind, flags, length of info, leader's round trip in ms, term, prev index, prev term, commit index, round.
+#: Header of APPEND: kind, flags, length of info, leader's round trip in ms, term, prev index, prev term, commit index,
+#: round.
 _APPEND = struct.Struct("<BBHIQQQQQ")
-#: kind, status, term, match, hint, round.
+#: Frame APPEND_REPLY: kind, status, term, match, hint, round.
 _APPEND_REPLY = struct.Struct("<BBQQQQ")
 
-#: APPEND flags
+#: Flags of an APPEND frame.
 NO_REPLY = 1
-#: APPEND_REPLY statuses
+#: Statuses of an APPEND_REPLY frame.
 OK, MISMATCH, HIGHER_TERM, INSTALLING = range(4)
 
 
@@ -45,17 +46,17 @@ class Greeting(NamedTuple):
     incarnation: int
     admitted: bool
     boot: int
-    #: End of the log at the start of the process.
+    #: Term and index of the last log entry at the start of the sender's process.
     term: int
     index: int  # type: ignore[assignment]  # tuple has a method of that name
 
 
 class Vote(NamedTuple):
     term: int
-    #: End of the candidate's log.
+    #: Index and term of the last entry in the candidate's log.
     last_index: int
     last_term: int
-    #: The leader asked for this campaign.
+    #: Whether the leader asked the candidate to campaign.
     called: bool
 
 
@@ -91,7 +92,7 @@ Shape = tuple[type, ...] | type | Callable[[bytes], Any]
 
 
 def values(shape: Shape, data: bytes) -> list[Any]:
-    """Fields of a frame, or one value of the class. BadFrame."""
+    """Decode a frame: its fields, or one object of the class. BadFrame if the content does not fit the shape."""
     if isinstance(shape, tuple):
         return decode(data, *shape)
     if isinstance(shape, type):
@@ -109,7 +110,7 @@ class Append(NamedTuple):
     commit_index: int
     round: int
     info: bytes
-    #: Offset of the records in the frame, and the frame.
+    #: Offset at which the records begin in `frame`, and the whole frame.
     records: int
     frame: bytes
 
@@ -125,7 +126,7 @@ def encode_append(
     rtt_ms: int = 0,
     flags: int = 0,
 ) -> bytes:
-    """An append frame without its records, which follow as they are."""
+    """Encode an APPEND frame without records; the sender sends the records after it, unchanged."""
     return _APPEND.pack(APPEND, flags, len(info), rtt_ms, term, prev_index, prev_term, commit_index, round) + info
 
 
@@ -142,11 +143,11 @@ def decode_append(data: bytes) -> Append:
 
 class AppendReply(NamedTuple):
     status: int
-    #: Term of the answered append; with HIGHER_TERM, the sender's.
+    #: Term of the answered APPEND frame; with status HIGHER_TERM, the answering node's term.
     term: int
     #: Last index that is synced and verified against the leader's log.
     match: int
-    #: Index to try next, with MISMATCH.
+    #: With status MISMATCH: index of the entry that the leader should try next.
     hint: int
     round: int
 

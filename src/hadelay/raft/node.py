@@ -40,7 +40,8 @@ _SYNC_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0
 
 
 class RaftNode(Events):
-    """Construct, call `set_applied` with the checkpoint's position, then `start`. All calls are on the loop."""
+    """A Raft node. Construct it, call `set_applied` with the checkpoint's position, then `start`. All calls are on the
+    loop."""
 
     def __init__(
         self,
@@ -60,7 +61,7 @@ class RaftNode(Events):
         super().__init__(journal, network, runtime, on_fatal)
         self.name, self.machine, self.config = journal.identity.node, machine, config
         self.stats = RaftStats(sync_buckets=dict.fromkeys(_SYNC_BUCKETS_S, 0))
-        #: Whether `start` was called, and the term whose `on_leader` was called (or 0).
+        #: Whether `start` was called; and the term for which `on_leader` was called (0: none).
         self._started, self._announced = False, 0
         self.core = Core(self.name, sorted({member.name for member in members} - {self.name}), journal, self)
         shared = Shared(
@@ -82,7 +83,7 @@ class RaftNode(Events):
         self._handlers = self._frame_handlers()
 
     def _frame_handlers(self) -> dict[int, tuple[messages.Shape, Step]]:
-        """Kind of frame → (its fields, its handler)."""
+        """Table of Raft frames: kind → (types of the frame's fields, handler)."""
         return {
             messages.GREETING: (messages.Greeting, self.admission.on_greeting),
             messages.REWOUND: ((int, int, int), self.admission.on_rewound),
@@ -125,7 +126,7 @@ class RaftNode(Events):
         if self.applier.applied < self.journal.base_index:
             self.set_applied(self.journal.base_index, self.journal.base_term)
         self._started = True
-        ready = self._ready  # outside of an event: errors go to the caller
+        ready = self._ready  # `start` is no event: its errors go to the caller
         self.membership.load(self.applier.applied, self.runtime.monotonic(), ready)
         self.journal.want_spare()
         self.elections.start(self.runtime.monotonic(), ready)
@@ -221,8 +222,8 @@ class RaftNode(Events):
         self.event(self.transfers.begin, to, done)
 
     def compact(self, index: int) -> None:
-        """Delete whole segments up to `index`, the position of a durable checkpoint. Entries that a connected follower
-        still needs stay, up to four times journal_keep_bytes; a follower further behind gets files."""
+        """Delete whole journal segments up to `index`, the position of a durable checkpoint. Entries that a connected
+        follower still needs stay, up to four times journal_keep_bytes; a follower further behind gets a snapshot."""
         keep = self.config.journal_keep_bytes
         if self.is_leader:
             for peer in self.peers.values():
@@ -296,7 +297,7 @@ class RaftNode(Events):
         self.core.link(name, False)
         if self.is_leader:
             peer.probe(peer.match + 1)
-            if reset:  # the peer may campaign at once: its answers no longer count for has_leader_lease
+            if reset:  # the peer may campaign at once: forget its answers for has_leader_lease
                 peer.round = 0
         elif self.core.leader == name:
             self.reads.leader_lost(now, ready)
@@ -363,10 +364,10 @@ class RaftNode(Events):
         self._link_with({name: self._linked.get(name, "") for name in leaving} | linked)
         for peer in self.peers.values():
             if peer.up and peer.incarnation < self.membership.min_incarnation(peer.name):
-                self.network.disconnect(peer.name)  # the next link begins with a new greeting
+                self.network.disconnect(peer.name)  # reconnecting sends a new greeting
 
     def _part(self, now: float, ready: Ready) -> None:
-        """End the links to removed nodes, which had time to learn of their removal and to get answers."""
+        """End the links to removed nodes: until now, these nodes could still learn of their removal and get answers."""
         linked = self.membership.linked()
         for name in [name for name in self.peers if name not in linked]:
             self._link_down(name, False, now, ready)
@@ -384,7 +385,8 @@ class RaftNode(Events):
         self.membership.appended(index, command, self.runtime.monotonic(), self._ready)
 
     def on_state(self, leads: bool) -> None:
-        """Called inside the library: change only own state; the other parts follow in the next turn of the loop."""
+        """Called inside the library when leadership changes: change only this object's state; the other parts follow in
+        the next turn of the loop."""
         now, ready = self.runtime.monotonic(), self._ready
         log.info("leads" if leads else "deposed", extra={"term": self.term})
         if leads:
@@ -412,5 +414,5 @@ class RaftNode(Events):
         self.replication.pump(self.runtime.monotonic(), self._ready)
 
     def call_later(self, delay_s: float, fn: Callable[..., None], *args: Any) -> None:
-        """Call `fn` unless the node stops before; an error of `fn` stops the node."""
+        """Call `fn` after `delay_s` seconds, unless the node stops before. An error of `fn` stops the node."""
         self.runtime.call_later(delay_s, self.event, lambda now, ready: fn(*args))

@@ -15,24 +15,24 @@ from hadelay.raft.library import Core
 from hadelay.raft.ports import Machine, Propose, RaftStats, RaftTuning
 from hadelay.storage.snapshots import Manifest
 
-#: step(*args, now, ready): a part handles an event. `now` is monotonic, in seconds.
+#: Method step(*args, now, ready) of a part of the node, which handles an event. `now` is monotonic time in seconds.
 Step = Callable[..., None]
 
 
 class Notice(Enum):
-    """Message of one part to the others, with a value."""
+    """Message of one part of the Raft node to the other parts; a value goes with each message."""
 
     #: A peer's greeting was accepted; value: the peer.
     LINK_UP = auto()
-    #: This node follows a new leader.
+    #: This node follows a new leader; no value.
     FOLLOWS = auto()
     #: Entries may be sent to a peer again; value: the peer.
     PUMP = auto()
-    #: The voters, or the nodes to link with, have changed.
+    #: The voters, or the nodes to link with, have changed; no value.
     MEMBERS = auto()
-    #: Any other node is a better leader; value: the reason, for the log.
+    #: This leader should hand over to any other node; value: the reason, for the log.
     HAND_OVER = auto()
-    #: Files replaced this node's state; value: their manifest.
+    #: An installed snapshot replaced this node's state; value: the snapshot's manifest.
     INSTALLED = auto()
 
 
@@ -40,20 +40,20 @@ class Notice(Enum):
 class Ready:
     """Effects of one event, carried out at its end in the order of the fields. One object per node."""
 
-    #: (peer, frame, urgent)
+    #: Frames to send, as (peer, frame, urgent).
     sends: list[tuple[str, Buffer, bool]] = field(default_factory=list)
-    #: (step, args): called once everything queued in the journal is on disk.
+    #: Steps to call, as (step, args), once all records now queued in the journal are on disk.
     when_durable: list[tuple[Step, tuple[Any, ...]]] = field(default_factory=list)
-    #: The journal has a new record: write and sync in this turn of the loop, then apply.
+    #: Whether the journal has a new record: write and sync the journal in this turn of the loop, then apply.
     sync: bool = False
-    #: The library got new acknowledgements: let it advance the commit index.
+    #: Whether the library got new acknowledgements, so that it can advance the commit index.
     advance: bool = False
-    #: The commit index or the synced index has advanced.
+    #: Whether entries may be ready to apply: the commit index or the synced index has advanced.
     apply: bool = False
-    #: (delay in seconds, step, args); 0: the next turn of the loop.
+    #: Timers to start, as (delay in seconds, step, args); delay 0 means the next turn of the loop.
     timers: list[tuple[float, Step, tuple[Any, ...]]] = field(default_factory=list)
     notices: list[tuple[Notice, Any]] = field(default_factory=list)
-    #: Answers to callers of this node.
+    #: Callbacks to call, mostly answers to callers of this node.
     answers: list[Callable[[], None]] = field(default_factory=list)
 
     def send(self, peer: str, frame: Buffer, urgent: bool = True) -> None:
@@ -85,20 +85,20 @@ class Peer:
     #: Whether the peer's log has admitted its incarnation, so that the peer votes and counts.
     admitted: bool = False
 
-    # A leader's view, reset with each term.
-    #: Index of the next entry to send, and of the last entry known to be on the peer's disk.
+    # Fields that only a leader uses; reset with each term. Index of the next entry to send to the peer, and of the last
+    # entry known to be on the peer's disk.
     next: int = 0
     match: int = 0
-    #: The part of `match` passed on to the commit rule.
+    #: Highest index passed to the commit rule of the library as acknowledged by the peer.
     counted: int = 0
     #: Send one append at a time until the logs are known to agree.
     probing: bool = True
     probe_sent: bool = False
     probe_prev: int = 0
-    #: (last index, bytes) of unanswered appends.
+    #: Unanswered append frames, as (index of the last entry, bytes), and their total bytes.
     in_flight: deque[tuple[int, int]] = field(default_factory=deque)
     in_flight_bytes: int = 0
-    #: Time (monotonic) and heartbeat round of the last answer.
+    #: Monotonic time of the peer's last answer, and highest heartbeat round that the peer has answered.
     heard: float = float("-inf")
     round: int = 0
     #: Commit index last sent to the peer.
@@ -108,11 +108,11 @@ class Peer:
     #: Snapshot that the peer is pulling from this node, and the time (monotonic) of its last request.
     manifest: Manifest | None = None
     pulled: float = 0.0
-    #: (term, incarnation) of the last proposed admission.
+    #: Last admission proposed for this peer, as (term of this leader, incarnation of the peer).
     admission: tuple[int, int] | None = None
 
     def begin(self, next: int, now: float) -> None:
-        """Reset the leader's view: a term of this node begins, or a link or an incarnation of the peer."""
+        """Reset the leader's fields: at the start of a term, or for a new link or incarnation of the peer."""
         self.match = self.counted = self.round = self.told_commit = 0
         self.heard, self.admission = now, None
         self.probe(next)
@@ -129,7 +129,8 @@ class Peer:
         self.next = last + 1
 
     def matched(self, index: int) -> None:
-        """The peer holds everything up to `index`; answers may arrive late, so nothing is lowered."""
+        """Note that the peer holds all entries up to `index`. Answers may arrive late, so `match` and `next` never
+        decrease."""
         self.match = max(self.match, index)
         # An answer to one batch must not set `next` back while later batches are in flight (pysyncobj.md).
         self.next = max(self.next, self.match + 1)
@@ -150,7 +151,7 @@ class Shared:
     config: RaftTuning
     stats: RaftStats
     propose: Propose
-    #: event(step, *args): let the node handle something that ended outside of its events.
+    #: event(step, *args): let the node run `step` as an event, for work that ended outside of the node's events.
     event: Callable[..., None]
 
 

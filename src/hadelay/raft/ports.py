@@ -8,11 +8,12 @@ from hadelay.errors import ConfigError, HadelayError
 from hadelay.members import Members
 from hadelay.storage.snapshots import Installer, Manifest
 
-#: done(result, error): exactly one of them is not None (a result may itself be None); called once, on the loop.
+#: Callback done(result, error) of a proposal: after a success, error is None (and result may be None); after a failure,
+#: result is None. Called once, on the loop.
 Done = Callable[[Any, HadelayError | None], None]
-#: propose(command, done): done gets the result of apply, or the reason why the result is unknown.
+#: Function propose(command, done): `done` receives the result of apply, or the reason why the result is unknown.
 Propose = Callable[[bytes, Done], None]
-#: done(error): None on success.
+#: Callback done(error) at the end of an operation; error is None on success.
 Finished = Callable[[HadelayError | None], None]
 
 #: Incarnation of a cluster's founders, admitted from the first entry on. Later incarnations are larger.
@@ -31,7 +32,7 @@ class Machine(Protocol):
         ...
 
     def on_follower(self) -> None:
-        """Leadership is over (also when `on_leader` was never called)."""
+        """This node's leadership is over. Also called if `on_leader` was never called for it."""
         ...
 
     def incarnation(self, node: str) -> int | None:
@@ -39,7 +40,7 @@ class Machine(Protocol):
         ...
 
     def incarnation_command(self, node: str, incarnation: int) -> bytes:
-        """Entry whose apply sets `incarnation(node)` to `incarnation`."""
+        """Encode an entry whose apply sets `incarnation(node)` to the given number."""
         ...
 
     def on_incarnation(self, incarnation: int) -> None:
@@ -51,15 +52,16 @@ class Machine(Protocol):
         ...
 
     def members_in(self, command: bytes) -> Members | None:
-        """Members that this entry puts in force; None for other entries. Called for every entry, so it must be fast."""
+        """Members that the entry `command` puts in force; None if it changes no members. Called for every entry, so it
+        must be fast."""
         ...
 
     def members_command(self, members: Members) -> bytes:
-        """Entry that puts these members in force once it is in the log."""
+        """Encode an entry that puts these members in force once the entry is in the log."""
         ...
 
     def on_members(self) -> None:
-        """The members in force, or the linked nodes, may have changed."""
+        """Called when the members in force, or the nodes to link with, may have changed."""
         ...
 
     def heartbeat_info(self) -> bytes:
@@ -73,7 +75,7 @@ class Machine(Protocol):
         ...
 
     def on_link(self, peer: str, up: bool) -> None:
-        """A link is up and its greeting accepted, or a link is down."""
+        """Called when the link to a peer is up and its greeting accepted, or when the link is down."""
         ...
 
     def manifest(self) -> Manifest | None:
@@ -85,7 +87,7 @@ class Machine(Protocol):
     def release(self, manifest: Manifest) -> None: ...
 
     def install(self, manifest: Manifest) -> Installer:
-        """DiskFull when the disk has no room for the files."""
+        """Prepare to receive the files of a snapshot. DiskFull when the disk has no room for the files."""
         ...
 
 
@@ -104,9 +106,11 @@ class RaftTuning:
     slow_sync_ms: int = 1_000
     #: Timeout of a planned transfer, during which proposals wait.
     transfer_ms: int = 300
-    #: Settle a failed transfer by an election: `has_leader_lease` is used, and the target may still take over.
+    #: Whether to force an election after a failed transfer of leadership. Set it if `has_leader_lease` is used: else
+    #: the target may still take over.
     fence_failed_transfer: bool = False
-    #: Timeout of a proposal (then OutcomeUnknown), and the rest of it after a loss of leadership.
+    #: Timeout of a proposal, after which it gets OutcomeUnknown; and the maximum remaining timeout after a loss of
+    #: leadership.
     propose_timeout_ms: int = 5_000
     deposed_timeout_ms: int = 1_000
     #: Limit of waiting proposals; further proposals get Overloaded.
@@ -120,7 +124,8 @@ class RaftTuning:
     #: Pulling a snapshot: bytes per request, and per second.
     chunk_bytes: int = 256 << 10
     pull_bytes_per_s: int = 64 << 20
-    #: Run alone, whatever members the log names: a majority of them is lost for good.
+    #: Whether to ignore the member list in the log and run with the configured members: a majority of the log's members
+    #: is lost for good.
     survivor: bool = False
     #: Bytes of journal kept below a checkpoint for followers that lag; followers further behind get files.
     journal_keep_bytes: int = 256 << 20

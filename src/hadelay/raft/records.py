@@ -17,7 +17,7 @@ from hadelay.errors import WAY_OUT, DamagedFile
 MAGIC = b"HDLRAFT\0"
 VERSION = 1
 SEGMENT_HEADER_BYTES = 512
-#: length, payload crc, index, term, kind; then the crc of these 28 bytes.
+#: Record header: length, payload crc, index, term, kind. The crc of these 28 bytes follows.
 _HEAD = struct.Struct("<IIQQI")
 _CRC = struct.Struct("<I")
 _RECORD = struct.Struct("<IIQQII")
@@ -28,17 +28,20 @@ RECORD_OVERHEAD = RECORD_HEADER_BYTES + len(END)
 SECTOR = 512
 
 ENTRY = int.from_bytes(b"ENTR", "little")
-#: `term` and, as payload, this node's vote in it (empty: none). `index` is 0.
+#: Record kind VOTE: the field `term` is the current term, the payload is this node's vote in it (empty: no vote);
+#: `index` is 0.
 VOTE = int.from_bytes(b"VOTE", "little")
-#: Everything before offset `index` of segment number `term` was synced when this was written. No payload.
+#: Record kind MARK: when the mark was written, all bytes before offset `index` of segment number `term` were synced. No
+#: payload.
 MARK = int.from_bytes(b"MARK", "little")
-#: A snapshot of (`index`, `term`) is about to replace the state machine's files. No payload.
+#: Record kind INSTALL: a snapshot of (`index`, `term`) is about to replace the state machine's files. No payload.
 INSTALL = int.from_bytes(b"INST", "little")
-#: The log has admitted this incarnation, and this journal holds all entries up to there. No payload.
+#: Record kind ADMITTED: the log has admitted this incarnation of the node, and this journal holds all entries up to the
+#: admission. No payload.
 ADMITTED = int.from_bytes(b"ADMT", "little")
 _KINDS = frozenset((ENTRY, VOTE, MARK, INSTALL, ADMITTED))
 
-#: magic, version, feature level, flags; then the fields of SegmentHeader.
+#: Start of a segment header: magic, version, feature level, flags. The fields of SegmentHeader follow.
 _SEGMENT = struct.Struct("<8sHHIQQQQQQQQI64s64s64sQ")
 _RESET, _ADMITTED = 1, 2
 
@@ -55,16 +58,16 @@ class JournalRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class SegmentHeader:
-    """Fields in the order of the bytes, except the flags."""
+    """Header of a journal segment. The fields are in the order of the bytes, except the flags."""
 
-    #: Number of the segment, index of its first entry, and term of the entry before that.
+    #: Number of the segment; index of its first entry; term of the entry before the first.
     seq: int
     first_index: int
     prev_term: int
     #: Current term when the segment was begun.
     term: int
     incarnation: int
-    #: (segment, offset): all bytes before were synced when the segment was begun.
+    #: Durable position (segment, offset): all bytes before it were synced when this segment was begun.
     durable: tuple[int, int]
     #: Index of a snapshot that was being installed, or 0.
     installing: int
@@ -90,7 +93,8 @@ class SegmentHeader:
 
 
 def decode_segment_header(data: bytes, path: str) -> SegmentHeader | None:
-    """The header; None if its write never finished, so that nothing in the file was ever acknowledged."""
+    """Decode a segment header. None if the header was never written completely, so that nothing in the file was ever
+    acknowledged."""
     data = data[:SEGMENT_HEADER_BYTES].ljust(SEGMENT_HEADER_BYTES, b"\0")
     body = data[: SEGMENT_HEADER_BYTES - 5]
     if data[-1:] != END or crc32c(body) != _CRC.unpack_from(data, len(body))[0]:
@@ -113,11 +117,12 @@ def encode_record(kind: int, index: int, term: int, payload: bytes) -> bytes:
 
 
 class Torn(Exception):
-    """No whole record at this offset; see `is_torn`."""
+    """The bytes at an offset are no whole record: torn or damaged (see `is_torn`)."""
 
 
 def decode_record(data: bytes, offset: int) -> JournalRecord | None:
-    """The record at `offset`; None where all further bytes of its header are zero; Torn if it does not verify."""
+    """Decode the record at `offset`. None if no record was written there (zeros or the end of `data`); Torn if the
+    record does not verify."""
     header = data[offset : offset + RECORD_HEADER_BYTES]
     if len(header) < RECORD_HEADER_BYTES:
         if any(header):
@@ -153,7 +158,8 @@ def decode_entries(data: bytes, offset: int) -> Iterator[tuple[bytes, int, int, 
 
 
 def marks(data: bytes, offset: int) -> Iterator[tuple[int, int]]:
-    """(segment, offset) of every whole mark at or after `offset`; other bytes may be damaged."""
+    """Find all whole marks at or after `offset`, even between damaged bytes; yields the durable position (segment,
+    offset) of each mark."""
     at = data.find(b"MARK", offset + 24)
     while at >= 0:
         try:

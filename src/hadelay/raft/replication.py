@@ -18,12 +18,13 @@ from hadelay.raft.part import Notice, Peer, RaftPart, ReadDone, Ready, Shared
 from hadelay.raft.records import ENTRY, encode_record
 from hadelay.raft.snapshot import Snapshots
 
-#: A follower that has nothing else coming hears of a new commit index after this.
+#: Delay, in seconds, after which followers that get no new entries are told a new commit index.
 _TELL_COMMIT_S = 0.005
 
 
 class Replication(RaftPart):
-    """Append frames leave at once, not at the end of the event: reading stops when a link takes no more frames."""
+    """Replication by a leader. Append frames leave at once, not at the end of the event, because reading entries stops
+    when a link takes no more frames."""
 
     def __init__(
         self, shared: Shared, members: Membership, elections: Elections, admission: Admission, snapshots: Snapshots
@@ -32,10 +33,12 @@ class Replication(RaftPart):
         self._members, self._elections, self._admission, self._snapshots = members, elections, admission, snapshots
         #: Term that this node leads, or led last; the node's current term may be later.
         self.term = 0
-        #: Number of the last heartbeat round; an answer confirms that this node led when the round was sent.
+        #: Number of the last heartbeat round. An answer with this number confirms that this node led when the round was
+        #: sent.
         self.round = 0
         self._round_sent: deque[tuple[int, float]] = deque(maxlen=16)
-        #: (needed round, commit index, done) of reads, and reads that wait for the no-op.
+        #: Waiting reads, as (heartbeat round that must be answered, commit index, done); and reads that wait until the
+        #: no-op is committed.
         self._reads: deque[tuple[int, int, ReadDone]] = deque()
         self._early_reads: list[ReadDone] = []
         self._round_wanted = False
@@ -65,7 +68,7 @@ class Replication(RaftPart):
 
     # -- sending
     def pump(self, now: float, ready: Ready) -> None:
-        """Send entries to every follower, as far as its window has room."""
+        """Send entries to every follower whose window of unacknowledged bytes has room."""
         if self._core.leads:
             for peer in self._members.peers.values():
                 if peer.up:
@@ -111,7 +114,7 @@ class Replication(RaftPart):
         interval = self._config.heartbeat_ms / 1000
         self._broadcast(now, ready)
         self._admission.beat(ready)
-        if late < interval:  # otherwise this node slept, and its peers' answers wait to be read
+        if late < interval:  # else this process was paused, and answers of peers may wait unread
             self._check_quorum(now, ready)
         if self._core.leads:
             due = max(due + interval, now + interval / 2)
@@ -151,7 +154,7 @@ class Replication(RaftPart):
                 self._core.step_down(reply.term)
                 ready.sync = True
             return
-        # An answer to an earlier leadership says nothing about this one.
+        # Ignore an answer to an append of another term of leadership.
         if not self._core.leads or reply.term != self._core.term:
             return
         peer.heard = now
@@ -163,12 +166,12 @@ class Replication(RaftPart):
             peer.matched(min(reply.match, self._journal.last_index))
             if self.count(peer):
                 ready.advance = True
-            ready.notify(Notice.PUMP, peer)  # afterwards, with the new commit index
+            ready.notify(Notice.PUMP, peer)  # pump later, to send the new commit index with the entries
         elif reply.status == messages.MISMATCH:
             peer.probe(min(peer.next, reply.hint))
             self.send_entries(peer, now, ready)
         elif peer.manifest is None:
-            peer.probe(peer.next)  # the peer dropped the entries: send them again with the next heartbeat
+            peer.probe(peer.next)  # the peer dropped the entries: the next heartbeat sends them again
         else:
             peer.pulled = now  # the peer fetches or installs files, which may take minutes
 
@@ -178,7 +181,8 @@ class Replication(RaftPart):
                 peer.rtt += (now - sent - peer.rtt) / 8
 
     def count(self, peer: Peer) -> bool:
-        """Pass `peer.match` to the commit rule, as far as this disk has the entries. True if it advanced."""
+        """Pass `peer.match` to the library's commit rule, at most the last index on this node's disk. True if the
+        passed index is new."""
         index = min(peer.match, self._journal.synced_index)
         if index <= peer.counted or not peer.admitted or peer.name not in self._members.voters:
             return False
@@ -197,7 +201,8 @@ class Replication(RaftPart):
     # -- quorum
     @property
     def confirmed_at(self) -> float:
-        """Time at which the newest heartbeat answered by a majority was sent: no other node led before."""
+        """Send time of the newest heartbeat that a majority has answered; until that time, no other node led a later
+        term."""
         for round, sent in reversed(self._round_sent):
             if self._answered(round):
                 return sent
@@ -212,7 +217,7 @@ class Replication(RaftPart):
         if self._members.agreed(peer for peer in self._members.peers.values() if now - peer.heard <= limit):
             self._doubt = False
         elif not self._doubt:
-            self._doubt = True  # answers may wait to be read: decide at the next heartbeat
+            self._doubt = True  # answers of peers may wait unread: decide at the next heartbeat
         else:
             self._core.step_down()
             return
@@ -222,7 +227,8 @@ class Replication(RaftPart):
             ready.notify(Notice.HAND_OVER, "slow_sync")
 
     def hears(self, name: str) -> bool:
-        """Whether that node is connected, admitted, and has answered within an election timeout."""
+        """Whether the node `name` is connected and admitted, and has answered this leader within an election
+        timeout."""
         peer = self._members.peers.get(name)
         if peer is None or not (peer.up and peer.admitted):
             return False
@@ -245,7 +251,8 @@ class Replication(RaftPart):
             self._broadcast(now, ready)
 
     def committed(self, now: float, ready: Ready) -> None:
-        """The commit index advanced. Followers learn it with the next entries, or in a frame of its own soon."""
+        """Called when the commit index advanced. Followers learn the new index with the next entries, or soon in an
+        empty append frame."""
         if self._core.commit_index >= self._core.no_op:
             early, self._early_reads = self._early_reads, []
             for done in early:

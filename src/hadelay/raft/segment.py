@@ -13,16 +13,18 @@ from hadelay.raft import records
 from hadelay.storage.identity import Identity, refuse_strangers
 
 SUFFIX = ".seg"
-#: File names of the next segment, zeroed and waiting, and of a segment that is being written.
+#: File names of the spare segment (the next one, filled with zeros), and of a segment that is being written.
 SPARE, NEW = "spare", "new"
-#: (command, index, term, bytes of the record if in memory)
+#: Journal entry: (command, index, term, bytes of the record, or None if these are not in memory).
 Entry = tuple[bytes, int, int, bytes | memoryview | None]
-#: Minimum distance of remembered offsets, in bytes: a read by index may have to skip as much.
+#: Minimum distance, in bytes, between entries whose file offset is kept in memory; a read by index may have to skip as
+#: many bytes.
 _PLACE_BYTES = 64 << 10
 
 
 class Segment:
-    """`last_index` is first_index - 1 while the segment has no entry. Positions are byte offsets in the file."""
+    """A segment file of the journal. `last_index` is first_index - 1 while the segment has no entry. Positions are byte
+    offsets in the file."""
 
     def __init__(self, file: File, header: records.SegmentHeader) -> None:
         self.file, self.header = file, header
@@ -30,16 +32,19 @@ class Segment:
         self.last_index = header.first_index - 1
         #: Position of the next record, behind those in `pending`.
         self.position = records.SEGMENT_HEADER_BYTES
-        #: Bytes in the file.
+        #: Number of bytes written to the file.
         self.written = 0
         self.pending: list[bytes | bytearray | memoryview] = [header.encode()]
-        #: (first index, term) of each run of one term; (index, offset) of an entry every _PLACE_BYTES.
+        #: Runs of entries with one term, as (first index, term); and places of entries, one every _PLACE_BYTES, as
+        #: (index, offset).
         self.terms: list[tuple[int, int]] = []
         self.places: list[tuple[int, int]] = []
-        #: Read at the start only: the whole file, and whether bytes that are no record follow the last record.
+        #: Set by a scan at the start only: the bytes of the whole file, and whether bytes after the last record are no
+        #: record.
         self.data = b""
         self.torn = False
-        #: False: known to be whole and synced, and not scanned before the first read.
+        #: Whether the file's records were read. False: the file is known to be whole and synced; the first read of an
+        #: entry scans it.
         self.scanned = True
 
     def append(self, data: bytes | memoryview) -> None:
@@ -47,7 +52,7 @@ class Segment:
         self.position += len(data)
 
     def note(self, index: int, term: int, offset: int) -> None:
-        """An entry begins at `offset`."""
+        """Note that the entry (`index`, `term`) begins at `offset`."""
         self.last_index = index
         if not self.terms or self.terms[-1][1] != term:
             self.terms.append((index, term))
@@ -64,7 +69,7 @@ class Segment:
         return size
 
     def _damaged(self, what: str, offset: int | None = None) -> DamagedFile:
-        """DamagedFile at `offset`; default: where the records that verify end."""
+        """Make a DamagedFile for `offset`; default: the end of the records that verify."""
         return DamagedFile(self.file.path, self.position if offset is None else offset, f"{what}; {WAY_OUT}")
 
     def cap(self, last_index: int) -> None:
@@ -74,7 +79,7 @@ class Segment:
         self.places = [p for p in self.places if p[0] <= last_index]
 
     def leave_unread(self, last_index: int) -> None:
-        """Do not scan at the start: a later segment says that this one is whole."""
+        """Skip the scan at the start: a later segment shows that this segment is whole and ends with `last_index`."""
         self.pending, self.scanned, self.last_index = [], False, last_index
         self.position = self.written = self.file.size()
 
@@ -100,7 +105,7 @@ class Segment:
         entries: list[Entry] = []
         room = max_bytes
         data, base = b"", offset
-        # Records that are not in the file yet are in the journal's tail.
+        # Read only from the file: records that are not written yet are in the journal's memory.
         while index <= self.last_index and (offset < self.written or not entries):
             try:
                 record = records.decode_record(data, offset - base)
@@ -109,7 +114,7 @@ class Segment:
             if record is None:
                 if base == offset and len(data) >= self.written - offset:
                     raise self._damaged(f"entry {index} does not verify", offset)
-                # The rest of `data` is the beginning of a record: read from there, and more each time.
+                # `data` ends within a record: read again from the record's beginning, twice as much each time.
                 size = len(data) * 2 if base == offset else _PLACE_BYTES
                 base, data = offset, self.file.pread(max(size, _PLACE_BYTES), offset)
                 continue
@@ -123,8 +128,8 @@ class Segment:
         return entries
 
     def scan(self) -> Iterator[records.JournalRecord]:
-        """All records that verify, from the front; then `position` is their end. Fills `terms` and `places`, for a file
-        of an earlier process."""
+        """Yield all records that verify, from the front. At the end, `position` is the end of the last. Fills `terms`
+        and `places` from a file of an earlier process."""
         self.pending = []
         self.data = self.file.pread(self.file.size(), 0)
         self.written = len(self.data)
@@ -200,8 +205,8 @@ def build(disk: Disk, directory: str, header: records.SegmentHeader, entries: li
 
 
 def _superseded(found: list[Segment]) -> tuple[list[Segment], list[Segment]]:
-    """(segments that count, segments replaced by a later one that begins before them). A power cut may keep any of the
-    replaced files, so they are put aside before the check for gaps."""
+    """Split segments into those that count, and those replaced by a later segment that begins before them. A power cut
+    may keep any of the replaced files, so they are set aside before the check for gaps."""
     counting: list[Segment] = []
     dropped: list[Segment] = []
     for segment in reversed(found):
@@ -213,7 +218,8 @@ def _superseded(found: list[Segment]) -> tuple[list[Segment], list[Segment]]:
 
 
 def end_of(disk: Disk, directory: str) -> dict[str, object]:
-    """Owner and last entry of a journal, as the node itself would find them. `disk` may ignore unlinks."""
+    """Find the owner and the last entry of a journal, as the node itself would at its start. `disk` may be a disk that
+    ignores deletions."""
     segments, state, _ = recover(disk, directory, None)
     last = segments[-1]
     term = last.term_at(last.last_index) if last.last_index >= last.first_index else last.header.prev_term
@@ -226,10 +232,11 @@ def end_of(disk: Disk, directory: str) -> dict[str, object]:
 
 
 def _find(disk: Disk, directory: str, owner: Identity | None) -> tuple[list[Segment], int]:
-    """All segments with a whole header, and the number of the last segment file."""
+    """Find all segments with a whole header; returns these segments, and the number in the last segment file's name."""
     found: list[Segment] = []
     number = 0
-    for name in disk.listdir(directory):  # segments come first: nothing is deleted before their owner is known
+    # Segment files sort before spare files: nothing is deleted before the owner is checked
+    for name in disk.listdir(directory):
         if name in (SPARE, NEW):
             disk.unlink(f"{directory}/{name}")
         if not name.endswith(SUFFIX):
@@ -245,8 +252,8 @@ def _find(disk: Disk, directory: str, owner: Identity | None) -> tuple[list[Segm
 
 
 def recover(disk: Disk, directory: str, owner: Identity | None) -> tuple[list[Segment], records.SegmentHeader, int]:
-    """(segments that count, the newest header with term, vote and `durable` brought up to date, number of the last
-    segment file). ConfigError for the journal of another than `owner`; None: any owner."""
+    """Recover a journal's segments. Returns (segments that count, newest header with current term, vote and `durable`,
+    number of the last segment file). ConfigError if another node than `owner` owns the journal; None: any owner."""
     found, number = _find(disk, directory, owner)
     if not found:
         raise DamagedFile(directory, 0, f"no segment has a whole header; {WAY_OUT}")
@@ -257,7 +264,8 @@ def recover(disk: Disk, directory: str, owner: Identity | None) -> tuple[list[Se
         header = segment.header
         if kept:
             if kept[-1].header.seq != header.previous or kept[-1].last_index < header.first_index - 1:
-                # A segment is missing in between: damage, unless no later byte was ever synced.
+                # A segment is missing before this segment: damage, unless no byte of the later segments was ever
+                # synced.
                 later = [s.header.durable for s in found[at:]]
                 later += [(r.term, r.index) for s in found[at:] for r in s.scan() if r.kind == records.MARK]
                 kept[-1].refuse_damage(max(later))

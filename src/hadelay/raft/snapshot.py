@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 
 #: Timeout of a pull, on both sides, in seconds.
 _PATIENCE_S = 15.0
-#: Delay before an ignored offer is repeated, in seconds: a node that has just started may not know the leader yet.
+#: Delay, in seconds, before a snapshot offer without an answer is repeated: a node that has just started may not know
+#: the leader yet.
 _OFFER_S = 2.0
 
 
@@ -34,7 +35,7 @@ class _Pull:
         self.source, self.manifest, self.installer = source, manifest, installer
         self.files = deque(manifest.files)
         self.offset = installer.have(self.files[0].name) if self.files else 0
-        #: Earliest time of the next request, and time of the last answer.
+        #: Earliest time of this node's next request, and time of the peer's last answer.
         self.allowed = self.heard = now
         self.finishing = False
 
@@ -50,15 +51,15 @@ class Snapshots(RaftPart):
 
     # -- the leader's side
     def offer(self, peer: Peer, now: float, ready: Ready, damage: DamagedFile | None = None) -> None:
-        """Offer the last checkpoint. damage: the reason why the journal cannot be read; then the checkpoint must hold
-        the entries that `peer` needs, else the damage is raised."""
+        """Offer the last checkpoint to `peer`. damage: the error that makes the journal unreadable; then the checkpoint
+        must contain the entries that `peer` needs, else this error is raised."""
         manifest = self._machine.manifest()
         if manifest is None or manifest.index < (peer.next if damage else self._journal.base_index):
             if manifest is not None:
                 self._machine.release(manifest)
             if damage is not None:
                 raise damage
-            return  # tried again with the next heartbeat
+            return  # the next heartbeat tries again to offer a snapshot
         if damage is not None:
             log.error("journal_damaged", extra={"peer": peer.name, "error": str(damage)})
         peer.manifest, peer.pulled = manifest, now
@@ -106,7 +107,8 @@ class Snapshots(RaftPart):
         self._runtime.in_thread("snapshots", lambda: bytes(read()), partial(self._event, send))
 
     def on_done(self, peer: Peer, index: int, now: float, ready: Ready) -> None:
-        """The peer holds the snapshot of `index`, and so all entries up to there; 0: it gave up."""
+        """Handle SNAPSHOT_DONE: the peer has the snapshot of `index`, and so all entries up to `index`. 0: the peer
+        gave up."""
         if peer.manifest is None:
             return
         self.release(peer)
@@ -126,7 +128,7 @@ class Snapshots(RaftPart):
         manifest = Manifest(offer.index, offer.last_term, [_file(file) for file in offer.files], offer.blob)
         try:
             installer = self._machine.install(manifest)
-        except DiskFull as error:  # the leader repeats the offer
+        except DiskFull as error:  # the leader repeats its offer later
             log.error("snapshot_failed", extra={"index": manifest.index, "error": str(error)})
             return
         log.info("snapshot_pull", extra={"source": peer.name, "index": manifest.index, "files": len(manifest.files)})
@@ -139,7 +141,8 @@ class Snapshots(RaftPart):
         ready.send(name, messages.encode(messages.SNAPSHOT_DONE, index), urgent=False)
 
     def _request(self, pull: _Pull, now: float, ready: Ready) -> None:
-        """Request the next missing chunk; when all files are complete, switch."""
+        """Request the next missing chunk of the snapshot; when all files are complete, begin the switch to the
+        snapshot."""
         if pull is not self._pull or pull.finishing:
             return
         files = pull.files
@@ -149,7 +152,7 @@ class Snapshots(RaftPart):
             files.popleft()
             pull.offset = pull.installer.have(files[0].name) if files else 0
         if not files:
-            # The intention must be on disk first: a crash may leave the new files with the old journal.
+            # Note the install in the journal first, on disk: a crash may leave the new files with the old journal.
             pull.finishing = True
             self._journal.note_install(pull.manifest.index, pull.manifest.term)
             ready.durable(self._finish, pull)
@@ -186,8 +189,8 @@ class Snapshots(RaftPart):
         return True
 
     def _failed(self, pull: _Pull, error: HadelayError, ready: Ready) -> None:
-        """End a pull that may work the next time. The leader is not told of a full disk: it repeats its offer after the
-        timeout, by which an operator may have made room."""
+        """End a pull that failed but may succeed later. Do not tell the leader of a full disk: the leader then repeats
+        its offer only after the timeout, when an operator may have made room."""
         log.error("snapshot_failed", extra={"index": pull.manifest.index, "error": str(error)})
         pull.finishing = False
         self.give_up(ready, tell=not isinstance(error, DiskFull))
@@ -226,7 +229,8 @@ class Snapshots(RaftPart):
         ready.sync = True
 
     def _switch(self, pull: _Pull, now: float, ready: Ready) -> None:
-        """The state machine holds the snapshot: begin the journal anew behind it, unless it has the same entry."""
+        """Continue after the state machine has taken the snapshot: the journal begins anew after the snapshot's last
+        entry, unless the journal contains this entry."""
         journal, manifest = self._journal, pull.manifest
         here = journal.base_index <= manifest.index <= journal.last_index
         same = here and journal.term_at(manifest.index) == manifest.term

@@ -22,7 +22,8 @@ class Transfers(RaftPart):
         self._done: Finished | None = None
         self._held: list[tuple[bytes, Done]] = []
         self._attempt = 0
-        #: (target, heartbeat round) of a failed transfer: the target may still campaign, and get all votes.
+        #: Last failed transfer, as (target, heartbeat round at the failure): the target may still campaign, and get all
+        #: votes.
         self._doubt: tuple[Peer, int] | None = None
 
     @property
@@ -31,7 +32,7 @@ class Transfers(RaftPart):
 
     @property
     def in_doubt(self) -> bool:
-        """Whether the target of a failed transfer may still take over: it has not answered a later heartbeat."""
+        """Whether the target of a failed transfer may still take over: until the target answers a later heartbeat."""
         return self._doubt is not None and self._doubt[0].round <= self._doubt[1]
 
     def begin(self, to: str | None, done: Finished, now: float, ready: Ready) -> None:
@@ -81,7 +82,8 @@ class Transfers(RaftPart):
             self._end(Overloaded(f"{target.name} did not take over in time", retry_after_ms=1_000), ready)
 
     def _settle(self, attempt: int, now: float, ready: Ready) -> None:
-        """End the doubt by an election: in a new term, the request to take over is void."""
+        """If the target of a failed transfer may still take over, force an election: in a new term, the request to take
+        over is void."""
         if attempt == self._attempt and self.in_doubt and self._core.leads:
             self._core.step_down()
 

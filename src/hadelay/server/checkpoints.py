@@ -1,4 +1,5 @@
-"""Checkpoints: the state that they contain, when to make one; and the watch over free disk space."""
+"""Checkpoints: the state that a checkpoint contains, and when a checkpoint is made. Also the watch over free disk
+space."""
 
 from __future__ import annotations
 
@@ -15,17 +16,19 @@ from hadelay.storage.store import Storage
 
 log = logging.getLogger(__name__)
 
-#: Interval of looks at the free space and at the time since the last checkpoint.
+#: Interval of checking the free disk space and the time since the last checkpoint, in seconds.
 _TICK_S = 1.0
-#: Smallest size that an entry counts as: replaying a small entry takes as long as this much of a large one.
+#: Smallest size that a log entry counts as, in bytes: replaying a small entry takes as long as this much of a large
+#: one.
 _ENTRY_BYTES = 8 << 10
-#: Bytes applied after which the free space is looked at again: at full speed, a second is too long.
+#: Number of applied bytes after which the free disk space is checked again: at full speed, once a second is too rare.
 _SPACE_BYTES = 4 << 20
-#: Largest part by which the bounds of nodes differ: else all nodes would checkpoint at once, and none commit quickly.
+#: Largest fraction by which the checkpoint thresholds of nodes differ: if all nodes made checkpoints at the same time,
+#: no commit would be quick.
 _APART = 0.3
 #: Upper bounds of hadelay_checkpoint_duration_seconds.
 _DURATIONS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-#: Below this part of storage.min_free_bytes the node will soon end itself.
+#: Divisor of storage.min_free_bytes: with less free space than the quotient, the node will soon end itself.
 _LAST_PART = 8
 _REFUSES = "publishing is refused (507) until there is room; receives and acks go on from the reserve"
 #: Text for the log: consequence of a full disk.
@@ -37,8 +40,8 @@ ENDS = (
 
 
 class Replica:
-    """The state of a node: the ledger in memory, and the files below it. An installed snapshot replaces both, so parts
-    of a node keep the replica instead."""
+    """The state of a node: the ledger in memory, and the storage below it. An installed snapshot replaces both, so
+    other parts of a node keep a reference to the Replica, not to its ledger or storage."""
 
     def __init__(self, storage: Storage) -> None:
         self.load(storage)
@@ -51,7 +54,8 @@ class Replica:
 
 
 class Checkpoints:
-    """Starts a checkpoint when enough was applied or is buffered, or when time has passed since a change."""
+    """Starts a checkpoint when enough bytes were applied or are buffered, or when something changed and the last
+    checkpoint is old."""
 
     def __init__(
         self,
@@ -73,7 +77,7 @@ class Checkpoints:
         self._unchecked = 0
         self._last = raft.runtime.monotonic()
         self.has_space, self._ends_soon = True, False
-        #: Free bytes on the fuller of both disks, as of the last look.
+        #: Free bytes on the fuller of the disks for data and journal, as of the last check.
         self.free_bytes = 0
         self.count = 0
         self.durations = Histogram.of(_DURATIONS_S)
@@ -98,11 +102,12 @@ class Checkpoints:
         waiting = max(storage.hours.far_bytes, storage.tables.overlay_bytes)
         filled = max(self.bytes_since / config.checkpoint_bytes, waiting / config.far_buffer_bytes)
         if filled >= self._part and not storage.checkpointing:
-            # Run after apply: inside apply, the entry does not count as applied yet.
+            # Begin the checkpoint after apply has returned: during apply, the entry does not count as applied yet.
             self._raft.call_later(0.0, self.begin)
 
     def begin(self, then: Callable[[], None] = lambda: None) -> None:
-        """Start a checkpoint. then: called when it is durable; at once when nothing changed or one is under way."""
+        """Start a checkpoint. then: called when the checkpoint is durable; called at once if nothing changed, or if a
+        checkpoint is under way already."""
         raft, storage = self._raft, self._replica.storage
         if raft.stopped or storage.checkpointing or not self.bytes_since:
             then()

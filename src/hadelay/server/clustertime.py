@@ -14,21 +14,22 @@ clock at a change of master only, or not at all (docs/explanation/sources.md, S2
 from collections import deque
 from collections.abc import Iterable
 
-#: Limit of a follower's step per note towards the middle of the bounds in the leader's note. Notes come once a second;
-#: the leader's slew and the drift of both crystals are less in that time.
+#: Limit of the step by which a note of the leader moves a follower's clock, in ms. Notes come once a second; in a
+#: second, the leader's slew and the drift of both nodes' crystals are smaller.
 _FOLLOW_MS = 1.0
-#: Time for which a restarted node compares the times that peers tell.
+#: Time for which a restarted node compares the cluster times that its peers report, in seconds.
 _LEARN_S = 0.25
-#: Time over which an error is slewed away, so that small errors cause small slews; also the limit of a slew: a node
-#: that slept meanwhile would go too far.
+#: Time over which a clock error is slewed away, in ms: small errors cause small slews. A slew also ends after this
+#: time, because the clock of a node that slept meanwhile would go too far.
 _SLEW_HORIZON_MS = 2_000.0
-#: Age up to which the last sample of a node's wall clock counts.
+#: Largest age at which the last sample of a node's wall clock still counts, in seconds.
 _FRESH_S = 10.0
-#: Number of samples per node; the sample with the shortest round trip gives the node's offset.
+#: Number of wall clock samples kept per node; the sample with the shortest round trip gives the node's clock offset.
 _SAMPLES = 4
-#: Width of bounds below which a restarted node does not wait for more: the error is at most half of the width.
+#: Width in ms of the bounds of cluster time at which a restarted node stops waiting for more peers: the error is at
+#: most half of the width.
 NEAR_MS = 10.0
-#: The year 10000: later readings are ignored.
+#: Largest clock reading accepted, in Unix ms: the year 10000; later readings are ignored.
 _LARGEST_MS = 253_402_300_800_000
 
 
@@ -39,15 +40,15 @@ class ClusterClock:
     def __init__(
         self, node: str, members: Iterable[str], *, floor_ms: int = 0, slew_ppm: int = 500, skew_ms: int = 250
     ) -> None:
-        """floor_ms: the last time stamped, from the checkpoint: `read` is never below it."""
+        """floor_ms: the last cluster time stamped into an entry, from the checkpoint; `read` never returns less."""
         self.node = node
         self.majority = len(set(members)) // 2 + 1
         self.slew = slew_ppm * 1e-6
         self.skew_ms = skew_ms
-        #: True once the time is known: from a peer that knows it, or from an agreed cold start.
+        #: True once cluster time is known: learned from a peer that knows it, or agreed on at a cold start.
         self.ready = False
         self.leading = False
-        #: Names of what is wrong, for logs and metrics: no_majority, behind_checkpoint, skew:<node>.
+        #: Names of the present clock problems, for logs and metrics: no_majority, behind_checkpoint, skew:<node>.
         self.alarms: set[str] = set()
         self._floor = float(floor_ms)
         #: The last leader, as far as this node knows.
@@ -55,10 +56,12 @@ class ClusterClock:
         self._base_ms = 0.0
         self._base_mono = 0.0
         self._rate = 1.0
-        #: While not ready: when the first peer told the time, and bounds of cluster time less `mono` by all peers.
+        #: Used until the clock is ready: monotonic time at which the first peer reported cluster time; and bounds of
+        #: cluster time minus monotonic time (ms), from the reports of all peers.
         self._told_since: float | None = None
         self._told = (float("-inf"), float("inf"))
-        #: (round trip, wall less `mono`, `mono`) of the last few samples.
+        #: Last few wall clock samples per node: (round trip in s, wall clock minus monotonic clock in ms, monotonic
+        #: time in s).
         self._walls: dict[str, deque[tuple[float, float, float]]] = {}
 
     def __repr__(self) -> str:
@@ -66,31 +69,32 @@ class ClusterClock:
         return f"<ClusterClock {self.node} {role} ready={self.ready} floor={self._floor:.0f} {sorted(self.alarms)}>"
 
     def set_voters(self, names: Iterable[str]) -> None:
-        """Set the nodes whose wall clocks count; this node's own counts if it is among them."""
+        """Set the names of the nodes whose wall clocks count; this node's own clock counts if its name is among
+        them."""
         voters = list(names)
         self.majority = len(voters) // 2 + 1
         self._walls = {name: samples for name, samples in self._walls.items() if name in voters}
 
-    # reading
+    # reading the clock
 
     def exact(self, mono: float) -> float:
-        """Unix ms with fraction; the last stamped time while the clock is not ready."""
+        """Cluster time in Unix ms with a fraction; the last stamped time while the clock is not ready."""
         if not self.ready:
             return self._floor
         return max(self._floor, self._running(mono))
 
     def read(self, mono: float) -> int:
-        """Cluster time, rounded down, so that it is never ahead."""
+        """Cluster time in Unix ms, rounded down so that it is never ahead of the exact time."""
         return int(self.exact(mono))
 
     def delay_s(self, at_ms: int, mono: float) -> float:
-        """Seconds of monotonic time until `read` says at_ms; 0 if it does already."""
+        """Seconds of monotonic time until `read` returns at_ms; 0 if cluster time has reached at_ms."""
         left_ms = at_ms - self.exact(mono)
         slewed_ms = max(0.0, _SLEW_HORIZON_MS - (mono - self._base_mono) * 1000.0)
         return max(0.0, left_ms - min(left_ms / self._rate, slewed_ms) * (self._rate - 1.0)) / 1000.0
 
     def raise_floor(self, now_ms: int) -> None:
-        """A committed entry carried now_ms: no later reading is below it."""
+        """Raise the lower bound of `read` to now_ms, the cluster time in a committed entry."""
         if now_ms > self._floor:
             self._floor = float(now_ms)
 
@@ -99,26 +103,27 @@ class ClusterClock:
         now = self.exact(mono)
         return {node: offset + mono * 1000.0 - now for node, offset in self._offsets(mono).items()}
 
-    # following
+    # as a follower
 
     def observe_leader(self, node: str, now_ms: int, mono: float) -> None:
-        """A heartbeat of the leader `node` carried now_ms. Its delay is not known, so it moves time only forward, and
-        does not set a clock that is not ready."""
+        """Take now_ms from a heartbeat of the leader `node`. The delay of the heartbeat is not known, so now_ms moves
+        this clock only forward, and does not set a clock that is not ready."""
         if self.leading or not self.ready or not 0 <= now_ms < _LARGEST_MS:
             return
         self._leader = node
         self._anchor(max(self._running(mono), now_ms), mono)
 
     def follow(self, mono: float) -> None:
-        """This node does not lead, or no longer."""
+        """Run as the clock of a follower: this node does not lead, or leads no longer."""
         if self.ready:
             self._anchor(self.exact(mono), mono)
         self.leading = False
 
-    # leading
+    # as the leader
 
     def lead(self, now_ms: int, mono: float) -> None:
-        """This node leads from now on. now_ms: newest time that an earlier leader stamped."""
+        """Run as the clock of the leader from now on. now_ms: newest time that an earlier leader stamped into an
+        entry."""
         self.raise_floor(now_ms)
         self.leading, self._leader = True, self.node
         if self.ready:
@@ -143,10 +148,10 @@ class ClusterClock:
         self._walls.setdefault(node, deque(maxlen=_SAMPLES)).append((rtt_s, wall_ms + half_ms, mono))
         self._steer(mono)
 
-    # inside
+    # internals
 
     def _running(self, mono: float) -> float:
-        """`exact` of a clock that is ready, but for the floor."""
+        """Cluster time of a ready clock in ms, without the lower bound that `exact` applies."""
         passed_ms = (mono - self._base_mono) * 1000.0
         return self._base_ms + passed_ms + min(passed_ms, _SLEW_HORIZON_MS) * (self._rate - 1.0)
 
@@ -154,22 +159,24 @@ class ClusterClock:
         self._base_ms, self._base_mono, self._rate, self.ready = now_ms, mono, 1.0, True
 
     def _keep_to(self, least: float, most: float, mono: float) -> None:
-        """The leader's clock, less `mono`, is within these bounds: move this clock into them. Inside, it moves by a
-        small step only, because the wide bounds of a slow link say less than the clock. A clock ahead of the leader's
-        would end delays early if this node led next."""
+        """Move this clock into the bounds of the leader's clock; least and most are bounds of cluster time minus
+        `mono`, in ms. Inside the bounds this clock moves by a small step only, because wide bounds of a slow link are
+        less exact than the clock. A clock ahead of the leader's would end delays early if this node led next."""
         held, middle = self._running(mono) - mono * 1000.0, (least + most) / 2
         if most - least <= self.skew_ms:
             held = max(held - _FOLLOW_MS, min(held + _FOLLOW_MS, middle))
         self._anchor(max(least, min(most, held)) + mono * 1000.0, mono)
 
     def _learn(self, least: float, most: float, mono: float) -> bool:
-        """Set the clock to the middle of what the bounds of all peers have in common, once that is narrow or a moment
-        has passed. Bounds wider than the skew bound do not count, because this node may lead next. True once ready."""
+        """Set the clock to the middle of the range that the bounds of all peers share, once that range is narrow or
+        `_LEARN_S` has passed. Bounds wider than the skew bound do not count, because this node may lead next. Returns
+        whether the clock is ready."""
         if most - least > self.skew_ms:
             return False
         self._told_since = mono if self._told_since is None else self._told_since
         low, high = max(self._told[0], least), min(self._told[1], most)
-        # Bounds without a common part: one is old, or the leader changed. The last one counts.
+        # The bounds of the peers do not overlap: one peer's bounds are old, or the leader changed. The latest bounds
+        # count.
         self._told = low, high = (low, high) if low <= high else (least, most)
         if high - low <= NEAR_MS or mono - self._told_since >= _LEARN_S:
             self._anchor((low + high) / 2 + mono * 1000.0, mono)

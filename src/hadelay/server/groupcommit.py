@@ -29,17 +29,18 @@ from hadelay.server.refusals import Refusals, refusal
 
 #: Limit of batches with publishes in flight. Two keep the disks busy; more would only make batches smaller.
 _MAX_INFLIGHT_PUBLISHES = 2
-#: Limit of all batches in flight: commands are small, and a client waits for each.
+#: Limit of all batches in flight on the leader: commands are small, and a client waits for each.
 _MAX_INFLIGHT = 4
-#: The same on a follower: its batches meet in the leader's next entry, so waiting here too would save little.
+#: Limit of all batches in flight on a follower: they meet in the leader's next entry, so waiting on the follower would
+#: save little.
 _MAX_INFLIGHT_FORWARDED = 8
-#: Pause before a batch that found no leader is sent again.
+#: Pause before a batch that found no leader is sent again, in seconds.
 _RETRY_S = 0.02
-#: Time to wait for the answer of a leader that another has followed.
+#: Timeout of a batch sent to a former leader, from when another node leads, in seconds.
 _OVERTAKEN_S = 0.1
 #: Upper bounds of hadelay_commit_duration_seconds.
 _COMMITS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-#: First byte of a PUBLISH.
+#: First byte of an encoded PUBLISH command.
 _PUBLISH = bytes([Command.PUBLISH])
 #: Limit of commands in one entry (the count is a u16).
 _MAX_COMMANDS = 16_384
@@ -47,15 +48,16 @@ _MAX_COMMANDS = 16_384
 
 @dataclass(eq=False, slots=True)
 class Pending:
-    """A command that waits for its entry, or drafts that share one answer and fit into one entry."""
+    """A command that waits for its log entry; or drafts that share one answer and fit into one entry."""
 
     done: Done
-    #: Size that counts in the queue and in an entry.
+    #: Size in bytes that this command or these drafts count as, in the queue and in an entry.
     size: int
     since: float
-    #: Encoded; empty for drafts.
+    #: The encoded command; empty for drafts.
     command: bytes = b""
-    #: The only term in which this node may propose the command; 0: any, and any node may lead.
+    #: The only term in which this node may propose the command; 0: the command may be proposed in any term, by any
+    #: leader.
     term: int = 0
     drafts: list[Draft] = field(default_factory=list)
     #: Request key that covers several drafts.
@@ -68,12 +70,12 @@ class Pending:
 
 
 class Outlet:
-    """Where a node's batches go: into its log when it leads, else over the node link to the leader."""
+    """Sends a node's batches: into its own log when the node leads, else over the node link to the leader."""
 
     def __init__(
         self, raft: RaftNode, replica: Replica, peers: Peers, leading: Callable[[], int], timeout_s: float
     ) -> None:
-        """leading: the term that this node leads, else 0. timeout_s: of a batch sent to the leader."""
+        """leading: returns the term that this node leads, else 0. timeout_s: timeout of a batch sent to the leader."""
         self._raft, self._replica, self._clock, self._link = raft, replica, peers.clock, peers.link
         self.term, self._timeout_s = leading, timeout_s
 
@@ -89,7 +91,8 @@ class Outlet:
         return self._raft.name if self.term() else self._raft.leader
 
     def send(self, commands: list[bytes], done: Callable[[Sequence[Any] | None, HadelayError | None], None]) -> None:
-        """`done` gets a result per command. NoLeader: nothing happened, try again."""
+        """Send commands as one batch; `done` gets a result per command. The error NoLeader means that nothing happened,
+        and the batch may be sent again."""
         raft = self._raft
         if self.term():
             now_ms = self._clock.read(raft.runtime.monotonic())
@@ -101,7 +104,8 @@ class Outlet:
 
 
 class GroupCommit:
-    """See the module. Call `flush_soon` whenever the outlet may have become ready."""
+    """Queues commands and publishes, and sends them in batches. Call `flush_soon` whenever the outlet may have become
+    ready."""
 
     def __init__(
         self,
@@ -117,13 +121,13 @@ class GroupCommit:
         self.node, self.runtime, self.outlet, self.refusals = node, runtime, outlet, refusals
         self.max_entry_bytes = max_entry_bytes
         self.leaderless_wait_s, self.commit_timeout_s = leaderless_wait_s, commit_timeout_s
-        #: Size of this node's publishes that are not answered.
+        #: Total size of this node's publishes that are not answered, in bytes.
         self.queued_bytes = 0
-        #: Number of entries under way, and of those with publishes.
+        #: Number of batches in flight, and number of those batches with publishes.
         self.inflight = 0
         self._publishing = 0
         self.batches = 0
-        #: Durations from leaving this queue to the answer of apply.
+        #: Histogram of the time from sending a batch to the answer of apply.
         self.commits = Histogram.of(_COMMITS_S)
         self.held = False
         self._sent: list[_Batch] = []
@@ -168,7 +172,8 @@ class GroupCommit:
             self._schedule()
 
     def hold(self, held: bool) -> None:
-        """While held, nothing leaves: a planned transfer is under way."""
+        """Hold back all batches (held is True), or release them: during a planned transfer of leadership nothing is
+        sent."""
         self.held = held
         self.flush_soon()
 
@@ -179,7 +184,8 @@ class GroupCommit:
     def _flush(self) -> None:
         self._scheduled = False
         self.reject_stale()
-        # `_resting`: an outlet that refuses at once would keep this loop going for ever.
+        # `_resting` is True for a moment after a refused batch: an outlet that refuses at once would otherwise be
+        # called in an endless loop.
         while not (self.held or self._resting) and (self._publishes or self._commands):
             shut = self._publishing >= _MAX_INFLIGHT_PUBLISHES
             most = _MAX_INFLIGHT if self.outlet.to() == self.node else _MAX_INFLIGHT_FORWARDED
@@ -189,12 +195,12 @@ class GroupCommit:
                 self._wait_for_leader()
                 return
             if self._send_batch(shut) > self.max_entry_bytes // 2:
-                self._schedule()  # encoding a large batch is enough for one turn of the loop
+                self._schedule()  # one large batch per turn of the event loop: encoding it takes long
                 return
 
     def reject_stale(self) -> None:
-        """Reject publishes older than the commit timeout: clients may have retried elsewhere, and the keys may have
-        expired when they leave (seed 71940)."""
+        """Reject publishes older than the commit timeout: clients may have retried elsewhere, and the publishes' keys
+        may have expired before they are sent (seed 71940)."""
         oldest = self.runtime.monotonic() - self.commit_timeout_s
         while self._publishes and (late := self._publishes[0]).since < oldest:
             self._publishes.popleft()
@@ -225,7 +231,7 @@ class GroupCommit:
         return sum(map(len, encoded))
 
     def settled(self, batch: _Batch, publishes: list[Pending], commands: list[Pending], again: bool) -> None:
-        """A batch was answered. again: nothing happened, so the batch goes back to the head of the queue."""
+        """Handle the answer to a batch. again: nothing happened, so its commands go back to the head of the queue."""
         self.inflight -= 1
         self._publishing -= batch.publishes
         self._sent.remove(batch)
@@ -279,8 +285,9 @@ class _Batch:
         self.timer = queue.runtime.call_later(queue.commit_timeout_s, self._timeout)
 
     def leader_is(self, leader: str | None) -> None:
-        """Shorten the timeout once another node leads: a leader that is paused or cut off answers nothing and breaks no
-        link. Raft itself answers the batches that this node proposed as the leader."""
+        """Shorten the timeout of a batch sent to another node once a different node leads: a leader that is paused or
+        cut off answers nothing and breaks no link. Raft itself answers the batches that this node proposed as the
+        leader."""
         if leader in (None, self.to) or self.to == self.queue.node or self.overtaken:
             return
         self.overtaken = True
@@ -317,7 +324,7 @@ class _Batch:
 
 
 def _take(queue: deque[Pending], room: int) -> list[Pending]:
-    """Take the head of the queue, as much as fits into one entry but at least one."""
+    """Take commands from the head of the queue: as many as fit into one entry, but at least one."""
     taken: list[Pending] = []
     while queue and len(taken) < _MAX_COMMANDS and (queue[0].size <= room or not taken):
         taken.append(queue.popleft())
@@ -326,7 +333,8 @@ def _take(queue: deque[Pending], room: int) -> list[Pending]:
 
 
 def _group(publishes: list[Pending]) -> list[list[Pending]]:
-    """Publishes that share a command: all without a request key. A publish with one gets its own command."""
+    """Group publishes into commands: all publishes without a request key share one command; each publish with a request
+    key gets its own."""
     shared = [p for p in publishes if p.key is None]
     return ([shared] if shared else []) + [[p] for p in publishes if p.key is not None]
 

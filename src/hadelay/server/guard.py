@@ -13,17 +13,17 @@ from urllib.parse import urlsplit
 
 Info = TypeVar("Info", bound=tuple[Any, ...])
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-#: NAT64: the last 32 bits are an IPv4 address that a gateway connects to.
+#: Network of NAT64: the last 32 bits of its addresses are an IPv4 address that a gateway connects to.
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
-#: Networks that count as public but answer from inside: IETF protocol assignments, which hold one cloud's metadata
-#: service; and the address at which another cloud's machines fetch their keys.
+#: Networks that count as public but lead to services inside a cloud: IETF protocol assignments, which hold one cloud's
+#: metadata service; and the address at which another cloud's machines fetch their keys.
 _INSIDE = (ipaddress.ip_network("192.0.0.0/24"), ipaddress.ip_network("168.63.129.16/32"))
 #: All IPv6 unicast addresses assigned so far.
 _UNICAST6 = ipaddress.ip_network("2000::/3")
 
 
 class AddressRefused(OSError):
-    """No address of the host may be called."""
+    """Error: no address of a webhook's host may be called."""
 
 
 class Guard:
@@ -32,7 +32,7 @@ class Guard:
         self.allow = [ipaddress.ip_network(network) for network in allow]
 
     def permits(self, address: str) -> bool:
-        """`address`: an IP address as text, perhaps with an IPv6 zone."""
+        """Whether webhooks may call an IP address. address: as text, perhaps with an IPv6 zone."""
         ip = _meant(ipaddress.ip_address(address.partition("%")[0]))
         return _is_public(ip) or any(ip.version == network.version and ip in network for network in self.allow)
 
@@ -52,7 +52,7 @@ class Guard:
         )
 
     def permitted(self, found: list[Info]) -> list[Info]:
-        """Results of getaddrinfo that may be called. Raises AddressRefused if none remains."""
+        """The results of getaddrinfo whose addresses may be called. Raises AddressRefused if there is none."""
         permitted = [one for one in found if self.permits(one[4][0])]
         if not permitted:
             raise AddressRefused("private addresses only")
@@ -67,7 +67,7 @@ class Guard:
 
 
 def _meant(ip: Address) -> Address:
-    """The IPv4 address that an IPv6 one stands for (mapped, NAT64, 6to4), or the address itself."""
+    """The IPv4 address inside an IPv6 address (mapped, NAT64, 6to4), or the address itself."""
     if isinstance(ip, ipaddress.IPv4Address):
         return ip
     if ip in _NAT64:
@@ -86,7 +86,7 @@ def _is_public(ip: Address) -> bool:
 
 
 def _as_numbers(host: str) -> str:
-    """The IPv4 address that the C library reads in `2130706433` or `0x7f.1`; empty for a name."""
+    """The IPv4 address that the C library would read from a host like `2130706433` or `0x7f.1`; empty for a name."""
     if not host[:1].isdigit():
         return ""
     try:

@@ -20,7 +20,8 @@ from hadelay.settings.node import Config
 
 log = logging.getLogger(__name__)
 
-#: Timeout of a planned transfer asked of another node, in seconds: longer than one takes, whether it works or not.
+#: Timeout of a planned transfer requested from another node, in seconds: longer than any transfer takes, successful or
+#: not.
 TRANSFER_S = 5.0
 _NOT_LEADING = "this node does not lead (any more)"
 
@@ -34,7 +35,7 @@ class TermPart(Protocol):
 
 
 class Leadership:
-    """One per node."""
+    """Leadership of one node: its terms as the leader, planned transfers, and drains."""
 
     def __init__(
         self, config: Config, replica: Replica, raft: RaftNode, peers: Peers, group_commit: GroupCommit,
@@ -49,7 +50,8 @@ class Leadership:
         self._transferring = False
         #: Called at each sign of a leader, and when this node begins to lead.
         self.on_sign: Callable[[], None] = lambda: None
-        #: Parts in the order of their `on_leader` calls; `on_follower` calls use the reverse order.
+        #: Parts that work only while this node leads, in the order of their `on_leader` calls; `on_follower` calls use
+        #: the reverse order.
         self.parts: list[TermPart] = [dispatcher]
         self.link.handlers |= {
             "ready": self._on_ready, "consumers": self._on_consumers,
@@ -58,13 +60,14 @@ class Leadership:
         }  # fmt: skip
 
     def serves(self) -> bool:
-        """A leader is known, and everything committed before this node started is applied here."""
+        """Whether a leader is known, and this node has applied everything committed before it started."""
         leads = bool(self.leading)
         follows = self._raft.leader not in (None, self._raft.name) and self._clock.ready
         return (leads or follows) and self._raft.applied_index >= self._raft.commit_index
 
     def propose(self, command: bytes, done: Done) -> None:
-        """Propose a command of this leader, in its term only: nobody waits for the command in a later term."""
+        """Propose a command of this node as the leader, in its present term only: nobody waits for the command in a
+        later term."""
         if self.leading:
             self.group_commit.propose(command, done, self.leading)
         else:
@@ -87,7 +90,8 @@ class Leadership:
             part.on_follower()
 
     def clock_changed(self) -> None:
-        """Lead once elected and cluster time is known; before that this node proposes nothing of its own."""
+        """Begin to lead once this node is elected and cluster time is known; before that this node proposes no commands
+        of its own."""
         if self._elected and not self.leading and self._clock.ready:
             self.leading = self._elected
             self.agree_on_settings()
@@ -100,7 +104,7 @@ class Leadership:
             self._agree_on_level()
 
     def leader_seen(self) -> None:
-        """A leader showed a sign of life, perhaps a new one: send waiting commands."""
+        """Send waiting commands, because a leader, perhaps a new one, showed a sign of life."""
         self.group_commit.flush_soon()
         self.on_sign()
 
@@ -109,7 +113,8 @@ class Leadership:
             self.propose(encode_feature(level), _ignore)
 
     def agree_on_settings(self) -> None:
-        """Replicate the leader's settings that apply decides by; other nodes' files do not count."""
+        """Replicate those settings of the leader on which the results of apply depend, so that all nodes use the same
+        values; the other nodes' configuration files do not count."""
         limits = self._config.limits
         wanted = {
             "max_delay_ms": limits.max_delay_ms,
@@ -152,7 +157,7 @@ class Leadership:
         return self._raft.elections.draining and not self.leading
 
     def drain(self, drained: bool, done: Finished) -> None:
-        """Hand over and take nothing new; or end the drain. A restart ends it, too."""
+        """Hand leadership over and refuse new publishes and polls; or end the drain. A restart ends the drain, too."""
         raft = self._raft
         if drained and raft.membership.sole_voter:
             done(Conflict(f"{raft.name} is the only voter; draining it would stop the cluster"))
@@ -173,7 +178,7 @@ class Leadership:
     # calls to the leader
 
     def ask_leader(self, op: str, payload: Any, timeout_s: float, done: Reply) -> None:
-        """Call a link operation of the leader; of this node if it leads, or knows no leader."""
+        """Call a link operation on the leader; on this node if this node leads or knows no leader."""
         leader, name = self._raft.leader, self._raft.name
         if self.leading or leader is None or leader == name:
             self.link.handlers[op](name, payload, done)
@@ -191,4 +196,5 @@ class Leadership:
 
 
 def _ignore(result: Any, error: HadelayError | None) -> None:
-    """A leader whose proposal fails has lost its office; the next leader proposes the command again."""
+    """Ignore the result of a proposal: a leader whose proposal fails no longer leads, and the next leader proposes the
+    command again."""

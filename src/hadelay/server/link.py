@@ -28,18 +28,20 @@ from hadelay.raft.ports import Done
 CALL, REPLY, REFUSAL = 64, 65, 66
 
 Reply = Done
-#: handler(peer, payload, reply); the reply of a note does nothing.
+#: Handler of a call or note: handler(peer, payload, reply). The reply to a note does nothing.
 Handler = Callable[[str, Any, Reply], None]
 
 
 class Link:
-    """One per node. send: RaftNode's; False when there is no link to that peer."""
+    """Calls and notes between this node and the others. send: sends a message to a peer; returns False when there is no
+    link to the peer."""
 
     def __init__(self, runtime: Runtime, send: Callable[[str, int, bytes], bool]) -> None:
         self.runtime = runtime
         self.handlers: dict[str, Handler] = {}
         self._send = send
-        # Random: an answer to a call of this node's last process may still come, and must match no call of this one.
+        # Numbers of calls begin at a random number: a late answer to a call of this node's previous process must match
+        # no call of this process.
         self._numbers = count(1 + runtime.random.getrandbits(62))
         self._waiting: dict[int, tuple[str, Reply, Handle]] = {}
 
@@ -99,7 +101,8 @@ class Link:
 
 
 _ERRORS = {c.type: c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, HadelayError)}
-#: Name on the link → class of a result. The names never change; a result's fields cross in the order of the class.
+#: Name of a result in messages → class of the result. The names never change; the fields of a result are sent in the
+#: order of the class.
 _RESULTS = {
     "PublishResult": results.PublishResult,
     "GrantResult": results.GrantResult,
@@ -114,9 +117,9 @@ _RESULTS = {
 }
 _NAMES = {kind: name for name, kind in _RESULTS.items()}
 _ARRAY, _RESULT = 1, 2
-#: Limit of results nested in results: the C stack would end before Python's does.
+#: Limit of the nesting of results in results: the C stack would overflow before Python's recursion limit.
 _DEEPEST = 8
-#: Dtypes of arrays in results, by their text: numpy would read some texts as Python.
+#: Allowed dtypes of arrays in results, by text: numpy would parse some other texts as Python code.
 _DTYPES = {dtype.str: dtype for dtype in map(np.dtype, ("?", "<u1", "<u2", "<u4", "<u8", "<i4", "<i8"))}
 
 

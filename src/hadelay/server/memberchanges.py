@@ -15,13 +15,14 @@ from hadelay.server.node import Node
 from hadelay.settings.rules import is_loopback, split_address
 from hadelay.version import MEMBERS_LEVEL
 
-#: Refuse names of dots only: the name is part of the path of the request that removes the node.
+#: Allowed names of nodes. Names of dots only are refused: the name is part of the path of the request that removes the
+#: node.
 _NAME = re.compile(r"(?!\.+\Z)[A-Za-z0-9._-]{1,64}")
 _ADDRESS = re.compile(r"[!-~]{1,255}")
 _UNSPECIFIED = ("0.0.0.0", "::")
 #: Timeout of a member change forwarded to another node, in seconds; equals the commit timeout.
 CHANGE_S = 10.0
-#: `outcome` of a refusal: another node must lead first.
+#: `outcome` of a refused removal of the leader: another node must lead first.
 LEADS = "leads"
 
 
@@ -57,7 +58,8 @@ class MemberChanges:
             self._raft.membership.propose(members, lambda result, error: done(None, error))
 
     def _too_old(self) -> HadelayError:
-        """The feature level is too low: a node is old or absent, or the leader is about to raise the level."""
+        """The error when the feature level is too low for member changes: a node is old or absent, or the leader is
+        about to raise the level."""
         for peer in self._peers.peers.values():
             if not self._peers.live(peer.name) or peer.feature_level < MEMBERS_LEVEL:
                 text = f"the first change of the members needs every node, upgraded: {peer.name} is not, or not there"

@@ -31,15 +31,15 @@ OUTCOMES = {
     "acked": Event.ACKED, "cancelled": Event.CANCELLED, "expired": Event.TTL_EXPIRED, "dead": Event.DEAD,
     "redriven": Event.REDRIVEN,
 }  # fmt: skip
-#: Time after which a scrape lets others on the loop run.
+#: Time in seconds after which a scrape lets other tasks of the event loop run.
 _SLICE_S = 0.0005
-#: Number of topics read between two looks at the clock.
+#: Number of topics that a scrape reads before it checks again how long it has run.
 _FEW = 32
 
 
 @dataclass(slots=True)
 class _Topics:
-    """Sums over all topics, and series of some."""
+    """Sums of the counters and gauges of a set of topics."""
 
     count: int = 0
     paused: int = 0
@@ -59,12 +59,12 @@ class _Topics:
         self.published += topic.published
         self.settled = [n + topic.settled[event] for n, event in zip(self.settled, OUTCOMES.values(), strict=True)]
         self.with_deaths += topic.settled[Event.DEAD] > 0
-        # Leases of a deleted topic may still run.
+        # Deleted topics count, too: their leases may still run.
         self.waiting += topic.waiting
         self.leased += topic.leased
         self.dead += topic.dead
         self.bytes += topic.bytes
-        # The leader's count may be ahead of what is applied, or behind.
+        # The delivery loop's count of ready messages may be ahead of what is applied, or behind.
         self.ready += min(ready, topic.waiting)
         if ready and not 0 < self.oldest_ms <= oldest_ms:
             self.oldest_ms = oldest_ms
@@ -75,7 +75,7 @@ class _Topics:
             self.disabled += paused and topic.settings.paused_reason == GONE
 
     def rest(self, some: _Topics) -> _Topics:
-        """Gauges of what is not among `some`; the age is that of all."""
+        """Gauges of the topics that are not among `some`."""
         names = ("waiting", "leased", "dead", "bytes", "ready")
         return _Topics(**{name: max(0, getattr(self, name) - getattr(some, name)) for name in names})
 
@@ -91,7 +91,7 @@ def _by(values: dict[str, float]) -> dict[tuple[str, ...], float]:
 
 
 def _per_topic(scrape: _Scrape) -> None:
-    """NodeMetrics reads these families."""
+    """Reader of the rows of topics' families: returns None, because NodeMetrics collects their values."""
 
 
 class _Scrape:
@@ -104,7 +104,7 @@ class _Scrape:
         self.throttled = Counter(node.dispatcher.throttled()) + node.group_commit.refusals.counts
 
     def age(self, at_ms: int) -> float:
-        """Seconds of cluster time since `at_ms`; 0 for 0."""
+        """Seconds of cluster time since `at_ms`; 0 if at_ms is 0."""
         return max(0, self.node.now_ms() - at_ms) / 1000 if at_ms else 0
 
     def lateness(self) -> Histogram:
@@ -112,7 +112,7 @@ class _Scrape:
         return Histogram([ms / 1000 for ms in LATENESS_BUCKETS_MS], late.counts, late.sum_ms / 1000)
 
     def syncs(self) -> Histogram:
-        """Raft counts syncs by upper bound; the last bound is infinite."""
+        """Histogram of journal syncs, from Raft's counts by upper bound; the last bound is infinite."""
         counts = self.stats.sync_buckets
         *bounds, beyond = sorted(counts)
         return Histogram(bounds, [counts[bound] for bound in (*bounds, beyond)], self.stats.sync_seconds)
@@ -134,8 +134,8 @@ class _Scrape:
 
 _Kind = Literal["counter", "gauge", "histogram"]
 _TOPIC, _PEER = ("topic",), ("peer",)
-#: Rows in the order of the page: (name, kind, labels, help, reader; a reader that returns None: only the leader has a
-#: value).
+#: Metrics in the order of the page, as rows of (name, kind, labels, help, reader). If a reader returns None, only the
+#: leader has a value.
 _OF_NODE: list[tuple[str, _Kind, tuple[str, ...], str, Callable[[_Scrape], Values | None]]] = [
     ("delivery_lateness_seconds", "histogram", (),
      "How long after its deliver_at a message was handed out: the promise. Counted by the node that led",
@@ -310,8 +310,8 @@ class NodeMetrics:
         return [(family, value) for name, family in FAMILIES.items() if (value := values.get(name)) is not None]
 
     def _totals(self) -> Generator[None, None, tuple[_Topics, dict[int, tuple[int, int]]]]:
-        """Sums over all topics; and per number of a topic with ready messages: their count, and the time since which
-        the oldest is due."""
+        """Sums over all topics; and per number of a topic with ready messages: the count of these messages, and the
+        time since which the oldest is due."""
         node, topics, shown, found = self._node, self._node.ledger.topics.all, self._shown, _Topics()
         monotonic = node.runtime.monotonic
         most = node.config.limits.metrics_topics if node.leading else 0
@@ -329,12 +329,13 @@ class NodeMetrics:
                 if not topic.exists:
                     shown.pop(topic.number, None)
                 elif room > 0 and topic.number not in shown:
-                    # Topics with the most messages so far; among equals, the topic created first.
+                    # Topics with the most published messages get series of their own; among equals, the topic created
+                    # first.
                     heapq.heappush(best, (topic.published, -topic.number))
                     if len(best) > room:
                         heapq.heappop(best)
         for _, number in sorted(best, reverse=True):
-            if len(shown) < most:  # another scrape may have chosen meanwhile
+            if len(shown) < most:  # another scrape may have added topics meanwhile
                 shown[-number] = None
         return found, ready
 

@@ -1,4 +1,4 @@
-"""A node: the place where its parts are constructed and connected, and the port that Raft calls (raft.ports.Machine).
+"""A node: constructs and connects the node's parts, and implements the interface that Raft calls (raft.ports.Machine).
 
 Callbacks over Runtime, Disk and Network: the simulator runs this very class. `server.service` adds the async methods
 that HTTP calls, `process` the real world.
@@ -152,7 +152,8 @@ class Node:
         self.locks.close()
 
     def _damaged(self, hour: int, index: int, what: str) -> None:
-        """A second's chain is broken at that entry, or its record: repair both, then walk on."""
+        """Repair a damaged INDEX entry and its record, at which the chain of a second is broken; then go on reading the
+        chain."""
         self.repairer.repair_entry(hour, index, lambda: self.dispatcher.repaired(hour))
 
     def _me(self) -> PeerStatus:
@@ -166,13 +167,13 @@ class Node:
         try:
             results = apply_entry(ledger, index, term, command)
         except DamagedFile as damage:
-            # Half of the entry may be applied, and a replay would read the same bytes: the next start begins with empty
-            # directories, from the other nodes.
+            # Half of the Raft entry may be applied, and a replay would read the same damaged bytes: the next start
+            # begins with empty directories and learns from the other nodes.
             note_damage(self.disk, storage.directory, str(damage))
             raise
         self.clock.raise_floor(ledger.now_ms)
         if ledger.level > storage.identity.feature_level:
-            # From here on, a program of an older version refuses the directory with an error.
+            # After this change of the identity, a program of an older version refuses the directory with an error.
             storage.set_identity(feature_level=ledger.level)
         self.checkpoints.applied(len(command))
         return results
@@ -240,7 +241,8 @@ class Node:
         return self.storage.install(manifest, self.installed)
 
     def installed(self) -> None:
-        """A snapshot was installed: go on from its state. Only a follower installs, so no proposal waits here."""
+        """Go on from the state of an installed snapshot. Only a follower installs a snapshot, so no proposal waits
+        here."""
         self.checkpoints.bytes_since = 0
         self.leadership.stop()
         try:

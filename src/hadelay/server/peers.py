@@ -23,18 +23,19 @@ from hadelay.server.link import Link, Reply
 log = logging.getLogger(__name__)
 
 _INTERVAL_S = 1.0
-#: Interval of notes while the cluster has not agreed on a time.
+#: Interval of notes while the cluster has not agreed on a time, in seconds.
 _IMPATIENT_S = 0.1
-#: A peer that sent no note for this long does not count as live.
+#: Time without a note, in seconds, after which a peer does not count as live.
 _LIVE_S = 3.0
-#: Limit of the difference between two readings of one clock.
+#: Tolerance in seconds: a reading of this node's clock that a peer sends back may be ahead of the clock by this much.
 _DRIFTED_S = 0.01
-#: Limit of the round trip of a wall clock's reading, which may be off by half of the round trip.
+#: Limit of the round trip of a wall clock reading, in seconds; the reading may be off by half of its round trip.
 _OLD_S = 10.0
-#: Pause between two log lines about the clocks; a node that starts has heard of the others by then.
+#: Pause between two log lines about clock alarms, in seconds; a starting node has heard from the other nodes by then.
 _ALARMS_S = 5.0
 
-#: A note: wall clock, cluster time, mine, yours, address, version, level, applied index, has space.
+#: Fields of a note: wall clock, cluster time, monotonic clock of the sender and of the receiver, HTTP address, version,
+#: feature level, applied index, has space.
 _NOTE = tuple[int, int | None, float, float | None, str, str, int, int, bool]
 
 
@@ -44,13 +45,14 @@ class PeerStatus(Struct):
     version: str = ""
     feature_level: int = 0
     applied_index: int = 0
-    #: False below storage.min_free_bytes: the leader refuses publishes.
+    #: False if the node has less free space than storage.min_free_bytes: the leader then refuses publishes.
     has_space: bool = True
     heard: float = -1e9
 
 
 class Peers:
-    """`me()` gives this node's own row. `changed` is called after each note: the clock may have become ready."""
+    """Exchanges notes with the other nodes and keeps their status. `me()` gives this node's own status. `changed` is
+    called after each note, because the clock may have become ready."""
 
     def __init__(
         self,
@@ -63,13 +65,14 @@ class Peers:
     ) -> None:
         self.runtime, self.link, self.clock, self.me, self.changed = runtime, link, clock, me, changed
         self.peers = {name: PeerStatus(name) for name in names}
-        #: Nodes whose clocks count.
+        #: Names of the nodes whose wall clocks count: the voters.
         self.voters = frozenset(names)
         #: Live nodes without space, this one included, as of the last note.
         self.full: list[str] = []
-        #: Monotonic clock of each linked peer less this node's, by the peer's last note, less the time the note took.
+        #: Per linked peer: its monotonic clock minus this node's, from its last note; too low by the time that the note
+        #: took.
         self._ahead: dict[str, float] = {}
-        #: The clock alarms logged last, and when.
+        #: The clock alarms logged last, and the monotonic time of that log line.
         self._alarms: list[str] = []
         self._alarms_logged = runtime.monotonic()
         link.handlers["hello"] = self._hear
@@ -95,7 +98,8 @@ class Peers:
         return min(peer.feature_level if self.live(name) else 0 for name, peer in self.peers.items())
 
     def greet(self, name: str) -> None:
-        """A link came up: send a note at once. The peer may have another clock than before."""
+        """Send a note to a peer whose link came up, and forget its clock: the peer may have another clock than
+        before."""
         self._ahead.pop(name, None)
         self._send(name)
 
@@ -133,14 +137,15 @@ class Peers:
     def _hear(self, name: str, payload: Any, reply: Reply) -> None:
         wall_ms, now_ms, theirs, yours, http, version, level, applied, has_space = msgspec.convert(payload, _NOTE)
         if name not in self.peers:
-            return  # a removed member
+            return  # the sender is no longer a member
         if not all(map(math.isfinite, (theirs, yours or 0.0))):
             raise ValueError("a clock shows no number")
         mono = self.runtime.monotonic()
         self._ahead[name] = theirs - mono
         self.peers[name] = PeerStatus(name, http, version, level, applied, has_space, mono)
         self._look_for_space()
-        # A reading in the future is of the clock that this machine had before it restarted.
+        # Ignore a reading from the future: the peer sent back a reading of the clock that this machine had before it
+        # restarted.
         if yours is not None and -_DRIFTED_S < mono - yours < _OLD_S and name in self.voters:
             self.clock.observe_wall(name, wall_ms, mono, now_ms, max(0.0, mono - yours))
         if now_ms is None and self.clock.ready:

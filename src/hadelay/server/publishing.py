@@ -25,17 +25,19 @@ from hadelay.server.link import Reply
 
 #: Cost of a draft besides its payload, in bytes: a record's header, row and list overhead.
 _DRAFT_BYTES = 128
-#: Cost of a key, and of each further topic of a batch, which may be a new one: apply takes as long for so many bytes.
+#: Cost in bytes of a key, and of each further topic of a batch, which may be a new topic: apply takes as long for a key
+#: or a new topic as for this many bytes.
 _KEY_BYTES, _TOPIC_BYTES = 256, 1_024
 
-#: Only the leader changes members, after it has checked the change.
+#: Commands that no follower may send: only the leader changes members, after it has checked the change.
 _NEVER = frozenset({Command.MEMBERS})
-#: Commands of the leader alone. A FEATURE that this program does not have would end every node, at each start again.
+#: Commands that only the leader may propose. A FEATURE level that this program does not know would end every node, at
+#: each start again.
 _LEADERS = frozenset({Command.FEATURE, Command.INCARNATION})
 
 
 class Publishing:
-    """One per node."""
+    """Checks publishes and other commands, and queues them for group commit. One object per node."""
 
     def __init__(
         self, leadership: Leadership, guard: Guard, is_known: Callable[[list[Draft], bytes | None], bool],
@@ -49,8 +51,8 @@ class Publishing:
         leadership.link.handlers["submit"] = self._on_submit
 
     def publish(self, drafts: list[Draft], request_key: bytes | None, done: PublishDone) -> None:
-        """Commit the drafts in one entry. `request_key` covers all drafts; with other drafts under the same key,
-        Impossible.
+        """Commit the drafts, in one entry if they fit. `request_key` covers all drafts; the error is Impossible if the
+        key was used for other drafts.
 
         Raises nothing: errors come through `done`, which may be called before this returns. Overloaded, DiskFull and
         LimitReached mean that nothing was stored."""
@@ -103,7 +105,8 @@ class Publishing:
             self._split(drafts, request_key, done)
 
     def _split(self, drafts: list[Draft], key: bytes | None, done: PublishDone) -> None:
-        """Queue a batch too large for one entry in parts. Each gets a key, so that a retry of the batch is harmless."""
+        """Queue a batch too large for one entry in parts. With a request key, each part gets its own key, so that a
+        retry of the batch is harmless."""
         most = size = self._group_commit.max_entry_bytes
         first: list[int] = []
         sizes: list[int] = []
@@ -123,16 +126,17 @@ class Publishing:
     # ---- other commands
 
     def propose(self, command: bytes, done: Done, term: int = 0) -> None:
-        """Propose any other command, on any node. term: as in GroupCommit.propose. In interval mode hand-outs are
-        proposed first, because apply judges leases by them."""
+        """Propose any command other than a publish, on any node. term: see GroupCommit.propose. In interval mode
+        hand-outs are proposed first, because apply checks leases against them."""
         dispatcher = self._leadership.dispatcher
         dispatcher.before_settlement()
         command = dispatcher.settling(command)
         self._group_commit.propose(command, dispatcher.in_order(command, done), term)
 
     def _on_submit(self, peer: str, commands: Any, reply: Reply) -> None:
-        """A follower's batch: its commands join the next entry here, in this term only. A leader that was paused must
-        not propose them in a later term: others may have answered them and forgotten their keys."""
+        """Queue the commands of a follower's batch for the next entry of this leader, in this term only. A leader that
+        was paused must not propose the commands in a later term: other nodes may have answered them and forgotten their
+        keys."""
         leading = self._leadership.leading
         if not leading:
             reply(None, NoLeader("this node does not lead (any more)", retry_after_ms=50))
@@ -141,7 +145,8 @@ class Publishing:
             reply(None, Overloaded("too many publishes are waiting for their commit", retry_after_ms=200))
             return
         if not isinstance(commands, list) or not all(map(is_whole, commands)) or any(c[0] in _NEVER for c in commands):
-            # Checked before any command is in an entry, where a malformed one would spoil the others.
+            # Check all commands of the batch before any of them is queued: a malformed command would spoil the other
+            # commands of its entry.
             raise ValueError("a batch is a list of whole commands")
         part, full = gather(len(commands), partial(_answer, reply)), self._peers.no_space()
         for n, command in enumerate(commands):
@@ -161,8 +166,9 @@ def _merge(
     done: PublishDone, whole: Receipts, parts: Sequence[Sequence[int]],
     found: list[Receipts | None], errors: list[HadelayError],
 ) -> None:  # fmt: skip
-    """Answer a request of several parts. whole: gets the receipts of all drafts. parts: positions of each part's drafts
-    in the request. An error answers for all drafts: OutcomeUnknown if a part is stored, or may be."""
+    """Answer a request that was queued in parts. whole: gets the receipts of all drafts. parts: positions of each
+    part's drafts in the request. An error of one part is the answer for all drafts: OutcomeUnknown if a part is stored,
+    or may be."""
     if errors:
         unknown = (error for error in errors if isinstance(error, OutcomeUnknown))
         stored = len(errors) < len(parts)
@@ -205,5 +211,6 @@ def _answer(reply: Reply, results: list[Any], errors: list[HadelayError]) -> Non
     elif len(errors) == len(results) and all(isinstance(error, NoLeader) for error in errors):
         reply(None, errors[0])
     else:
-        # NoLeader would make the follower send all commands again, and some of them may be in the log.
+        # The error is not NoLeader, because the follower would then send all commands again, and some of them may be in
+        # the log.
         reply(None, OutcomeUnknown("leadership changed before all commands finished"))

@@ -1,4 +1,4 @@
-"""Reading records and tables, off the loop and verified; what is damaged is repaired first.
+"""Reads records and tables without blocking the event loop, and verifies them. Damaged bytes are repaired first.
 
 Read-ahead (leader): a thread brings records that fall due soon into memory, in the order of the file. Nothing depends
 on it: a record that is not in memory at its hand-out is read in a thread.
@@ -34,22 +34,23 @@ from hadelay.storage.hourtable import FILES
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-#: Time from the read-ahead to the records' second: early enough for a slow disk, and late enough that a small page
-#: cache still has the records when they are handed out.
+#: Time by which records are read ahead of the second in which they are due, in seconds: early enough for a slow disk,
+#: and late enough that a small page cache still has the records when they are handed out.
 AHEAD_S = 2.0
 #: Limit of the gap between two records that are read ahead as one span, in bytes.
 _GAP = 32 << 10
-#: Limit of records that are looked for in memory in vain before the rest is left to the thread.
+#: Limit of records that are looked up in memory in vain, before a thread reads all others from the disk.
 _MISSES = 32
-#: Names of threads that read. Leases run while a hand-out is read, so hand-outs do not wait behind pages of lists.
+#: Names of the threads that read for hand-outs and for lists. Leases run while a hand-out is read, so hand-outs do not
+#: wait behind pages of lists.
 HAND_OUTS, LISTS = "records", "lists"
-#: Timeout of a request for sound bytes, in seconds.
+#: Timeout of a request to another node for undamaged bytes, in seconds.
 _FETCH_S = 2.0
 _MAX_BYTES = 80 << 20
 
 
 class Extent(NamedTuple):
-    """Where a record is: offset and size in the .log of its hour, in bytes."""
+    """Location of a record: offset and size in the .log file of its hour, in bytes."""
 
     hour: int
     offset: int
@@ -77,8 +78,8 @@ class VerifiedReader:
         return records
 
     def record(self, extent: Extent, done: Callable[[bytes | None], None]) -> bytes | None:
-        """The record if it is in memory and sound. Else None, and done(record) later; done(None) if no live node has a
-        good copy."""
+        """The record, if it is in memory and sound. Otherwise returns None and later calls done(record), or done(None)
+        if no live node has a good copy."""
         found = self._cached([extent])
 
         def verify() -> bytes | None:
@@ -120,8 +121,8 @@ class VerifiedReader:
         return found
 
     def _fetch(self, extents: list[Extent], found: list[bytes | None], done: Callable[[], None], lane: str) -> None:
-        """Read the records that `found` lacks in a thread, in the order of the files; then done(). A record that cannot
-        be read stays None."""
+        """Read the records that are None in `found` in a thread, in the order of the files; then call done(). A record
+        that cannot be read stays None."""
         disk, path = self._replica.storage.disk, self._replica.storage.hours.path
         wanted = sorted(
             (f"{path(extent.hour)}.log", extent.offset, extent.size, at)
@@ -135,7 +136,7 @@ class VerifiedReader:
                 some = list(group)
                 try:
                     _read_file(disk, name, [item[1:] for item in some], found)
-                except OSError as error:  # retired meanwhile, or a disk error: `_verified` reads again
+                except OSError as error:  # the hour was retired, or a disk error: `_verified` reads again
                     log.debug("record_not_read", extra={"path": name, "error": str(error)})
 
         self._runtime.in_thread(lane, read, lambda result, error: done())
@@ -152,7 +153,8 @@ class VerifiedReader:
             raise DamagedFile(path, extent.offset, "the hour is past its retention", size=extent.size) from None
 
     async def repaired(self, read: Callable[[], T]) -> T:
-        """The result of `read`, once all bytes that it reads are sound. DamagedFile when a repair fails."""
+        """The result of `read`, which is called again after each repair of damaged bytes that it met. DamagedFile when
+        a repair fails."""
 
         def once() -> Generator[None, None, T]:
             yield from ()
@@ -161,8 +163,8 @@ class VerifiedReader:
         return await self.in_slices(once)
 
     async def in_slices(self, read: Callable[[], Generator[None, None, T]]) -> T:
-        """The result of the generator; others on the loop have a turn after each slice. Damage is repaired, and then
-        `read` begins again. DamagedFile when no live node has a good copy."""
+        """The result of the generator that `read` returns; other tasks of the event loop run after each slice. Damaged
+        bytes are repaired, and then `read` begins again. DamagedFile when no live node has a good copy."""
         repaired: set[tuple[str, int]] = set()
         while True:
             slices = read()
@@ -199,7 +201,7 @@ def extents_of(hours: NDArray[np.integer], rows: NDArray[np.void]) -> list[Exten
 def _read_file(disk: Disk, path: str, wanted: list[tuple[int, int, int]], found: list[bytes | None]) -> None:
     file = disk.open(path)
     try:
-        for offset, size, _ in wanted:  # first, so that the disk gets all requests at once
+        for offset, size, _ in wanted:  # announce all reads first, so that the disk gets all requests at once
             file.will_need(size, offset)
         for offset, size, at in wanted:
             found[at] = file.pread(size, offset)
@@ -221,12 +223,13 @@ class Repairer:
 
     def __init__(self, name: str, replica: Replica, link: Link, peers: Peers) -> None:
         self._name, self._replica, self._link, self._peers = name, replica, link, peers
-        #: Count of repairs.
+        #: Number of repairs since this process started.
         self.repaired = 0
         link.handlers["bytes"] = self._serve
 
     def repair(self, hour: int, suffix: str, offset: int, size: int, done: Callable[[bytes | None], None]) -> None:
-        """Fetch sound bytes and write them here; done(bytes), or done(None) if no live peer has a good copy."""
+        """Fetch undamaged bytes of a file from a live peer and write them here; then done(bytes), or done(None) if no
+        live peer has a good copy."""
         peers = [name for name in self._peers.peers if name != self._name and self._peers.live(name)]
         self._ask(peers, (hour, suffix, offset, size), done)
 
@@ -238,7 +241,7 @@ class Repairer:
                 done()
 
         def row_repaired(data: bytes | None) -> None:
-            store = self._replica.storage.hours  # read here: a snapshot may have been installed meanwhile
+            store = self._replica.storage.hours  # get the present store: a snapshot may have been installed meanwhile
             if data is None or not store.count(hour):
                 return
             row = store.entries(hour, slice(index, index + 1))[0]
@@ -295,11 +298,13 @@ class ReadAhead:
         self._disk, self._runtime, self._path = disk, runtime, path
 
     def index(self, hour: int) -> None:
-        """Read the index of an hour that begins soon or is running: walks along its chains touch all of it."""
+        """Read the index of an hour that begins soon or is running into the page cache: reading its chains touches all
+        of the index."""
         self._in_thread("index-ahead", hour, ".idx", lambda size: [(0, size)])
 
     def records(self, hour: int, rows: NDArray[np.void], in_s: float) -> None:
-        """Read the records of INDEX rows whose second begins in `in_s` seconds."""
+        """Read the records of INDEX rows into the page cache, shortly before their second, which begins in `in_s`
+        seconds."""
         if len(rows):
             starts, sizes = rows["offset"].astype(np.int64), rows["size"].astype(np.int64)
             self._runtime.call_later(max(0.0, in_s - AHEAD_S), self._records, hour, starts, starts + sizes)
@@ -319,14 +324,14 @@ class ReadAhead:
                 file.close()
 
         def done(_: None, error: BaseException | None) -> None:
-            if error is not None and not isinstance(error, FileNotFoundError):  # retired meanwhile
+            if error is not None and not isinstance(error, FileNotFoundError):  # the hour was retired
                 log.debug("read_ahead_failed", extra={"path": path, "error": str(error)})
 
         self._runtime.in_thread(lane, read, done)
 
 
 def spans(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """(start, end) of what to read, ascending; near neighbours are joined."""
+    """Byte ranges (start, end) to read, ascending; ranges with a small gap between them are joined."""
     order = starts.argsort()
     starts, ends = starts[order], np.maximum.accumulate(ends[order])
     first = np.flatnonzero(np.append(True, starts[1:] > ends[:-1] + _GAP))

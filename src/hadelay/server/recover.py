@@ -47,8 +47,8 @@ def open_node(
     *,
     backend: Callable[[str], Backend] = LmdbBackend,
 ) -> Node:
-    """A recovered node, not yet started. ConfigError for directories of another node, DamagedFile for bytes that do not
-    verify. backend: makes the table store at a path."""
+    """Recover a node from its directories; returns the node, not yet started. ConfigError for directories of another
+    node, DamagedFile for bytes that do not verify. backend: makes the table store at a path."""
     directories = Directories(config, disk, runtime, backend)
     with _in_words(config, disk):
         directories.make()
@@ -62,7 +62,7 @@ def open_node(
 
 @contextmanager
 def _in_words(config: Config, disk: Disk) -> Iterator[None]:
-    """Say in an OSError what to do about a disk that does not let a node start."""
+    """Add advice to an OSError about a disk that does not let a node start."""
     try:
         yield
     except OSError as error:
@@ -107,7 +107,7 @@ class Directories:
             parent, _, group = directory.rpartition("/")
             corrected += self.disk.protect(parent, below=False)
             for name in self.disk.listdir(parent):
-                if name.partition(".")[0] == group:  # also the lock, and directories put aside
+                if name.partition(".")[0] == group:  # also the lock file, and directories that were put aside
                     corrected += self.disk.protect(f"{parent}/{name}")
         if corrected:
             log.info("modes_corrected", node=self.config.node.name, files=corrected)
@@ -143,7 +143,8 @@ class Directories:
         return journal, storage
 
     def _open(self, incarnation: int, journal: Journal | None = None) -> tuple[Journal, Storage]:
-        # The journal is created first: an empty one has promised nothing, so a crash in between does no harm.
+        # Create the journal before the storage: an empty journal has promised nothing, so a crash in between does no
+        # harm.
         journal = journal or self.create_journal(incarnation)
         return journal, Storage(
             self.disk, self.data, self.runtime, self.identity(incarnation),
@@ -151,15 +152,15 @@ class Directories:
         )  # fmt: skip
 
     def _is_blank(self, journal: Journal, storage: Storage) -> bool:
-        """The directories are those of a first start without `init`: the node has promised nothing, and no directories
-        of a lost disk lie beside them."""
+        """Whether the directories are those of a first start without `init`: the node has promised nothing, and beside
+        them lie no directories that were put aside after the loss of a disk."""
         promised = journal.admitted or journal.voted_for or journal.installing or storage.applied_index
         siblings = (path.rpartition("/") for path in {self.data, self.journal})
         lost = any(name.startswith(f"{own}.lost-") for parent, _, own in siblings for name in self.disk.listdir(parent))
         return not promised and not lost and (journal.last_index, journal.term) == FIRST
 
     def _who_am_i(self) -> tuple[int, Journal | None]:
-        """Incarnation of this node, and its journal if there is one. Moves directories aside that cannot be trusted."""
+        """Incarnation of this node, and its journal if there is one. Puts directories aside that cannot be trusted."""
         config, disk = self.config, self.disk
         identity = read_identity(disk, self.data)
         if identity is not None:
@@ -186,7 +187,8 @@ class Directories:
         return self._start_over(self.data if identity is None else self.journal), None
 
     def _start_over(self, lost: str) -> int:
-        """Put both directories aside and become a new incarnation. ConfigError in a cluster of one node."""
+        """Put the data and journal directories aside, and return the number of a new incarnation. ConfigError in a
+        cluster of one node."""
         if len(self.config.members) == 1:
             raise ConfigError(
                 f"{lost} is lost or of another time, and there is no other node to learn from: put back {self.data} "
@@ -198,20 +200,20 @@ class Directories:
         return aside
 
     def _put_aside(self, suffix: str) -> None:
-        """Rename both directories by that suffix, and create empty ones."""
+        """Rename the data and journal directories by appending `suffix`, and create empty ones."""
         for directory in (self.data, self.journal):
             self.disk.rename(directory, f"{directory}.{suffix}")
             self.disk.sync_dir(directory.rpartition("/")[0])
             self.disk.makedirs(directory)
 
     def _new_incarnation(self) -> int:
-        """A number above every earlier incarnation, by the wall clock."""
+        """Number for a new incarnation of this node, above every earlier one, from the wall clock."""
         return max(FOUNDING + 1, self.runtime.wall_ms())
 
 
 def _of_one_time(journal: Journal, storage: Storage) -> bool:
-    """Journal and storage fit. Else one was restored from an old copy, or lost its end: a checkpoint never goes beyond
-    the synced journal, and the journal is never cut beyond the checkpoint."""
+    """Whether journal and storage belong together. If not, one of them was restored from an old copy, or lost its end:
+    a checkpoint never goes beyond the synced journal, and the journal is never cut beyond the checkpoint."""
     index, term = (storage.applied_index, storage.applied_term) if storage.applied_index else FIRST
     if journal.installing >= index > journal.last_index:
         return True  # a snapshot was installed, and the journal's reset is still to be written

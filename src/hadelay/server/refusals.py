@@ -1,4 +1,5 @@
-"""Errors for users out of apply's refusals, of rows of a publish and of whole commands; and throttled topics."""
+"""Turns refusals by apply, of rows of a publish and of whole commands, into errors for users; and remembers throttled
+topics."""
 
 import math
 from collections import Counter
@@ -55,7 +56,7 @@ _REFUSALS: dict[str, Callable[[str], HadelayError]] = {
 
 
 class Refusals:
-    """Counts refused rows, and remembers which topics were published to too fast."""
+    """Counts refused rows of publishes, and remembers which topics exceeded their publish rate."""
 
     def __init__(self, monotonic: Callable[[], float], retry_after_ms: Callable[[str], int]) -> None:
         """retry_after_ms: time until a topic's publish rate admits the next message; 0: none, or not known."""
@@ -76,7 +77,7 @@ class Refusals:
         return _too_fast(topic, left_ms) if all(draft.topic == topic for draft in drafts) else None
 
     def problem(self, code: RowCode, topic: str, other: int = 0) -> HadelayError:
-        """The error of a refused row. other: id of the message that has its key."""
+        """The error of a refused row. other: id of the message that already has the row's key."""
         limit = _LIMITS.get(code)
         if limit is None:
             kind, detail = _PROBLEMS[code]

@@ -41,8 +41,9 @@ def restore(
     backend: Callable[[str], Backend] = LmdbBackend,
     copied: Callable[[int], None] = lambda size: None,
 ) -> None:
-    """Fill this node's empty directories, then done(None), or done(error). Raises ConfigError, before anything is
-    written, for directories that are not empty, and for the lost cluster's own id or group."""
+    """Fill this node's empty directories from a backup, then call done(None), or done(error). Raises ConfigError
+    before anything is written, if the directories are not empty, or if the configuration has the lost cluster's id
+    or group."""
     directories = Directories(config, disk, runtime, backend)
     data = directories.data
     _refuse(directories, backup)
@@ -104,7 +105,8 @@ def _refuse(directories: Directories, backup: Backup) -> None:
 
 
 def _become(directories: Directories, backup: Backup) -> None:
-    """Make the installed files this node's. The identity is written last: without it a node refuses to start."""
+    """Turn the restored files into this node's own. The identity is written last: without it a node refuses to
+    start."""
     cluster, data = directories.config.cluster, directories.data
     tables = directories.backend(f"{data}/state.mdb")
     row = msgpack.unpackb(tables.get(CHECKPOINT, ROW) or b"") | {"cluster_id": cluster.id, "group": cluster.group}

@@ -1,4 +1,4 @@
-"""Limits that apply uses, replicated (SETTINGS): nodes with different configuration files must decide alike."""
+"""Replicated limits (command SETTINGS) that apply uses: nodes with different configuration files must decide alike."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ MAX_DELAY_MS = 100 * 365 * _DAY_MS
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The attributes are the keys in SETTINGS and in checkpoints, in this order. Append new ones; change no others."""
+    """Replicated settings of the cluster. The attributes are the keys in SETTINGS and in checkpoints, in this order:
+    append new ones, change no others."""
 
     #: Limit of delays; a longer delay is refused, never clamped (S1).
     max_delay_ms: int = 2 * 365 * _DAY_MS
@@ -24,7 +25,7 @@ class Settings:
     max_topics: int = 100_000
     #: Limit of consumer names, which are never deleted; the dispatch log omits the names of further consumers.
     max_consumers: int = 100_000
-    #: Limit of failure reasons, which are never deleted either.
+    #: Limit of failure reasons, which are never deleted.
     max_reasons: int = 10_000
     #: Limit of request ids remembered per consumer, while their leases run; the oldest are dropped first.
     requests_per_consumer: int = 64

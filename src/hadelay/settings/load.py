@@ -35,7 +35,7 @@ def load(
     """The configuration of one node. ConfigError lists all problems, one per line. warn: called for each retired key,
     which still has effect."""
     values: dict[str, Any] = {}
-    #: File and line, variable, or option of each key: the prefix of error messages.
+    #: Origin of each key (file and line, environment variable, or option): the prefix of error messages.
     origins: dict[str, str] = {}
     if path is not None:
         tree, lines = read_toml(path)
@@ -59,7 +59,8 @@ def load(
 
 
 def _origin(origins: Mapping[str, str], key: str) -> str:
-    """Origin of a key; for a default, the origin of the nearest parent (`raft.peers.n2` → `raft.peers`)."""
+    """Origin of a key, for error messages; for a key that was not set, the origin of its nearest parent
+    (`raft.peers.n2` → `raft.peers`)."""
     while key:
         if key in origins:
             return origins[key]
@@ -71,7 +72,8 @@ def _origin(origins: Mapping[str, str], key: str) -> str:
 
 
 def read_toml(path: Path | str) -> tuple[dict[str, Any], dict[str, int]]:
-    """(tree, line of each dotted key, such as `raft.peers.n2`, `faults[2].kind`). ConfigError if the file is not TOML.
+    """Read a TOML file: returns its tree, and the line number of each dotted key, such as `raft.peers.n2` or
+    `faults[2].kind`. ConfigError if the file is not TOML.
 
     tomllib gives no lines, so a scan for headers and `key =` finds them.
     """
@@ -80,7 +82,7 @@ def read_toml(path: Path | str) -> tuple[dict[str, Any], dict[str, int]]:
         tree = tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-    except (ValueError, RecursionError) as error:  # from tomllib, or a number with thousands of digits
+    except (ValueError, RecursionError) as error:  # tomllib's error, or a number with thousands of digits
         raise ConfigError(f"{path}: not TOML: {error}") from error
     lines: dict[str, int] = {}
     tables: Counter[str] = Counter()
@@ -99,7 +101,7 @@ def read_toml(path: Path | str) -> tuple[dict[str, Any], dict[str, int]]:
 
 
 def line_of(lines: Mapping[str, int], key: str) -> int:
-    """Line of a key, else of the first key within it, else of its nearest parent."""
+    """Line number of a key; else of the first key within this key; else of the key's nearest parent."""
     while key:
         if found := [n for k, n in lines.items() if k == key or k.startswith(f"{key}.")]:
             return lines.get(key, min(found))
@@ -108,7 +110,8 @@ def line_of(lines: Mapping[str, int], key: str) -> int:
 
 
 def _leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """(section.key, value) of all keys; a key outside a section has its bare name, which is refused later."""
+    """Yield (section.key, value) for all keys of a tree. A key outside a section has its bare name, which is refused
+    later."""
     for section, part in tree.items():
         if not isinstance(part, dict):
             yield section, part
@@ -118,7 +121,7 @@ def _leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """(key, text, origin) of each variable."""
+    """Yield (key, text, origin) for each HADELAY_… variable of the environment."""
     for name, text in sorted(environ.items()):
         if name.startswith("HADELAY_") and name not in CLIENT_VARIABLES:
             key = name.removeprefix("HADELAY_").lower().replace("__", ".")
@@ -126,7 +129,7 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, str, st
 
 
 def _from_overrides(overrides: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """(key, text, origin) of each --set."""
+    """Yield (key, text, origin) for each --set option."""
     for item in overrides:
         key, equals, text = item.partition("=")
         if not equals:
@@ -174,7 +177,7 @@ def _build(values: Mapping[str, Any], origins: Mapping[str, str]) -> tuple[Confi
 def _in_unit(name: str, value: Any, kind: Any) -> Any:
     if not isinstance(value, str):
         return value
-    if kind == list[str]:  # outside TOML, commas separate a list
+    if kind == list[str]:  # in variables and --set, commas separate the items of a list
         return [one.strip() for one in value.split(",") if one.strip()]
     if name.endswith("_ms"):
         if not _DURATION.fullmatch(value):

@@ -9,7 +9,8 @@ from hadelay import uris
 from hadelay.settings.node import DAY, GIB, HOUR, KIB, MIB, Config
 
 _NAME = r"[A-Za-z0-9._-]{1,64}", "1 to 64 of A-Z a-z 0-9 . _ -"
-#: Key → (pattern, expected text) of a text, of the texts of a list, or of the names in a table.
+#: Rules for texts: key → (pattern, description of a valid text). The pattern applies to the value, to each text of a
+#: list, or to each name in a table.
 _TEXTS: dict[str, tuple[str, str]] = {
     "node.name": _NAME,
     "node.data_dir": (r"[\s\S]+", "the path of a directory"),
@@ -52,7 +53,7 @@ def is_loopback(address: str) -> bool:
 
 
 def problems(config: Config) -> Iterator[tuple[str, str]]:
-    """(key, problem and expected value) of every invalid key."""
+    """Check a configuration: yields (key, problem with the expected value) for every invalid key."""
     yield from _numbers(config)
     yield from _texts(config)
     yield from _addresses(config)

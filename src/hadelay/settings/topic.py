@@ -25,7 +25,7 @@ MAX_SECRETS = 4
 MAX_HEADERS = 16
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
-#: Host and port of a URL; the same for an IPv6 address without a scope.
+#: Patterns: host and port of a URL; and a bracketed IPv6 address without a scope, with an optional port.
 _HOST = re.compile(r"[^/]*//([^/?#]*)")
 _BRACKETED = re.compile(r"\[([0-9A-Fa-f:.]+)\](?::[0-9]+)?")
 _ORIGIN = re.compile(r"(https?)://(\[[^\]/?#]*\]|[^:/?#]*)(?::([0-9]*))?", re.IGNORECASE)
@@ -34,7 +34,7 @@ _PORTS = {"http": "80", "https": "443"}
 _OWN_HEADERS = re.compile(r"(webhook-|ce-)|(host|content-length|content-type|transfer-encoding|connection|te|upgrade)$")
 
 
-#: Returns the expected value, as an error text, for an invalid value; else "".
+#: Check of a setting: returns "" for a valid value, else a description of the expected value, as error text.
 Check = Callable[[Any, Settings], str]
 
 
@@ -68,7 +68,8 @@ class Alert:
 
 
 def _must(fine: Callable[[Any, Settings], bool], expected: str) -> Check:
-    """expected: error text; {!r} stands for the value."""
+    """Make a Check from a predicate. expected: the error text for invalid values, in which {!r} stands for the
+    value."""
     return lambda value, settings: "" if fine(value, settings) else expected.format(value)
 
 
@@ -79,7 +80,7 @@ def _integer(least: int, most: int, what: str) -> Check:
 
 
 def _duration(least_ms: int, most: int | str) -> Check:
-    """Check of a duration in ms. most: ms, or the name of a limit in Settings."""
+    """Make a Check of a duration in ms. most: the maximum in ms, or the name of a limit in Settings."""
 
     def check(value: Any, settings: Settings) -> str:
         most_ms = most if isinstance(most, int) else getattr(settings, most)
@@ -128,7 +129,7 @@ def _backoff(value: Any, settings: Settings) -> str:
     return ""
 
 
-#: Replacement of the masked characters.
+#: Text that replaces the masked characters of a secret.
 MASK = "****"
 
 
@@ -185,7 +186,8 @@ def _headers(value: Any, settings: Settings) -> str:
 
 
 def url_problem(url: Any, _: Settings | None = None) -> str:
-    """Error text for an invalid URL; "" for a valid one. The caller that connects checks the address."""
+    """Error text for an invalid URL; "" for a valid URL. The URL's address is not checked here, but when a caller
+    connects."""
     if not isinstance(url, str) or not 0 < len(url) <= MAX_URL or not url.isascii() or not url.isprintable():
         return f"a URL is 1 to {MAX_URL} printable ASCII characters"
     if " " in url:
@@ -216,7 +218,7 @@ ALERT: dict[str, Check] = {"url": url_problem, "secret": _one_secret}
 
 
 class Setting(NamedTuple):
-    #: What the setting does, for the command line and the reference.
+    #: Description of the setting, for the command line and the reference.
     help: str
     check: Check
 
@@ -317,9 +319,9 @@ def merged(before: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
 
 
 def unmasked(before: dict[str, Any], config: dict[str, Any], *, any_origin: bool = False) -> tuple[dict[str, Any], str]:
-    """(`config` with the old values of masked webhook headers, error text). Call this before `merged`. For a URL of
-    another origin, masked headers are dropped: a user who may set the URL must not receive their values. any_origin:
-    keep them, as before feature level 3."""
+    """Replace masked webhook headers in `config` by their old values; returns (config, error text). Call this before
+    `merged`. For a URL of another origin, masked headers are dropped: a user who may set the URL must not receive the
+    old values. any_origin: keep the masked headers in this case too, as before feature level 3."""
     webhook = config.get("webhook")
     if not isinstance(webhook, dict) or not has_masked_headers(config):
         return config, ""
@@ -370,8 +372,8 @@ def settings_of(config: dict[str, Any]) -> TopicSettings:
 
 
 def with_defaults(config: dict[str, Any], level: int) -> tuple[dict[str, Any], str]:
-    """(`config` with the newest defaults if `defaults` is None, error text). `defaults` needs a cluster of feature
-    level RETRY_DEFAULTS or later."""
+    """Fill in the newest defaults if `config` has `defaults` None; returns (config, error text). `defaults` needs a
+    cluster of feature level RETRY_DEFAULTS or later."""
     if "defaults" not in config:
         return config, ""
     if level < RETRY_DEFAULTS:
@@ -380,7 +382,7 @@ def with_defaults(config: dict[str, Any], level: int) -> tuple[dict[str, Any], s
 
 
 def newest_defaults(level: int) -> int:
-    """Defaults of a topic created in a cluster of this feature level."""
+    """Default settings of a topic that is created in a cluster of this feature level."""
     return max(brought for brought in DEFAULTS_OF if brought <= level)
 
 

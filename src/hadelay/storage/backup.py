@@ -23,7 +23,7 @@ from hadelay.errors import ConfigError, DamagedFile, NotFound
 from hadelay.platform.disk import Disk, read_file, replace_file
 from hadelay.version import FEATURE_LEVEL
 
-#: Highest manifest format: 1 in a directory, 2 in parts.
+#: Highest format of a backup's manifest: 1 for a backup in a directory, 2 for a backup stored in parts.
 FORMAT = 2
 #: Size of a block with its own CRC, in bytes: the resolution of damage reports.
 BLOCK = 64 << 10
@@ -57,7 +57,7 @@ class Backup(Struct, omit_defaults=True):
     #: Cluster time of the backup, RFC 3339.
     time: str
     files: dict[str, Contents]
-    #: Size of a part, in bytes; 0: whole files.
+    #: Size of the parts that files are stored in, in bytes; 0: files are stored whole.
     part: int = 0
 
     @property
@@ -86,7 +86,7 @@ class LocalBackups:
     Names are those of a manifest; `length` is the manifest's length of the file.
     """
 
-    #: Format of the manifests, and Backup.part, of the backups written and read here.
+    #: Values for backups written and read by this class: manifest format, and Backup.part.
     format, part = 1, 0
 
     def __init__(self, disk: Disk, directory: str) -> None:
@@ -104,7 +104,7 @@ class LocalBackups:
             raise ConfigError(f"another backup is writing to {self.where}: wait for its end") from None
 
     def manifests(self) -> list[str]:
-        """Names of manifests, among other names."""
+        """Names of the directory's entries: the manifests and others."""
         return self._disk.listdir(self.where) if self._disk.exists(self.where) else []
 
     def load(self, name: str) -> bytes:
@@ -112,7 +112,7 @@ class LocalBackups:
         return read_file(self._disk, f"{self.where}/{name}")
 
     def size(self, name: str, length: int) -> int:
-        """Number of the file's first `length` bytes that are stored."""
+        """Return how many of the file's first `length` bytes are stored."""
         path = f"{self.where}/{name}"
         if not self._disk.exists(path):
             return 0
@@ -120,12 +120,13 @@ class LocalBackups:
             return min(file.size(), length)
 
     def read(self, name: str, length: int, offset: int, size: int) -> bytes:
-        """Up to 1 MiB from an offset that is a multiple of 1 MiB; fewer bytes at the end of a short file."""
+        """Read up to 1 MiB of a stored file from an offset that is a multiple of 1 MiB; fewer bytes at the end of a
+        short file."""
         return read_file(self._disk, f"{self.where}/{name}", size, offset)
 
     def fill(self, name: str, length: int, read: Callable[[int, int], bytes], *, anew: bool) -> None:
-        """Store the file's first `length` bytes; read(offset, limit) returns 1 to `limit` bytes. Stored bytes are kept
-        unless `anew`. The file is durable on return."""
+        """Store the file's first `length` bytes, which read(offset, limit) returns, 1 to `limit` bytes per call. Bytes
+        stored earlier are kept unless `anew`. The file is durable on return."""
         with closing(self._disk.open(f"{self.where}/{name}", create=True)) as file:
             at = 0 if anew else min(file.size(), length)
             while at < length:
@@ -133,7 +134,7 @@ class LocalBackups:
                 file.pwrite(data, at)
                 at += len(data)
             file.sync()
-            file.drop_cache()  # verify the disk, not the cache: an earlier sync may have failed
+            file.drop_cache()  # later reads then verify the disk, not the cache: an earlier sync may have failed
 
     def put(self, name: str, data: bytes, lengths: dict[str, int]) -> None:
         """Write a manifest atomically, after a sync of the files that it names."""
@@ -147,7 +148,8 @@ class LocalBackups:
 
     def keep(self, backups: list[dict[str, int]]) -> None:
         """Remove files that no kept backup needs. backups: name → length of the files of each kept backup."""
-        self._disk.sync_dir(self.where)  # a power loss must not bring back a manifest without its files
+        # Sync the removed manifests first: a power loss must not bring back a manifest without its files
+        self._disk.sync_dir(self.where)
         needed = {name for lengths in backups for name in lengths}
         for place in ("", "hours/"):
             for name in self._disk.sizes(f"{self.where}/{place}".rstrip("/")):
@@ -196,14 +198,14 @@ class Archive:
         return backup
 
     def intact(self, index: int | None = None) -> Backup | None:
-        """`read`, or None for a missing or damaged manifest."""
+        """Read a manifest like `read`; None for a missing or damaged manifest."""
         try:
             return self.read(index)
         except (NotFound, DamagedFile):
             return None
 
     def verify(self, backup: Backup) -> Iterator[tuple[str, list[BackupDamage]]]:
-        """(name, damage) of every file of a backup."""
+        """Verify a backup: yields (name, damage) for every file of the backup."""
         for name, known in backup.files.items():
             size = self.files.size(name, known.length)
             if size < known.length:

@@ -22,16 +22,17 @@ from hadelay.platform.disk import Handles
 from hadelay.storage.heads import HeadsCache, bad_entry
 from hadelay.storage.hourtable import IDX, LOG, HourTable, places
 
-#: Size of a buffered row without its record, in bytes.
+#: Memory, in bytes, of a buffered index row without the message's record.
 ROW_COST = INDEX_SIZE + 4 + 4 + 8 + 4 + 4 + 2
-#: Limits of hours, rows and bytes per pass: a few milliseconds. The dense heads of one pass take 0.9 MB.
+#: Limits of hours, rows and bytes that the writer handles per pass: a few milliseconds. The dense heads of one pass
+#: take 0.9 MB.
 _BATCH_HOURS, _BATCH_ROWS, _BATCH_BYTES = 32, 1024, 1 << 19
-#: Number of entries up to which an hour's heads are rebuilt rather than kept.
+#: Limit of entries of an hour whose heads are not kept in memory, because rebuilding them is quick.
 _FEW_ENTRIES = 2048
 
 
 def _memory(size: int) -> mmap.mmap:
-    """Anonymous pages: allocated on first use, and returned to the system at once when freed."""
+    """Map anonymous memory: pages are allocated on first use, and returned to the system at once when freed."""
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
@@ -40,8 +41,8 @@ def _array(n: int, dtype: Any) -> npt.NDArray[Any]:
 
 
 class Generation:
-    """Arrivals between two checkpoints, in arrival order and chained per hour: the frozen generation is written while
-    the fresh generation takes arrivals."""
+    """Buffered messages that arrived between two checkpoints, in arrival order and chained per hour. The writer writes
+    the frozen generation while the fresh generation takes arrivals."""
 
     def __init__(self, capacity: int, slots: int) -> None:
         """capacity: size limit of rows and records together, in bytes. slots: number of slots in the hour table."""
@@ -56,7 +57,7 @@ class Generation:
         self._indexes, self._topics = _array(rows, np.uint32), _array(rows, np.uint32)
         self._seconds = _array(rows, np.uint16)
         self._arena, self._used = memoryview(_memory(capacity)), 0
-        #: Position of each slot's latest row; -1 for none.
+        #: Position of the latest row of each slot (hour); -1 for a slot without rows.
         self.tail = np.full(slots, -1, np.int32)
 
     @property
@@ -71,7 +72,7 @@ class Generation:
             self.tail = np.append(self.tail, np.full(slots - len(self.tail), -1, np.int32))
 
     def numbers(self, n: int) -> npt.NDArray[np.int32]:
-        """Positions of the next n rows."""
+        """Positions that the next n rows will have in the buffer."""
         return np.arange(self.n, self.n + n, dtype=np.int32)
 
     def add(
@@ -101,7 +102,7 @@ class Generation:
         self.n = end
 
     def of(self, slot: int, written: int) -> npt.NDArray[np.intp]:
-        """Positions of one hour's rows from globalIndex `written` on, ascending."""
+        """Positions of the buffered rows of one hour from globalIndex `written` on, ascending."""
         positions: list[int] = []
         at = int(self.tail[slot]) if slot < len(self.tail) else -1
         indexes = self._rows["index"]
@@ -111,7 +112,7 @@ class Generation:
         return np.array(positions[::-1], np.intp)
 
     def by_hour(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.uint32]]:
-        """(positions ordered by slot, their slots) of all rows."""
+        """Order all rows by slot: returns (positions of the rows, slots of the rows)."""
         slots = self._slots[: self.n]
         if not self.n:
             return np.zeros(0, np.intp), slots
@@ -122,7 +123,8 @@ class Generation:
     def waiting(
         self, written: npt.NDArray[np.integer]
     ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint16], npt.NDArray[np.uint32]]:
-        """(slot, second, topic) of each row that is not written yet. written: number of written rows per slot."""
+        """Return slot, second and topic of each row that is not written yet, as three arrays. written: number of
+        written rows per slot."""
         columns = (self._slots[: self.n], self._seconds[: self.n], self._topics[: self.n])
         waits = self._indexes[: self.n] >= written[columns[0]]
         if waits.all():
@@ -131,7 +133,7 @@ class Generation:
         return slots[waits], seconds[waits], topics[waits]
 
     def get(self, positions: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.void], list[int]]:
-        """(rows, start of each row's record in the arena)."""
+        """Return the rows at these positions, and the start of each row's record in the arena."""
         return self._rows.take(positions), self._starts[positions].tolist()
 
     def records(self, starts: list[int], sizes: list[int]) -> bytes:
@@ -140,8 +142,8 @@ class Generation:
 
 
 class Sample(NamedTuple):
-    """Changed hours of a checkpoint, at one applied index. rows: HOUR_ROW of `hours`, in slot order
-    (storage/hourtable.py); gone: retired hours."""
+    """Sample: the hours that a checkpoint must store, at one applied index. rows: HOUR_ROW of each hour in `hours`, in
+    slot order (storage/hourtable.py); gone: retired hours."""
 
     hours: npt.NDArray[np.int64]
     rows: npt.NDArray[np.void]
@@ -163,7 +165,8 @@ class FarWriter:
         self._next = 0
 
     def freeze(self, sample: Sample | None) -> None:
-        """Freeze the buffer for `write_some`, which also completes the sample's CRCs; start an empty buffer."""
+        """Freeze the buffer, and start an empty one for arrivals. `write_some` then writes the frozen buffer and
+        completes the sample's CRCs."""
         assert self._frozen is None, "one checkpoint at a time"
         if not self.fresh.n:
             return
@@ -174,7 +177,8 @@ class FarWriter:
         self._next = 0
 
     def write_some(self) -> bool:
-        """Write the next few dozen hours, or a part of a big hour; True when the frozen buffer is written."""
+        """Write the next few dozen hours of the frozen buffer, or a part of a big hour. True when the whole frozen
+        buffer is written."""
         frozen = self._frozen
         if frozen is None:
             return True
@@ -210,15 +214,15 @@ class FarWriter:
                 self._write(generation, positions, np.full(len(positions), slot, np.uint32))
 
     def waiting(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint16], npt.NDArray[np.uint32]]:
-        """(slot, second, topic) of each buffered row."""
+        """Return slot, second and topic of each buffered row, as three arrays."""
         generations = [generation for generation in (self._frozen, self.fresh) if generation is not None]
         found = [generation.waiting(self._table.written) for generation in generations]
         slots, seconds, topics = (np.concatenate(column) for column in zip(*found, strict=True))
         return slots, seconds, topics
 
     def _write(self, generation: Generation, positions: npt.NDArray[np.integer], slots: npt.NDArray[np.uint32]) -> None:
-        """Link and write rows. positions: the next rows of some hours, ordered by slot; rows that `write_out` has
-        written already are skipped."""
+        """Link and write rows. positions: positions of the next rows of some hours, ordered by slot. Rows that
+        `write_out` has written already are skipped."""
         rows, starts = generation.get(positions)
         waiting = rows["index"] >= self._table.written[slots]
         if not waiting.all():
@@ -299,7 +303,7 @@ class FarWriter:
         if records:
             self._handles.get(path + ".log", create=True).pwrite(records, offset)
         self._handles.get(path + ".idx", create=True).pwrite(entries, written * INDEX_SIZE)
-        # Lengths change after both writes: a retry overwrites the bytes of a failed write.
+        # Update the lengths only after both writes: a retry then overwrites the bytes of a failed write.
         if records:
             table.log_crc[slot] = crc32c(records, int(table.log_crc[slot]))
             table.log_written[slot] = offset + len(records)

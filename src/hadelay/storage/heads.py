@@ -1,4 +1,5 @@
-"""Heads of hours: an LRU in memory, backed by `.heads` files, backed by the index.
+"""Heads of hours (last entry and count of each second): a cache in memory, backed by `.heads` files, which are backed
+by the index.
 
 Two years of dense heads would take half a gigabyte. A `.heads` file is a cache: if the file is missing, damaged or
 behind, one vectorised pass reads the remaining index entries. Checkpoints and evictions rewrite files that lag far.
@@ -18,11 +19,13 @@ from hadelay.codec.linking import INDEX_CRC, Heads, catch_up, no_heads
 from hadelay.errors import DamagedFile
 from hadelay.platform.disk import Disk, read_file
 
-#: Number of entries that a `.heads` file may lag before it is written again; reading as many takes a millisecond.
+#: Number of entries that a `.heads` file may lag behind the index before it is written again; reading so many entries
+#: takes a millisecond.
 WORTH_WRITING = 16_384
-#: Limit of {topic, minute} keys counted in an array; twenty times faster than by sorting, unless rows are few.
+#: Limit of {topic, minute} keys up to which counting uses an array, which is twenty times faster than sorting unless
+#: rows are few.
 _DENSE_KEYS = 1 << 18
-#: Number of entries read per slice while catching up; reading and verifying a slice takes two milliseconds.
+#: Number of index entries read per slice while heads catch up with the index; a slice takes two milliseconds.
 _SCAN = 16_384
 
 ReadRows = Callable[[int, int, int], npt.NDArray[np.void]]
@@ -91,20 +94,21 @@ def count_topics(counters: npt.NDArray[np.void], rows: npt.NDArray[np.void]) -> 
 
 
 def bad_entry(path: str, index: int) -> DamagedFile:
-    """The error for entry `index` of this .idx file, whose CRC is wrong."""
+    """Make the error for an index entry with a wrong CRC. path: the .idx file; index: number of the entry."""
     return DamagedFile(path, index * INDEX_SIZE, "the entry's CRC is wrong", size=INDEX_SIZE)
 
 
 class HeadsCache:
     def __init__(self, disk: Disk, path_of: Callable[[int], str], read_rows: ReadRows, limit: int = 512) -> None:
-        """path_of: path of an hour's files without suffix. read_rows(hour, first, end): written INDEX rows."""
+        """path_of(hour): path of the hour's files without suffix. read_rows(hour, first, end): INDEX rows written to
+        the .idx file."""
         self._disk, self._path_of, self._read, self._limit = disk, path_of, read_rows, limit
         self._known: OrderedDict[int, Derived] = OrderedDict()
         self._held: dict[int, Derived] = {}
         self.worth_writing = WORTH_WRITING
 
     def hold(self, hour: int, entries: int) -> Derived:
-        """`get`, and keep the result of this mapped hour until `release`."""
+        """Get an hour's heads like `get`, and keep them in memory until `release`; for mapped hours."""
         derived = self._held[hour] = self.get(hour, entries)
         self._known.pop(hour, None)
         return derived
@@ -116,8 +120,8 @@ class HeadsCache:
         return hour in self._known or hour in self._held
 
     def get(self, hour: int, entries: int) -> Derived:
-        """Heads after exactly the first `entries` entries, all written. The object is live: the caller that links
-        further entries updates its heads and `entries`."""
+        """Get an hour's heads after exactly the first `entries` entries, all of which are written. The object is live:
+        a caller that links further entries updates the object's heads and `entries`."""
         derived = self._held.get(hour) or self._latest(hour, entries)
         while derived.entries < entries:
             self._scan(hour, derived, entries)
@@ -130,7 +134,8 @@ class HeadsCache:
         return derived.counters
 
     def derive_some(self, hour: int, entries: int, *, topics: bool) -> int:
-        """Do one slice of the work of `get` (topics: `topic_minutes`); returns the number of rows, 0 when done."""
+        """Do one slice of the work of `get` (with topics: of `topic_minutes`). Returns the number of rows read, 0 when
+        all is done."""
         derived = self._held.get(hour) or self._latest(hour, entries)
         before = derived.entries + derived.counted
         if derived.entries < entries:
@@ -171,11 +176,12 @@ class HeadsCache:
         self._held.pop(hour, None)
 
     def close(self) -> None:
-        """Write no more files: the directory may belong to another store now."""
+        """Stop writing `.heads` files: the directory may belong to another store now."""
         self.worth_writing = 1 << 62
 
     def save(self, limit: int) -> None:
-        """Write up to `limit` files that lag far behind, without a sync. Every checkpoint calls this."""
+        """Write up to `limit` of the `.heads` files that lag far behind the index, without a sync. Every checkpoint
+        calls this."""
         everything = (self._held | self._known).items()
         late = [(hour, one) for hour, one in everything if one.entries >= one.on_disk + self.worth_writing]
         for hour, derived in late[:limit]:
@@ -200,5 +206,5 @@ class HeadsCache:
                 file.pwrite(data, 0)
                 file.truncate(len(data))
         except OSError:
-            return  # a full disk: a missing or torn file only makes the next load read the index
+            return  # a full disk does no harm: without a whole `.heads` file, the next load reads the index
         derived.on_disk = derived.entries

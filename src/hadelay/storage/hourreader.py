@@ -18,12 +18,13 @@ from hadelay.storage.hourtable import FILES, HourTable
 from hadelay.storage.near import NearHour
 
 Rows = npt.NDArray[np.void]
-#: Maximum span of rows read in one piece, in rows and in rows per wanted row; longer spans are read row by row.
+#: Limits of a span of rows that is read in one piece; the larger one counts: a number of rows, and a number of rows per
+#: wanted row. Longer spans are read row by row.
 _SPAN_ROWS, _SPAN_PER_ROW = 1024, 16
 
 
 class HourReader:
-    """The reading half of HourStore."""
+    """Reads the hour files of a group: the half of DiskHourStore that changes nothing."""
 
     def __init__(self, disk: Disk, directory: str, far_capacity: int) -> None:
         self._disk, self._directory = disk, directory
@@ -50,7 +51,7 @@ class HourReader:
         return int(self._table.entries[slot]) if slot >= 0 else 0
 
     def counts(self, hours: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
-        """`count` for many hours at once."""
+        """Number of index entries, like `count`, for many hours at once."""
         return self._table.entries_of(hours)
 
     def event_count(self, hour: int) -> int:
@@ -58,8 +59,8 @@ class HourReader:
         return int(self._table.events[slot]) if slot >= 0 else 0
 
     def sums(self, hour: int) -> tuple[int, int, int, tuple[int, int, int]] | None:
-        """(entries, events, bytes of .log, CRC-32C of .log, .idx and .dsp) at the applied index. None while messages of
-        the hour are buffered."""
+        """An hour's files at the applied index: (entries, events, bytes of .log, CRC-32C of .log, .idx and .dsp). None
+        while messages of the hour are buffered."""
         slot, table = self._table.find(hour), self._table
         if slot < 0 or table.written[slot] < table.entries[slot] or table.log_written[slot] < table.log_bytes[slot]:
             return None
@@ -89,7 +90,8 @@ class HourReader:
     # -- reading
 
     def entries(self, hour: int, indexes: npt.NDArray[np.integer] | slice, *, verify: bool = True) -> Rows:
-        """Copy of these INDEX rows. IndexError beyond the applied length; DamagedFile when a CRC is wrong."""
+        """Return a copy of these INDEX rows of an hour. IndexError beyond the applied length; DamagedFile when a CRC is
+        wrong."""
         near = self._near.get(hour)
         if near is not None:
             rows = near.rows()[indexes].copy() if isinstance(indexes, slice) else near.rows().take(indexes)
@@ -106,7 +108,8 @@ class HourReader:
         return near.rows() if near is not None else self._far_entries(hour, slice(None))
 
     def pre_view(self, hour: int) -> memoryview:
-        """The index as a memoryview of u4, to walk chains: entry n's preGlobalIndex is `view[n * 16 + 11]`."""
+        """An hour's index as a memoryview of u4, to walk chains of entries: entry n's preGlobalIndex is `view[n * 16 +
+        11]`."""
         near = self._near.get(hour)
         return near.words() if near is not None else self._far_entries(hour, slice(None)).view(np.uint32).data
 
@@ -115,8 +118,8 @@ class HourReader:
         self._write_out(hour)
         return self._heads.get(hour, self.count(hour)).heads
 
-    # Counts of filed entries, settled entries included. These methods do not write buffered messages, because counting
-    # visits all hours; `waiting` returns the buffered entries.
+    # The next methods count filed entries, settled ones included. They do not write buffered messages first, because
+    # callers count all hours; `waiting` returns the buffered entries.
 
     def written(self, hour: int) -> int:
         """Number of entries in the hour's .idx file."""
@@ -124,7 +127,7 @@ class HourReader:
         return min(int(self._table.written[slot]), int(self._table.entries[slot])) if slot >= 0 else 0
 
     def written_seconds(self, hour: int) -> npt.NDArray[np.uint32]:
-        """Written entries per second, u4[3600]; live like `heads`."""
+        """Number of written entries in each second of the hour, u4[3600]. The array is live: appends change it."""
         return self._heads.get(hour, self.written(hour)).heads.count
 
     def written_minutes(self, hour: int) -> Rows:
@@ -132,17 +135,18 @@ class HourReader:
         return self._heads.topic_minutes(hour, self.written(hour))
 
     def derive_some(self, hour: int, *, topics: bool = False) -> int:
-        """Do one slice of the work of `written_seconds` (topics: `written_minutes`); returns the number of rows, 0 when
-        all is done."""
+        """Do one slice of the work of `written_seconds` (with topics: of `written_minutes`). Returns the number of rows
+        read, 0 when all is done."""
         return self._heads.derive_some(hour, self.written(hour), topics=topics)
 
     def waiting(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint16], npt.NDArray[np.uint32]]:
-        """(hour, second, topic) of each buffered entry."""
+        """Return hour, second and topic of each buffered entry, as three arrays."""
         slots, seconds, topics = self._far.waiting()
         return self._table.hours(np.arange(self._table.size))[slots], seconds, topics
 
     def record(self, hour: int, offset: int, size: int, *, verify: bool = False) -> bytes:
-        """One record, header included. verify: DamagedFile when a CRC is wrong."""
+        """Read one record of an hour's .log file, header included. verify: check its CRCs; DamagedFile when a CRC is
+        wrong."""
         near = self._near.get(hour)
         if near is not None:
             data = near.record(offset, size)
@@ -153,7 +157,8 @@ class HourReader:
         return data
 
     def cached_record(self, hour: int, offset: int, size: int) -> bytes | None:
-        """`record`, not verified, if in memory; None if reading would wait for the disk, or the hour is retired."""
+        """Read a record like `record`, not verified, if it is in memory. None if reading would wait for the disk, or
+        the hour is retired."""
         near = self._near.get(hour)
         if near is not None:
             return near.cached_record(offset, size)
@@ -162,7 +167,7 @@ class HourReader:
         return self._log_with(hour, offset + size).pread_cached(size, offset)
 
     def _log_with(self, hour: int, end: int) -> File:
-        """The .log file of an hour that is not mapped, written at least up to `end`."""
+        """The .log file of an hour that is not mapped; buffered messages before offset `end` are written first."""
         slot = self._table.find(hour)
         if slot < 0 or end > self._table.log_written[slot]:
             self._write_out(hour)
@@ -175,7 +180,8 @@ class HourReader:
         return self._handles.get(self.path(hour) + suffix).pread(size, offset) if size > 0 else b""
 
     def check_repair(self, hour: int, suffix: str, offset: int, data: bytes) -> None:
-        """BadRequest unless `data` verifies as the record, or the whole entries, at this offset of the file."""
+        """Check bytes for a repair: BadRequest unless `data` verifies as the record, or the whole entries, at this
+        offset of the file."""
         length = self.length(hour, suffix)
         if not data or offset < 0 or offset + len(data) > length:
             raise BadRequest(f"a repair must lie within the file: offset {offset}, {len(data)} bytes of {length}")
@@ -219,14 +225,15 @@ class HourReader:
         return np.frombuffer(data, INDEX)
 
     def _write_out(self, hour: int, end: int | None = None) -> None:
-        """Write the hour's buffered entries if one lies before `end`: unconditional writes would make each read of a
-        single message write a few entries."""
+        """Write the hour's buffered entries if any of them lies before entry `end`. Writing always would make each read
+        of a single message write a few entries."""
         slot = self._table.find(hour)
         if slot >= 0 and (end is None or end > self._table.written[slot]):
             self._far.write_out(slot)
 
     def events(self, hour: int, numbers: npt.NDArray[np.integer] | slice = slice(None), *, verify: bool = True) -> Rows:
-        """Copy of these DISPATCH rows; a slice has step 1. DamagedFile when a CRC is wrong."""
+        """Return a copy of these DISPATCH rows of an hour; a slice must have step 1. DamagedFile when a CRC is
+        wrong."""
         n = self.event_count(hour)
         if isinstance(numbers, slice):
             first, end, _ = numbers.indices(n)
@@ -252,7 +259,7 @@ def _bad_record(offset: int, data: bytes, entries: Rows) -> str | None:
     if what:
         return what
     there = entries["first_id"][entries["offset"] == offset]
-    # Without an entry that points here, the entry must be repaired first.
+    # If no index entry points to the record, the entry is damaged and must be repaired first.
     return None if decode_record(data).first_id in there else "no index entry points to this record"
 
 

@@ -72,8 +72,8 @@ class DiskHourStore(HourReader):
         return rows["index"]
 
     def append_again(self, hour: int, rows: Rows) -> int:
-        """File entries again whose records are already in the hour's log (offset, size, first_id filled), for messages
-        that are deferred within their hour. Returns the first globalIndex."""
+        """File index entries for messages that are deferred within their hour: their records are already in the hour's
+        log (offset, size, first_id filled). Returns the first globalIndex."""
         slot = self._slot(hour)
         if hour in self._window:
             self._append_near(hour, slot, rows, None, None)
@@ -113,7 +113,8 @@ class DiskHourStore(HourReader):
         headers: Rows | None,
     ) -> None:  # fmt: skip
         table, fresh = self._table, self._far.fresh
-        if not fresh.fits(len(rows), len(blob or b"")):  # the checkpoint came too late
+        # The buffer is full: the checkpoint that empties it came too late
+        if not fresh.fits(len(rows), len(blob or b"")):
             self._far.spill()
             fresh = self._far.fresh
         assert (table.written[slots] <= table.entries[slots]).all(), "nothing is filed in a retired hour"
@@ -151,7 +152,7 @@ class DiskHourStore(HourReader):
                 self._append_far(self._table.slots(far).astype(np.uint32), far, part, records, part_headers)
             else:
                 self._append_near(hour, self._slot(hour), part, records, part_headers)
-            # A view as bytes copies whole rows, not field by field.
+            # Copy through views as bytes: numpy then copies whole rows, not field by field.
             rows.view(_ROW)[chosen] = part.view(_ROW)
         return rows["index"]
 
@@ -246,7 +247,7 @@ class DiskHourStore(HourReader):
         return sample
 
     def write_some(self) -> bool:
-        """Link and write a few dozen of the sampled far hours; True when none is left."""
+        """Write the frozen messages of a few dozen far hours; True when no frozen message is left."""
         return self._far.write_some()
 
     def unsynced(self) -> list[str]:
@@ -259,7 +260,8 @@ class DiskHourStore(HourReader):
         return paths
 
     def freeze(self) -> None:
-        """Let `write_some` write the messages buffered until now, without a sample."""
+        """Freeze the messages buffered until now, so that `write_some` writes them; without a sample for a
+        checkpoint."""
         self._far.write_rest()
         self._far.freeze(None)
 
@@ -295,7 +297,8 @@ class DiskHourStore(HourReader):
         return hours[order], table.rows(slots[order])
 
     def repair(self, hour: int, suffix: str, offset: int, data: bytes) -> None:
-        """Overwrite damaged bytes of ".log", ".idx" or ".dsp" with a peer's. BadRequest: see check_repair."""
+        """Overwrite damaged bytes of an hour's ".log", ".idx" or ".dsp" file with a peer's bytes. BadRequest if the
+        bytes do not verify (`check_repair`)."""
         self.check_repair(hour, suffix, offset, data)
         near = self._near.get(hour)
         if near is not None and suffix != ".dsp":
@@ -327,7 +330,8 @@ def _write_headers(headers: Rows, rows: Rows, blob: bytearray, starts: npt.NDArr
     headers["magic"], headers["version"] = RECORD_MAGIC, RECORD_VERSION
     headers["first_id"] = rows["first_id"]
     RECORD_CRC.seal(headers)
-    # Overlapping view with a 48-byte element at every byte offset: one assignment writes all headers.
+    # View of the blob with a 48-byte element at every byte offset; elements overlap. One assignment then writes all
+    # headers.
     anywhere = np.ndarray((len(blob) - RECORD_SIZE + 1,), f"V{RECORD_SIZE}", blob, 0, (1,))
     anywhere[starts] = headers.view(f"V{RECORD_SIZE}")
 
@@ -335,7 +339,7 @@ def _write_headers(headers: Rows, rows: Rows, blob: bytearray, starts: npt.NDArr
 def _cut(
     blob: bytearray, ends: npt.NDArray[np.int64], sizes: npt.NDArray[np.uint32], chosen: npt.NDArray[np.intp]
 ) -> bytearray:
-    """Concatenated records of the chosen rows, which are ascending."""
+    """Cut the records of the chosen rows out of `blob`, and join them. `chosen` is ascending."""
     if len(chosen) < _FEW:
         spans = zip(ends[chosen].tolist(), sizes[chosen].tolist(), strict=True)
         with memoryview(blob) as view:

@@ -10,11 +10,12 @@ import numpy.typing as npt
 from hadelay.codec.formats import HOUR_ROW
 from hadelay.model import DEAD_HOURS, NONE32
 
-#: Bits of `unsynced`: the hour's files with bytes that are not synced yet; and the suffixes of these files.
+#: Bits of the column `unsynced`, one for each file of the hour that has unsynced bytes; and the suffixes of these
+#: files.
 LOG, IDX, DSP = 1, 2, 4
 FILES = {".log": LOG, ".idx": IDX, ".dsp": DSP}
 _MARGIN = 256
-#: Columns of a HOUR_ROW.
+#: Columns of the table that a checkpoint stores in HOUR_ROWs.
 _IN_CHECKPOINT = ("log_bytes", "entries", "events", "log_crc", "idx_crc", "dsp_crc")
 
 
@@ -29,18 +30,19 @@ def places(hours: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 class HourTable:
     def __init__(self) -> None:
         self.base, self.size = 0, 0
-        #: Applied entries and bytes of records; events.
+        #: Columns at the applied index: number of index entries, bytes of records, number of events.
         self.entries, self.log_bytes = np.zeros(0, np.uint32), np.zeros(0, np.int64)
         self.events = np.zeros(0, np.uint32)
-        #: Entries in .idx (the other entries are in the far buffer), bytes of records in .log, CRCs of written bytes.
+        #: Columns of written data: entries in .idx (further entries are in the far buffer), bytes of records in .log,
+        #: CRCs of the written bytes.
         self.written, self.log_written = np.zeros(0, np.uint32), np.zeros(0, np.int64)
         self.log_crc, self.idx_crc, self.dsp_crc = (np.zeros(0, np.uint32) for _ in range(3))
-        #: Whether the hour changed since the last sample for a checkpoint; bits of files that are not synced.
+        #: Columns: whether the hour has changed since the last sample for a checkpoint; bits of its unsynced files.
         self.changed, self.unsynced = np.zeros(0, np.bool_), np.zeros(0, np.uint8)
         self._columns = [name for name, column in vars(self).items() if isinstance(column, np.ndarray)]
 
     def covers(self, first: int, last: int) -> bool:
-        """Whether both hours, and all hours between them, have slots."""
+        """Whether the table has slots for the hours `first` and `last`, and for all hours between them."""
         low, high = place(first), place(last)
         return self.base <= low and high < self.base + self.size and not (low ^ high) & 1
 
@@ -61,7 +63,7 @@ class HourTable:
         self.base, self.size = base, size
 
     def moves(self, hours: npt.NDArray[np.int64]) -> bool:
-        """Whether covering these hours moves existing slots."""
+        """Whether `cover` of these hours would move existing slots."""
         return bool(self.size) and int(places(hours).min()) < self.base
 
     def slots(self, hours: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -86,7 +88,8 @@ class HourTable:
         for name in self._columns:
             if name != "unsynced":
                 getattr(self, name)[slot] = 0
-        self.written[slot] = NONE32  # rows of the hour in the far buffer count as written
+        # Larger than all indexes, so that the hour's rows in the far buffer count as written
+        self.written[slot] = NONE32
 
     def rows(self, slots: npt.NDArray[np.intp]) -> npt.NDArray[np.void]:
         """HOUR_ROW of each slot; the CRCs cover the written bytes."""

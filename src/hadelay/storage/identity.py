@@ -32,7 +32,7 @@ class Identity:
     feature_level: int = FIRST_LEVEL
 
 
-#: Keys of the file; they and their order never change.
+#: Keys in the identity file. The keys and their order never change.
 _KEYS = ("cluster_id", "group", "node", "incarnation", "format_version", "feature_level")
 
 
@@ -80,7 +80,8 @@ def read_identity(disk: Disk, directory: str) -> Identity | None:
 
 
 def check_identity(disk: Disk, directory: str, expected: Identity) -> Identity:
-    """The directory's identity; a new directory gets `expected`. ConfigError when another node owns the directory."""
+    """Read the directory's identity; write `expected` to a new directory. ConfigError when another node owns the
+    directory."""
     found = read_identity(disk, directory)
     if found is None:
         write_identity(disk, directory, expected)
@@ -111,7 +112,8 @@ def noted_damage(disk: Disk, directory: str) -> str | None:
 
 
 def lock_directory(disk: Disk, directory: str, path: str = "") -> Lock:
-    """Lock a data directory. ConfigError when another process has the lock. path: path of a lock file elsewhere."""
+    """Lock a data directory. ConfigError when another process has the lock. path: path of the lock file, if it is not
+    in the directory."""
     try:
         return disk.lock(path or f"{directory}/lock")
     except BlockingIOError as error:

@@ -44,7 +44,7 @@ def inspect(path: str, disk: Disk | None = None) -> Iterator[Row]:
 
 
 def _shows_damage(decode: Callable[[bytes, str], Iterator[Row]]) -> Callable[[File, str], Iterator[Row]]:
-    """A decoder whose DamagedFile becomes the last row."""
+    """Wrap a decoder: if it raises DamagedFile, the error becomes the last row."""
 
     def rows(file: File, path: str) -> Iterator[Row]:
         try:
@@ -68,7 +68,7 @@ def _log(file: File, path: str) -> Iterator[Row]:
         damage = check_record(data)
         if damage and "payload" not in damage:
             yield {"offset": at, "damage": damage}
-            return  # only a valid header says where the next record starts
+            return  # stop: without a valid header, the start of the next record is unknown
         record = decode_record(data)
         row: Row = {"offset": at, "size": record.size} | record._asdict()
         row |= {"first_id": encode_id(record.first_id), "meta": _unpacked(record.meta)}
@@ -88,7 +88,7 @@ def _entries(dtype: np.dtype[Any], crc: RowCrc, show: Callable[[Row], Row]) -> C
                 if not any(values):
                     return
                 row = {"n": at // size + n} | dict(zip(names, values, strict=True))
-                with suppress(ValueError, OverflowError):  # a damaged row may have invalid times
+                with suppress(ValueError, OverflowError):  # a damaged row may have times that cannot be shown
                     row = show(row)
                 yield row | ({"damage": "the CRC is wrong"} if n in bad else {})
             if len(data) % size:

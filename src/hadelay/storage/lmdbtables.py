@@ -26,14 +26,14 @@ from hadelay.model import hour_name
 from hadelay.platform.disk import PRIVATE
 from hadelay.storage.tables import CHECKPOINT, HOUR_STATES, HOURS, ROW, Put, hour_rows, scan_all
 
-#: Limit of named tables.
+#: Maximum number of named tables in the LMDB file.
 _MAX_TABLES = 64
 _GIB = 1 << 30
-#: Number of changes per transaction: 16 MB if each change is in another page.
+#: Maximum number of table changes per transaction: 16 MB of memory if each change is in another page.
 _AT_ONCE = 4_096
 _REDO = b"redo"
 _CRC_SIZE = 4
-#: Size in bytes; a disk without room for as much counts as full.
+#: Free space, in bytes, below which a disk counts as full.
 _LITTLE = 1 << 20
 #: glibc's function that returns free memory to the system, including pages inside the heap.
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: 0)
@@ -59,7 +59,8 @@ def _can_be_read(path: str, *tables: bytes) -> bool:
 
 
 class Checkpoint(NamedTuple):
-    """row: row of the table `checkpoint`, None before the first checkpoint; hours and their HOUR_ROW, ascending."""
+    """Checkpoint as stored: row: the row of the table `checkpoint`, None before the first checkpoint; hours, ascending;
+    rows: the HOUR_ROW of each hour."""
 
     row: dict[str, Any] | None
     hours: npt.NDArray[np.int64]
@@ -100,7 +101,8 @@ class LmdbBackend:
                     self._env.close()
                     raise DamagedFile(path, size, f"the file has lost its end; {WAY_OUT}")
                 if not readonly:
-                    # The list of free pages may be lost, too: reading zeros is an error, not a signal.
+                    # Extend the file with zeros: the list of free pages may be lost, too, and reading zeros is an
+                    # error, while reading past the end is a signal.
                     os.truncate(path, whole)
             with self._env.begin() as txn:
                 names = [bytes(key) for key in txn.cursor().iternext(values=False)]
@@ -116,7 +118,7 @@ class LmdbBackend:
         try:
             with self._env.begin(db) as txn:
                 data = txn.get(key)
-        except lmdb.Error as error:  # the context manager would cost twice as much as the look-up
+        except lmdb.Error as error:  # not the context manager _as_os_error, which costs twice as much as the look-up
             raise _os_error(error, self.path) from error
         return None if data is None else self._verified(key, data)
 
@@ -152,8 +154,9 @@ class LmdbBackend:
         return sorted(self._tables.keys() - {_REDO})
 
     def commit(self, dropped: Iterable[bytes], puts: Iterable[Put]) -> None:
-        """Commit in one transaction, which stores changes beyond the first few thousand as a redo list; small
-        transactions then apply the list. This bounds the memory for changed pages: hash keys change a page each."""
+        """Commit all changes in one transaction. Changes beyond the first few thousand are stored as a redo list; small
+        transactions then apply this list. This bounds the memory for changed pages: with hash keys, each change is in
+        another page."""
         tables = dict(self._tables)
         puts = iter(puts)
         with _as_os_error(self.path), self._env.begin(write=True) as txn:
@@ -220,8 +223,8 @@ def _os_error(error: Exception, path: str) -> OSError | DamagedFile:
 
 
 def _is_full(directory: str) -> bool:
-    """Whether the disk of `directory` is full: LMDB reports a short write like a failed one, and a quota only in the
-    text of its error."""
+    """Test whether the disk of `directory` is full. LMDB's errors do not tell: a short write looks like a failed write,
+    and a quota appears only in the error's text."""
     try:
         with tempfile.TemporaryFile(dir=directory) as file:
             os.posix_fallocate(file.fileno(), 0, _LITTLE)

@@ -23,8 +23,8 @@ _LOCAL = fs.LocalFileSystem()
 
 @lru_cache(maxsize=16)
 def filesystem(uri: str) -> tuple[Any, str]:
-    """(pyarrow's file system, path in it); cached, because each has connections. BadRequest for an unknown URI, or one
-    that contains a secret."""
+    """Find pyarrow's file system for a URI; returns it and the path in it. Cached, because each file system has
+    connections. BadRequest for an unknown URI, or one that contains a secret."""
     if wrong := uris.problem(uri):
         raise BadRequest(wrong)
     try:
@@ -53,33 +53,33 @@ class Location:
         return found, f"{path}/{name}".rstrip("/")
 
     def path(self, name: str) -> str:
-        """The full path for messages, without the options of a URI."""
+        """The full path of a file, to show in messages; the options of a URI are left out."""
         where = self.where.partition("?")[0] if "://" in self.where else self.where
         return f"{where.rstrip('/')}/{name}"
 
     def below(self, name: str) -> str:
-        """`where` of a subdirectory."""
+        """The path or URI (`where`) of a subdirectory."""
         _, mark, options = self.where.partition("?") if "://" in self.where else ("", "", "")
         return f"{self.path(name)}{mark}{options}"
 
     def open(self, name: str) -> Any:
-        """A file for random reads. FileNotFoundError."""
+        """Open a file for random reads. FileNotFoundError if the file does not exist."""
         found, path = self._at(name)
         return found.open_input_file(path)
 
     def load(self, name: str) -> bytes:
-        """The bytes of a file. FileNotFoundError."""
+        """Read all bytes of a file. FileNotFoundError if the file does not exist."""
         with self.open(name) as file:
             return bytes(file.read())
 
     def size(self, name: str) -> int | None:
-        """Size in bytes; None if the file does not exist."""
+        """Size of a file in bytes; None if the file does not exist."""
         found, path = self._at(name)
         info = found.get_file_info(path)
         return int(info.size) if info.is_file else None
 
     def modified_ms(self, name: str) -> int:
-        """Time of the last change, Unix ms. FileNotFoundError."""
+        """Time of a file's last change, Unix ms. FileNotFoundError if the file does not exist."""
         found, path = self._at(name)
         info = found.get_file_info(path)
         if not info.is_file:
@@ -87,7 +87,7 @@ class Location:
         return int(info.mtime_ns // 1_000_000)
 
     def list(self, directory: str) -> list[str] | None:
-        """Names in a directory, ascending; None if the directory does not exist."""
+        """Names of the entries of a directory, ascending; None if the directory does not exist."""
         found, path = self._at(directory)
         try:
             infos = found.get_file_info(fs.FileSelector(path, allow_not_found=True))
@@ -106,7 +106,8 @@ class Location:
         found.delete_file(path)
 
     def walk(self) -> dict[str, tuple[int, int]]:
-        """name → (bytes, time of the last change in Unix ms) of all files below."""
+        """Find all files in the directory and its subdirectories: returns name → (size in bytes, time of the last
+        change in Unix ms)."""
         found, path = self._at("")
         infos = found.get_file_info(fs.FileSelector(path, recursive=True, allow_not_found=True))
         return {i.path[len(path) + 1 :]: (int(i.size), int(i.mtime_ns // 1_000_000)) for i in infos if i.is_file}
@@ -117,14 +118,16 @@ class Location:
             file.write(data)
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a file without a rename, for names that contain the length: a failure may leave a shorter file."""
+        """Write a file in place, without a rename. A failure may leave a shorter file; use this for names that contain
+        the length."""
         found, path = self._at(name)
         with found.open_output_stream(path) as file:
             file.write(data)
 
     @contextmanager
     def create(self, name: str) -> Iterator[Any]:
-        """A file to write. The file has its name, and is durable, when the block ends without an error."""
+        """Create a file, as a context manager. At the end of the block, if there was no error, the file gets its name
+        and is durable."""
         found, path = self._at(name)
         _, part = self._at(_aside(name))
         local = found is _LOCAL
@@ -135,13 +138,14 @@ class Location:
                 if local:
                     file.flush()
                     os.fsync(file.fileno())
-                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # later reads verify the disk
+                    # Later reads come from the disk, so they verify it
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             found.move(part, path)
         except BaseException as error:
-            with suppress(OSError):  # report the first error
+            with suppress(OSError):  # raise the first error, not one of the cleanup
                 found.delete_file(part)
             if isinstance(error, OSError) and error.filename is None:
-                error.filename = part  # a full disk, for example
+                error.filename = part  # an OSError of a write, for example on a full disk, has no name
             raise
         if local:
             Disk().sync_dir(os.path.dirname(path))

@@ -28,7 +28,7 @@ class SourceFiles(NamedTuple):
     entries: int
     events: int
     log_bytes: int
-    #: CRCs of .log, .idx and .dsp; None (unknown) only in a manifest of version 1.
+    #: CRCs of the hour's .log, .idx and .dsp files; None (unknown) only in a manifest of version 1.
     crcs: tuple[int, int, int] | None
 
     def encode(self) -> dict[str, Any]:
@@ -80,19 +80,19 @@ class Directory:
         return f"{self._where}/{name}"
 
     def load(self, name: str) -> bytes:
-        """The bytes of a file. FileNotFoundError."""
+        """Read all bytes of a file. FileNotFoundError if the file does not exist."""
         with open(self.path(name), "rb") as file:
             return file.read()
 
     def size(self, name: str) -> int | None:
-        """Size in bytes; None if the file does not exist."""
+        """Size of a file in bytes; None if the file does not exist."""
         try:
             return os.stat(self.path(name)).st_size
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def list(self, directory: str) -> list[str] | None:
-        """Names in a directory, ascending; None if the directory does not exist."""
+        """Names of the entries of a directory, ascending; None if the directory does not exist."""
         try:
             return sorted(os.listdir(self.path(directory)))
         except (FileNotFoundError, NotADirectoryError):
@@ -145,7 +145,7 @@ def decode_manifest(data: bytes) -> HourManifest:
 
 
 def source_of(manifest: HourManifest) -> SourceFiles | None:
-    """Source of a manifest; None when the manifest lacks a part of it, as version 1 may."""
+    """The source files that a manifest describes; None when the manifest lacks a part of them, as version 1 may."""
     said = manifest["source"]
     try:
         crcs = said["crc32c_log_idx_dsp"]
@@ -168,7 +168,7 @@ def rows(manifest: HourManifest, kind: str) -> int:
 
 
 class Catalogue:
-    """All archived hours, by hour number."""
+    """Catalogue of an archive: all archived hours, by hour number."""
 
     def __init__(self, names: list[str], revision: int, hours: dict[int, Listed]) -> None:
         #: Names of the files that the catalogue was read from; empty when the archive has no catalogue.
@@ -186,7 +186,7 @@ class Catalogue:
         return hour in self.hours and self.hours[hour]["crc32c"] == f"{crc32c(manifest):08x}"
 
     def encode(self, added: dict[int, Listed]) -> tuple[str, bytes]:
-        """(name, bytes) of the next catalogue: this one plus the added hours."""
+        """Encode the next catalogue, which is this catalogue plus the added hours; returns (file name, bytes)."""
         hours = {hour_name(hour): row for hour, row in sorted((self.hours | added).items())}
         body = {
             "version": _CATALOGUE_VERSION, "revision": self.revision + 1,
@@ -232,8 +232,9 @@ def load_catalogue(files: Files, known: Catalogue | None = None, attempts: int =
 def unproven(
     files: Files, catalogue: Catalogue, wanted: Iterable[tuple[int, SourceFiles]], limit: int
 ) -> dict[int, str]:  # fmt: skip
-    """Hour → reason why the archive does not prove the hour; "" for a proven hour, which may be deleted. Stops after
-    `limit` proven hours. Reads manifests and file sizes only. OSError when the archive does not answer."""
+    """Check whether the archive proves hours: returns hour → reason why not, or "" for a proven hour, which may be
+    deleted. Stops after `limit` proven hours. Reads manifests and file sizes only. OSError when the archive does not
+    answer."""
     found, proven = dict[int, str](), 0
     for hour, source in wanted:
         found[hour] = _problem(files, catalogue, hour, source)

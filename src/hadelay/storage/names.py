@@ -60,18 +60,18 @@ class NameTable:
             raise DamagedFile(path, len(data), "the file's CRC differs from the checkpoint's")
 
     def number(self, kind: int, name: str) -> int:
-        """The number of a registered name. KeyError."""
+        """Number of a registered name. KeyError if the name is not registered."""
         return self._numbers[kind][name]
 
     def name(self, kind: int, number: int) -> str:
-        """The name with this number. KeyError."""
+        """Name with this number. KeyError if the number is not assigned."""
         names = self._names[kind]
         if not 0 <= number < len(names):
             raise KeyError(number)
         return names[number]
 
     def all(self) -> list[dict[str, int]]:
-        """name → number of topics, consumers, nodes and reasons."""
+        """Return four maps, name → number: of topics, consumers, nodes and reasons."""
         return [self._numbers[kind].copy() for kind in KINDS]
 
     def register(self, kind: int, name: str) -> int:

@@ -13,7 +13,8 @@ from hadelay.codec.formats import INDEX, INDEX_SIZE
 from hadelay.platform.disk import Disk, File
 
 _PAGE = 4096
-#: Minimum and maximum size of one allocation ahead, in bytes; steps double, for few remaps and little waste.
+#: Minimum and maximum size, in bytes, by which a file is allocated ahead of its data. The size doubles each time, so
+#: that there are few remaps and little waste.
 _STEP_MIN, _STEP_MAX = 64 << 10, 32 << 20
 
 
@@ -36,14 +37,15 @@ class Mapped:
         try:
             self.file.allocate(size)
         except OSError:
-            size = _pages(length)  # a nearly full disk may have room for this, but not for a whole step
+            size = _pages(length)  # a nearly full disk may have room for `length`, but not for a whole step ahead
             self.file.allocate(size)
         self.view = self.file.map(size)
         self._mapped = size
         return True
 
     def close(self) -> None:
-        """Unmap, and free the space beyond the end unless a reader still uses the map."""
+        """Close the file: unmap it, and free the space allocated beyond the data, unless a reader still uses the
+        map."""
         with contextlib.suppress(BufferError):
             self.view.release()
             self.file.truncate(self.length)
@@ -68,7 +70,7 @@ class NearHour:
         self._rows = rows
 
     def append(self, rows: npt.NDArray[np.void], records: bytearray | None) -> None:
-        """Write records (if any), then the linked and sealed rows."""
+        """Append records (if any) to the .log file, then the linked and sealed rows to the .idx file."""
         log, idx = self._log, self._idx
         if records:
             log.reserve(log.length + len(records))
@@ -81,7 +83,7 @@ class NearHour:
         self.entries += len(rows)
 
     def rows(self) -> npt.NDArray[np.void]:
-        """INDEX rows, zero-copy."""
+        """All INDEX rows of the hour, as a view without a copy."""
         return self._rows[: self.entries]
 
     def words(self) -> memoryview:
@@ -91,11 +93,12 @@ class NearHour:
         return bytes(self._log.view[offset : offset + size])
 
     def cached_record(self, offset: int, size: int) -> bytes | None:
-        """One record if in memory. Read without the map, where a missing page would block the whole process."""
+        """Read one record if it is in memory, else None. Does not use the map, where a missing page would block the
+        whole process."""
         return self._log.file.pread_cached(size, offset)
 
     def overwrite(self, suffix: str, data: bytes, offset: int) -> None:
-        """Restore the originally written bytes; for repairs only."""
+        """Overwrite damaged bytes of a file with the originally written bytes; for repairs only."""
         (self._idx if suffix == ".idx" else self._log).file.pwrite(data, offset)
 
     def close(self) -> None:

@@ -28,16 +28,16 @@ log = logging.getLogger(__name__)
 
 #: Name of the thread that runs checkpoints, exports and installs, one after the other.
 LANE = "disk"
-#: Size of one read or write, in bytes.
+#: Size of one read or write of a snapshot's files, in bytes.
 CHUNK = 1 << 20
 _SIZES = struct.Struct("<III")
-#: Pause after a failed export, in seconds: each attempt may fill a disk whose space the journal needs.
+#: Pause, in seconds, after a failed export of a snapshot: each attempt may fill a disk whose space the journal needs.
 _PAUSE_S = 15.0
-#: Number of rows per commit while the receiver builds its tables.
+#: Number of table rows per commit while the receiver of a snapshot builds its tables.
 _COMMIT_ROWS = 50_000
-#: Maximum size of the tables, as a multiple of the size of their export.
+#: Maximum size of the receiver's tables, as a multiple of the size of the tables' export.
 _TABLES = 2
-#: Names of the directory entries that a switch replaces.
+#: Names in the data directory that the switch to a received snapshot replaces.
 _SWITCHED = ("hours", "names", "state.mdb")
 
 
@@ -45,12 +45,13 @@ _SWITCHED = ("hours", "names", "state.mdb")
 class SnapshotFile:
     name: str
     length: int
-    crc: int  # crc32c of the part's bytes
+    crc: int  # CRC-32C of the file's first `length` bytes
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Files of one durable checkpoint. Names are relative to a data directory, except the export: `state-<index>`."""
+    """Manifest of a snapshot: the files of one durable checkpoint. Names are relative to the data directory, except the
+    name of the export, `state-<index>`."""
 
     index: int
     term: int
@@ -72,7 +73,8 @@ def rows_as_bytes(backend: Backend) -> Iterator[bytes]:
 
 
 def row_at(buffer: bytes, at: int) -> tuple[Put, int] | None:
-    """(row at `at`, start of the next row); None when the buffer ends within the row."""
+    """Decode the export's row at offset `at`: returns (row, offset of the next row); None when the buffer ends within
+    the row."""
     if len(buffer) - at < _SIZES.size:
         return None
     table_size, key_size, value_size = _SIZES.unpack_from(buffer, at)
@@ -85,7 +87,8 @@ def row_at(buffer: bytes, at: int) -> tuple[Put, int] | None:
 
 
 class Exports:
-    """Exports of checkpoints; only the last durable checkpoint, at `index`, gets a new export."""
+    """Exports of checkpoints as snapshot files. New exports are made only of the last durable checkpoint, at
+    `index`."""
 
     def __init__(
         self, disk: Disk, directory: str, runtime: Runtime, hours: DiskHourStore, tables: Tables, index: int
@@ -93,16 +96,17 @@ class Exports:
         self._disk, self._root, self._directory = disk, directory, f"{directory}/export"
         self._runtime, self._hours, self._tables = runtime, hours, tables
         self._index = index
-        #: Manifests of the exports on disk, and number of users of each, by index.
+        #: Exports on disk by index: their manifests, and the number of users of each export.
         self._made: dict[int, Manifest] = {}
         self._users: Counter[int] = Counter()
         self._making = False
-        #: Error of the last export, and the end of the pause after it.
+        #: Error of the last failed export, and the end of the pause after this failure.
         self.failure: BaseException | None = None
         self._paused_until = 0.0
 
     def manifest(self, term: int, checkpointing: bool) -> Manifest | None:
-        """See Storage.manifest. term: term of the last durable checkpoint. checkpointing: a checkpoint is running."""
+        """Return the last durable checkpoint's manifest, or start its export and return None (see Storage.manifest).
+        term: term of this checkpoint. checkpointing: whether a checkpoint is running."""
         made = self._made.get(self._index)
         if made is not None:
             self._users[self._index] += 1
@@ -117,7 +121,7 @@ class Exports:
 
         def finish(manifest: Manifest | None, error: BaseException | None) -> None:
             self._making = False
-            if manifest is None:  # the disk may be full; the node can continue without a snapshot
+            if manifest is None:  # the export failed, perhaps on a full disk; the node continues without a snapshot
                 log.error("snapshot_not_exported", extra={"index": index, "error": str(error)})
                 self.failure, self._paused_until = error, self._runtime.monotonic() + _PAUSE_S
                 self._hours.pins -= 1
@@ -125,7 +129,7 @@ class Exports:
             self.forget_older(self._index)
             self._made[index] = manifest
 
-        # A checkpoint that begins meanwhile commits later: the lane runs its jobs in order.
+        # A checkpoint that begins during the export commits after it: the thread runs its jobs in order.
         self._runtime.in_thread(LANE, lambda: self._export(index, term), finish)
 
     def _export(self, index: int, term: int) -> Manifest:
@@ -203,7 +207,7 @@ class Installer:
             raise DiskFull(f"a snapshot needs {missing:,} more bytes; {directory} has {free:,} free bytes")
 
     def have(self, name: str) -> int:
-        """Number of bytes of this file that are already received."""
+        """Number of bytes of the file `name` that are already received."""
         path = f"{self._incoming}/{name}"
         if not self._disk.exists(path):
             return 0

@@ -96,7 +96,7 @@ class Storage:
         clear(disk, f"{directory}/export")
 
     def hour_blobs(self) -> dict[int, bytes]:
-        """Core's state per hour, as of the last checkpoint."""
+        """State of each hour that the core stored in the last checkpoint: hour → bytes."""
         return {int.from_bytes(key, "big"): value for key, value in scan_all(self.tables.backend, HOUR_STATES)}
 
     def checkpoint(
@@ -111,7 +111,7 @@ class Storage:
         self.checkpointing = True
         try:
             sample = self.hours.sample()
-        except Exception as error:  # sampling writes messages whose earlier write may have failed on a full disk
+        except Exception as error:  # a full disk, for example: sampling writes messages whose earlier write failed
             done(error)
             return
         layer = self.tables.freeze()
@@ -149,15 +149,17 @@ class Storage:
         self._write_frozen(written)
 
     def _write_frozen(self, then: Done) -> None:
-        """Write the frozen messages of far hours in slices; after each slice, pause as long as the slice took. A
-        closure that names itself would be a reference cycle and keep the written data until garbage collection."""
+        """Write the frozen messages of far hours in slices, then call `then`. After each slice, pause as long as the
+        slice took. A method, not a closure: a closure that names itself is a reference cycle and would keep the written
+        data until garbage collection."""
         if self._closed:
             then(files_closed())
             return
         began = self._runtime.monotonic()
         try:
             written = self.hours.write_some()
-        except Exception as error:  # the event loop would only log the error, and the checkpoint would never end
+        # Report the error: the event loop would only log it, and the checkpoint would never end
+        except Exception as error:
             then(error)
             return
         if written:
@@ -267,7 +269,8 @@ def _cut_hours(disk: Disk, directory: str, hours: npt.NDArray[np.int64], rows: n
         size = sizes.pop(name, 0)
         _cut_file(disk, f"{directory}/{name}", size, length)
         if size > length and name.endswith(".idx"):
-            sizes[name.removesuffix("idx") + "heads"] = 0  # may be ahead of the cut index: removed below
+            # The .heads file may be ahead of the cut index: remove it below
+            sizes[name.removesuffix("idx") + "heads"] = 0
     for name in sizes:
         stem, _, suffix = name.partition(".")
         if suffix == "heads" and sizes[name] and hour_from_name(stem) in known:

@@ -19,7 +19,8 @@ from hadelay.platform.disk import files_closed
 _ROW_COST = 150
 _NEW_KEYS = 512
 
-#: Tables of the checkpoint: {b"row": msgpack, b"core": bytes}, and hour u32 big-endian → HOUR_ROW, → core's bytes.
+#: Names of the checkpoint's tables: CHECKPOINT has the rows b"row" (msgpack) and b"core" (bytes); HOURS maps hour (u32
+#: big-endian) → HOUR_ROW; HOUR_STATES maps hour → core's bytes.
 CHECKPOINT, HOURS, HOUR_STATES = b"checkpoint", b"hours", b"hour-states"
 ROW, CORE = b"row", b"core"
 
@@ -36,7 +37,7 @@ class Backend(Protocol):
     def get_many(self, table: bytes, keys: Sequence[bytes]) -> list[bytes | None]: ...
 
     def scan(self, table: bytes, start: bytes, limit: int) -> list[tuple[bytes, bytes]]:
-        """Up to `limit` pairs with key ≥ start, ascending; empty for an unknown table."""
+        """Read up to `limit` (key, value) pairs of a table with key ≥ start, ascending; empty for an unknown table."""
         ...
 
     def tables(self) -> list[bytes]:
@@ -77,7 +78,7 @@ def scan_all(backend: Backend, table: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def hour_rows(backend: Backend) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void]]:
-    """(hours, their HOUR_ROW) of the last checkpoint, ascending."""
+    """Read the hours of the last checkpoint, ascending, and the HOUR_ROW of each."""
     found = list(scan_all(backend, HOURS))
     hours = np.array([int.from_bytes(key, "big") for key, _ in found], np.int64)
     return hours, np.frombuffer(b"".join(value for _, value in found), HOUR_ROW)
@@ -94,7 +95,7 @@ class _Order:
         self._new.append(key)
         if len(self._new) >= _NEW_KEYS:
             self._keys += sorted(self._new)
-            self._keys.sort()  # two runs: a merge
+            self._keys.sort()  # fast: the list is two sorted runs, which sort() merges
             self._new = []
 
     def page(self, start: bytes, limit: int) -> list[bytes]:
@@ -111,7 +112,7 @@ class Layer:
         self.rows: dict[bytes, dict[bytes, bytes | None]] = {}
         self.dropped: set[bytes] = set()
         self.bytes = 0
-        #: Key order of the tables that were scanned.
+        #: Sorted keys of the changes, for each table that was scanned.
         self._orders: dict[bytes, _Order] = {}
 
     def put(self, table: bytes, key: bytes, value: bytes | None) -> None:
@@ -137,7 +138,7 @@ class Layer:
         self.dropped.add(table)
 
     def page(self, table: bytes, start: bytes, limit: int) -> list[tuple[bytes, bytes | None]]:
-        """Up to `limit` changes with key ≥ start, ascending."""
+        """Read up to `limit` changes of a table with key ≥ start, ascending."""
         rows = self.rows.get(table)
         if not rows:
             return []
@@ -149,7 +150,7 @@ class Layer:
     def puts(self) -> Iterator[Put]:
         for table in sorted(self.rows):
             rows = self.rows[table]
-            for key in sorted(rows):  # in order, to fill the backend's pages one after another
+            for key in sorted(rows):  # sorted, so that the backend fills its pages one after another
                 yield table, key, rows[key]
 
 
@@ -174,7 +175,7 @@ class Tables:
         return self.backend.get(table, key)
 
     def get_many(self, table: bytes, keys: Sequence[bytes]) -> list[bytes | None]:
-        """`get` of many keys, in a third of the time."""
+        """Look up many keys of a table at once, in a third of the time of single `get` calls."""
         layers = self._layers()
         if any(table in layer.dropped or table in layer.rows for layer in layers[1:]) or table in layers[0].dropped:
             return [self.get(table, key) for key in keys]
@@ -213,7 +214,7 @@ class Tables:
         found: list[tuple[bytes, bytes]] = []
         while True:
             pages = [source(start) for source in sources]
-            # Up to the lowest last key of the full pages, all sources are complete.
+            # All sources are complete only up to the lowest last key of their full pages: use no keys after it.
             known = min((page[-1][0] for page in pages if len(page) == limit), default=None)
             rows = dict(row for page in reversed(pages) for row in page)
             for key, value in sorted(rows.items()):
@@ -230,13 +231,13 @@ class Tables:
             start = known + b"\0"
 
     def freeze(self) -> Layer:
-        """The changes until now, for the backend; later changes go to a new layer."""
+        """Freeze the changes made until now, and return them for the backend; later changes go to a new layer."""
         assert self._frozen is None, "one checkpoint at a time"
         self._frozen, self._fresh = self._fresh, Layer()
         return self._frozen
 
     def committed(self) -> None:
-        """Drop the frozen layer, which the backend has now."""
+        """Drop the frozen changes: the backend has committed them."""
         self._frozen = None
 
     def close(self) -> None:

@@ -1,4 +1,5 @@
-"""The grants of one term: offers on their way, the polls that the leader owes answers, how both end, and the cursor."""
+"""The grants of one leader's term: offers being committed, polls that wait for their answer, how both end, and the
+dispatch cursor."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ from hadelay.ledger.ports import HourStore
 from hadelay.ledger.topics import by_topic
 from hadelay.server.delivery.term import Term
 
-#: A receive repeats another one's request id, but names other topics: the answer would tell messages that the consumer
-#: may not see.
+#: Error of a receive that repeats the request id of another receive but names other topics: its answer could show
+#: messages that the consumer may not see.
 _OTHER_TOPICS = "a receive of this consumer with this request_id named other topics, and is not over: take a new one"
 
 
@@ -35,11 +36,12 @@ class Grants:
     def __init__(
         self, term: Term, core: Dispatcher, turn_soon: Callable[[], None], on_delivery: Callable[[Poll, Delivery], None]
     ) -> None:
-        """turn_soon: have the loop look again. on_delivery: messages are handed out to the poll now."""
+        """turn_soon: schedules the next turn of the delivery loop. on_delivery: called when messages are handed out to
+        a poll."""
         self.term, self.core, self.ledger = term, core, term.ledger
         self.turn_soon, self._on_delivery = turn_soon, on_delivery
         self.waiting = core.waiting
-        #: Polls by {consumer, request_id}, while they wait or their grant is under way.
+        #: Open polls by {consumer, request_id}: polls that wait, or whose grant is under way.
         self._requests: dict[tuple[str, bytes], Poll] = {}
         #: Poll whose grant is under way → repeated poll that gets the answer instead.
         self._successors: dict[Poll, Poll] = {}
@@ -48,13 +50,15 @@ class Grants:
         self.cursor = CursorKeeper(term, core, self.changed)
         #: Number of the last grant in this term.
         self.seq = 0
-        #: Offers whose grants are proposed, by seq.
+        #: Offers whose grants are proposed and not decided yet, by the number of the grant.
         self.offers: dict[int, Offer] = {}
-        #: Interval mode: when each offer that is not committed was handed out, by seq, in order.
+        #: Interval mode: monotonic time at which each offer without a committed grant was handed out, by the number of
+        #: the grant, oldest first.
         self.handed_at: dict[int, float] = {}
         #: Polls that wait for leases to be renewed.
         self._renewing: set[Poll] = set()
-        #: A planned transfer: nothing is handed out; called when the dispatch state is committed.
+        #: True during a planned transfer of leadership, when nothing is handed out. `_held` is called when the dispatch
+        #: state is committed.
         self.holding = False
         self._held: Callable[[], None] | None = None
         self._cursor_tried = False
@@ -73,20 +77,21 @@ class Grants:
             self._held()
 
     def changed(self) -> None:
-        """An offer was decided, or the cursor: others may go on."""
+        """Continue after an offer or a proposal of the cursor was decided: finish a planned transfer, and schedule a
+        turn of the loop."""
         self._check_held()
         self.turn_soon()
 
     # ---- polls
 
     def wait(self, poll: Poll, *, first: bool = False) -> None:
-        """The poll waits for messages; `first`: its turn had come already."""
+        """Let the poll wait for messages. first: the poll is the next in line, because its turn had come before."""
         poll.phase = WAITING
         self.waiting.wait(poll, first=first)
 
     def is_repeated(self, poll: Poll) -> bool:
-        """Idempotent receive: the same {consumer, request_id} takes the place of a waiting poll, or gets what it was
-        granted before. True if there is nothing more to do now."""
+        """Handle an idempotent receive: a poll with the {consumer, request_id} of an earlier poll replaces the earlier
+        poll, or gets the messages granted to it. True if nothing is left to do for the poll now."""
         before = self._requests.get((poll.consumer, poll.request_id))
         if before is not None and self._names_others(poll, set(before.topics)):
             return True
@@ -95,7 +100,8 @@ class Grants:
             return True
         for offer in map(self.offers.__getitem__, self.handed_at):
             if (offer.poll.consumer, offer.poll.request_id) == (poll.consumer, poll.request_id):
-                # The messages are handed out already, and on their way into the log: that decides what `poll` gets.
+                # The messages of the earlier poll are handed out already, and their grant is on its way into the log:
+                # the result of that grant decides the answer to `poll`.
                 if not self._names_others(poll, set(offer.poll.topics)):
                     self._succeed(offer.poll, poll)
                     self.term.record()
@@ -106,7 +112,8 @@ class Grants:
         return held is not None
 
     def _replace(self, before: Poll, poll: Poll) -> bool:
-        """The poll takes the place of `before`. True if the grant of that is on its way, which the poll gets."""
+        """Replace the poll `before` by `poll`. True if a grant for `before` is under way; `poll` then gets the messages
+        of that grant."""
         on_its_way = before.phase == PROPOSED
         if on_its_way:
             self._succeed(before, poll)
@@ -130,15 +137,16 @@ class Grants:
         return poll
 
     def _names_others(self, poll: Poll, topics: set[str]) -> bool:
-        """Refuse the poll if it does not name these topics: a client that guesses a request id must not consume from
-        them."""
+        """Refuse the poll, and return True, if it does not name all of `topics`: a client that guesses a request id
+        must not consume from topics that it did not name."""
         if topics <= set(poll.topics):
             return False
         self.answer(poll, None, Conflict(_OTHER_TOPICS))
         return True
 
     def wait_on(self, poll: Poll) -> None:
-        """The poll's grant failed: the poll is the next in line, unless it has waited long enough."""
+        """Handle the failed grant of a poll: the poll waits again as the next in line, or gets an empty answer if its
+        waiting time is over."""
         if poll.phase == DONE:
             return
         if poll.deadline <= self.term.runtime.monotonic():
@@ -148,7 +156,8 @@ class Grants:
         self.turn_soon()
 
     def answer_late_polls(self, mono: float) -> float | None:
-        """Answer the polls that time out at `mono`. Returns the monotonic time of the next timeout."""
+        """Answer the polls that have timed out by `mono`, without messages. Returns the monotonic time of the next
+        timeout."""
         deadlines = self.waiting.deadlines
         if (deadline := deadlines.next()) is not None and deadline <= mono:
             late = deadlines.due(mono)
@@ -179,7 +188,8 @@ class Grants:
     # ---- grants
 
     def grant(self, offer: Offer, now_ms: int, *, handed: bool) -> bytes:
-        """The command to propose, with a number of its own. handed: the messages are handed out already."""
+        """Encode the command that grants the messages of the offer, with a new grant number. handed: the messages are
+        handed out already."""
         offer.seq = self._next_seq()
         self.offers[offer.seq] = offer
         ahead_ms = max(0, int(offer.rows["deliver_at_ms"].max()) - now_ms)
@@ -192,17 +202,18 @@ class Grants:
         )  # fmt: skip
 
     def _next_seq(self) -> int:
-        """After MAX_SEQ, some days of a busy leader, from 1 again. A token of the grant that had the number before fits
-        nothing of this one: an entry is leased once."""
+        """The next free number for a grant. After MAX_SEQ, which a busy leader reaches in some days, numbers start from
+        1 again. A lease token of the earlier grant with the same number matches no message of the new grant, because an
+        entry is leased only once."""
         while True:
             self.seq = self.seq % MAX_SEQ + 1
             if self.seq not in self.offers and (self.term.number, self.seq) not in self.ledger.grants:
                 return self.seq
 
     def deliver(self, poll: Poll, delivery: Delivery) -> None:
-        """Hand out messages for the first time."""
+        """Hand out the messages of a grant for the first time."""
         poll = self.current(poll)
-        if poll.phase != DONE:  # otherwise the consumer hung up, and the lease runs out
+        if poll.phase != DONE:  # a DONE poll: its consumer hung up, and the lease runs out
             self._on_delivery(poll, delivery)
         self._answer(poll, delivery)
 
@@ -210,16 +221,16 @@ class Grants:
         """Answer the poll, or the repeated poll that replaced it while the delivery was deferred."""
         poll = self.current(poll)
         if (int(delivery.until_ms.min()) - delivery.now_ms) * 2 < poll.lease_ms:
-            # The commit took so long, or this process slept: too little of the lease is left to be worth an answer, and
-            # another consumer may have the messages by now. A whole lease, or nothing.
+            # Too little of the lease is left, because the commit took long or this process slept, and another consumer
+            # may have the messages by now: renew the whole lease before answering.
             self.hand_out_again(poll, (delivery.term, delivery.seq))
         else:
             self.answer(poll, delivery)
         self._check_held()
 
     def hand_out_again(self, poll: Poll, key: tuple[int, int]) -> None:
-        """A grant exists already: extend its leases, which also proves that this node still leads, and answer with what
-        is left of it."""
+        """Answer a poll from an existing grant: extend the grant's leases, which also proves that this node still
+        leads, and hand out those messages that are still leased."""
         grant = self.ledger.grants.get(key)
         if grant is None or poll.phase == DONE:
             self.wait_on(poll)
@@ -234,7 +245,7 @@ class Grants:
             self.answer(poll, None, damage)
             return
         self._renewing.add(poll)
-        # The lease counts from the time at which the message can be handed out, as in a grant.
+        # A lease counts from the time at which its messages can be handed out, as in a new grant.
         ahead_ms = max(0, int(delivery.rows["deliver_at_ms"].max()) - self.term.now())
         command = encode_extend(self.term.config.node.name, leases, poll.lease_ms + ahead_ms)
         self.term.propose(command, partial(self._renewed, poll, delivery))
@@ -259,9 +270,10 @@ class Grants:
     # ---- planned transfer
 
     def hold(self, done: Callable[[], None]) -> None:
-        """Hand out nothing more, commit the dispatch state, then done()."""
+        """Prepare a planned transfer of leadership: stop handing out, commit the dispatch state, then call done()."""
         self.holding, self._held = True, done
-        # Beside what is on its way: after it, the gap would be longer by a commit.
+        # Propose the cursor in parallel with the grants under way: proposed after them, it would prolong the pause by a
+        # commit.
         self._send_cursor()
         self._check_held()
 
@@ -278,8 +290,8 @@ class Grants:
         held()
 
     def _send_cursor(self) -> bool:
-        """Once per transfer, if the cursor has changed: it says where the next leader begins to look, and may be a
-        little behind."""
+        """Propose the cursor once per planned transfer, if it has changed; returns whether it was proposed. The cursor
+        is where the next leader begins to look for messages, and may be a little behind."""
         if self.cursor.busy or self._cursor_tried or not self.cursor.changed:
             return False
         self._cursor_tried = True
@@ -288,7 +300,8 @@ class Grants:
 
 
 def _again(grant: HeldGrant, store: HourStore) -> tuple[Delivery, NDArray[np.void]]:
-    """Delivery of the messages of a grant that are still leased, and the LEASE rows that name them."""
+    """Construct the delivery of those messages of a grant that are still leased, and the LEASE rows of these
+    messages."""
     positions = np.flatnonzero(grant.rows["open"] == 1)
     held = grant.rows[positions]
     rows = np.zeros(len(held), INDEX)
@@ -305,12 +318,13 @@ def _again(grant: HeldGrant, store: HourStore) -> tuple[Delivery, NDArray[np.voi
 
 
 class CursorKeeper:
-    """Replicates the tick of both wheels and the localIndex reached: every 50 ms while they change (S2). One per term.
+    """Replicates the dispatch cursor (tick of both timer wheels, and the localIndex reached) every dispatch.interval_ms
+    while the cursor changes (S2). One object per term.
 
     The cursor mostly shares a Raft entry with the grants that made it change. In an idle cluster nothing is written."""
 
     def __init__(self, term: Term, core: Dispatcher, settled: Callable[[], None]) -> None:
-        """settled: a proposal was committed, or failed."""
+        """settled: called when a proposal of the cursor was committed or has failed."""
         self._term, self._core, self._settled = term, core, settled
         self._alarm = term.alarm(self.send)
         self._sent = core.cursor

@@ -1,4 +1,4 @@
-"""Lateness of hand-outs, the cluster's part in the lateness, and latency of answers."""
+"""Lateness of hand-outs, the part of the lateness that the cluster causes, and the delay of the leader's answers."""
 
 from collections.abc import Callable, Iterable
 from itertools import chain
@@ -27,7 +27,7 @@ _BOUNDS = np.array(LATENESS_BUCKETS_MS)
 _DELAYS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 #: Upper bounds of hadelay_handout_delay_seconds.
 _HANDOUT_DELAYS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-#: Limit of grants remembered beyond twice the held ones; then those that are over are forgotten.
+#: Number of grants remembered in addition to twice the number of held grants; beyond that, ended grants are forgotten.
 _SPARE = 1_024
 #: Window of a topic's recent lateness, in minutes, this minute included.
 RECENT_MINUTES = 5
@@ -66,10 +66,10 @@ class LatenessCounts:
     last minutes. A node that takes over starts with empty counts."""
 
     def __init__(self) -> None:
-        #: Counts per bucket, not cumulative; the last bucket is above the last bound.
+        #: Number of messages per bucket of lateness, not cumulative; the last bucket is above the last bound.
         self.counts = [0] * (len(_BOUNDS) + 1)
         self.sum_ms = 0
-        #: minute → topic number → counts
+        #: minute → topic number → lateness counts of the topic in the minute
         self._minutes: dict[int, dict[int, _Counted]] = {}
 
     def count(self, delivery: Delivery) -> None:
@@ -83,7 +83,8 @@ class LatenessCounts:
             minute.setdefault(number, _Counted()).add(codes[mine].tolist(), int(late[mine].max()))
 
     def recent(self, now_ms: int, numbers: Iterable[int] | None = None) -> dict[int, Late]:
-        """Recent lateness by topic number, of these topics, or of all topics with hand-outs in the last minutes."""
+        """Lateness of the last minutes by topic number: of the topics `numbers`, or of all topics with hand-outs in
+        these minutes."""
         self._minute(now_ms)
         minutes = list(self._minutes.values())
         wanted = dict.fromkeys(chain.from_iterable(minutes)) if numbers is None else numbers
@@ -120,11 +121,12 @@ class Delays:
         self.histogram = Histogram.of(_DELAYS_S)
 
     def count(self, delivery: Delivery, waited_ms: float, is_limited: Callable[[int], bool]) -> None:
-        """waited_ms: how long the receive waited. is_limited(topic number): a limit may have delayed its messages. Only
-        first attempts count: before a later one, the message was leased for a part of the time."""
+        """Count the delays of a delivery's messages. waited_ms: time that the receive waited. is_limited(topic number):
+        whether a limit may have delayed the topic's messages. Only first attempts count: before a later attempt, the
+        message was leased for a part of the time."""
         numbers = delivery.rows["topic"].tolist()
         limited = {number for number in set(numbers) if is_limited(number)}
-        # Most deliveries are a few messages, for which a step of numpy's costs more than this loop.
+        # Most deliveries have few messages, for which this loop is cheaper than one numpy operation.
         due, attempts = delivery.rows["deliver_at_ms"].tolist(), delivery.attempts.tolist()
         for number, due_ms, attempt in zip(numbers, due, attempts, strict=True):
             if attempt == 1 and number not in limited:
@@ -132,28 +134,29 @@ class Delays:
 
 
 class HandoutDelays:
-    """When the leader's answers reached their consumers: the hand-out delay of each lease, for the settlement that
-    follows.
+    """Measures the hand-out delay of each lease: the time until the leader's answer was written to the consumer. The
+    command that settles the lease contains the delay.
 
     A grant's time in the log is that of its proposal; its consumer has the message when the answer is written. The
     leader keeps that moment for the leases that are held, and puts the difference into the ACK or NACK (SETTLE,
     ADR 206). A leader that takes over knows none of them, so those hand-outs stay unknown."""
 
     def __init__(self) -> None:
-        #: Counters over all terms.
+        #: Histogram of hand-out delays over all terms that this node led.
         self.histogram = Histogram.of(_HANDOUT_DELAYS_S)
-        #: (term, seq) → per position, when its answer was written in cluster time; 0: not yet.
+        #: (term, number) of a grant → per position in the grant, cluster time at which the answer was written; 0: not
+        #: yet.
         self._at: dict[tuple[int, int], NDArray[np.int64]] = {}
 
     def forget(self) -> None:
-        """The term is over."""
+        """Forget the times of all answers, because the leader's term is over."""
         self._at.clear()
 
     def answered(
         self, ledger: Ledger, key: tuple[int, int], positions: NDArray[np.integer], due_ms: int, now_ms: int
     ) -> None:
-        """These positions of the grant `key` were handed to the consumer. due_ms: due time of the last of the
-        messages."""
+        """Note that messages of the grant `key` were handed to the consumer. positions: of the messages in the grant.
+        due_ms: due time of the last of these messages."""
         size = int(positions.max()) + 1
         known = self._at.get(key)
         if known is None or len(known) < size:
@@ -171,7 +174,8 @@ class HandoutDelays:
             self._at = {key: at for key, at in self._at.items() if key in ledger.grants}
 
     def settling(self, ledger: Ledger, command: bytes) -> bytes:
-        """An ACK or NACK as a SETTLE with what is known of its leases; every other command as it is."""
+        """Turn an ACK or NACK into a SETTLE that adds the known hand-out delays of its leases; return every other
+        command unchanged."""
         if ledger.level < SETTLE_LEVEL or not self._at:
             return command
         leases = leases_in(command)
@@ -182,14 +186,14 @@ class HandoutDelays:
         for n, key in enumerate(zip(terms, seqs, strict=True)):
             at, grant = self._at.get(key), ledger.grants.get(key)
             if at is not None and positions[n] < len(at) and at[positions[n]]:
-                # Interval mode hands out first: the grant may not be applied yet.
+                # Interval mode hands out before the commit: the grant may not be applied yet.
                 delay_ms = 0 if grant is None else int(at[positions[n]]) - grant.granted_at_ms
                 delays[n] = min(max(0, delay_ms), NONE32 - 1)
         return command if (delays == NONE32).all() else encode_settle(command, delays)
 
 
 def _ranked(owners: Counts, code: Counts, count: Counts, largest: Counts) -> list[list[int]]:
-    """Columns, with a row per owner (0, 1, 2, …): sum of its counts, p50, p99, and the largest. Quantiles are of the
+    """Statistics of each owner (0, 1, 2, …), as columns: sum of its counts, p50, p99, and maximum. Quantiles are of the
     nearest rank."""
     order = np.lexsort((code, owners))
     sums = count[order].cumsum()

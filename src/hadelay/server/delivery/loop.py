@@ -1,4 +1,5 @@
-"""The delivery loop of the leader: timers, and turns of the dispatcher. handout/dispatcher.py decides who gets what.
+"""The delivery loop of the leader: timers, and turns of the dispatcher. handout/dispatcher.py decides which poll gets
+which messages.
 
 Works between on_leader, when the no-op of the term is applied, and on_follower, and keeps nothing beyond.
 """
@@ -37,18 +38,19 @@ from hadelay.settings.node import Config
 
 log = logging.getLogger(__name__)
 
-#: Commands that may stop a topic's hand-outs; AUDITED may contain one.
+#: Commands that may stop a topic's hand-outs; an AUDITED command may contain one of the others.
 _STOPPING = frozenset((Command.TOPIC_PUT, Command.TOPIC_DELETE, Command.PURGE, Command.AUDITED))
-#: Limit of a sleep, in seconds: timers have limits, and to wake once an hour costs nothing.
+#: Longest sleep between two turns of the loop, in seconds: timers have limits, and one turn per hour costs nothing.
 _LONGEST_SLEEP_S = 3_600.0
-#: Slices of the index that the sweeper looks at each time.
+#: Limit of index slices that the sweeper checks in one run.
 _SWEEP_SLICES = 16
 #: Limits of remembered pairs (consumer, topics), and of topic names in all pairs. The oldest pairs are forgotten first.
 _MOST_ASKERS, _MOST_ASKED = 1_024, 1 << 16
 
 
 class DeliveryLoop:
-    """Runs on every node, works only between on_leader and on_follower. Its core is `state.listener` meanwhile."""
+    """Hands out messages while this node leads: between on_leader and on_follower. Meanwhile its dispatcher listens to
+    the ledger."""
 
     def __init__(
         self,
@@ -63,12 +65,13 @@ class DeliveryLoop:
         watch: Callable[[TopicState], None] = lambda topic: None,
         read_ahead: ReadAhead | None = None,
     ) -> None:
-        """on_damage(hour, index, what): a chain is broken at that entry; after the repair call `repaired(hour)`.
-        has_leader_lease: no other node can be leading yet (for interval mode). watch: see Dispatcher."""
+        """on_damage(hour, index, what): called when the chain of a second is broken at that entry; after the repair
+        call `repaired(hour)`. has_leader_lease: whether no other node can be leading yet (for interval mode). watch:
+        see Dispatcher."""
         self.ledger, self.runtime, self.clock = ledger, runtime, clock
         self.propose, self.config, self.on_damage = propose, config, on_damage
         self.has_leader_lease, self.watch, self._read_ahead = has_leader_lease, watch, read_ahead
-        #: Plain ints for /metrics.
+        #: Counters for /metrics, as plain ints.
         self.handed_out = 0
         self.damaged_links = 0
         self.lateness = LatenessCounts()
@@ -85,7 +88,8 @@ class DeliveryLoop:
     # ---- leading
 
     def on_leader(self, number: int) -> None:
-        """The no-op of this term is applied, clock.lead was called, and the clock is ready."""
+        """Begin to hand out messages. Call when the no-op of this term is applied, clock.lead was called, and the clock
+        is ready."""
         self.on_follower()
         dispatch = self.config.dispatch
         self.askers = Askers()
@@ -106,7 +110,8 @@ class DeliveryLoop:
         self._due, self._sweep_alarm = term.alarm(self._turn_soon), term.alarm(self._sweep)
         self._grants = Grants(term, core, self._turn_soon, self._delivered)
         self._handout = self._make_handout(self._grants)
-        #: Also of grants whose proposal was given up as unknown: they may be committed later, and have to run out.
+        #: Expires leases, also of grants whose proposal had an unknown outcome: such a grant may be committed later,
+        #: and its leases have to run out.
         self._expiry = LeaseExpiry(term, term.now() + self.config.limits.max_clock_skew_ms)
         self._ttl = TtlExpiry(term)
         self._maintenance = MaintenanceRunner(term, self.config.retention)
@@ -132,14 +137,14 @@ class DeliveryLoop:
         grants.stop()
 
     def clock_changed(self) -> None:
-        """The clock was slewed: timers that were set by it are set again."""
+        """Set the timers again, because the cluster clock was slewed."""
         if self._grants is not None:
             self._due.cancel()
             self._grants.deferred.clock_changed()
             self._turn_soon()
 
     def repaired(self, hour: int) -> None:
-        """Damaged entries of the hour were repaired: walk its broken seconds again."""
+        """Read the broken seconds of the hour again, because its damaged entries were repaired."""
         if self._grants is not None:
             self._grants.core.repaired(hour)
 
@@ -155,7 +160,7 @@ class DeliveryLoop:
     # ---- polls
 
     def poll(self, poll: Poll) -> None:
-        """Only on the leader (else done(None, NoLeader) at once)."""
+        """Take a poll of a consumer, on the leader. On another node the poll gets done(None, NoLeader) at once."""
         grants = self._grants
         if grants is None:
             poll.phase = DONE
@@ -172,7 +177,8 @@ class DeliveryLoop:
             self._turn_soon()
 
     def cancel_poll(self, poll: Poll) -> None:
-        """The consumer is gone: unless a grant is proposed for it already, it gets none. `done` is not called."""
+        """Cancel a poll whose consumer is gone: the poll gets no messages, unless a grant for it is proposed already.
+        `done` is not called."""
         if self._grants is not None:
             self._grants.cancel(poll)
         poll.phase = DONE
@@ -191,7 +197,7 @@ class DeliveryLoop:
             return
         if grants.holding:
             self._answer_late_polls(grants)
-            return  # the wheels stop, too: the next leader starts at their tick
+            return  # the timer wheels stop, too: the next leader starts at their tick
         core, ahead_ms, now_ms = grants.core, self._handout.ahead_ms, self._now()
         aligned = now_ms + ahead_ms >= core.resume_ms
         if aligned and core.busy:
@@ -216,7 +222,8 @@ class DeliveryLoop:
             self._due.at(deadline)
 
     def _hand_out(self, grants: Grants, now_ms: int) -> int:
-        """Returns when a topic that waits for tokens gets some, NEVER_MS if none waits."""
+        """Hand out ready messages. Returns the cluster time at which the first topic that waits for tokens of its rate
+        limit gets some, NEVER_MS if no topic waits."""
         mono = self.runtime.monotonic()
         ready_at = self._handout.ready_at(mono)
         if ready_at > mono:
@@ -233,11 +240,11 @@ class DeliveryLoop:
         waited_ms = poll.wait_ms - 1000 * (poll.deadline - self.runtime.monotonic())
         self.delays.count(delivery, waited_ms, lambda number: is_limited(self.ledger.topics[number].settings))
 
-    # ---- settlements, and what is proposed behind the hand-outs
+    # ---- settlements, and commands that are proposed after the hand-outs
 
     def in_order(self, command: bytes, done: Done) -> Done:
-        """`done`, called after the deferred deliveries that were granted before, for commands that may stop a topic's
-        hand-outs: after the answer to its pause, purge or deletion nothing of the topic is handed out."""
+        """Delay `done` of a command that may stop a topic's hand-outs until the deferred deliveries granted before are
+        released: after the answer to its pause, purge or deletion, nothing of the topic is handed out."""
 
         def decided(result: Any, error: HadelayError | None) -> None:
             if self._grants is not None:
@@ -248,24 +255,25 @@ class DeliveryLoop:
         return decided if command[0] in _STOPPING else done
 
     def answered(self, term: int, seq: int, positions: NDArray[np.integer], due_ms: int) -> None:
-        """These positions of a grant were handed to their consumer now. due_ms: due time of the last of the
-        messages."""
+        """Note that messages of a grant were handed to their consumer now. positions: of the messages in the grant.
+        due_ms: due time of the last of these messages."""
         if self._grants is not None and self._grants.term.number == term:
             self.handout_delays.answered(self.ledger, (term, seq), positions, due_ms, self._now())
 
     def settling(self, command: bytes) -> bytes:
-        """The command, with what this leader knows of the leases that it settles."""
+        """Add to a settling command the hand-out delays that this leader knows of its leases; returns the command."""
         return self.handout_delays.settling(self.ledger, command) if self._grants is not None else command
 
     def before_settlement(self) -> None:
-        """Call before proposing any ack, nack, extend or cancel: in interval mode hand-outs go first."""
+        """Call before proposing any ack, nack, extend or cancel: in interval mode, hand-outs have to be proposed
+        first."""
         if self._grants is not None:
             self._grants.term.record()
 
     # ---- planned transfer
 
     def hold(self, done: Callable[[], None]) -> None:
-        """A planned transfer: hand out nothing more, commit the dispatch state, then done()."""
+        """Prepare a planned transfer of leadership: stop handing out, commit the dispatch state, then call done()."""
         if self._grants is None:
             done()
         else:
@@ -273,11 +281,11 @@ class DeliveryLoop:
             self._grants.hold(done)
 
     def resume(self) -> None:
-        """No other node took over: continue."""
+        """Continue handing out after a planned transfer, because no other node took over."""
         if self._grants is not None:
             self._grants.resume()
 
-    # ---- to be sure
+    # ---- the sweeper, which finds messages that the timer wheels missed
 
     def _arm_sweeper(self) -> None:
         self._sweep_alarm.at(self.runtime.monotonic() + self.config.dispatch.sweep_ms / 1000.0)
@@ -285,7 +293,8 @@ class DeliveryLoop:
     def _sweep(self, slices: int = _SWEEP_SLICES) -> None:
         if self._grants is None:
             return
-        self._turn_soon()  # the wheels may have paused for long: the sweep covers the seconds that they passed
+        # The timer wheels may have paused for long: the sweep covers the seconds that the wheels have passed
+        self._turn_soon()
         core = self._grants.core
         before = core.scans.swept
         if slices and not core.busy and not core.scans.sweep():
@@ -295,20 +304,23 @@ class DeliveryLoop:
         if core.scans.swept > before:
             log.error("messages_forgotten", extra={"found": core.scans.swept - before})
 
-    # ---- what others ask
+    # ---- queries of other parts of the node
 
     @property
     def sweeper_found(self) -> int:
-        """Count of messages that were owed and forgotten since this process started. A bug unless 0."""
+        """Number of owed messages that the sweeper found forgotten since this process started. Any number but 0 shows a
+        bug."""
         return self._swept_before + (self._grants.core.scans.swept if self._grants is not None else 0)
 
     def throttled(self) -> dict[str, int]:
-        """Times that a limit stopped a topic with messages, by the limit's name; `filters`: polls refused."""
+        """Number of times that a limit stopped a topic with messages, by the limit's name; `filters` is the number of
+        refused polls."""
         now = self._grants.core.turns.throttled if self._grants is not None else Counter[str]()
         return dict(self._throttled_before + now)
 
     def tag_checks(self) -> tuple[int, int]:
-        """Counts of records whose tags were read because their mask fitted, and of those that did not match."""
+        """Number of records whose tags were read because their tag mask matched, and number of those records whose tags
+        did not match."""
         matcher = self._grants.core.matcher if self._grants is not None else None
         return (matcher.checked, matcher.false_positives) if matcher is not None else (0, 0)
 
@@ -320,8 +332,8 @@ class DeliveryLoop:
         return self._grants.core.windows.size if self._grants is not None else 0
 
     def ready_counts(self, numbers: Iterable[int] | None = None) -> dict[int, tuple[int, int]]:
-        """Per topic number, of these or of all: count of messages that are due, not leased and not settled, and when
-        the oldest fell due. Topics without such messages are left out."""
+        """Per topic number, for the topics `numbers` or for all topics: number of messages that are due, not leased and
+        not settled; and time at which the oldest fell due. Topics without such messages are left out."""
         if self._grants is None:
             return {}
         core = self._grants.core
@@ -331,7 +343,8 @@ class DeliveryLoop:
         return {number: (count, oldest[number]) for number, count in counts.items()}
 
     def topic_reports(self) -> dict[int, tuple[int, ...]]:
-        """Per topic number: ready messages, when the oldest fell due; and `Late` of the last minutes."""
+        """Per topic number: number of ready messages, time at which the oldest fell due, and the fields of `Late` for
+        the last minutes."""
         ready, late = self.ready_counts(), self.lateness.recent(self._now())
         numbers = {**ready, **late}
         return {number: (*ready.get(number, (0, 0)), *late.get(number, (0, 0, 0, 0))) for number in numbers}

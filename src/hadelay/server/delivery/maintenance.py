@@ -20,7 +20,7 @@ from hadelay.storage.manifests import Catalogue, SourceFiles, load_catalogue, op
 log = logging.getLogger(__name__)
 
 Key = tuple[int, int]
-#: Limit of grants named in one EXPIRE, and looked at in one go after a take-over.
+#: Limit of grants in one EXPIRE command, and of earlier leaders' grants that are taken over at a time.
 _GRANTS = 512
 #: Pause after an EXPIRE that failed, in ms.
 _RETRY_MS = 100
@@ -29,15 +29,16 @@ _STALE = 1_024
 #: Limit of rows of table `ttl` read at once; least count of useless rows that is worth a command.
 _ROWS = 250
 _SILENT_ROWS = 500
-#: Pause between two looks at table `ttl`, in ms: messages expire together. Apply grants none of them meanwhile.
+#: Pause between two reads of table `ttl`, in ms, so that messages expire together. Apply grants no expired message
+#: meanwhile.
 _TTL_PAUSE_MS = 100
-#: Pause between two looks when there was nothing to do, in seconds.
+#: Pause of the maintenance when it has nothing to do, in seconds.
 _LOOK_S = 30.0
-#: Pause between two slices, in seconds: leaves the log to those who wait for an answer.
+#: Pause between two slices of maintenance, in seconds: leaves the log to commands whose clients wait.
 _PAUSE_S = 0.02
 #: Pause between two slices of a redrive with a rate, in seconds.
 _RATE_PAUSE_S = 0.1
-#: Least age of an hour that is worked on, in hours: its files are near ones until then.
+#: Least age of an hour that maintenance works on, in hours: the files of younger hours are near (mapped) files.
 _HOURS_PAST = 2
 #: Seconds for which a proof counts that the archive holds an hour.
 _PROOF_S = 60.0
@@ -127,15 +128,15 @@ class TtlExpiry:
     def __init__(self, term: Term) -> None:
         self._term, self._ledger = term, term.ledger
         self._alarm = term.alarm(self._look)
-        #: No message of the rows before this key waits.
+        #: First key of table `ttl` to read: no row before this key belongs to a waiting message.
         self._start = b""
         self._silent = 0
         self._rest_until_ms = 0
         self._look_at(ttl.first_ms(self._ledger))
 
     def filed(self, at_ms: int) -> None:
-        """Look at this cluster time, in Unix ms. It may have passed: a message whose row was skipped while it was
-        leased waits again."""
+        """Check table `ttl` at cluster time at_ms (Unix ms). The time may have passed: a message whose row was skipped
+        during a lease waits again."""
         self._start = min(self._start, ttl.KEY.pack(at_ms, 0))
         self._look_at(at_ms)
 
@@ -158,15 +159,17 @@ class TtlExpiry:
 
     def _ended(self, result: Any, error: HadelayError | None) -> None:
         self._start, self._silent = self._ledger.ttl_from, 0
-        # A slice after a slice as long as there is more: a backlog goes as fast as the log takes it.
+        # Propose slices without a pause while expired rows are left: the log's speed limits how fast a backlog is
+        # worked off.
         if error is None and isinstance(result, JobResult) and not result.done:
             self._rest_until_ms = 0
         self._look_at(self._term.now())
 
 
 class MaintenanceRunner:
-    """Moves what is left of hours that are over, forgets hours past their retention, settles what deleted topics and
-    purges left behind, redrives dead letters at their rate: slowly on purpose. One per term.
+    """Runs maintenance, slowly on purpose: moves the remaining messages of past hours, deletes hours past their
+    retention, settles messages of deleted topics and purges, and redrives dead letters at their rate. One object per
+    term.
 
     Each job is a replicated command that works in slices. One slice at a time is under way, and the next leader goes on
     where the ledger says. A cluster in which nothing changes gets none. Where an archive is demanded, the leader alone
@@ -175,7 +178,7 @@ class MaintenanceRunner:
 
     def __init__(self, term: Term, retention: RetentionConfig) -> None:
         self._term, self._ledger, self._retention = term, term.ledger, retention
-        #: Waiting for the next look, and not for an answer.
+        #: True while the runner pauses because it found nothing to do.
         self._idle = False
         self._pause_s = _PAUSE_S
         self._next = self._rounds()
@@ -188,7 +191,7 @@ class MaintenanceRunner:
             self._gate.stop()
 
     def watch(self) -> None:
-        """Something was applied: it may have brought work. Costs nothing."""
+        """Call after entries were applied: they may have brought work for an idle runner. Costs nothing."""
         if self._idle and self._ledger.topics.with_work:
             self._rest(0.0)
 
@@ -201,19 +204,20 @@ class MaintenanceRunner:
         self._pause_s, self._idle = _PAUSE_S, False
         command = next(self._next)
         if command is None:
-            # A redrive that is left waits for its rate.
+            # An unfinished redrive waits for its rate.
             redrives = any(topic.redrive is not None for topic in self._ledger.topics.unfinished())
             self._rest(_RATE_PAUSE_S if redrives else _LOOK_S)
         else:
             self._term.propose_behind(command, self._worked)
 
     def _worked(self, result: Any, error: HadelayError | None) -> None:
-        # Whatever went wrong may be over at the next look; a refusal would only come back at once.
+        # After an error or a refusal the pause is longer: the error may be over then, and a command repeated at once
+        # would be refused again.
         self._rest(self._pause_s if isinstance(result, JobResult) else _LOOK_S / 2)
 
     def _rounds(self) -> Iterator[bytes | None]:
-        """The next command, each time; None when a round found none. All take turns: a redrive may take days, and a
-        purge makes a sweep begin anew, so that sweeps may never end."""
+        """Yield the next maintenance command, or None when a round found no work. All kinds of work take turns: a
+        redrive may take days, and each purge restarts the sweep, so that a sweep may never end."""
         while True:
             idle = True
             for topic in self._ledger.topics.unfinished():
@@ -253,7 +257,8 @@ class MaintenanceRunner:
         return command
 
     def _kept_until_ms(self, hour: int) -> int:
-        """When the longest retention of the topics ends whose messages were settled in this hour."""
+        """Time in Unix ms until which the hour is kept: end of the longest retention of the topics whose messages were
+        settled in this hour."""
         last_ms, kept_ms = (hour + 1) * HOUR_MS, 0
         if (hour_state := self._ledger.hours.get(hour)) is not None:
             last_ms = max(last_ms, hour_state.settled_at_ms)
@@ -262,7 +267,7 @@ class MaintenanceRunner:
         return last_ms + kept_ms
 
     def _can_roll_forward(self, hour: int) -> bool:
-        """Whether CARRY still has entries to look at. The other open entries are leased."""
+        """Whether rolling forward still has entries of the hour to check. Other open entries of the hour are leased."""
         hour_state = self._ledger.hours.get(hour)
         return hour_state is None or hour_state.carried < self._ledger.store.count(hour)
 

@@ -24,11 +24,11 @@ from hadelay.handout.polls import DONE, Delivery, Poll
 from hadelay.ledger.transitions import FLAG_WAS_DUE
 from hadelay.server.delivery.grants import Grants
 
-#: Pause after a proposal that could not be made, in seconds.
+#: Pause after a grant that failed, in seconds.
 _BACKOFF_S = 0.02
-#: Limit of rounds of grants on their way at once.
+#: Limit of rounds of grants that are being committed at the same time.
 _MAX_ROUNDS = 2
-#: Hour and index of a message id's first entry: the id without its group.
+#: Bit mask of a message id: hour and index of the message's first entry, without the group.
 _ENTRY_OF_ID = np.uint64((1 << 56) - 1)
 
 
@@ -44,7 +44,8 @@ class Handout:
         self.resting_until = 0.0
 
     def ready_at(self, mono: float) -> float:
-        """When offers may be made: `mono` for now, inf for after the next decision."""
+        """Monotonic time at which offers may be made: `mono` means now, inf means after the next decision about a
+        grant."""
         raise NotImplementedError
 
     def hand_out(self, offers: list[Offer], now_ms: int) -> None:
@@ -61,7 +62,8 @@ class CommitLatency:
         self._smoothed = self._variation = 0.0
 
     def took(self, ms: float) -> None:
-        """A grant was decided that long after it was proposed. The next may have to wait for it, and takes as long."""
+        """Update the latency with a grant that was decided `ms` after it was proposed. The estimate covers two grants,
+        because the next grant may have to wait for this one."""
         if not self._smoothed:
             self._smoothed, self._variation = ms, ms / 2
         else:
@@ -92,7 +94,7 @@ class CommitHandout(Handout):
             self.term.propose(command, partial(self._decided, offer, mono))
 
     def _decided(self, offer: Offer, proposed: float, result: Any, error: HadelayError | None) -> None:
-        """Take the result of a grant."""
+        """Handle the result of the grant of an offer."""
         grants, mono = self.grants, self.term.runtime.monotonic()
         self._latency.took((mono - proposed) * 1000)
         self.ahead_ms = self._latency.ms
@@ -118,18 +120,18 @@ class CommitHandout(Handout):
     def _granted(self, offer: Offer, result: GrantResult, poll: Poll) -> None:
         if not result.granted.any():
             self.grants.wait_on(poll)
-        elif poll.phase != DONE:  # otherwise the consumer hung up after the proposal, and the lease runs out
+        elif poll.phase != DONE:  # a DONE poll: its consumer hung up after the proposal, and the lease runs out
             delivery = first_time(self.term.number, offer, result, 0, self.term.now())
             self.grants.deferred.until_due(poll, delivery, partial(self.grants.deliver, poll))
 
 
 class IntervalHandout(Handout):
     def __init__(self, grants: Grants, has_leader_lease: Callable[[], bool]) -> None:
-        """has_leader_lease: no other node can be leading yet."""
+        """has_leader_lease: whether no other node can be leading yet."""
         super().__init__(grants)
         config = self.term.config
         self._has_leader_lease, self._interval_s = has_leader_lease, config.dispatch.interval_ms / 1000
-        # The leader before hands out what was due by then, as long as it may believe that it leads.
+        # The previous leader may hand out messages that are due by this time, as long as it believes that it leads.
         self._suspect_ms = self.term.now() + config.raft.election_min_ms
         self._alarm, self.term.record = self.term.alarm(self._record), self._record
         #: Hand-outs that are not proposed yet.
@@ -139,7 +141,7 @@ class IntervalHandout(Handout):
         if mono < self.resting_until:
             return self.resting_until
         if mono - next(iter(self.grants.handed_at.values()), mono) >= self._interval_s:
-            return math.inf  # an interval's worth of hand-outs is not committed: no more until it is
+            return math.inf  # hand-outs of a whole interval are not committed: no more until they are
         return mono if self._has_leader_lease() else mono + _BACKOFF_S
 
     def hand_out(self, offers: list[Offer], now_ms: int) -> None:
@@ -153,7 +155,8 @@ class IntervalHandout(Handout):
                 continue
             self._unsent.append((offer, grants.grant(offer, now_ms, handed=True)))
             self.grants.handed_at[offer.seq] = mono
-            # Half an interval leaves the other half for the commit, so that handing out does not stop in between.
+            # Propose hand-outs after half an interval: the other half is left for the commit, so that handing out does
+            # not stop in between.
             self._alarm.at(mono + self._interval_s / 2)
             expected = GrantResult(
                 number, offer.seq, np.ones(len(offer.rows), np.bool_), offer.rows["attempt"] + np.uint16(1),
@@ -162,8 +165,9 @@ class IntervalHandout(Handout):
             grants.deliver(offer.poll, first_time(number, offer, expected, self._suspect_ms, now_ms))
 
     def _in_hands(self, offer: Offer) -> bool:
-        """A message of the offer was handed out a moment ago as another entry, and was rolled forward or rescheduled
-        since. That has to be recorded first: apply then counts the attempt, and the next hand-out is another one."""
+        """Whether a message of the offer was handed out a moment ago as another entry, and was rolled forward or
+        rescheduled since. The earlier hand-out has to be recorded first: apply then counts it, and the next hand-out is
+        another attempt."""
         if not self.grants.handed_at:
             return False
         ids = offer.rows["first_id"]
@@ -181,8 +185,8 @@ class IntervalHandout(Handout):
 
     def _recorded(self, offer: Offer, command: bytes, result: Any, error: HadelayError | None) -> None:
         if error is not None:
-            # The hand-out has to be recorded; meanwhile handing out stops by itself. If the grant was committed after
-            # all, apply says that it exists.
+            # Propose the grant again, because the hand-out has to be recorded; meanwhile handing out stops by itself.
+            # If the first grant was committed after all, apply reports that the grant exists.
             self._unsent.append((offer, command))
             self._alarm.at(self.term.runtime.monotonic() + _BACKOFF_S)
             return
@@ -196,9 +200,9 @@ class IntervalHandout(Handout):
 
 
 def first_time(term: int, offer: Offer, result: GrantResult, suspect_ms: int, now_ms: int) -> Delivery:
-    """Delivery of the messages of an offer that apply granted. suspect_ms: messages due by then, or due before they
-    were rescheduled, count as redelivered: a leader that fell may have handed them out unrecorded (interval mode;
-    else 0)."""
+    """Delivery of the messages of an offer that apply granted. suspect_ms: messages due by this time, or due before
+    they were rescheduled, count as redelivered, because a failed leader may have handed them out unrecorded (interval
+    mode; else 0)."""
     count, rows = len(offer.rows), offer.rows
     suspect = (rows["deliver_at_ms"] <= suspect_ms) | (rows["flags"] & FLAG_WAS_DUE != 0) & bool(suspect_ms)
     delivery = Delivery(

@@ -25,7 +25,7 @@ class Alarm:
             return
         self.cancel()
         self._at = mono
-        # Rounded up: loops with millisecond timers round to the nearest, and would ring before the time.
+        # Round the delay up: event loops with millisecond timers round to the nearest ms, and would ring too early.
         delay_ms = math.ceil((mono - self._runtime.monotonic()) * 1000.0)
         self._handle = self._runtime.call_later(max(0, delay_ms) / 1000.0, self._fire)
 
@@ -46,7 +46,7 @@ class Term:
         self.number, self.ledger, self.runtime, self.clock = number, ledger, runtime, clock
         self.config, self._propose = config, propose
         self.over = False
-        #: Propose what was handed out and not proposed yet (interval mode).
+        #: Proposes the grants of hand-outs that are not proposed yet (interval mode).
         self.record: Callable[[], None] = lambda: None
         self._alarms: list[Alarm] = []
 
@@ -60,7 +60,7 @@ class Term:
         return self.clock.read(self.runtime.monotonic())
 
     def mono_at(self, cluster_ms: float) -> float:
-        """The monotonic time at which cluster time reaches this."""
+        """The monotonic time at which cluster time reaches cluster_ms."""
         mono = self.runtime.monotonic()
         return mono + self.clock.delay_s(int(cluster_ms), mono)
 
@@ -71,11 +71,11 @@ class Term:
         return alarm
 
     def propose(self, command: bytes, done: Done) -> None:
-        """done is not called any more when the term is over."""
+        """Propose a command; `done` is not called after the term has ended."""
         self._propose(command, lambda result, error: None if self.over else done(result, error))
 
     def propose_behind(self, command: bytes, done: Done) -> None:
-        """Propose maintenance after the hand-outs that are not proposed yet: apply then knows which messages consumers
-        have, and neither expires them nor retires their hour."""
+        """Propose a maintenance command after the grants of all hand-outs: apply then knows which messages consumers
+        have, and neither expires these messages nor retires their hour."""
         self.record()
         self.propose(command, done)

@@ -22,7 +22,7 @@ from hadelay.server.service.part import Service, once_begun
 
 log = structlog.get_logger("hadelay")
 
-#: Time for which a refused change of the members is repeated.
+#: Time for which a refused change of the members is repeated, in seconds.
 _CHANGE_S = 5.0
 #: Limit of committed entries that a ready node may still have to apply.
 _MAX_LAG = 10_000
@@ -31,7 +31,7 @@ _MAX_LAG = 10_000
 class Clusters(Service):
     def __init__(self, node: Node) -> None:
         super().__init__(node)
-        #: Set for a moment at each sign of a leader.
+        #: Event that is set for a moment at each sign of a leader, to wake requests that wait for one.
         self._sign = asyncio.Event()
         node.leadership.on_sign = self._wake
 
@@ -101,7 +101,8 @@ class Clusters(Service):
             return (await self._find_leader()).name
 
     async def drain(self, node: str, undo: bool, by: Actor) -> None:
-        """`node` hands over and takes no publishes and polls, until it restarts or `undo` ends this."""
+        """Drain `node`: it hands leadership over and refuses publishes and polls until it restarts. undo: end the
+        drain."""
         mine = self._node
         self._check_member(node)
         await self._administer(by, "cluster.undrain" if undo else "cluster.drain", node, commands.encode_noop())
@@ -116,12 +117,12 @@ class Clusters(Service):
         await self._change("add", name, raft)
 
     async def remove_member(self, name: str, by: Actor) -> None:
-        """A leader hands over first. Raises NotFound, or Conflict with the reason."""
+        """Remove a member; a leader hands leadership over first. Raises NotFound, or Conflict with the reason."""
         await self._administer(by, "members.remove", name, commands.encode_noop())
         await self._change("remove", name, "")
 
     async def _change(self, op: str, name: str, raft: str) -> None:
-        """Change the members; repeat while the obstacle may pass: a new leader, or another change."""
+        """Change the members; retry while the obstacle may be temporary, such as a new leader or another change."""
         node = self._node
         deadline = node.runtime.monotonic() + _CHANGE_S
         while True:
@@ -140,14 +141,16 @@ class Clusters(Service):
             await asyncio.sleep(0.1)
 
     def livez(self) -> list[CheckOut]:
-        """Should this process live on? Never depends on a quorum, or a partition would restart every node."""
+        """Checks of /livez: whether this process should go on running. They never depend on a quorum, because a
+        partition would then restart every node."""
         return [CheckOut("loop", True)]
 
     def readyz(self) -> list[CheckOut]:
         return ready_checks(self._node)
 
     def quorum(self, without: str) -> Quorum:
-        """Quorum as this node sees it now. Raises NotFound for an unknown member."""
+        """Which voters are left without the member `without`, and how many a majority needs, as this node sees it now.
+        Raises NotFound for an unknown member."""
         self._check_member(without)
         membership = self._node.raft.membership
         return Quorum(without, others_left(self._node, without), len(membership.voters), membership.majority)
@@ -180,7 +183,7 @@ def ready_checks(node: Node) -> list[CheckOut]:
             f"cluster time is not known: {alarms or 'no node has told it yet'}",
         ),
         ("applied", lag <= _MAX_LAG, f"{lag} entries to apply", f"{lag} entries behind what is committed"),
-        # A rolling restart waits for this: before, the majority has no spare node.
+        # A rolling restart waits until the restarted node is admitted: before that, the majority has no spare node.
         (
             "admitted",
             raft.journal.admitted,

@@ -22,7 +22,7 @@ from hadelay.server.service.part import Service, once_begun
 from hadelay.server.webhooks.pool import CONSUMER
 from hadelay.version import UNCOUNTED
 
-#: Limit of leases in one command; apply takes some milliseconds for so many.
+#: Limit of leases in one command that settles them; apply takes some milliseconds for this many.
 _SETTLED_AT_ONCE = 2_500
 _DONE = {"ack": "acked", "nack": "nacked", "extend": "extended"}
 
@@ -75,7 +75,7 @@ class ConsumingService(Service):
             node.config.cluster.group, delivery.term, delivery.seq, delivery.positions, delivery.hours, delivery.indexes
         )
         bodies = await node.reader.records(delivery.hours, rows)
-        # Read again: time passed while the disk was read.
+        # Read cluster time again: time passed while the records were read from the disk.
         now, topics = max(delivery.now_ms, self._node.now_ms()), node.ledger.topics.all
         until_ms, due_ms = int(delivery.until_ms.min()), int(rows["deliver_at_ms"].max())
         until, left_ms = format_instant(until_ms), max(0, until_ms - now)
@@ -100,12 +100,13 @@ class ConsumingService(Service):
         answered = partial(node.dispatcher.answered, delivery.term, delivery.seq, delivery.positions, due_ms)
         return Handed(messages, answered)
 
-    # settling
+    # settling leases
 
     async def settle(
         self, kind: SettleKind, leases: list[str], value_ms: int | None, reason: str = "", *, count: bool = True
     ) -> list[str]:
-        """Outcome per lease, after commit: acked | nacked | extended, already_acked, lease_lost (malformed too).
+        """Settle leases; returns the outcome per lease after the commit: acked | nacked | extended, already_acked, or
+        lease_lost (also for a malformed lease).
 
         value_ms: the delay of a nack (None: the topic's), the new lease of an extend (required), None for ack. reason:
         of a nack, at most 128 bytes. count: whether a nack counts as an attempt; below feature level 3 each nack does.
@@ -144,9 +145,9 @@ class ConsumingService(Service):
         return commands.encode_extend(self._node.name, rows, value_ms)
 
     async def topics_of_leases(self, leases: list[str]) -> set[str]:
-        """Names of the topics; invalid leases are ignored."""
+        """Names of the topics whose messages are leased by `leases`; invalid leases are ignored."""
         rows, fine = decode_leases(self._node.config.cluster.group, leases)
-        # A message granted just now may not be applied on this node yet.
+        # Catch up with the leader first: this node may not have applied the grant of a new lease yet.
         await self._confirm()
         ledger, rows = self._node.ledger, rows[fine]
         numbers: set[int] = set()

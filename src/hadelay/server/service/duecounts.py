@@ -19,14 +19,15 @@ from hadelay.server.checkpoints import Replica
 from hadelay.storage.heads import count_topics, no_counters
 from hadelay.storage.hours import DiskHourStore
 
-#: Settled entries looked up in one slice, and hours counted in one; each takes some milliseconds.
+#: Limits of one slice of work: settled entries that are looked up, and hours that are counted. Each takes some
+#: milliseconds.
 _SLICE, _HOURS = 8_192, 64
-#: Number of entries after which others on the loop have a turn; a look at an hour costs as much as `_LOOK` entries.
+#: Number of entries after which other tasks of the event loop run; a check of an hour counts as `_LOOK` entries.
 _SMALL, _LOOK = 2_048, 256
 #: Limit of hours whose settled entries are remembered; storage remembers as many heads.
 _REMEMBERED = 512
 
-#: (start of each bucket in ms, open messages)
+#: (start of each bucket in ms, number of open messages in each bucket)
 Counts = tuple[list[int], list[int]]
 
 
@@ -39,7 +40,8 @@ class _Settled:
         self.topics = no_counters()
 
     def look_up(self, ledger: Ledger, hour: int) -> int:
-        """Count one slice of the entries settled meanwhile; returns their number, 0 when all are counted."""
+        """Count one slice of the entries settled since the last call; returns the number of entries counted, 0 when
+        none are left."""
         hour_state = ledger.hours.get(hour)
         if hour_state is None or len(hour_state.settled) == len(self.counted):
             return 0
@@ -52,7 +54,7 @@ class _Settled:
         return len(some)
 
     def open(self, store: DiskHourStore, hour: int, topic: int | None) -> NDArray[np.int64]:
-        """Written and open entries per second; of one topic, per minute."""
+        """Numbers of open entries of the hour: per second, or per minute if `topic` is given."""
         if topic is None:
             return store.written_seconds(hour) - self.seconds
         counts = np.zeros(60, np.int64)
@@ -63,19 +65,19 @@ class _Settled:
 
 
 class DueCounts:
-    """One per node."""
+    """Counts open messages by due time. One object per node."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
         self._settled: OrderedDict[int, _Settled] = OrderedDict()
-        #: The ledger that `_settled` is about; an installed snapshot brings another.
+        #: The ledger whose entries `_settled` counts; an installed snapshot replaces the ledger.
         self._ledger: Ledger | None = None
-        #: Entries looked at since others had their turn.
+        #: Number of entries read since other tasks of the event loop had their turn.
         self._spent = 0
 
     def count(self, topic: str | None, from_ms: int, to_ms: int, step_ms: int) -> Generator[None, None, Counts]:
-        """The non-empty buckets of [from_ms, to_ms), ascending; yields after each slice. A topic that does not exist
-        has none. step_ms: whole seconds; for a topic, whole minutes."""
+        """Count open messages due in [from_ms, to_ms); returns the non-empty buckets, ascending, and yields after each
+        slice. A topic that does not exist has no buckets. step_ms: whole seconds; whole minutes if `topic` is given."""
         ledger, store = self._replica.ledger, self._replica.storage.hours
         if self._ledger is not ledger:
             self._ledger, self._settled = ledger, OrderedDict()
@@ -86,7 +88,7 @@ class DueCounts:
         first, last = from_ms // HOUR_MS, min((to_ms - 1) // HOUR_MS, DEAD_HOURS - 1)
         hours = [hour for hour in store.hours() if first <= hour <= last]
         for start in range(0, len(hours), _HOURS):
-            # Apply counts the open entries per second of hours that have begun.
+            # Hours that have begun need no look-ups: apply counts their open entries per second.
             some = [hour for hour in hours[start : start + _HOURS] if ledger.open_entries(hour)]
             running = {} if number is not None else {
                 hour: state.open_seconds for hour in some
@@ -97,7 +99,7 @@ class DueCounts:
                 while rows := store.derive_some(hour, topics=number is not None) or settled.look_up(ledger, hour):
                     if self._enough(rows):
                         yield
-            # No yield from here to the end of the round, so that all counts are of one moment.
+            # No yield from here to the end of the round of hours, so that all counts of the round are of one moment.
             for hour, settled in stored.items():
                 while settled.look_up(ledger, hour):
                     pass
@@ -117,7 +119,8 @@ class DueCounts:
         return settled
 
     def _enough(self, rows: int) -> bool:
-        """Others should have their turn, after a look at `rows` entries more."""
+        """Whether other tasks of the event loop should have their turn now. rows: number of entries read since the last
+        call."""
         self._spent += rows + _LOOK
         if self._spent < _SMALL:
             return False
@@ -126,23 +129,25 @@ class DueCounts:
 
 
 class _Buckets:
-    """Counts per step of a range. Messages are counted by the start of their part, a second or a minute."""
+    """Numbers of messages per step of a time range. Messages are counted at the start of their second, or of their
+    minute when one topic is counted."""
 
     def __init__(self, from_ms: int, to_ms: int, step_ms: int, part_s: int) -> None:
         self.from_ms, self.step_s, self.part_s = from_ms, step_ms // 1000, part_s
-        # The first second and the end: messages of a second that begins before the range are not in it.
+        # First second and end of the range, rounded up: messages of a second that begins before the range are not in
+        # it.
         self.first_s, self.end_s = (-(-ms // 1000) for ms in (from_ms, to_ms))
         self.counts = np.zeros(-(-(to_ms - from_ms) // step_ms), np.int64)
 
     def add_hour(self, hour: int, counts: NDArray[np.integer]) -> None:
-        """counts: of the hour's parts."""
+        """Add the counts of an hour. counts: number of messages per part of the hour (second or minute)."""
         part_s, step_s, at_s = self.part_s, self.step_s, hour * SECONDS_PER_HOUR - self.first_s
         begin = max(0, -(at_s // part_s))
         end = min(len(counts), -((hour * SECONDS_PER_HOUR - self.end_s) // part_s))
         if begin >= end:
             return
         first, last = ((at_s + part * part_s) // step_s for part in (begin, end - 1))
-        # The first part of each bucket.
+        # Index of the first part of the hour (second or minute) in each bucket.
         starts = -((at_s - np.arange(first, last + 1) * step_s) // part_s)
         starts[0] = begin
         self.counts[first : last + 1] += np.add.reduceat(counts[:end], starts, dtype=np.int64)
@@ -155,7 +160,7 @@ class _Buckets:
         lowest, highest = min(hours), max(hours)
         wanted = np.zeros(highest - lowest + 3, np.bool_)
         wanted[np.array(hours) - lowest + 1] = True
-        chosen = wanted.take(at - (lowest - 1), mode="clip")  # the first and the last slot stand for all other hours
+        chosen = wanted.take(at - (lowest - 1), mode="clip")  # first and last slot of `wanted`: all other hours
         if topic is not None:
             chosen &= topics == topic
         at_s = at[chosen] * SECONDS_PER_HOUR + seconds[chosen] // self.part_s * self.part_s

@@ -24,7 +24,7 @@ from hadelay.storage.hours import DiskHourStore
 from hadelay.storage.snapshots import Manifest
 from hadelay.storage.store import Storage
 
-#: Time without a read after which a snapshot ends.
+#: Time without a read after which an open snapshot is closed, in seconds.
 _PATIENCE_S = 60.0
 #: Limit of open snapshots: each holds an export of the tables, and the files of hours that are retired meanwhile.
 _MOST = 4
@@ -46,20 +46,21 @@ class Files(Service):
         self._looking = False
 
     async def hours(self) -> tuple[int, Iterator[Hour]]:
-        """(applied index, hours at this index: ascending, dead ones last). The iterator can be read once."""
-        # Write buffered entries first, in slices: the checksums would write them all at once.
+        """Returns (applied index, hours at this index, in ascending order, with hours of dead letters last). The
+        iterator can be read once."""
+        # Write buffered entries to the disk first, in slices: computing the checksums would write all of them at once.
         await answered(self._node.storage.write_out)
         return self._node.raft.applied_index, hours_of(self._node.storage.hours, self._node.ledger.now_hour)
 
     async def hour_file_length(self, hour: int, file: HourFile) -> int:
-        """Committed bytes. Raises NotFound."""
+        """Number of committed bytes of a file of the hour. Raises NotFound."""
         store = self._node.storage.hours
         if not store.count(hour):
             raise NotFound("that hour has no messages, or is past its retention")
         return store.length(hour, f".{file}")
 
     async def read_hour_file(self, hour: int, file: HourFile, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes, within hour_file_length."""
+        """Read exactly `length` bytes of a file of the hour; the range has to be within hour_file_length."""
         return self._node.storage.hours.read_file(hour, f".{file}", offset, length)
 
     async def names(self) -> Names:
@@ -69,7 +70,7 @@ class Files(Service):
     # ---- snapshots
 
     async def open_snapshot(self) -> Snapshot:
-        """Snapshot of everything committed before the call, or of more. Raises Overloaded."""
+        """Open a snapshot of everything committed before the call, and perhaps of later entries. Raises Overloaded."""
         await self._confirm()
         node = self._node
         if sum(snapshot.storage is node.storage for snapshot in self._open.values()) >= _MOST:
@@ -92,14 +93,15 @@ class Files(Service):
         )  # fmt: skip
 
     async def snapshot_file_length(self, snapshot: str, file: str) -> int:
-        """Bytes. Raises NotFound, also of a snapshot that is over."""
+        """Size of a file of the snapshot in bytes. Raises NotFound, also if the snapshot is closed."""
         lengths = self._found(snapshot).lengths
         if file not in lengths:
             raise NotFound(f"this snapshot has no file {file[:64]!r}")
         return lengths[file]
 
     async def read_snapshot(self, snapshot: str, file: str, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes, within snapshot_file_length; read in a thread."""
+        """Read exactly `length` bytes of a file of the snapshot, in a thread; the range has to be within
+        snapshot_file_length."""
         found, runtime = self._found(snapshot), self._node.runtime
         try:
             data: bytes = await answered(
@@ -115,7 +117,8 @@ class Files(Service):
 
     def _release(self, name: str) -> None:
         snapshot = self._open.pop(name, None)
-        # A node that installed another's snapshot meanwhile has other files now.
+        # Release only files of the present storage: a node that installed a snapshot of another node meanwhile has
+        # other files.
         if snapshot is not None and snapshot.storage is self._node.storage:
             snapshot.storage.exports.release(snapshot.manifest)
 
@@ -156,7 +159,7 @@ def _over() -> NotFound:
 
 
 def hours_of(store: DiskHourStore, running: int) -> Iterator[Hour]:
-    """The hours as they are now, however long the caller takes to iterate."""
+    """The hours of `store` as they are at the call, however long the caller takes to iterate."""
     found, rows = store.rows()
     numbers = found.tolist()
     return _hours(numbers, rows, {hour for hour in numbers if store.mapped(hour)}, running)
@@ -165,8 +168,8 @@ def hours_of(store: DiskHourStore, running: int) -> Iterator[Hour]:
 def _hours(numbers: list[int], rows: NDArray[np.void], mapped: set[int], running: int) -> Iterator[Hour]:
     for at, hour in enumerate(numbers):
         log_bytes, entries, events, log_crc, idx_crc, dsp_crc, _ = rows[at].item()
-        # Late messages are filed under the running hour, so an hour that is over gets no more entries.
-        # A dead hour gets letters until its retention ends.
+        # Late messages are filed under the running hour, so an hour that is over gets no more entries. An hour of dead
+        # letters gets more letters until its retention ends.
         sealed = hour < running or DEAD_HOURS <= hour < DEAD_HOURS + running
         yield Hour(
             hour_name(hour),

@@ -32,18 +32,20 @@ from hadelay.model import DEAD_HOURS, NONE32, Description, Key, PastEvent, State
 from hadelay.server.reading import LISTS, extents_of
 from hadelay.server.service.part import Service, once_begun
 
-#: Limits of bytes of records read between two turns of others, and for one page.
+#: Limits of bytes of records: read before other tasks of the event loop have a turn, and on one page.
 _TURN_BYTES, _PAGE_BYTES = 1 << 18, 16 << 20
 #: Cost of reading a record besides its bytes, in bytes; and of the first record of an hour whose files must be opened.
 _RECORD_COST, _HOUR_COST = 8_192, 128 << 10
-#: Limit of a page of dead letters in bytes, but for one larger letter; and letters read between two turns of others.
+#: Limit of a page of dead letters in bytes, exceeded only by a single larger letter; and number of letters read before
+#: other tasks of the event loop have a turn.
 _DEAD_PAGE_BYTES, _LETTERS = 4 << 20, 50
 _SETTLED = (State.ACKED, State.CANCELLED, State.EXPIRED)
 
 
 class MessageService(Service):
     async def describe(self, target: Target, *, body: bool, stale: bool) -> Message[str]:
-        """Raises NotFound for an id never issued, or past its retention. stale: this node's state, unconfirmed."""
+        """Describe one message. Raises NotFound for an id never issued, or past its retention. stale: use this node's
+        state without confirming that it is current."""
         await self._confirm(stale)
         node = self._node
         message_id = target if isinstance(target, int) else find_key(node.ledger, target[0], hash_client_key(target[1]))
@@ -56,7 +58,8 @@ class MessageService(Service):
         return message_of(view, [event_of(event) for event in view.history])
 
     async def cancel(self, target: Target) -> str:
-        """cancelled (also if it was before) | leased | acked | expired | dead. Raises NotFound."""
+        """Cancel a message; returns cancelled (also if it was cancelled before) | leased | acked | expired | dead.
+        Raises NotFound."""
         result = await self._propose(commands.encode_cancel(self._node.name, *_named(target)))
         assert isinstance(result, CancelResult)
         outcome = CancelOutcome(result.outcomes[0])
@@ -65,8 +68,8 @@ class MessageService(Service):
         return outcome.name.lower()
 
     async def reschedule(self, target: Target, when_ms: int, relative: bool) -> tuple[int, int]:
-        """(id, deliver_at_ms). Raises NotFound, Impossible, and Conflict whose outcome is leased, acked, cancelled,
-        expired or dead."""
+        """Reschedule a message; returns (id, deliver_at_ms). Raises NotFound, Impossible, and Conflict whose outcome is
+        leased, acked, cancelled, expired or dead."""
         result = await self._propose(commands.encode_reschedule(self._node.name, when_ms, relative, *_named(target)))
         assert isinstance(result, RescheduleResult)
         outcome = TargetOutcome(result.outcomes[0])
@@ -80,8 +83,9 @@ class MessageService(Service):
         return int(result.ids[0]), int(result.deliver_at_ms[0])
 
     async def list_messages(self, name: str, ask: ListRequest, *, stale: bool) -> tuple[list[Message[str]], Key | None]:
-        """(messages in due order without their histories, key after which the next page begins; None: no next page).
-        A page may be short, even empty, while there are more. Raises NotFound."""
+        """Returns (messages in due order without their histories, key after which the next page begins). The key is
+        None if there is no next page. A page may be short, even empty, although more messages follow. Raises
+        NotFound."""
         await self._confirm(stale)
         node, topic = self._node, self._topic(name)
         mask = mask_of(ask.tags)
@@ -117,7 +121,7 @@ class MessageService(Service):
             return None
         if state in _SETTLED and over(node.ledger, topic, hour, index, self._node.now_ms()):
             return None
-        # The entry does not count the attempt that is under way or has settled the message.
+        # The attempt count of the entry lacks the attempt that is under way or has settled the message.
         attempt = int(row["attempt"])
         if state in (State.LEASED, State.ACKED):
             hour_state = node.ledger.hours.get(hour)
@@ -129,8 +133,8 @@ class MessageService(Service):
     async def dead_letters(
         self, topic: str, after: bytes, limit: int, *, body: bool, stale: bool
     ) -> tuple[list[DeadLetter[str]], bytes | None]:
-        """(letters in the order of their deaths, behind `after`; where the next page begins, None: no next page).
-        after: b"" for the first page. Raises NotFound."""
+        """Returns (dead letters after `after` in the order of their deaths, position after which the next page begins).
+        The position is None if there is no next page. after: empty for the first page. Raises NotFound."""
         await self._confirm(stale)
         node, letters = self._node, list[DeadLetter[str]]()
         found, room = dead.listing(node.ledger, self._topic(topic), after, limit), _DEAD_PAGE_BYTES
@@ -146,7 +150,8 @@ class MessageService(Service):
         return letters, found[-1][0] if len(found) == limit else None
 
     def _letter(self, first_id: int, body: bool) -> DeadLetter[str] | None:
-        """A dead letter. None: redriven or deleted since the list was made."""
+        """A dead letter by the id of its message. None if the letter was redriven or deleted since the list was
+        made."""
         ledger = self._node.ledger
         place = find_entry(ledger, first_id)
         if place is None or place.hour < DEAD_HOURS:
@@ -168,8 +173,8 @@ class MessageService(Service):
         )  # fmt: skip
 
     async def redrive(self, topic: str, ids: list[int], by: Actor) -> list[str]:
-        """Outcome per id: redriven, key_taken, not_found, or the state of a message that is not dead: scheduled, ready,
-        leased, acked, cancelled, expired."""
+        """Redrive dead letters; returns the outcome per id: redriven, key_taken, not_found, or the state of a message
+        that is not dead: scheduled, ready, leased, acked, cancelled, expired."""
         outcomes: dict[int, str] = {}
         left = ids
         while left:
@@ -183,14 +188,15 @@ class MessageService(Service):
         return [outcomes[i] for i in ids]
 
     async def redrive_all(self, topic: str, rate: float | None, by: Actor) -> int:
-        """Begin to redrive all present dead letters, `rate` per second; returns their number."""
+        """Begin to redrive all present dead letters of the topic, `rate` per second; returns the number of letters."""
         command = commands.encode_redrive(self._node.name, topic, [], all=True, rate=rate)
         result = await self._administer(by, "topic.redrive", f"{topic}: all", command)
         assert isinstance(result, JobResult)
         return result.count
 
     async def purge(self, topic: str, states: list[str], by: Actor) -> None:
-        """states: scheduled, ready, dead. Removes messages that were published, or died, before the call.
+        """Remove the topic's messages that were published, or died, before the call and are in one of `states`:
+        scheduled, ready, dead.
 
         Raises NotFound, LimitReached."""
         bits = {"scheduled": topicchanges.SCHEDULED, "ready": topicchanges.READY, "dead": topicchanges.DEAD}
@@ -218,7 +224,7 @@ def event_of(e: PastEvent) -> History[str]:
 
 
 def _named(target: Target) -> tuple[list[int], list[tuple[str, bytes]]]:
-    """(ids, keys) of a command for one target."""
+    """Arguments (ids, keys) of a command for one target, which is an id or a key."""
     return ([target], []) if isinstance(target, int) else ([], [target])
 
 

@@ -1,4 +1,4 @@
-"""One node for the HTTP layer: futures over the callbacks of `Node`, and reads.
+"""The services of one node for the HTTP layer: async functions over the callbacks of `Node`, and reads.
 
 Arguments are plain values: ids are u64 ints, times Unix ms, durations ms, names str. Answers are documents of the API
 with times as text. Refusals are raised as `hadelay.errors`. Every method may be called on any node: linearizability,
@@ -70,15 +70,16 @@ class TokenService(Service):
 
 
 class NodeService:
-    """One per node."""
+    """All services of one node for the HTTP layer."""
 
     def __init__(self, node: Node, webhooks: Webhooks | None = None) -> None:
-        """webhooks: for /metrics."""
+        """webhooks: source of the webhook metrics of /metrics."""
         self._node = node
         self._metrics = NodeMetrics(node, webhooks)
         #: The node's name.
         self.node = node.name
-        # A callback and no future: a publish per request is the hottest path, and a future costs more than the call.
+        # Publishing takes a callback and has no future: a publish per request is the hottest path, and a future costs
+        # more than the call.
         self.publish = node.publish
         self.consume, self.messages, self.topics = ConsumingService(node), MessageService(node), TopicService(node)
         self.cluster, self.files, self.access = Clusters(node), Files(node), TokenService(node)

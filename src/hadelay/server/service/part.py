@@ -28,7 +28,7 @@ class Service:
         self._node = node
 
     async def _propose(self, command: bytes) -> Any:
-        """The command's result; Refused is raised."""
+        """Propose a command and return its result; raises the error of a refused command."""
         result = await answered(lambda done: self._node.propose(command, done))
         if isinstance(result, Refused):
             raise refusal(result)
@@ -42,7 +42,7 @@ class Service:
         return await self._propose(command)
 
     async def _ask_leader(self, op: str, payload: Any, timeout_s: float) -> Any:
-        """The answer of the leader's link operation."""
+        """Call a link operation on the leader and return its answer."""
         return await answered(lambda done: self._node.leadership.ask_leader(op, payload, timeout_s, done))
 
     async def _confirm(self, stale: bool = False) -> None:

@@ -22,12 +22,13 @@ from hadelay.server.webhooks.calls import secret_problem
 from hadelay.settings.topic import has_masked_headers, url_problem
 from hadelay.version import MASKED_OF_ORIGIN, RETRY_DEFAULTS
 
-#: Number of topics of a list read between two turns of others.
+#: Number of topics that a list reads before other tasks of the event loop have a turn.
 _TOPICS_AT_ONCE = 200
-#: Time to look up a webhook's host when it is set; then the name counts as unknown, which is no error.
+#: Timeout of looking up a webhook's host when the webhook is set, in seconds; after that the name counts as unknown,
+#: which is no error.
 _RESOLVE_S = 2.0
-#: Per topic number, from the leader: ready messages, cluster time at which the oldest fell due; of messages handed out
-#: in the last minutes the count, and p50, p99 and maximum of the lateness in ms. Version 0.1.0 sends no maximum.
+#: The leader's report per topic number: number of ready messages; time at which the oldest fell due; number of messages
+#: handed out in the last minutes; p50, p99 and maximum of the lateness of these, in ms. Version 0.1.0 sends no maximum.
 Reports = dict[int, tuple[int, ...]]
 
 
@@ -65,7 +66,8 @@ class TopicService(Service):
         await _check_urls(self._node.guard, config)
         sync = self._node.config.dispatch.sync
         if config.get("dispatch_sync") not in (None, sync):
-            # Accepting another mode would promise the topic's owner the wrong thing after a crash.
+            # Refuse a sync mode other than the node's: the topic's owner would expect the wrong guarantees after a
+            # crash.
             raise Impossible(f"dispatch_sync is one for all topics so far, here {sync!r}: set dispatch.sync")
         if has_masked_headers(config) and self._node.ledger.level < MASKED_OF_ORIGIN:
             raise Conflict("webhook: headers as GET shows them: not before every node is upgraded (feature_level)")
@@ -76,7 +78,7 @@ class TopicService(Service):
             return await self.get_topic(name, stale=False)
 
     async def delete_topic(self, name: str, *, force: bool, by: Actor) -> None:
-        """force: cancel pending messages, which otherwise raise Conflict."""
+        """Delete a topic. force: cancel its pending messages; without force, pending messages raise Conflict."""
         try:
             await self._administer(by, "topic.delete", name, commands.encode_topic_delete(name, force))
         except NotFound:
@@ -88,30 +90,32 @@ class TopicService(Service):
     async def due(
         self, topic: str | None, from_ms: int, to_ms: int, step_ms: int, *, stale: bool
     ) -> tuple[list[int], list[int]]:
-        """(start in ms, number of messages) of the non-empty buckets of [from_ms, to_ms), as two ascending columns."""
+        """Count open messages by due time: returns start in ms and number of messages of each non-empty bucket of
+        [from_ms, to_ms), as two ascending columns."""
         await self._confirm(stale)
         if topic is not None:
             self._topic(topic)
         return await self._node.reader.in_slices(lambda: self._due.count(topic, from_ms, to_ms, step_ms))
 
     async def _ready(self, stale: bool) -> Reports:
-        """Only the leader's delivery loop knows what is ready; a stale read elsewhere counts those as scheduled."""
+        """Ask the leader for the ready messages of each topic, which only its delivery loop knows. A stale read on
+        another node does not ask: it counts ready messages as scheduled."""
         if self._unasked(stale):
             return {}
         try:
             reports: Reports = await self._ask_leader("ready", None, self._wait_s)
         except OutcomeUnknown as error:
-            # A question has no effect, so this outcome is known.
+            # The call to the leader only reads, so its outcome is not unknown: nothing was changed.
             raise NoLeader(error.detail, retry_after_ms=100) from None
         return reports
 
     def _unasked(self, stale: bool) -> bool:
-        """The read does without the leader, or no leader is known."""
+        """Whether a read does not ask the leader: a stale read on another node, or no leader is known."""
         return not self._node.leading and (stale or self._node.raft.leader is None)
 
     def _document(self, topic: TopicState, reports: Reports) -> Topic[str]:
         count, oldest, *lateness = reports.get(topic.number, (0, 0, 0, 0, 0, 0))
-        # The leader may have applied more than this node.
+        # Limit the leader's count of ready messages: the leader may have applied more entries than this node.
         count = min(count, topic.waiting)
         return Topic(
             topic.name,
