@@ -20,11 +20,11 @@ DispatchSync = Literal["commit", "interval"]
 
 
 class Duration(int):
-    """Milliseconds; on the wire "250ms", "2h30m" or a number of seconds."""
+    """A duration in milliseconds; JSON has "250ms", "2h30m" or a number of seconds."""
 
 
 class Instant(int):
-    """Unix ms; on the wire RFC 3339, or Unix milliseconds on input."""
+    """A time in Unix ms; JSON has RFC 3339 text, and in requests also Unix milliseconds."""
 
 
 class Request(Struct, forbid_unknown_fields=True):
@@ -32,7 +32,7 @@ class Request(Struct, forbid_unknown_fields=True):
 
 
 class Nothing(Request):
-    """Body of an action without options."""
+    """Request body of an action without options."""
 
 
 class Document(Struct, omit_defaults=True, frozen=True):
@@ -50,7 +50,7 @@ def decode_hook(kind: type, value: Any) -> Any:
         if kind is Instant:
             return Instant(parse_instant("time", value))
     except BadRequest as error:
-        # msgspec adds the member's name to a ValueError.
+        # Remove the name from the error's text: msgspec adds the member's name to a ValueError.
         raise ValueError(error.detail.partition(": ")[2]) from None
     raise NotImplementedError(kind)
 

@@ -20,24 +20,24 @@ class Member(Document, frozen=True):
     name: str
     http: str
     raft: str
-    #: leader, follower, learner (does not vote yet), or unknown while the member is silent.
+    #: Role of the member: leader, follower, learner (does not vote yet), or unknown while the member is silent.
     role: str
     applied_index: str
     lag: int
     version: str
-    #: Newest feature level of its program; 0 while the member is silent.
+    #: Newest feature level of the member's program; 0 while the member is silent.
     feature_level: int
     clock_skew_ms: float | None
 
 
 class Cluster(Document, Generic[At], frozen=True):
     cluster_id: str
-    #: Feature level of the cluster: the newest that all members have.
+    #: Feature level of the cluster: the newest level that all members support.
     feature_level: int
     leader: str | None
     term: int
     applied_index: str
-    #: Cluster time.
+    #: Cluster time of the answer.
     time: At
     dispatch: Dispatch
     members: list[Member]
@@ -81,7 +81,7 @@ class ReadyQuery(Request):
 class CheckOut(Document, omit_defaults=False, frozen=True):
     name: str
     ok: bool
-    #: The state that was checked, or what is wrong.
+    #: Detail of the check: the state that was found, or the problem.
     detail: str = ""
 
 
@@ -91,12 +91,12 @@ class Health(Document, omit_defaults=False, frozen=True):
 
 
 class QuorumQuery(Request):
-    #: The node that would stop; None: the node that answers.
+    #: Name of the node that would stop; None: the node that answers the request.
     without: str | None = None
 
 
 class Quorum(Document, frozen=True):
-    """Voters left if the node `without` stopped, as the answering node sees them, and the number needed."""
+    """Voters left if the node `without` stopped, in the view of the answering node, and the number of voters needed."""
 
     without: str
     left: list[str]
@@ -105,10 +105,10 @@ class Quorum(Document, frozen=True):
 
 
 class CreateToken(Request):
-    #: Name for people. Two tokens may share a name, for example while one replaces the other.
+    #: Name of the token, for people. Two tokens may share a name, for example while one replaces the other.
     name: str
     scopes: list[str]
-    #: Time from creation to expiry; None: valid until revoked.
+    #: Time from the token's creation to its expiry; None: valid until revoked.
     lifetime: Duration | None = None
 
 
@@ -119,7 +119,7 @@ class TokenOut(Document, frozen=True):
     created_at: str
     expires_at: str | None
     expired: bool
-    #: The secret, only in the answer to its creation.
+    #: Secret of the token; only the answer to the token's creation has it.
     token: str | None = None
 
 
@@ -140,12 +140,12 @@ class AuditOut(Document, frozen=True):
     token: str
     action: str
     target: str
-    #: "done", or the reason of the refusal.
+    #: Outcome of the request: "done", or the reason of the refusal.
     outcome: str
 
 
 class AuditTrail(Document, frozen=True):
-    #: Oldest first.
+    #: Audited requests, oldest first.
     entries: list[AuditOut]
 
 
@@ -180,7 +180,7 @@ class SnapshotFileOut(Document, frozen=True):
 
 
 class Snapshot(Document, frozen=True):
-    """A checkpoint whose files stay unchanged until it is released, or was not read for a minute."""
+    """A checkpoint whose files stay unchanged until it is released, or until nobody has read them for a minute."""
 
     id: str
     cluster_id: str
@@ -194,10 +194,10 @@ class Snapshot(Document, frozen=True):
 
 
 class Names(Document, frozen=True):
-    """Numbers of names in the files."""
+    """Number of each topic, consumer, node and reason that hour files refer to by number."""
 
     topics: dict[str, int]
     consumers: dict[str, int]
     nodes: dict[str, int]
-    #: Reasons of failed attempts.
+    #: Numbers of the reasons of failed attempts.
     reasons: dict[str, int]

@@ -8,7 +8,7 @@ from hadelay.api.base import At, Document, Duration, Request
 
 
 class ReceiveQuery(Request):
-    #: False: a follower relays the poll instead of answering 307.
+    #: Whether a follower answers 307 with the leader's address; False: the follower relays the poll to the leader.
     redirect: bool = True
 
 
@@ -29,12 +29,14 @@ class ReceiveTopics(Receive, kw_only=True):
 
 
 class Received(Struct, Generic[At], omit_defaults=True, kw_only=True):
-    """Times are cluster times. Not frozen: http moves the payload to the member that the client wants."""
+    """A leased message in an answer. Times are cluster times. Not frozen: http moves the payload to the member that the
+    client wants."""
 
     id: str
     lease: str
     topic: str
-    #: The payload; instead `body` with `Accept: application/msgpack` (bytes), and with `Accept-Body: text` for text.
+    #: Payload in base64. `body` has the payload instead with `Accept: application/msgpack` (bytes) or `Accept-Body:
+    #: text` (text).
     body_base64: bytes | None = None
     body: Any = UNSET
     content_type: str
@@ -43,11 +45,11 @@ class Received(Struct, Generic[At], omit_defaults=True, kw_only=True):
     meta: dict[str, str]
     deliver_at: At
     late_ms: int
-    #: From 1.
+    #: Number of this attempt to deliver the message, from 1.
     attempt: int
-    #: Span of the publish (W3C Trace Context); link to it, as it may have ended long ago.
+    #: W3C Trace Context span that published the message. Link to the span: it may have ended long ago.
     traceparent: str | None = None
-    #: The message may have been handed out before.
+    #: Whether the message may have been handed out before.
     redelivered: bool
     lease_until: At
     lease_left_ms: int
@@ -66,7 +68,7 @@ class Nack(Request):
     delay: Duration | None = None
     #: Reason for people, shown with a dead letter; at most 128 bytes.
     reason: str | None = None
-    #: False: the attempt counts neither for max_attempts nor for the backoff, and `delay` is 0 unless given.
+    #: Whether the attempt counts for max_attempts and the backoff; if False, `delay` is 0 unless given.
     count: bool = True
 
 

@@ -29,7 +29,7 @@ class History(Document, Generic[At], frozen=True):
     #: Hours that a moved message left and entered.
     from_hour: str | None = field(default=None, name="from")
     to_hour: str | None = field(default=None, name="to")
-    #: Due time of a leased attempt. The message's deliver_at is that of its latest attempt.
+    #: Due time of this leased attempt; the message's deliver_at is the due time of its latest attempt.
     due_at: At | None = None
 
 
@@ -45,17 +45,18 @@ class Message(Document, Generic[At], frozen=True):
     meta: dict[str, str]
     content_type: str
     size: int
-    #: Span of the publish.
+    #: W3C Trace Context span that published the message.
     traceparent: str | None = None
-    #: Body; None in lists.
+    #: History of the message, and its body if requested; None in lists.
     history: list[History[At]] | None = None
     body: bytes | None = field(default=None, name="body_base64")
 
 
 class ListQuery(Request, rename={"from_": "from"}):
-    #: scheduled, ready, leased, acked, cancelled, expired or dead, separated by commas; pending (the first three); all.
+    #: States to list, separated by commas: scheduled, ready, leased, acked, cancelled, expired, dead, pending (the
+    #: first three) or all.
     state: str = "pending"
-    #: Due at or after this time, and before `to`.
+    #: List only messages due at or after `from`, and before `to`.
     from_: Instant | None = None
     to: Instant | None = None
     #: Only messages with all these tags, separated by commas.
@@ -67,7 +68,7 @@ class ListQuery(Request, rename={"from_": "from"}):
 
 
 class Messages(Document, frozen=True):
-    """A page in due order. It may be short: more follow until `cursor` is null."""
+    """A page of messages in due order. A page may be short: more pages follow until `cursor` is null."""
 
     messages: list[Message[str]]
     cursor: str | None
@@ -78,14 +79,14 @@ class Outcome(Document, frozen=True):
 
 
 class Reschedule(Request):
-    """The new due time: one of the two."""
+    """New due time of a message: either `delay` or `deliver_at`."""
 
     delay: str | int | float | None = None
     deliver_at: str | int | float | None = None
 
 
 class Rescheduled(Document, Generic[At], frozen=True):
-    """The id stays the same."""
+    """Result of a reschedule; the message keeps its id."""
 
     id: str
     deliver_at: At
@@ -120,7 +121,7 @@ class DeadLetter(Document, Generic[At], kw_only=True, frozen=True):
     meta: dict[str, str]
     content_type: str
     size: int
-    #: The last 16, oldest first.
+    #: Errors of the last 16 failed attempts, oldest first.
     errors: list[Failure[At]]
     body: bytes | None = field(default=None, name="body_base64")
 
@@ -131,7 +132,7 @@ class DeadLetters(Document, frozen=True):
 
 
 class Redrive(Request):
-    """Either ids, or all present dead letters, `rate` messages per second."""
+    """Dead letters to redrive: either `ids`, or all present dead letters at `rate` messages per second."""
 
     ids: list[str] | None = None
     all: bool = False
@@ -146,7 +147,7 @@ class RedriveResult(Document, frozen=True):
 
 
 class Redriven(Document, frozen=True):
-    """results: for ids. redriving: the number of dead letters, for all."""
+    """Result of a redrive. results: outcomes for given ids. redriving: number of dead letters, if all are redriven."""
 
     results: list[RedriveResult] | None = None
     redriving: int | None = None

@@ -12,26 +12,26 @@ import msgspec
 from hadelay import errors
 from hadelay.errors import HadelayError, OutcomeUnknown
 
-#: Errors of decoding an answer that no node gave.
+#: Errors that decoding raises for an answer that no node sent.
 NONSENSE = (msgspec.MsgspecError, ValueError, RecursionError)
 _OF_A_PROBLEM = ("type", "title", "status", "detail", "retryable", "outcome_known", "retry_after_ms")
-#: Names of headers match in any case.
+#: Headers of an answer; names of headers match in any case.
 Headers = Mapping[str, str] | http.client.HTTPMessage
 #: Status codes with which a proxy refuses a request before it reaches a node.
 _REFUSED_BEFORE = {400, 401, 403, 408, 413, 429}
-#: Refusals of a request or its token: they do not tell the outcome of an earlier try.
+#: Errors that refuse a request or its token: they do not tell the outcome of an earlier try.
 NO_NEWS = (errors.BadRequest, errors.Unauthorized, errors.Forbidden, errors.TooLarge)
 
 
 class Unreachable(errors.NoLeader):
-    """No address answers; nothing happened."""
+    """No node answered; the request had no effect."""
 
     type, title = "unreachable", "No node answers"
     of_a_node = False
 
 
 class NotANode(OutcomeUnknown):
-    """Something else answered: a proxy, a login page, another service.
+    """The answer came from something other than a node: a proxy, a login page, another service.
 
     outcome_known: of a GET, and when it refused (3xx, 4xx). retryable: when it says that a node failed it (5xx).
     """
@@ -43,7 +43,7 @@ class NotANode(OutcomeUnknown):
 def not_a_node(
     url: str, method: str, status: int, headers: Headers, body: bytes, why: str = "", **extra: Any
 ) -> NotANode:
-    """why: what is wrong with the body."""
+    """The error for an answer that no node sent. why: what is wrong with the answer's body."""
     seen = f"HTTP {status}, {headers.get('Content-Type') or 'no content type'}: {body[:200].decode(errors='replace')!r}"
     what_to_do = "Check the address, and what stands between"
     error = NotANode(f"{url}: what answered is no hadelay node: {seen}{why and f' ({why})'}. {what_to_do}", **extra)
@@ -59,7 +59,8 @@ def unsettled(idempotency_key: str | None) -> str:
 
 
 def retry_after_ms(said: str, longest_s: float = 86_400.0, now_s: float | None = None) -> int | None:
-    """Value of a Retry-After, seconds or a date (RFC 9110, 10.2.3), at most `longest_s`; None: not valid."""
+    """Milliseconds of a Retry-After header, seconds or a date (RFC 9110, 10.2.3), at most `longest_s`; None:
+    invalid."""
     said = said.strip()
     try:
         if said.isascii() and said.isdecimal():
@@ -75,12 +76,12 @@ def retry_after_ms(said: str, longest_s: float = 86_400.0, now_s: float | None =
 
 
 def refusal(url: str, method: str, status: int, headers: Headers, body: bytes) -> HadelayError:
-    """The error of an answer other than 2xx."""
+    """The error for an answer with a status other than 2xx."""
     try:
         document = msgspec.json.decode(body, type=dict[str, Any])
     except NONSENSE:
         document = {}
-    if "outcome_known" in document:  # every node sends this member
+    if "outcome_known" in document:  # every problem document of a node has outcome_known
         return error_of(document, status)
     extra = {name: value for name, value in document.items() if name not in _OF_A_PROBLEM}
     error: HadelayError = not_a_node(url, method, status, headers, body, **extra)
@@ -92,13 +93,15 @@ def refusal(url: str, method: str, status: int, headers: Headers, body: bytes) -
 
 
 def error_of(document: Mapping[str, Any], status: int) -> HadelayError:
-    """The exception of a problem document; of an unknown type, by the status."""
+    """The exception for a problem document; its class follows from `type`, or from the status if the type is
+    unknown."""
     kind = _BY_TYPE.get(str(document.get("type", ""))) or _BY_STATUS.get(status, HadelayError)
     if issubclass(kind, errors.DamagedFile):
         kind = HadelayError
     extra = {name: value for name, value in document.items() if name not in _OF_A_PROBLEM}
     error = kind(document.get("detail", ""), retry_after_ms=document.get("retry_after_ms"), **extra)
-    # The document decides, not the class of this version.
+    # The document's `retryable` and `outcome_known` override those of the class, which another version may have set
+    # otherwise.
     for name in ("retryable", "outcome_known"):
         if name in document:
             setattr(error, name, bool(document[name]))
@@ -111,7 +114,7 @@ def _all_errors(kind: type[HadelayError]) -> Iterator[type[HadelayError]]:
         yield from _all_errors(child)
 
 
-# Errors of errors.py alone: nodes answer no others.
+# Only the errors of errors.py: nodes answer no others.
 _KINDS = [kind for kind in _all_errors(HadelayError) if kind.__module__ == errors.__name__]
 _BY_TYPE = {kind.type: kind for kind in _KINDS}
 _BY_STATUS = {kind.http_status: kind for kind in reversed(_KINDS)}

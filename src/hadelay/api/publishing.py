@@ -13,21 +13,22 @@ class PublishQuery(Request):
     key: str | None = None
     on_conflict: Literal["keep", "replace", "reject"] | None = None
     max_wait: Duration | None = None
-    #: Separated by commas.
+    #: Tags of the message, separated by commas.
     tags: str | None = None
     ttl: Duration | None = None
     callback: str | None = None
 
 
 class Published(Document, Generic[At], frozen=True):
-    """The message is on disk at a majority."""
+    """Answer to a publish: the message is on disk at a majority of the nodes."""
 
     id: str
     topic: str
-    #: In cluster time.
+    #: Due time of the message, in cluster time.
     deliver_at: At
     key: str | None = field(default_factory=null)
-    #: The message was published before, or its key has a pending message; `id` and `deliver_at` are those of the first.
+    #: Whether the message was published before, or its key has a pending message; `id` and `deliver_at` are then those
+    #: of the earlier message.
     duplicate: bool = False
     #: Id of the message that this message replaced (on_conflict="replace").
     replaced: str | None = None
@@ -50,12 +51,12 @@ class BatchItem(Request, gc=False):
     tags: list[str] | None = None
     ttl: str | int | float | None = None
     callback: str | None = None
-    #: W3C Trace Context; None: that of the request.
+    #: W3C traceparent of the message; None: the traceparent of the request.
     traceparent: str | None = None
 
 
 class BatchResult(Document, Generic[At], frozen=True):
-    """Either id and deliver_at, or error."""
+    """Result of one batch item: either `id` and `deliver_at`, or `error`."""
 
     id: str = ""
     deliver_at: At | None = None

@@ -35,22 +35,23 @@ class Receipts(Struct):
 #: A message, by its id or by (topic, client key).
 Target = int | tuple[str, bytes]
 
-#: Called exactly once, on the loop, with receipts or with the error of the whole request.
+#: Callback of a publish, called exactly once, on the event loop, with receipts or with the error of the whole request.
 PublishDone = Callable[[Receipts | None, HadelayError | None], None]
 
 
 class ReceiveRequest(Struct):
-    """A consumer's request; max, wait_ms and lease_ms are within the limits."""
+    """A consumer's request for messages; `max`, `wait_ms` and `lease_ms` are within the limits."""
 
     topics: list[str]
     consumer: str
-    #: 1 to 64 bytes; the same {consumer, request_id} again gets the part of the first grant that is still leased.
+    #: Id of 1 to 64 bytes: a repetition with the same consumer and id gets the messages of the first grant that are
+    #: still leased.
     request_id: bytes
     max: int
     wait_ms: int
-    #: None: the topic's own lease, or the node's default.
+    #: Length of the leases; None: the topic's own lease, or the node's default.
     lease_ms: int | None
-    #: Only messages with all `tags`, and with one of `any_tags` if there are any.
+    #: Filter: only messages with all `tags`, and with one of `any_tags` if there are any.
     tags: tuple[str, ...] = ()
     any_tags: tuple[str, ...] = ()
 
@@ -59,7 +60,7 @@ class Handed(NamedTuple):
     """Messages for one receive, each with its payload as `body`. The caller may change them."""
 
     messages: list[Received[str]]
-    #: The caller calls this when the answer is written.
+    #: Function that the caller calls when the answer is written.
     answered: Callable[[], None] = lambda: None
 
 
@@ -108,7 +109,7 @@ Measured = list[tuple[Family, Values]]
 
 class Leader(Struct):
     name: str
-    #: `http.advertise` of the leader.
+    #: URL of the leader: its setting `http.advertise`.
     url: str
     #: Whether this node is the leader.
     here: bool
@@ -133,7 +134,7 @@ async def answered(begin: Callable[[Callable[..., None]], object]) -> Any:
 
 
 def settled_by(future: asyncio.Future[Any]) -> Callable[..., None]:
-    """done(result, error) or done(error), which settles the future unless it was cancelled."""
+    """A callback done(result, error) or done(error) that settles the future, unless the future was cancelled."""
 
     def done(*said: Any) -> None:
         if future.done():

@@ -11,7 +11,7 @@ from hadelay.errors import BadRequest
 from hadelay.settings.topic import MAX_BACKOFF_STEPS, SETTINGS, WEBHOOK, mask_header, mask_secret, shown_name
 from hadelay.version import FIRST_LEVEL
 
-#: Stored names of durations: of settings, of a webhook's fields and of a backoff's.
+#: Stored names of all durations: in settings, in webhooks and in backoffs.
 _DURATIONS = {name for name in (*SETTINGS, *WEBHOOK, "min_ms", "max_ms") if name.endswith("_ms")}
 
 
@@ -22,7 +22,7 @@ def settings_in(body: PutTopic) -> dict[str, Any]:
         if isinstance(part := config.get(name), dict):
             config[name] = _stored(part)
     if isinstance(backoff := config.get("backoff"), list):
-        if len(backoff) > MAX_BACKOFF_STEPS:  # items are shown one by one only when that is known
+        if len(backoff) > MAX_BACKOFF_STEPS:  # check the length before parsing each item
             raise BadRequest(f"backoff: {len(backoff)} durations; at most {MAX_BACKOFF_STEPS}, the last one repeats")
         config["backoff"] = [parse_duration(f"backoff[{n}]", value) for n, value in enumerate(backoff)]
     webhook = config.get("webhook")
@@ -38,7 +38,7 @@ def _stored(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def settings_out(config: dict[str, Any]) -> dict[str, Any]:
-    """Fields of api.topics.Topic for the settings that were set."""
+    """The settings that were set, as fields of api.topics.Topic."""
     shown = {"defaults": FIRST_LEVEL} | _shown(config)
     if (backoff := shown.get("backoff")) is not None:
         shown["backoff"] = _shown(backoff) if isinstance(backoff, dict) else [format_duration(ms) for ms in backoff]

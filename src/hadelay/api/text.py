@@ -29,14 +29,14 @@ _MAX_LIMIT = 1_000
 _TOPIC = re.compile(r"[A-Za-z0-9._-]+")
 #: Limit of a stored topic's name, in bytes: the log has one byte for its length. New names have a lower limit.
 LONGEST_TOPIC = 255
-#: Segments of a path that mean another path (RFC 3986, 5.2.4).
+#: Path segments that clients resolve to another path (RFC 3986, 5.2.4).
 DOTS = frozenset((".", ".."))
 
 #: Smallest number read as Unix milliseconds (1973); smaller ones were meant as seconds.
 SMALLEST_INSTANT_MS = 10**11
 #: Limit of the characters of a time or duration: to parse a million digits takes seconds.
 _LONGEST_TEXT = 100
-#: Limit of times and durations: beyond every max_delay, and far from the end of an i64.
+#: Limit of times and durations in ms: larger than every max_delay, and far from the end of an i64.
 LARGEST_MS = 10**15
 
 DURATION_HELP = 'write it as "250ms", "15m", "2h30m" or "7d"; a bare number is seconds'
@@ -117,7 +117,8 @@ def _rfc3339_ms(name: str, text: str, match: re.Match[str]) -> int:
     offset_s = int(offset_hours or 0) * 3600 + int(offset_minutes or 0) * 60
     if sign is not None and (int(offset_hours) > 23 or int(offset_minutes) > 59):
         raise BadRequest(f"{name}: {text!r} has an offset of more than a day")
-    # A leap second is the second after :59, as POSIX counts. A space is a "+" that a query decoded.
+    # POSIX time counts a leap second as the second after :59. A space in the text is a "+" that query decoding has
+    # changed.
     try:
         at = datetime(year, month, day, hour, minute, min(second, 59), tzinfo=UTC)
     except ValueError as error:
@@ -142,7 +143,7 @@ def _hour(hour: int) -> str:
 
 
 def format_instant(ms: int) -> str:
-    """`2026-11-20T18:00:00.000Z`."""
+    """RFC 3339 text of a time, such as `2026-11-20T18:00:00.000Z`."""
     hour, rest = divmod(ms, 3_600_000)
     second, rest = divmod(rest, 1000)
     return f"{_hour(hour)}{_MINUTES[second]}.{rest:03d}Z"
@@ -166,8 +167,8 @@ def check_topic(name: str, max_bytes: int = LONGEST_TOPIC) -> str:
 
 
 def check_new_topic(name: str, max_bytes: int) -> str:
-    """The name of a topic that a request may make. Stored topics with other names, from releases that allowed more, can
-    be read, consumed and deleted."""
+    """Check the name of a topic that a request may create, and return it. Stored topics with other names, from releases
+    that allowed more, can be read, consumed and deleted."""
     check_topic(name, max_bytes)
     if name in DOTS:
         raise BadRequest(f"the topic's name {name!r}: clients and proxies take that out of a path (/v1/topics/{name})")
@@ -175,14 +176,14 @@ def check_new_topic(name: str, max_bytes: int) -> str:
 
 
 def check_limit(limit: int) -> int:
-    """The limit of a page, if it is valid. Raises BadRequest."""
+    """Check the limit of a page, and return it. Raises BadRequest."""
     if not 1 <= limit <= _MAX_LIMIT:
         raise BadRequest(f"limit: 1 to {_MAX_LIMIT}, not {limit}")
     return limit
 
 
 def suggest(unknown: str, known: Iterable[str]) -> str:
-    """End of an error: `; did you mean 'delay'?`, or all known names, or nothing."""
+    """End of an error about an unknown name: `; did you mean 'delay'?`, or all known names, or nothing."""
     names = list(known)
     close = difflib.get_close_matches(unknown, names, 1, 0.6)
     if close:

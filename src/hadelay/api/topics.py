@@ -23,10 +23,10 @@ class Webhook(Request):
     secret: str | UnsetType = UNSET
     secrets: list[str] | UnsetType = UNSET
     timeout: Duration | UnsetType = UNSET
-    #: Answers mask the values, which may be secret. A masked value keeps the present one; with a URL of another scheme,
-    #: host or port, the header is dropped.
+    #: Headers of webhook requests. Answers mask the values, which may be secret. A masked value keeps the stored value;
+    #: if the URL has another scheme, host or port, the header is dropped.
     headers: dict[str, str] | UnsetType = UNSET
-    #: Messages may name a URL of their own (`callback`).
+    #: Whether messages may name a webhook URL of their own (`callback`).
     allow_per_message: bool | UnsetType = UNSET
 
 
@@ -43,14 +43,14 @@ class PutTopic(Request):
     end; `"defaults": null` gives them the newest defaults."""
 
     lease: Duration | UnsetType | None = UNSET
-    #: 0: no limit.
+    #: Limit of attempts; 0: no limit.
     max_attempts: int | UnsetType | None = UNSET
-    #: A list of durations, or the bounds between which waits grow.
+    #: Waits before retries: a list of durations, or the bounds between which waits grow.
     backoff: list[str | int | float] | Backoff | UnsetType | None = UNSET
-    #: keep, or the name of another topic.
+    #: Destination of dead letters: keep, or the name of another topic.
     dead_letter: str | UnsetType | None = UNSET
     dead_retention: Duration | UnsetType | None = UNSET
-    #: Messages per second.
+    #: Limits in messages per second.
     rate: float | UnsetType | None = UNSET
     publish_rate: float | UnsetType | None = UNSET
     catch_up_rate: float | UnsetType | None = UNSET
@@ -68,7 +68,7 @@ class PutTopic(Request):
 
 
 class Pause(Request):
-    #: Shown with the topic while it is paused.
+    #: Reason that is shown with the topic while it is paused.
     reason: str | None = None
 
 
@@ -113,7 +113,7 @@ class Consumer(Document, Generic[At], frozen=True):
 
 
 class Topic(Document, Generic[At], frozen=True):
-    """Counts, and the settings that were set."""
+    """A topic: counts of its messages, and the settings that were set."""
 
     topic: str
     scheduled: int
@@ -123,9 +123,9 @@ class Topic(Document, Generic[At], frozen=True):
     oldest_ready_age_ms: int | None
     #: Size of the records of pending messages.
     bytes: int
-    #: None: no recent hand-outs.
+    #: Lateness of recent hand-outs; None: there were none.
     lateness: Lateness | None
-    #: Feature level of the defaults of settings that are not shown.
+    #: Feature level whose defaults apply to the settings that are not shown.
     defaults: int
     lease: str | None = None
     max_attempts: int | None = None
@@ -145,7 +145,7 @@ class Topic(Document, Generic[At], frozen=True):
     paused: bool | None = None
     paused_reason: str | None = None
     dispatch_sync: DispatchSync | None = None
-    #: With one topic: its consumers since the present leader took over, latest first, at most 16.
+    #: Consumers since the present leader took over, latest first, at most 16; only in the answer for a single topic.
     consumers: list[Consumer[At]] | None = None
 
 

@@ -43,7 +43,7 @@ class SystemRefusal(HadelayError):
     type, title = "system", "Refused by the system"
 
 
-#: Exit codes by class; the first matching class decides.
+#: Exit codes by class of the error; the first matching class decides.
 _CODES: tuple[tuple[type[Exception], int], ...] = (
     (Interrupted, INTERRUPTED), (WrongUsage, USAGE), (NotANode, UNREACHABLE), (errors.Taken, REFUSED),
     (errors.ConfigError, USAGE), (errors.BadRequest, USAGE), (errors.NotFound, NOT_FOUND),
@@ -134,7 +134,7 @@ GROUPS = {
 
 def build(typed: Sequence[str] = ()) -> App:
     """The application. typed: words of the command line; only the typed command gets its docstring as help text."""
-    # Flags have no --no-… twins, and a list takes one value per flag.
+    # Flags get no --no-… variants, and a list option takes one value per flag.
     default = Parameter(negative="", consume_multiple=False)
     app = App(
         name="hadelay",
@@ -144,7 +144,7 @@ def build(typed: Sequence[str] = ()) -> App:
         default_parameter=default,
         error_console=Console(stderr=True),
         help_format="plaintext",
-        suppress_keyboard_interrupt=False,  # run() returns an exit code for this error
+        suppress_keyboard_interrupt=False,  # run() returns an exit code for KeyboardInterrupt
     )
     groups = {"": app}
     for path, text in GROUPS.items():
@@ -190,7 +190,7 @@ def run(argv: Sequence[str]) -> int:
             return INTERRUPTED
         problem: Exception = Interrupted("interrupted", **dict(zip(["idempotency_key"], stop.args, strict=False)))
     except BrokenPipeError:
-        # `hadelay … | head`: the reader has closed the pipe. Closing stderr silences Python's error at exit.
+        # The reader of a pipe has closed it, as in `hadelay … | head`. Closing stderr silences Python's error at exit.
         sys.stderr.close()
         return OK
     except Exception as error:
@@ -213,7 +213,7 @@ def run(argv: Sequence[str]) -> int:
     return code
 
 
-#: Names of other systems for our options.
+#: Option names that users know from other systems → the options here.
 _SYNONYMS = {
     "--at": "--deliver-at", "--in": "--delay", "--after": "--delay", "--eta": "--deliver-at", "--countdown": "--delay",
     "--max-retries": "--max-attempts", "--retries": "--max-attempts", "--visibility-timeout": "--lease",
@@ -251,7 +251,7 @@ def _print_document(error: Exception) -> None:
         kinds = {ConnectionError: Unreachable, TimeoutError: errors.RequestTimeout}
         kind = next((kinds[theirs] for theirs in kinds if isinstance(error, theirs)), SystemRefusal)
         error = kind(str(error) or type(error).__name__)
-    # Text without the HTTP status, because often no node has answered.
+    # Print the error without the HTTP status, because often no node has answered.
     document = {name: value for name, value in error.document().items() if name != "status"}
     print(json.dumps(document, default=str), file=sys.stderr)
 

@@ -23,7 +23,7 @@ from hadelay.settings.load import load
 from hadelay.settings.node import Config
 from hadelay.storage.backup import BLOCK, Archive, Backup, Contents, LocalBackups
 
-#: Size of one request, in bytes.
+#: Limit in bytes of one read of a snapshot's file.
 _PART = 4 << 20
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 #: Errors after which the backup is tried on another node.
@@ -31,7 +31,7 @@ _ELSEWHERE = (ConnectionError, TimeoutError, NoLeader, NotFound, Overloaded, Dam
 
 
 def archive_at(where: str) -> Archive:
-    """Backups in a directory or at a URI."""
+    """Open the backups in a directory or at a URI."""
     if wrong := uris.problem(where):
         raise BadRequest(wrong)
     where = where.removeprefix("file://")
@@ -64,7 +64,7 @@ def create(directory: str, /, *, rate: str = "", keep: int = 2, remote: Remote =
             note(f"{url}: {error}")
             problem = error
             continue
-        except OSError as error:  # error of the target disk or store
+        except OSError as error:  # the backup's disk or store failed, not the node
             raise OSError(
                 f"{archive.where}: {error}. No backup was added, and earlier backups are unchanged. Fix the cause and "
                 "run the command again to continue"
@@ -107,7 +107,7 @@ def summary(backup: Backup) -> dict[str, Any]:
 
 
 def _rate(text: str) -> float:
-    """Bytes per second; inf without a limit."""
+    """Parse a rate in bytes per second; inf for an empty text."""
     if not text:
         return float("inf")
     found = re.fullmatch(r"(\d+)(|KiB|MiB|GiB)", text, re.ASCII)
@@ -127,7 +127,8 @@ def _nodes(remote: Remote) -> list[str]:
 
 
 class Copying:
-    """Copies one snapshot of one node to the backup's location. ask: `call` to that node. hidden: no progress bar."""
+    """Copies one snapshot of one node to the backup's location. ask: `call` to that node. hidden: show no progress
+    bar."""
 
     def __init__(self, archive: Archive, ask: Callable[..., Any], rate: float, *, hidden: bool = False) -> None:
         self.archive, self.ask, self.rate, self.hidden = archive, ask, rate, hidden
@@ -141,7 +142,7 @@ class Copying:
         try:
             files = self._copy(url, snapshot)
         finally:
-            # If this fails, the node keeps the snapshot for a minute.
+            # If the release of the snapshot fails, the node releases it after a minute without reads.
             with suppress(HadelayError, OSError):
                 self.ask("DELETE", url)
         backup = Backup(

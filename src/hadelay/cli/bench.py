@@ -31,7 +31,8 @@ def bench(
     """
     if min(count, batch, threads) < 1 or size < 0:
         raise BadRequest("--count, --batch and --threads are at least 1")
-    call(remote, "GET", "/v1/cluster", needs="members")  # refuses at once; the client below retries
+    # Fails at once without a cluster, whereas the client would retry
+    call(remote, "GET", "/v1/cluster", needs="members")
     topic = f"bench-{secrets.token_hex(3)}"
     batches = iter([batch] * (count // batch) + [count % batch] * (count % batch > 0))
     note(f"{count:,} messages on topic {topic}")

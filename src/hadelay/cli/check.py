@@ -30,11 +30,11 @@ def replicas(*, timeout: float = 30, remote: Remote = Remote()) -> int:
 
 
 def _same_index(timeout_s: float, remote: Remote) -> dict[str, Any]:
-    """Answers of all members to GET /v1/hours, by name, at one applied index."""
+    """Answers of all members to GET /v1/hours by member name, all at the same applied index."""
     end = time.monotonic() + timeout_s
     while True:
         members = call(remote, "GET", "/v1/cluster", needs="members")["members"]
-        # A restarted node has told its address within a moment.
+        # Try again if a member's address is unknown: a restarted node announces its address within a moment.
         if silent := [member["name"] for member in members if not member["http"]]:
             problem = f"the address of {', '.join(silent)} is unknown: check that it runs and is linked"
         else:

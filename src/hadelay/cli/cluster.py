@@ -16,7 +16,7 @@ _MEMBERS = ("name", "role", "state", "http", "raft", "lag", "version", "feature_
 _LISTED = ("name", "role", "raft", "http", "lag", "version")
 _TOKENS = ("id", "name", "scopes", "created_at", "expires_at", "expired")
 _TRAIL = ("number", "at", "token", "action", "target", "outcome", "node")
-#: Pause between two looks at a new member, in seconds.
+#: Pause between two requests for the state of a new member, in seconds.
 _LOOK_S = 0.5
 #: Timeout of a readiness request, in seconds.
 _READY_S = 3.0
@@ -158,7 +158,7 @@ def _wait(remote: Remote, name: str) -> None:
 
 
 def _say_how_many(remote: Remote) -> None:
-    with suppress(HadelayError, OSError):  # the change is done, and the asked node may be the removed one
+    with suppress(HadelayError, OSError):  # ignored: the change is done, and the asked node may be the removed node
         voters = sum(member["role"] != "learner" for member in _members(remote).values())
         spare = (voters - 1) // 2
         loss = {0: "stops when one of them is lost", 1: "survives the loss of any one"}

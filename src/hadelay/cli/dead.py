@@ -87,7 +87,7 @@ def export(topic: Topic, file: Path | None = None, /, *, restart: bool = False, 
     mark = file.with_name(file.name + ".cursor")
     cursor, size, done = _resume(mark, topic, restart, file)
     with open(file, "r+b" if size else "wb") as out:
-        # Letters after the last mark are fetched again.
+        # Cut off dead letters written after the last saved cursor: they are fetched again.
         out.truncate(size)
         out.seek(size)
         count = _export(remote, topic, out, mark, cursor, done)
@@ -96,7 +96,7 @@ def export(topic: Topic, file: Path | None = None, /, *, restart: bool = False, 
 
 
 def _resume(mark: Path, topic: str, restart: bool, file: Path) -> tuple[str | None, int, int]:
-    """(cursor, complete bytes of FILE, number of letters in them)."""
+    """State of an interrupted export: (cursor, complete bytes of FILE, number of dead letters in those bytes)."""
     if restart or not mark.exists():
         if file.exists() and not restart:
             raise BadRequest(f"{file} exists, but not from an interrupted export: --restart overwrites it")

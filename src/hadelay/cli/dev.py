@@ -31,7 +31,8 @@ _libc = ctypes.CDLL(None)
 
 
 class Layout(msgspec.Struct, kw_only=True):
-    """Content of cluster.json. founded: every node was ready once, so an empty data directory now means lost data."""
+    """Content of cluster.json. founded: every node was ready once, so a node whose data directory is empty has lost
+    data."""
 
     id: str
     nodes: int
@@ -174,8 +175,8 @@ class _Cluster:
         for setting in self.layout.settings:
             arguments += ["--set", setting]
         with open(self.directory / f"{name}.log", "ab", opener=private) as log:
-            # Own session: Ctrl-C must reach the nodes through the supervisor, in order. PDEATHSIG: the kernel ends
-            # nodes whose supervisor was killed, which would keep their ports.
+            # Each node gets its own session: Ctrl-C must reach nodes through the supervisor, in order. PDEATHSIG: the
+            # kernel ends the nodes of a killed supervisor, which would otherwise keep their ports.
             return await asyncio.create_subprocess_exec(
                 sys.executable,
                 *("-m", "hadelay", "serve", *arguments),
@@ -198,7 +199,7 @@ class _Cluster:
         raise HadelayError(f"{name} ended before it was ready; {self._log_tail(name)}")
 
     def _greet(self) -> None:
-        """Print the nodes, and a first command; from now on, the nodes hold data."""
+        """Record that the nodes hold data from now on, then print the nodes and a first command."""
         self.layout.founded = True
         self.layout.save(self.directory)
         nodes = [

@@ -14,9 +14,9 @@ from hadelay.raft.segment import SUFFIX, end_of
 from hadelay.storage.inspect import inspect as storage_rows
 
 Row = dict[str, Any]
-#: Rows per printed table: column widths need all rows of a table in memory.
+#: Limit of rows per printed table: to compute column widths, all rows of a table are in memory.
 _TABLE_ROWS = 1000
-#: Number of payload bytes in a table cell.
+#: Limit of the payload bytes shown in a table cell.
 _SHOWN = 48
 
 

@@ -24,7 +24,7 @@ LOCAL_SERVERS = "http://127.0.0.1:8400,http://127.0.0.1:8401,http://127.0.0.1:84
 #: Number of messages per page of a listing.
 PAGE = 1_000
 
-# Arguments of many commands, with their help texts.
+# Types of arguments that many commands share, with their help texts.
 Topic = Annotated[str, Parameter(help="Name of the topic.")]
 MessageId = Annotated[str | None, Parameter(help="Id of the message: 13 characters, returned by the publish.")]
 OfTopic = Annotated[str | None, Parameter(help="Topic of the message, with --key instead of an id.")]
@@ -32,7 +32,7 @@ OfKey = Annotated[str | None, Parameter(help="Key of the message, with --topic i
 Stale = Annotated[bool, Parameter(help="Show the asked node's own view; works without a leader.")]
 Limit = Annotated[int, Parameter(name=("--limit", "-n"), help="Limit of results; 0: all.")]
 Yes = Annotated[bool, Parameter(name=("--yes", "-y"), help="Do not ask for confirmation; required in scripts.")]
-#: Repeatable option; its empty default is not shown.
+#: Type of a repeatable option; the help does not show its empty default.
 Several = Annotated[tuple[str, ...], Parameter(show_default=False)]
 
 
@@ -66,7 +66,8 @@ def option(name: str, kind: Any, default: Any, help: str) -> Argument:
 
 
 def takes(options: Iterable[Argument], help: str = "") -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """Decorator of a command with **given, which receives these options. help: text for a missing docstring."""
+    """Decorator that adds `options` to a command, which receives them in **given. help: docstring for a command without
+    one."""
 
     def decorate(command: Callable[..., R]) -> Callable[..., R]:
         own = [one for one in signature(command, eval_str=True).parameters.values() if one.kind is not one.VAR_KEYWORD]
@@ -177,7 +178,8 @@ def _grid_lines(rows: Sequence[Mapping[str, str]], widths: Mapping[str, int]) ->
 def progress(
     total: int | None, done: int = 0, *, hidden: bool = False, sizes: bool = False
 ) -> Iterator[Callable[..., None]]:  # fmt: skip
-    """Progress bar on a terminal's stderr; yields update(completed=…) or update(advance=…). sizes: counts bytes."""
+    """Progress bar on a terminal's stderr; yields update(completed=…) or update(advance=…). sizes: the bar counts
+    bytes."""
     from rich import progress as rich
     from rich.console import Console
 
@@ -246,8 +248,8 @@ def show_pages(
     page: Callable[[int, str | None], Any], limit: int, printing: Printing, columns: Sequence[str],
     row: Callable[[Any], Mapping[str, Any]] = lambda message: message,
 ) -> None:  # fmt: skip
-    """Print the messages of all pages, up to `limit` (0: all); JSON is printed page by page. page(size, cursor): one
-    page. row: a message's row in the table."""
+    """Print the messages of all pages, up to `limit` (0: all); JSON is printed page by page. page(size, cursor):
+    fetches one page. row: makes a message's row of the table."""
     if limit < 0:
         raise BadRequest(f"--limit {limit}: expected 0 or more")
     rows: list[Mapping[str, Any]] = []

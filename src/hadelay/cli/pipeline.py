@@ -16,7 +16,7 @@ from hadelay.errors import ConfigError
 from hadelay.pipeline import jobs
 from hadelay.pipeline.schema import Options
 
-__all__ = ["Format"]  # the fields of Printing are looked up here
+__all__ = ["Format"]  # type annotations inherited from Printing are resolved in this module
 
 
 @Parameter(name="*")
@@ -34,7 +34,7 @@ class Running(Printing):
     "Memory of a local Spark."
 
     def spark(self, **settings: str) -> Any:
-        """The Spark session; None with --master none."""
+        """Start the Spark session; None with --master none."""
         from hadelay.pipeline.session import INSTALL, session
 
         if self.master != "none":
@@ -49,7 +49,7 @@ class Running(Printing):
 
     @contextlib.contextmanager
     def bar(self) -> Iterator[Callable[[int, int], None]]:
-        """Progress bar of a job in this process; yields bar(done, total). Spark has its own bar."""
+        """Progress bar of a job in this process; yields bar(done, total). Hidden with Spark, which has its own bar."""
         with progress(None, hidden=self.master != "none" or self.output == "json") as update:
             yield lambda done, total: update(completed=done, total=total)
 
@@ -63,9 +63,9 @@ class SourceOptions(Running):
     "Compare every file with its checksum before reading. Archiving always does."
 
     def options(self, given: dict[str, Any]) -> Options:
-        """Options of the data source. given: typed options of the command; those of the data source are removed."""
+        """Move the data source's options out of `given`, the typed options of a command, and return them as Options."""
         read = {name: given.pop(name) for name in Options.__dataclass_fields__ if name in given}
-        # The job itself compares whole files with their checksums.
+        # Check no row checksums where the job compares whole files with their checksums, that is, without onTorn=skip.
         verify = self.verify and read.get("on_torn") == "skip"
         endpoint = "" if read.get("path") else self.endpoint
         return Options(endpoint=endpoint, token=self.token, verify=verify, **read)
@@ -76,7 +76,8 @@ _READ = ("path", "hour_from", "hour_to", "on_torn", "as_of")
 
 
 def _takes(kind: Any, *read: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Decorator of a command whose options are the fields of `kind` with a help text, and these of the data source."""
+    """Decorator that adds options to a command: the fields of `kind` with a help text, and the data source's options in
+    `read`."""
     types = get_type_hints(kind) | get_type_hints(Options)
     shown = [field for field in fields(kind) if "help" in field.metadata]
     shown += [Options.__dataclass_fields__[name] for name in read]
@@ -95,7 +96,8 @@ def _run(name: str, options: Any, source: Running) -> int:
 
 
 def _tell(summary: jobs.JobSummary, printing: Printing) -> int:
-    """Print the summary as JSON, or its rows as a table; returns the exit code. Hours have no thousands separators."""
+    """Print the summary as JSON, or its rows as a table; returns the exit code. The column `hour` has no thousands
+    separators."""
     if printing.output == "json":
         emit_json(dict(summary))
     elif summary.columns:
@@ -193,7 +195,7 @@ def schedule(
     rejected = rejected or f"{Path(file).name}.rejected"
     write = WriteOptions(running.endpoint, running.token, topic, key, prefix, rejected, timeout=timeout)
     options = ScheduleOptions(write, file, format, columns)
-    total = count(options) if spark is None else 0  # Spark has its own bar
+    total = count(options) if spark is None else 0  # no bar with Spark, which has its own
     with progress(total, hidden=total == 0) as update:
         done = run(spark, options, lambda published: update(completed=published.rows))
     if running.output == "json":

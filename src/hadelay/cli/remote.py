@@ -59,14 +59,15 @@ def call(
 
 
 def _cause(problems: Sequence[Exception], key: str | None) -> Exception:
-    """The error to raise after these errors of one request, in order of the addresses."""
+    """The error to raise for a request that failed at every address. problems: the errors, in order of the
+    addresses."""
     if not problems:
         return ConnectionError("no server was given: use --servers")
     said = [error for error in problems if isinstance(error, HadelayError)]
     if not said:
         return type(problems[-1])("; ".join(map(str, problems)))
     unknown = next((error for error in said if not error.outcome_known), None)
-    # Some refusals tell nothing of earlier tries.
+    # Errors such as BadRequest (NO_NEWS) do not tell the outcome of an earlier try, which may be unknown.
     if unknown is None or (said[-1].outcome_known and not isinstance(said[-1], (*_ASK_ANOTHER, *NO_NEWS))):
         return said[-1]
     if key is not None:
@@ -97,7 +98,7 @@ class RemoteAnswer(NamedTuple):
 
 
 def _encoded(body: Any, headers: dict[str, str], token: str) -> tuple[bytes | None, dict[str, str]]:
-    """(body, headers) of a request."""
+    """Encode a request's body, and add its headers; returns (body, headers)."""
     if token:
         if not token.isascii() or not token.isprintable():
             raise errors.BadRequest("--token, HADELAY_TOKEN: the token must be one line of ASCII")
@@ -113,7 +114,7 @@ def _encoded(body: Any, headers: dict[str, str], token: str) -> tuple[bytes | No
 def read_answer(
     answer: RemoteAnswer, method: str, needs: str = "", decode: Callable[[bytes], Any] = msgspec.json.decode
 ) -> Any:
-    """The decoded answer; refusals are raised. NotANode, with an unknown outcome, if another server has answered."""
+    """The decoded answer of a node; refusals are raised. Raises NotANode if something other than a node answered."""
     url, status, headers, body = answer
     if not 200 <= status < 300:
         raise refusal(url, method, status, headers, body)
@@ -134,7 +135,7 @@ def read_answer(
 
 
 def _exchange(url: str, request: _Request) -> RemoteAnswer:
-    """The answer of the node at `url`, or of the leader where that node redirects to."""
+    """The answer of the node at `url`, or of the leader to which that node redirects."""
     redirected_by = ""
     for _ in range(_MAX_REDIRECTS + 1):
         try:

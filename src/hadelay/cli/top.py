@@ -16,7 +16,7 @@ _TOPICS = ("topic", "scheduled", "ready", "leased", "dead", "oldest_ready_age_ms
 _NODES = ("node", "role", "lag", "cpu", "memory_mb", "sync_p99_ms", "loop_p99_ms", "clock_ms", "connections", "detail")
 #: Limit of free disk space for a warning, in bytes; the same as in the alert HadelayDiskFull.
 _LITTLE = 1 << 30
-#: Series, as its name and labels are written → value.
+#: Sample of a node's metrics: series, as /metrics writes its name and labels → value.
 Sample = dict[str, float]
 
 
@@ -85,7 +85,7 @@ def _parse(text: str) -> Sample:
 
 
 def _rates(before: dict[str, Sample], now: dict[str, Sample], leader: str | None, seconds: float) -> dict[str, Any]:
-    """Rates per second; None if a sample of a node, or of the leader, is missing."""
+    """Rates per second between two samples; None if a sample of a node, or of the leader, is missing."""
     both = [(before[name], now[name]) for name in now if name in before]
     requests = sum(
         value - first.get(series, 0)
@@ -109,7 +109,7 @@ def _rates(before: dict[str, Sample], now: dict[str, Sample], leader: str | None
 
 
 def _late(part: float, before: Sample | None, now: Sample | None) -> float | None:
-    """A quantile of lateness in ms, limited to the node's maximum."""
+    """The quantile `part` of lateness between two samples, in ms, limited to the node's maximum."""
     found = _quantile(part, "hadelay_delivery_lateness_seconds", before, now)
     most = (now or {}).get("hadelay_delivery_lateness_max_seconds")
     return found if found is None or most is None else min(found, round(most * 1000, 1))

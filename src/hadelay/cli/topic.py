@@ -122,7 +122,7 @@ def _setting(name: str, text: str) -> Any:
         raise BadRequest(f"--{name.replace('_', '-')} {text}: expected a number, or {_DEFAULT}") from None
 
 
-#: Settings that are not text in the API → type.
+#: Type of each topic setting that is not a duration; durations are text in the API.
 _NUMBERS = {
     field.name: str(field.type) for field in (*fields(TopicSettings), *fields(Exponential)) if field.name[-3:] != "_ms"
 }
@@ -167,7 +167,7 @@ def purge(
 
 
 def counted(remote: Remote, topic: str, states: Iterable[str]) -> str:
-    """Text with the number of a topic's messages in each of these states."""
+    """Text with the number of a topic's messages in each of the given states."""
     found = call(remote, "GET", f"/v1/topics/{segment(topic)}", needs="scheduled")
     return f"{', '.join(f'{found[state]:,} {state}' for state in states)} messages of topic {topic}"
 

@@ -109,14 +109,15 @@ def _ms(start: str, end: str) -> float:
 
 
 def _at(member: dict[str, Any], message: dict[str, Any], remote: Remote) -> dict[str, Any]:
-    """A node's own view of the message; state None, with the error as detail, if it has none. Followers may lag."""
+    """One member's own view of the message, which may lag. If there is no view, `state` is None and `detail` has the
+    error."""
     row = {"node": member["name"], "role": member["role"], "state": None, "events": None, "detail": ""}
     try:
         path = f"/v1/messages/{message['id']}"
         seen = call_member(remote, member, "GET", path, needs="state", query={"stale": True})
     except (HadelayError, OSError) as error:
         return row | {"detail": str(error).partition("\n")[0]}
-    # Only the leader knows ready messages; on other nodes they stay scheduled until leased.
+    # Only the leader knows that a message is ready; on other nodes the message stays scheduled until it is leased.
     state = message["state"] if {seen["state"], message["state"]} == {"scheduled", "ready"} else seen["state"]
     return row | {"state": state, "events": len(seen["history"])}
 

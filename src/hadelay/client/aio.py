@@ -20,7 +20,7 @@ from hadelay.paths import segment
 
 log = logging.getLogger(__name__)
 
-#: Seconds for the handlers of a stopped `work`: less than the 10 s that `docker stop` waits.
+#: Time for the handlers of a stopped `work` to end, in seconds: less than the 10 s that `docker stop` waits.
 _DRAIN_S = 8.0
 
 
@@ -59,7 +59,7 @@ class AsyncClient(Requests):
         await self.close()
 
     async def close(self) -> None:
-        """Close consumers, which give back unhandled messages at once, and connections."""
+        """Close connections and consumers; consumers give back unhandled messages at once."""
         for consumer in list(self._consumers):
             await consumer.close()
         await self._transport.close()
@@ -115,7 +115,8 @@ class AsyncClient(Requests):
     async def put_many(
         self, puts: Iterable[Put], *, idempotency_key: str | None = None, timeout: float | None = None
     ) -> list[PutResult]:
-        """Publish messages in order; a receipt each, or the error that refused it. 1,000 messages go in one commit.
+        """Publish messages in order; returns a receipt for each message, or the error that refused the message. 1,000
+        messages go in one commit.
 
         Raises only when a whole request failed. `idempotency_key` covers the call and its repetitions; the error has
         the key, also a generated one.
@@ -127,7 +128,7 @@ class AsyncClient(Requests):
         return results
 
     async def _put_batch(self, key: str, n: int, items: list[dict[str, Any]], timeout: float | None) -> list[PutResult]:
-        """One request of `put_many`."""
+        """Send request number `n` of a `put_many`."""
         headers = {**wire.MSGPACK, "Idempotency-Key": f"{key}.{n}"}
         if trace := wire.present_span():
             headers["traceparent"] = trace
@@ -138,7 +139,8 @@ class AsyncClient(Requests):
                 "POST", "/v1/messages:batch", read, data=data, headers=headers, timeout_s=timeout
             )
         except HadelayError as error:
-            # The key of the whole call: under this key, a repetition publishes no message of earlier requests again.
+            # The error has the key of the whole put_many: a repetition with this key publishes no message of earlier
+            # requests again.
             error.extra["idempotency_key"] = key
             raise
 
@@ -155,7 +157,8 @@ class AsyncClient(Requests):
         any_tags: Sequence[str] = (),
         consumer: str | None = None,
     ) -> Consumer:
-        """Messages as they fall due, at most `concurrency` unsettled at a time. Their leases are extended until then.
+        """Receive messages as they fall due, at most `concurrency` unsettled messages at a time. Leases are extended
+        until their messages are settled.
 
         tags, any_tags: as in `receive`. `stop` of the returned consumer ends its loop.
         """
@@ -206,5 +209,5 @@ class AsyncClient(Requests):
                 finally:
                     await consumer.drain(drain_s)
         finally:
-            consumer.give_up()  # of tasks that were cancelled before their first turn
+            consumer.give_up()  # gives back messages whose tasks were cancelled before their first turn
             await consumer.close()

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 #: Shortest and longest pause after a poll that failed with all its retries, in seconds.
 _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _MAX_POLL = 1_000
-#: Timeout of the request for messages that were granted to a poll cut off by a stop, in seconds.
+#: Timeout in seconds of the last poll after a stop: it fetches messages that the cancelled poll was granted.
 _LAST_POLL_S = 2.0
 #: How a lease is settled: verb, delay, reason.
 _How = tuple[str, Delay | None, str | None]
@@ -43,15 +43,17 @@ class Leased(Message, kw_only=True):
     _settled: bool = False
 
     async def ack(self) -> AckOutcome:
-        """`acked`, `already_acked`, or `lease_lost`: another consumer may have the message now."""
+        """Ack the message. Returns `acked`, `already_acked`, or `lease_lost`: another consumer may have the message
+        now."""
         return await self._consumer.settle(self, _ACK)  # type: ignore[no-any-return]
 
     async def nack(self, delay: Delay | None = None, *, reason: str | None = None) -> NackOutcome:
-        """Due again after `delay`, or after the topic's backoff; `reason` is kept with the message."""
+        """Nack the message: it is due again after `delay`, or after the topic's backoff; `reason` is kept with the
+        message."""
         return await self._consumer.settle(self, ("nack", delay, reason))  # type: ignore[no-any-return]
 
     async def extend(self, lease: Delay) -> ExtendOutcome:
-        """Extend the lease to `lease` from now, beyond the extensions of the consumer."""
+        """Extend the lease to `lease` from now, in addition to the extensions by the consumer."""
         return (await self._consumer.client.extend([self], lease=lease))[0]  # type: ignore[no-any-return]
 
     async def __aenter__(self) -> Leased:
@@ -69,7 +71,7 @@ class Leased(Message, kw_only=True):
             else:
                 await self._consumer.give_back(self, error)
         except Exception as failure:
-            # The first error is raised; without the nack, the lease expires.
+            # If the nack fails, only log that: the handler's error is raised, and the message's lease expires.
             log.warning("message %s was not given back: %s", self.id, failure)
 
 
@@ -80,7 +82,8 @@ def reason_of(error: BaseException) -> str:
 
 
 class Consumer:
-    """Iterate it once, with `async for`. Leaving the loop gives back fetched messages that were not handed out.
+    """Leased messages of `consume`, to iterate once, with `async for`. Leaving the loop gives back fetched messages
+    that were not handed out.
 
     To stop without losing work: `stop` or `drain` first, then leave the loop.
     """
@@ -94,14 +97,14 @@ class Consumer:
             raise ValueError("concurrency: at least 1")
         self.client, self.concurrency = client, concurrency
         self._receive, self._lease_s, self._registry = poll, lease_s, registry
-        #: Unsettled messages by lease: in the queue, or handed out.
+        #: Unsettled messages by lease: in the queue, or handed out to the caller.
         self.held: dict[str, Leased] = {}
         #: Queue of messages; None ends the iteration.
         self._queue: asyncio.Queue[Leased | Exception | None] = asyncio.Queue()
         self._room = asyncio.Event()
         #: Leases to settle, with the futures of their outcomes.
         self._orders: dict[_How, dict[str, asyncio.Future[str]]] = {}
-        #: The poll and the extension of leases, while the consumer runs.
+        #: Tasks of the running consumer: the poll, and the extension of leases.
         self._tasks: list[asyncio.Task[None]] = []
         self._sender: asyncio.Task[None] | None = None
         self._stopped = False
@@ -130,15 +133,15 @@ class Consumer:
         raise StopAsyncIteration
 
     def stop(self) -> None:
-        """Fetch no more, and end the iteration. Fetched messages that were not handed out go back at once, and the
-        attempt does not count. The others stay leased until they are settled, or until `close`."""
+        """Stop fetching, and end the iteration. Fetched messages that were not handed out go back at once, and their
+        attempt does not count. Messages handed out stay leased until they are settled, or until `close`."""
         if self._stopped:
             return
         self._stopped = True
         self._queue.put_nowait(None)
         if self._tasks:
             self._tasks[0].cancel()
-            # Only when no request can be granted the messages again.
+            # Give messages back only after the poll has ended: a poll under way could be granted them again.
             self._tasks[0].add_done_callback(self._give_back_queued)
 
     def _give_back_queued(self, _: object = None) -> None:
@@ -162,7 +165,7 @@ class Consumer:
         if self._closing is None:
             self.stop()
             self._closing = asyncio.create_task(self._end())
-        # A caller that is cancelled does not cancel the end for the others.
+        # Shielded: a cancelled caller must not cancel the closing, which other callers may wait for.
         await asyncio.shield(self._closing)
 
     async def _end(self) -> None:
@@ -179,7 +182,8 @@ class Consumer:
         try:
             await self._poll()
         except asyncio.CancelledError:
-            # By `stop`, or by the end of the event loop, which waits for no task that begins later.
+            # The poll is cancelled by `stop`, or by the end of the event loop, which waits for no task that begins
+            # later.
             self._give_back_queued()
             if self._sender is not None:
                 await asyncio.wait([self._sender])
@@ -193,17 +197,18 @@ class Consumer:
                 self._room.clear()
                 await self._room.wait()
                 continue
-            # The same id until there is an answer: a grant whose answer was lost is answered again.
+            # Repeat the request id until an answer arrives: the node then repeats a grant whose answer was lost.
             request_id = request_id or os.urandom(12).hex()
             try:
                 messages = await self._receive(request_id=request_id, max=min(room, _MAX_POLL))
             except asyncio.CancelledError:
-                # The request may have been granted messages; its repetition gets them, and they go back.
+                # The cancelled request may have been granted messages: repeat the request to get them, and give them
+                # back.
                 with contextlib.suppress(Exception):
                     self._take(await self._receive(request_id=request_id, max=1, wait=0, timeout=_LAST_POLL_S))
                 raise
             except Exception as error:
-                # Not only refusals: after an answer of no node, too, the user must learn that the poll ended.
+                # The user must learn that the poll ended: after a refusal, and also after an answer that no node sent.
                 if not isinstance(error, HadelayError) or not error.retryable:
                     self._queue.put_nowait(error)
                     return
@@ -243,15 +248,16 @@ class Consumer:
     # ---- settlements
 
     async def settle(self, message: Leased, how: _How) -> str:
-        # A caller that is cancelled does not cancel the outcome for others, or the settlement.
+        # Shielded: a cancelled caller must not cancel the settlement, nor its outcome for other callers.
         return await asyncio.shield(self._order(message, how))
 
     async def give_back(self, message: Leased, why: BaseException) -> None:
-        """Give back a message; the attempt does not count. why: SystemExit and KeyboardInterrupt stop the consumer."""
+        """Give back a message; the attempt does not count. why: the exception; SystemExit and KeyboardInterrupt also
+        stop the consumer."""
         if not isinstance(why, asyncio.CancelledError):
             self.stop()
         if self._tasks[0].cancelling():
-            # Else the poll's last request might be granted the message again.
+            # Wait for the end of the poll: its last request might be granted the given-back message again.
             await asyncio.wait(self._tasks[:1])
         await self.settle(message, _GIVE_BACK)
 
@@ -262,7 +268,7 @@ class Consumer:
                 self._order(message, _GIVE_BACK)
 
     def _order(self, message: Leased, how: _How) -> asyncio.Future[str]:
-        # Settled again before the first outcome: both get that outcome.
+        # If a lease is settled again before the first outcome arrives, both callers get that outcome.
         new = asyncio.get_running_loop().create_future()
         future = self._orders.setdefault(how, {}).setdefault(message.lease, new)
         message._settled = True
@@ -274,11 +280,12 @@ class Consumer:
         try:
             await self._send_orders()
         finally:
-            # At its end, the event loop cancels every task; settlements of their handlers are sent first.
+            # At its end, the event loop cancels every task, this one too; send the settlements of cancelled handlers
+            # first.
             await self._send_orders()
 
     async def _send_orders(self) -> None:
-        """Settle until nothing is left, a request per kind in turn."""
+        """Send settlements until none is left, with one request per kind of settlement in turn."""
         while self._orders:
             how = next(iter(self._orders))
             leases = list(self._orders[how])
@@ -293,7 +300,7 @@ class Consumer:
                     future.set_result(outcome)
                 else:
                     future.set_exception(outcome)
-                    future.exception()  # perhaps no caller waits for it any more
+                    future.exception()  # no warning from asyncio if no caller waits for the future any more
                 self._forget(lease)
             if futures:
                 self._orders[how] = futures
@@ -306,5 +313,5 @@ class Consumer:
             return await self.client.nack(leases, delay=delay, reason=reason)
         try:
             return await self.client.nack(leases, delay=0, reason=reason, count=False)
-        except BadRequest:  # from an older node, which does not know `count`: the attempt counts
+        except BadRequest:  # an older node does not know `count`: there the attempt counts
             return await self.client.nack(leases, delay=0, reason=reason)

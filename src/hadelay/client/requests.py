@@ -36,18 +36,19 @@ from hadelay.paths import message_path, segment, with_query
 T = TypeVar("T")
 Topics = str | Sequence[str]
 
-#: Time after the end of its wait at which a poll is given up, because its node does not answer.
+#: Time in seconds that a poll may last beyond its wait; then its node counts as not answering.
 _POLL_GRACE_S = 5.0
-#: Limit of leases in one request, as of a node.
+#: Limit of leases in one request; nodes have the same limit.
 _MAX_LEASES = 10_000
 
 
 class Requests:
-    """Requests without state of their own: each is a request to the API, or as many as its limits make of it."""
+    """Client methods without state of their own: each sends one API request, or several if one request would exceed a
+    limit of the API."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        #: Name as a consumer, where a request gives none.
+        #: Name of this consumer in requests that give no name.
         self.consumer = f"py-{os.getpid()}-{os.urandom(4).hex()}"
 
     # ---- messages
@@ -119,7 +120,7 @@ class Requests:
     async def deliver_now(
         self, message_id: str | None = None, *, topic: str | None = None, key: str | None = None
     ) -> Rescheduled:
-        """`reschedule` to now. A message that is due already keeps its place."""
+        """`reschedule` a message to now. A message that is already due keeps its place in due order."""
         return await self.reschedule(message_id, topic=topic, key=key, delay=0)
 
     # ---- leases
@@ -162,13 +163,13 @@ class Requests:
         )
 
     async def ack(self, leases: Leases) -> list[AckOutcome]:
-        """Done: `acked`, `already_acked` or `lease_lost` for each."""
+        """Acknowledge messages as done; returns `acked`, `already_acked` or `lease_lost` for each lease."""
         return cast(list[AckOutcome], await self._settle("ack", leases))
 
     async def nack(
         self, leases: Leases, *, delay: Delay | None = None, reason: str | None = None, count: bool = True
     ) -> list[NackOutcome]:
-        """Not done: `nacked`, `already_acked` or `lease_lost` for each.
+        """Give messages back as not done; returns `nacked`, `already_acked` or `lease_lost` for each lease.
 
         The message is handed out again after `delay`, or after the topic's backoff; after the topic's last attempt it
         is dead. reason: at most 128 bytes, kept with the message and shown with it when it is dead. count: False gives
@@ -178,7 +179,7 @@ class Requests:
         return cast(list[NackOutcome], await self._settle("nack", leases, **options))
 
     async def extend(self, leases: Leases, *, lease: Delay) -> list[ExtendOutcome]:
-        """Hold on for `lease` from now: `extended`, `already_acked` or `lease_lost` for each."""
+        """Extend leases to `lease` from now; returns `extended`, `already_acked` or `lease_lost` for each lease."""
         return cast(list[ExtendOutcome], await self._settle("extend", leases, lease=plain(lease)))
 
     async def _settle(self, verb: str, leases: Leases, **options: Any) -> list[str]:
@@ -200,11 +201,11 @@ class Requests:
         return await self._get(f"/v1/topics/{segment(name)}", TopicInfo, stale=stale)
 
     async def put_topic(self, name: str, **settings: Unpack[TopicSettings]) -> TopicInfo:
-        """Make a topic, or change the settings named (`TopicSettings`); None takes one back."""
+        """Create a topic, or change the given settings (`TopicSettings`); None resets a setting."""
         return await self._send("PUT", f"/v1/topics/{segment(name)}", plain(settings), TopicInfo)
 
     async def delete_topic(self, name: str, *, force: bool = False) -> None:
-        """Raises Conflict while messages are pending, unless `force`, which cancels them."""
+        """Delete a topic. Raises Conflict while messages are pending, unless `force`, which cancels them."""
         await self._delete(with_query(f"/v1/topics/{segment(name)}", {"force": force}))
 
     async def pause(self, name: str, *, reason: str | None = None) -> TopicInfo:
@@ -218,7 +219,7 @@ class Requests:
     async def purge(
         self, name: str, states: Sequence[Literal["scheduled", "ready", "dead"]] = ("scheduled", "ready")
     ) -> None:
-        """Cancel the messages that are in these states now, without a look at each; dead letters are forgotten."""
+        """Cancel all messages that are in `states` now, without a look at each message; dead letters are deleted."""
         await self._send("POST", f"/v1/topics/{segment(name)}:purge", {"states": each(states)}, messages.Purged)
 
     # ---- dead letters
@@ -232,7 +233,7 @@ class Requests:
             yield letter
 
     async def redrive(self, topic: str, ids: Sequence[str]) -> list[Redriven]:
-        """Make these dead letters due now, with attempts counted from 0; an outcome each."""
+        """Make dead letters due now, with attempts counted from 0; returns an outcome for each dead letter."""
         results: list[Redriven] = []
         given, path = each(ids), f"/v1/topics/{segment(topic)}/dead:redrive"
         for at in range(0, len(given), BATCH_ITEMS):
@@ -241,13 +242,13 @@ class Requests:
         return results
 
     async def redrive_all(self, topic: str, *, rate: float | None = None) -> int:
-        """Begin to redrive all dead letters of now, `rate` per second; returns their number."""
+        """Begin to redrive all present dead letters of a topic, `rate` per second; returns their number."""
         body = _present({"all": True, "rate": plain(rate)})
         answer = await self._send("POST", f"/v1/topics/{segment(topic)}/dead:redrive", body, wire.Redriving)
         return answer.redriving
 
     async def purge_dead(self, topic: str) -> None:
-        """Forget the dead letters that a topic has now."""
+        """Delete the dead letters that a topic has now."""
         await self._delete(f"/v1/topics/{segment(topic)}/dead")
 
     # ---- due messages
@@ -278,14 +279,14 @@ class Requests:
         await self._delete(f"/v1/cluster/members/{segment(name)}")
 
     async def hours(self) -> HoursInfo:
-        """Files of the node that answers; a client with one address knows which."""
+        """Hour files of the node that answers. A client with a single address knows which node that is."""
         return await self._get("/v1/hours", HoursInfo)
 
     async def names(self) -> Names:
         return await self._get("/v1/names", Names)
 
     async def ready(self) -> api.Health:
-        """Whether the node that answers can serve. Failing checks are an answer, not an exception."""
+        """Whether the answering node can serve. Failing checks are returned, not raised."""
         try:
             return await self._transport.request("GET", "/readyz?verbose", wire.read(api.Health), retry=False)
         except HadelayError as error:

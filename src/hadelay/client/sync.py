@@ -26,7 +26,8 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 _THREAD = "hadelay-client"
-#: Reentrant: garbage collection may run on a thread that holds the lock, and close an abandoned loop.
+#: Reentrant lock: garbage collection on a thread that holds the lock may close an abandoned iteration, which takes the
+#: lock.
 _lock = threading.RLock()
 _background: asyncio.AbstractEventLoop | None = None
 #: Clients of this process that may have connections.
@@ -42,7 +43,7 @@ def _loop() -> asyncio.AbstractEventLoop:
             loop = asyncio.new_event_loop()
             try:
                 threading.Thread(target=loop.run_forever, daemon=True, name=_THREAD).start()
-            except RuntimeError:  # the system's limit of threads, for now
+            except RuntimeError:  # the system allows no further thread at present
                 loop.close()
                 raise
             atexit.register(_at_exit)
@@ -59,7 +60,7 @@ async def _leave(client: AsyncClient) -> None:
 
 def _at_exit() -> None:
     clients = list(_used)
-    _used.clear()  # before the wait: Ctrl-C may end it, and nothing may wait for the loop afterwards
+    _used.clear()  # before the wait: after Ctrl-C ends it, nothing may wait for the event loop
 
     async def leave() -> None:
         await asyncio.gather(*map(_leave, clients), return_exceptions=True)
@@ -69,14 +70,15 @@ def _at_exit() -> None:
 
 
 def _dropped(client: AsyncClient) -> None:
-    """Close a client whose Client is gone. Waits for nothing: the thread is any, and may hold any locks."""
+    """Close the AsyncClient of a garbage-collected Client. Waits for nothing: this may run on any thread, which may
+    hold any lock."""
     if client in _used and _background is not None:
         _used.discard(client)
         asyncio.run_coroutine_threadsafe(_leave(client), _background)
 
 
 def _in_child() -> None:
-    """After a fork, the loop's thread is gone, and the connections belong to the parent."""
+    """Reset the module in a forked child: the event loop's thread is gone, and the connections belong to the parent."""
     global _lock, _background
     _lock, _background = threading.RLock(), None
     for client in _used:
@@ -91,7 +93,7 @@ def _wait(coroutine: Coroutine[Any, Any, R], _: Client | None = None) -> R:
     future = asyncio.run_coroutine_threadsafe(coroutine, _loop())
     try:
         return future.result()
-    except BaseException:  # Ctrl-C while waiting: cancel the request too
+    except BaseException:  # Ctrl-C during the wait: cancel the request too
         future.cancel()
         raise
 
@@ -99,7 +101,8 @@ def _wait(coroutine: Coroutine[Any, Any, R], _: Client | None = None) -> R:
 def _blocking(
     method: Callable[Concatenate[AsyncClient, P], A], result: Callable[[A, Client], R]
 ) -> Callable[Concatenate[Client, P], R]:
-    """A method of Client with the parameters, types and docstring of this method. result: its blocking result."""
+    """Make a method of Client from `method`, with its parameters, types and docstring. result: turns the method's
+    result into a blocking one."""
 
     @functools.wraps(method)
     def call(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -109,7 +112,7 @@ def _blocking(
 
 
 def _each(iterator: AsyncIterator[R], client: Client) -> Generator[R, None, None]:
-    """Items of an iterator of this client, which is not collected meanwhile."""
+    """Items of an async iterator of `client`. The generator keeps `client` from being garbage-collected meanwhile."""
     of = client._client
     try:
         while True:
@@ -121,9 +124,9 @@ def _each(iterator: AsyncIterator[R], client: Client) -> Generator[R, None, None
                 return
     finally:
         if of not in _used:
-            pass  # of the parent process; or the interpreter ends, and has closed it
+            pass  # the iterator is the parent process's, or was closed at the interpreter's end
         elif threading.current_thread().name == _THREAD:
-            # Collected as garbage on the loop's own thread, which must not wait for itself.
+            # The generator is garbage-collected on the event loop's own thread, which must not wait for itself.
             asyncio.run_coroutine_threadsafe(_end(iterator), _loop())
         else:
             _wait(_end(iterator))
@@ -142,7 +145,7 @@ class Delivered:
     def __init__(self, leased: Leased, client: Client) -> None:
         self.message: Message = leased
         self._leased = leased
-        # Keeps the client from being collected while the message may be settled.
+        # The references keep the client from being garbage-collected while the message may be settled.
         self._client, self._of = client, client._client
 
     def __getattr__(self, name: str) -> Any:
@@ -167,7 +170,7 @@ class Delivered:
         return self.message
 
     def __exit__(self, *error: Any) -> None:
-        if self._of in _used:  # else the message belongs to the parent process
+        if self._of in _used:  # a forked child leaves the message to the parent process
             _wait(self._leased.__aexit__(*error))
 
 
@@ -212,11 +215,11 @@ class Client:
         ca: str | None = None,
     ) -> None:
         self._new = functools.partial(AsyncClient, urls, token, timeout=timeout, ca=ca)
-        self._new()  # refuses wrong addresses at once
+        self._new()  # raises at once if an address is wrong
         self._client: AsyncClient | None = None
 
     def _async(self) -> AsyncClient:
-        """The client of this process: sockets do not survive a fork."""
+        """The AsyncClient of this process; a forked child makes its own, because sockets do not survive a fork."""
         with _lock:
             if self._client is None or self._client not in _used:
                 self._client = self._new()
@@ -235,7 +238,7 @@ class Client:
     def put_many(
         self, puts: Iterable[Put], *, idempotency_key: str | None = None, timeout: float | None = None
     ) -> list[PutResult]:
-        # The iterable of the puts runs on the caller's thread, not on the thread that all clients share.
+        # Read the caller's iterable of puts on the caller's thread, not on the thread that all clients share.
         results: list[PutResult] = []
         key = own_or_new_key(idempotency_key)
         for n, items in enumerate(batches(puts)):

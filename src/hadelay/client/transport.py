@@ -28,12 +28,12 @@ from hadelay.version import VERSION
 T = TypeVar("T")
 
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.05, 2.0
-#: Size of bodies, in bytes, from which they are streamed: aiohttp warns about large bytes.
+#: Size in bytes from which request bodies are streamed: aiohttp warns about large bytes objects.
 _STREAMED_BYTES = 1 << 20
 _MAX_REDIRECTS = 3
-#: Timeout of a connection, in seconds: a machine that is gone answers nothing, and there are other addresses.
+#: Timeout of connecting, in seconds: a dead machine answers nothing, and other addresses may answer.
 _CONNECT_S = 3.0
-#: Time for which a redirect to an address without a connection is not followed, in seconds.
+#: Time in seconds for which a redirect is not followed to an address that could not be connected.
 _AVOIDED_S = 30.0
 
 
@@ -41,7 +41,7 @@ class HttpAnswer(NamedTuple):
     status: int
     headers: Mapping[str, str]
     body: bytes
-    #: The request was repeated: the node may have carried out an earlier try, too.
+    #: Whether the request was repeated: the node may have carried out an earlier try, too.
     resent: bool = False
 
 
@@ -54,7 +54,7 @@ class _Request(NamedTuple):
 
 
 def addresses(urls: str | Sequence[str]) -> list[str]:
-    """URLs from "http://a:8400,http://b:8400" or a list. Default scheme: http. ValueError for another form."""
+    """Node URLs from "http://a:8400,http://b:8400" or a list. Default scheme: http. ValueError for another form."""
     found = []
     for url in urls.split(",") if isinstance(urls, str) else urls:
         text = url.strip().rstrip("/")
@@ -71,18 +71,18 @@ def _address(text: str) -> bool:
     try:
         parts = urlsplit(text)
         found = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # of a wrong port
+    except ValueError:  # raised for an invalid port
         return False
     return bool(found) and not parts.path and not parts.query and not re.search(r"\s", text)
 
 
-#: Whether this task's request got a connection; else nothing was sent.
+#: Whether the request of the current task got a connection; if not, nothing was sent.
 _connected = ContextVar("connected", default=False)
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Closed only by the process that made it: after a fork, both share the selector, and the child's copy would remove
-    the parent's sockets from it."""
+    """Connector that only the process that made it closes. After a fork, parent and child share the selector, and
+    closing the child's copy would remove the parent's sockets from it."""
 
     _pid = 0
 
@@ -113,11 +113,11 @@ class Transport:
         self.timeout_s = timeout_s
         #: Address of the leader at the last redirect; receives go there first.
         self.leader: str | None = None
-        #: Address of a redirect without a connection → monotonic time until which it is not tried again.
+        #: Redirect address that could not be connected → monotonic time until which it is not tried again.
         self._avoided: dict[str, float] = {}
         self._at = random.randrange(len(self.urls))
         self._headers = {"User-Agent": f"hadelay-python/{VERSION}"}
-        # A token read from a file ends in a line break.
+        # Strip the token: a token read from a file ends in a line break.
         token = (token or os.environ.get("HADELAY_TOKEN", "")).strip()
         if not token.isascii() or not token.isprintable():
             raise ValueError("the token is not a line of ASCII: was it read from the right place?")
@@ -163,8 +163,9 @@ class Transport:
         to_leader: bool = False,
         retry: bool = True,
     ) -> T:
-        """The result of `read` for a 2xx answer; other answers are raised. timeout_s: of all tries together.
-        answer_within_s: of one try, after which the next address is tried."""
+        """Send a request; returns the result of `read` for a 2xx answer, and raises an error for other answers.
+        timeout_s: limit of all tries together. answer_within_s: limit of one try, after which the next address is
+        tried."""
         request = _Request(method, path, data, headers or {}, to_leader)
         total_s = self.timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + total_s
@@ -182,13 +183,15 @@ class Transport:
                 if not error.outcome_known:
                     unknown = error
                 failures += 1
-                # No node at this address: another address may be right; if none is, waiting does not help.
+                # No node answers at this address, but another address may be right. If no address has a node, waiting
+                # does not help.
                 strangers = strangers + 1 if isinstance(error, NotANode) and not error.retryable else 0
                 again = strangers < len(self.urls) if strangers else _worth_retrying(error)
-                # The pause that something other than a node asks for concerns only its address.
+                # A Retry-After from something other than a node, such as a proxy, concerns only the address it came
+                # from.
                 alone = not error.of_a_node and len(self.urls) > 1
                 pause_s = 0.0 if alone else (error.retry_after_ms or 0) / 1000
-                # Try all addresses at once; pause only when each has failed.
+                # Try all addresses without a pause in between; pause only when each has failed.
                 if failures % len(self.urls) == 0 or pause_s:
                     pause_s = max(pause_s, backoff_s * random.uniform(0.5, 1.0))
                     backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
@@ -203,8 +206,9 @@ class Transport:
     async def _try(
         self, request: _Request, read: Callable[[HttpAnswer], T], within_s: float, resent: bool, at: str = ""
     ) -> T:
-        """One try at one address, redirects included. at: that address. A node may advertise a name that this machine
-        cannot resolve or reach; then the node that redirected there relays the request."""
+        """Try a request at one address, redirects included. at: address to use instead of the current one. A node may
+        advertise a name that this machine cannot resolve or reach; then the node that redirected there relays the
+        request."""
         method, path, data, headers, to_leader = request
         until = time.monotonic() + within_s
         base = at or (self.leader if to_leader and self.leader else self.urls[self._at])
@@ -250,7 +254,7 @@ class Transport:
             raise _in_words(error, base, request, answered=answered) from None
 
     def _turn(self, failed: str) -> None:
-        """Go on to the next address, unless another request has done so."""
+        """Go on from the failed address to the next, unless another request has done so already."""
         if failed == self.leader:
             self.leader = None
         if failed == self.urls[self._at]:
@@ -273,12 +277,13 @@ def _in_words(error: BaseException, base: str, request: _Request, *, answered: b
 
 
 def _final(error: HadelayError, unknown: HadelayError | None, request: _Request) -> HadelayError:
-    """The error to raise after the last try failed with `error`, and an earlier one, or this one, with `unknown`."""
+    """The error to raise when tries are used up. error: from the last try. unknown: from the last try whose outcome is
+    unknown, if any."""
     if unknown is None:
         return error
     if "Idempotency-Key" in request.headers:
         unknown.extra["idempotency_key"] = request.headers["Idempotency-Key"]
-    # "Nothing happened" holds for the last try, not for an earlier one.
+    # A known outcome of the last try does not tell the outcome of an earlier try.
     news = error.outcome_known and not (error.retryable or isinstance(error, (NotANode, *NO_NEWS)))
     return error if news or not error.outcome_known else unknown
 

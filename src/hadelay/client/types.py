@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from hadelay.api import cluster, messages, publishing, topics
 from hadelay.errors import HadelayError
 
-#: Names that users import from hadelay.client.
+#: Types that users import from hadelay.client.
 __all__ = [
     "AckOutcome", "Alert", "Backoff", "Bucket", "ClusterInfo", "DeadLetter", "Delay", "ExtendOutcome", "Failure",
     "HoursInfo", "Member", "Message", "MessageInfo", "NackOutcome", "OnConflict", "Put", "PutResult", "Receipt",
@@ -20,11 +20,11 @@ __all__ = [
 
 T = TypeVar("T")
 
-#: "15m", "2h30m", seconds, or a timedelta.
+#: Type of durations: "15m", "2h30m", seconds, or a timedelta.
 Delay = str | float | timedelta
-#: An aware datetime, RFC 3339 text, or Unix milliseconds.
+#: Type of times: an aware datetime, RFC 3339 text, or Unix milliseconds.
 When = datetime | str | int
-#: bytes are sent unchanged, str as text/plain, other values as JSON.
+#: Type of payloads: bytes are sent unchanged, str as text/plain, other values as JSON.
 Body = Any
 
 State = Literal["scheduled", "ready", "leased", "acked", "cancelled", "expired", "dead"]
@@ -55,18 +55,19 @@ class Put(Struct, kw_only=True):
 
 
 class Receipt(publishing.Published[datetime], frozen=True):
-    """The message is on disk at a majority."""
+    """Result of a publish: the message is on disk at a majority of the nodes."""
 
-    #: The request was repeated because an answer was lost: a duplicate may come from the earlier try.
+    #: Whether the request was repeated because an answer was lost: `duplicate` may then come from the earlier try.
     resent: bool = False
 
 
 class Rescheduled(messages.Rescheduled[datetime], frozen=True):
-    """The id is the same as before."""
+    """Result of a reschedule; the message keeps its id."""
 
 
 class Message(Struct, kw_only=True):
-    """A leased message; handed out again unless acked, or its lease extended, before `lease_until`."""
+    """A leased message. The message is handed out again unless it is acked, or its lease extended, before
+    `lease_until`."""
 
     id: str
     lease: str
@@ -80,7 +81,7 @@ class Message(Struct, kw_only=True):
     traceparent: str | None = None
     deliver_at: datetime
     late_ms: int
-    #: From 1.
+    #: Number of this attempt to deliver the message, from 1.
     attempt: int
     #: Whether the message may have been handed out before.
     redelivered: bool
@@ -123,8 +124,8 @@ class DeadLetter(MessageInfo, frozen=True, kw_only=True):
 
 
 class Redriven(messages.RedriveResult, frozen=True):
-    """outcome: `redriven`; `key_taken`, if another message with its key is pending; or the state of a message that is
-    no dead letter: scheduled, ready, leased, acked, cancelled, expired or not_found."""
+    """Result for one dead letter. outcome: `redriven`; `key_taken`, if another message with its key is pending; or the
+    state of a message that is no dead letter: scheduled, ready, leased, acked, cancelled, expired or not_found."""
 
     outcome: str  # type: ignore[assignment]
 
@@ -146,7 +147,7 @@ class Webhook(TypedDict, total=False):
     secrets: Sequence[str]
     timeout: Delay
     headers: Mapping[str, str]
-    #: Messages may name a URL of their own (`callback`).
+    #: Whether messages may name a webhook URL of their own (`callback`).
     allow_per_message: bool
 
 
@@ -192,12 +193,12 @@ class TopicSettings(TypedDict, total=False):
 
 
 class Lateness(topics.Lateness, frozen=True):
-    #: None: the node is older than this client.
+    #: Maximum lateness in ms; None: the node is too old to send it.
     max_ms: float | None = None  # type: ignore[assignment]
 
 
 class TopicInfo(topics.Topic[datetime], frozen=True, kw_only=True):
-    """Counts, and settings: durations as text, secrets masked, None if unset."""
+    """A topic: counts, and settings (durations as text, secrets masked, None if unset)."""
 
     oldest_ready_age_ms: int | None = None
     bytes: int = 0
@@ -232,7 +233,7 @@ class Names(cluster.Names, frozen=True):
     reasons: dict[str, int] = field(default_factory=dict)
 
 
-#: Lease tokens, or leased messages.
+#: Type of leases in arguments: lease tokens, or leased messages.
 Leases = str | Message | Iterable[str | Message]
 #: Result of an item of put_many: a receipt, or the refusal.
 PutResult = Receipt | HadelayError

@@ -39,7 +39,7 @@ def new_key() -> str:
 
 
 def own_or_new_key(given: str | None) -> str:
-    """The Idempotency-Key of a request. ValueError for an empty key: all publishes with it would be the same."""
+    """The given Idempotency-Key, or a new one. ValueError for an empty key: all publishes with it would be the same."""
     if given is None:
         return new_key()
     if not given or not HEADER_VALUE.fullmatch(given):
@@ -53,7 +53,8 @@ def each(values: str | Iterable[str]) -> list[str]:
 
 
 def plain(value: Any) -> Any:
-    """A duration, or settings with durations, as JSON. ValueError for nan and inf, which JSON would send as null."""
+    """Encode a duration, or settings with durations, for JSON. ValueError for nan and inf, which JSON would send as
+    null."""
     if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, timedelta):
@@ -68,7 +69,7 @@ def plain(value: Any) -> Any:
 
 
 def seconds_of(delay: Delay) -> float:
-    """A duration in seconds; ValueError in words."""
+    """A duration in seconds; ValueError with an explanation if it is invalid."""
     try:
         return parse_duration("duration", plain(delay)) / 1000
     except BadRequest as error:
@@ -131,7 +132,7 @@ def _item(put: Put) -> dict[str, Any]:
 
 
 def options_of(put: Put) -> dict[str, Any]:
-    """Options given, of those that a header and an item of a batch have in common, by their names in the item."""
+    """Options of a put that both a header and a batch item can carry, by their names in the item."""
     _check_text("topic", put.topic)
     if put.key is not None:
         _check_text("key", put.key)
@@ -173,7 +174,7 @@ def _header_text(value: Any) -> str:
         if any("," in tag for tag in value):
             raise ValueError(f"tags {value!r}: a tag has no comma")
         return ",".join(value)
-    # str would write 1e-05.
+    # Write a float without an exponent: str would write 0.00001 as 1e-05.
     return format(Decimal(repr(value)), "f") if isinstance(value, float) else str(value)
 
 

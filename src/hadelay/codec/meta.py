@@ -1,4 +1,4 @@
-"""Meta of a message: a msgpack map in front of the body in the message's record. And masks of its tags.
+"""Meta of a message, a msgpack map in front of the body in the message's record; and masks of a message's tags.
 
     ct  content type          key  client key            tags  list of tags       meta  the caller's own map
     ttl  as the publish gave it, in ms                    cb  webhook URL of this message alone

@@ -30,9 +30,9 @@ AccessDenied = TypeVar("AccessDenied", Unauthorized, Forbidden)
 PREFIX = "hadelay_"
 _TOKEN = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{43}}")
 _BEARER = re.compile(r"bearer +(\S+) *", re.I)
-#: Limit of cached headers: a token has one per spelling of the header.
+#: Limit of cached Authorization headers; each spelling of the header with a token is cached on its own.
 _MOST = 4_096
-#: Longest time between two looks at the clock for expired tokens, in seconds.
+#: Longest interval between two checks for expired tokens, in seconds.
 _LOOK_S = 1.0
 
 
@@ -91,7 +91,7 @@ class Hosts:
         self._patterns = tuple(name.lower() for name in (*config.hosts, *own, "localhost", "*.localhost") if name)
 
     def allows(self, host: str) -> bool:
-        """host: the header's value, with or without a port."""
+        """Whether requests may use this host name. host: value of the Host header, with or without a port."""
         if not self._checks:
             return True
         name = _host_of(host.strip()).lower().removesuffix(".")
@@ -132,13 +132,14 @@ class RequestRights:
         return self.rights.may(scope, topic)
 
     def need(self, scope: str, topic: str | None) -> None:
-        """Raises Forbidden. topic: None for all topics and the cluster."""
+        """Raises Forbidden if the token lacks a scope for a topic. topic: None for all topics and the cluster."""
         if not self.rights.may(scope, topic):
             where = "for the whole cluster" if topic is None else f"for topic {topic[:128]!r}"
             raise Forbidden(f"the token {self.actor.token!r} has no scope {scope} {where}")
 
     def need_of(self, scope: str, topic: str, what: str) -> None:
-        """The same for the topic of a message or a lease (`what`); neither request nor answer names the topic."""
+        """As `need`, for the topic of a message or a lease (`what`); the error does not name the topic, since the
+        request did not."""
         if not self.rights.may(scope, topic):
             raise Forbidden(f"the token {self.actor.token!r} has no scope {scope} for the topic of this {what}")
 
@@ -155,12 +156,13 @@ class RequestRights:
             raise Forbidden(f"the token {self.actor.token!r} has no scope {scope}")
 
 
-#: Access of requests that need no token.
+#: Rights of requests that need no token.
 UNRESTRICTED = RequestRights(Actor(), Rights(("admin",)))
 
 
 class Authenticator:
-    """Looks tokens up. monotonic: returns seconds. forget: called when a token's rights end, to clear other caches."""
+    """Finds the rights of a request's token. monotonic: returns seconds. forget: called when a token's rights end, to
+    clear other caches."""
 
     def __init__(
         self, service: TokenService, config: SecurityConfig, monotonic: Callable[[], float], forget: Callable[[], None]
@@ -170,7 +172,7 @@ class Authenticator:
         self._by_hash: dict[bytes, Token] = {}
         self._known: dict[str, RequestRights] = {}
         self._has_admin = False
-        #: Cluster time at which the next token expires, and monotonic time until which no look at the clock is needed.
+        #: Cluster time at which the next token expires, and monotonic time until which no check for expiry is needed.
         self._next_ms: int | None = None
         self._until = 0.0
 
@@ -182,7 +184,7 @@ class Authenticator:
         if tokens is not self._tokens or (self._next_ms is not None and now_ms >= self._next_ms):
             living = [token for token in tokens.values() if token.holds(now_ms)]
             self._tokens, self._known = tokens, {}
-            # Expired tokens too: their requests get a refusal that says so.
+            # Keep expired tokens too: a request with an expired token gets a refusal that says so.
             self._by_hash = {token.hash: token for token in tokens.values()}
             self._has_admin = any(Rights(token.scopes).may("admin", None) for token in living)
             self._next_ms = min((t.expires_at_ms for t in living if t.expires_at_ms is not None), default=None)
@@ -191,7 +193,8 @@ class Authenticator:
             self._until = self.monotonic() + min(_LOOK_S, (self._next_ms - now_ms) / 1000)
 
     def admit(self, headers: Sequence[str]) -> RequestRights:
-        """headers: all Authorization headers. Raises Unauthorized; NoLeader while the tokens are not known yet."""
+        """Rights of a request. headers: all its Authorization headers. Raises Unauthorized; NoLeader while the tokens
+        are not known yet."""
         if len(headers) != 1:
             what = "two Authorization headers" if headers else "no token"
             what += f": send Authorization: Bearer {PREFIX}… (hadelay token create makes one)"

@@ -14,7 +14,7 @@ PROBLEM = "application/problem+json"
 
 
 class Answer(NamedTuple):
-    """A whole response, but for the headers that all have."""
+    """A whole HTTP response, except the headers that all responses have."""
 
     status: int
     headers: Mapping[str, str]
@@ -29,7 +29,7 @@ def header_lines(headers: Mapping[str, str]) -> bytes:
 
 
 class Problem(msgspec.Struct):
-    """The document of every refusal."""
+    """Problem document, the body of every refusal."""
 
     #: Stable name of the problem; docs/reference/errors.md lists the names.
     type: str
@@ -37,9 +37,10 @@ class Problem(msgspec.Struct):
     status: int
     #: Advice to the client.
     detail: str
-    #: The same request may succeed later, here or at another node.
+    #: Whether the same request may succeed later, here or at another node.
     retryable: bool
-    #: false: it may or may not have happened. Retry only with the same Idempotency-Key or request_id.
+    #: Whether the outcome is known. false: the request may or may not have had an effect; retry only with the same
+    #: Idempotency-Key or request_id.
     outcome_known: bool
     retry_after_ms: int | msgspec.UnsetType | None = msgspec.UNSET
     #: State that forbids the operation (conflicts).
@@ -49,8 +50,8 @@ class Problem(msgspec.Struct):
 
 
 def unexpected(error: BaseException | None, method: str) -> HadelayError:
-    """A bug of ours: how far the request got, and whether it is in the log by now, nobody knows who answers it. Or a
-    disk without room for what has to be written before it can be read: another node may have some."""
+    """The error for an unexpected exception. The outcome is unknown: the request may already be in the log. Exception:
+    Overloaded for a read on a full disk, because another node may have space."""
     if is_disk_full(error) and method in ("GET", "HEAD"):
         what = "this node's disk is full, and it has to write before it can answer: ask another one"
         return Overloaded(what, retry_after_ms=1_000)
@@ -60,7 +61,8 @@ def unexpected(error: BaseException | None, method: str) -> HadelayError:
 
 
 def refusal(error: HadelayError) -> Answer:
-    """Retry-After counts in whole seconds, rounded up: too early is refused again."""
+    """The answer for an error. Retry-After has whole seconds, rounded up: a retry that comes too early is refused
+    again."""
     found = {"Content-Type": PROBLEM}
     if error.retry_after_ms is not None:
         found["Retry-After"] = str(-(-error.retry_after_ms // 1000))

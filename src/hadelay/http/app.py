@@ -29,7 +29,7 @@ for _part in (publish, messages, consume, topics, cluster, files, tokens, health
 
 
 class HttpServer(Context):
-    """sockets: see Listener. Raises ConfigError if the certificate can't be used."""
+    """The HTTP server of one node. sockets: see HttpListener. Raises ConfigError if the certificate can't be used."""
 
     def __init__(
         self, service: NodeService, config: HttpConfig, max_delay_ms: int, security: SecurityConfig | None = None,
@@ -68,7 +68,8 @@ class HttpServer(Context):
         self.metrics.stop()
         if self._listener is not None and self._server is not None:
             self._listener.close()
-            await asyncio.sleep(0)  # requests that have just arrived begin: their connections are not idle
+            # Let requests that have just arrived begin, so that their connections are not closed as idle
+            await asyncio.sleep(0)
             self._server.pre_shutdown()
             await self._server.shutdown(grace_s)
         await self.relay.close()

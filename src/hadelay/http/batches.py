@@ -26,19 +26,19 @@ from hadelay.http.answers import JSON, MSGPACK, NDJSON
 from hadelay.http.bodies import ITEM
 from hadelay.http.decoding import MSGPACK_NAMES, decoded
 
-#: Limits of a slice: cut bytes of JSON and of MessagePack, decoded bytes, items.
+#: Limits of one slice of work: bytes of JSON and of MessagePack that are split, bytes that are decoded, and items.
 _CUT_JSON, _CUT_MSGPACK, _DECODE, _ITEMS = 64 << 10, 256 << 10, 128 << 10, 500
-#: Limit of the weight of JSON that is decoded at once: its bytes, and _COMMA for each comma. This takes as long as
-#: _DECODE bytes of nothing but commas and braces.
+#: Limit of the weight of JSON that is decoded in one step. The weight is the number of bytes, plus _COMMA for each
+#: comma. This takes as long as _DECODE bytes of nothing but commas and braces.
 _LIGHT, _COMMA = 1 << 20, 100
 #: Limit of the members of an item.
 _MEMBERS = 32
-#: Limit of the characters of JSON for one byte of text.
+#: Limit of the number of JSON characters that stand for one byte of text.
 _GROWTH = 6
 #: Limit in bytes of a member that is no payload, and of a MessagePack payload that is neither bytes nor text: its
 #: conversion to JSON cannot pause.
 _BESIDES = 128 << 10
-#: Divisors for the work of light JSON, and of one large item: both cost less than their bytes.
+#: Divisors of the size of light JSON, and of one large item, to get their work: both decode faster than other bytes.
 _FRACTION, _LARGE = 4, 32
 
 
@@ -46,19 +46,19 @@ class Slice(NamedTuple):
     """Result of one slice of work: items in order, with an error in the place of an item that is not decoded."""
 
     items: list[Any]
-    #: Bytes (a fraction of them for a large payload), and ITEM for each item.
+    #: Work of the slice: its bytes (a fraction of them for a large payload), and ITEM for each item.
     work: int
-    #: Another slice follows.
+    #: Whether another slice follows.
     more: bool = True
 
 
 Slices = Iterator[Slice]
-#: Yields a slice for each part searched; returns the offsets of the ends.
+#: Generator that finds the ends of values: yields a slice for each part searched, and returns the offsets of the ends.
 _Cut = Generator[Slice, None, list[int]]
 
 
 class _JsonItem(BatchItem):
-    """Keeps `body` as sent: 1e3 stays 1e3, and nothing is parsed twice."""
+    """Batch item that keeps the JSON of `body` as sent: 1e3 stays 1e3, and nothing is parsed twice."""
 
     body: msgspec.Raw = msgspec.Raw(b"")
 
@@ -71,7 +71,8 @@ _skim_lines = msgspec.json.Decoder(msgspec.Raw).decode_lines
 
 
 def slices(data: bytes, kind: str, max_items: int, max_body_bytes: int) -> Slices:
-    """Items of a batch. kind: its media type. Raises TooLarge, BadRequest, UnsupportedMediaType."""
+    """Decode the items of a batch, in slices. kind: the batch's media type. Raises TooLarge, BadRequest,
+    UnsupportedMediaType."""
     lines = kind in (NDJSON, "application/ndjson", "application/jsonl")
     if lines or kind == JSON or kind.endswith("+json"):
         if len(data) <= _LIGHT and (weight := _weight(data, lines)) <= _LIGHT:
@@ -90,14 +91,15 @@ def _weight(data: bytes, lines: bool) -> int:
 
 
 def _passed(items: list[Any], work: int, *, last: bool = False) -> Slices:
-    """Slices of decoded items. work: of decoding them; last: no items follow."""
+    """Slices of items that are already decoded. work: work that their decoding took. last: no items follow."""
     for first in range(0, max(len(items), 1), _ITEMS):
         some = items[first : first + _ITEMS]
         yield Slice(some, (0 if first else work) + ITEM * len(some), not last or first + _ITEMS < len(items))
 
 
 def _work(size: int) -> int:
-    """Work of decoding `size` bytes. More than _DECODE are one item, mostly payload."""
+    """Work of decoding `size` bytes. More bytes than _DECODE are a single item, mostly payload, which decodes
+    faster."""
     return size if size <= _DECODE else size // _LARGE
 
 
@@ -117,7 +119,8 @@ def _groups(ends: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _decoded(decode: Callable[[], list[Any]], number: int, at: int) -> list[Any]:
-    """Items from number `number` at offset `at`. Raises BadRequest with numbers and offsets of the whole batch."""
+    """Decode items; `number` and `at` are the number and the offset of the first item. Raises BadRequest with numbers
+    and offsets of the whole batch."""
     try:
         return decoded(decode, BatchItem)  # type: ignore[no-any-return]
     except BadRequest as error:
@@ -162,7 +165,7 @@ def _json(data: bytes, max_items: int, max_body_bytes: int, lines: bool) -> Slic
             if len(items) != count:
                 raise BadRequest(f"body: JSON is malformed: an item is missing before byte {end}")
         total += len(items)
-        _check_count(total, max_items)  # a line may have several
+        _check_count(total, max_items)  # a line may have several items
         yield from _passed(items, _work(len(piece)) if problem is None else 0, last=end == ends[-1])
 
 
@@ -171,7 +174,7 @@ def _problem_of_large_json(item: bytes, number: int, largest: int) -> Generator[
     if len(item) > largest:
         return TooLarge(f"an item of {len(item)} bytes: more than any with a payload of max_body_bytes")
     if item.lstrip(_SPACE)[:1] != b"{":
-        return None  # the decoder reports the error at the first byte
+        return None  # not an object: the decoder reports the error
     ends = yield from _cut_json(item, b"{", _MEMBERS, f"body[{number}] has at most {_MEMBERS}")
     for start, end in pairwise(ends):
         if end - start > _BESIDES and not _PAYLOAD.match(item, start + 1):
@@ -183,7 +186,7 @@ _SPACE = b" \t\r\n"
 _PAYLOAD = re.compile(rb'[ \t\r\n]{0,1000}"body(?:_base64)?"')
 #: Limit of the depth of nested values, about that of the decoder.
 _DEEPEST = 1_000
-#: Kinds of the bytes that end or nest values, and the change of depth by each.
+#: Kind of each JSON byte that ends or nests values (_KINDS), and the change of nesting depth by each kind (_STEPS).
 _QUOTE, _OPEN, _CLOSE, _COMMA_KIND, _NEWLINE = 1, 2, 3, 4, 5
 _KINDS = np.zeros(256, np.uint8)
 for _bytes, _kind in (b'"', _QUOTE), (b"[{", _OPEN), (b"]}", _CLOSE), (b",", _COMMA_KIND):
@@ -194,8 +197,9 @@ _STEPS = np.array([0, 0, 1, -1, 0, 0], np.int8)
 
 
 def _cut_json(data: bytes, opening: bytes, at_most: int, limit: str) -> _Cut:
-    """With `opening`: offsets of the bracket that data begins with, of the commas between its values and of the bracket
-    that closes it. Without: of the newlines between values, and of what is before the first and behind the last.
+    """Find the ends of JSON values. With `opening`: offsets of the opening bracket, of the commas between its values
+    and of the closing bracket. Without: offsets of the newlines between values, and of the bytes before the first and
+    behind the last value.
 
     Raises TooLarge as soon as there are more than `at_most` values, and BadRequest.
     """
@@ -204,7 +208,7 @@ def _cut_json(data: bytes, opening: bytes, at_most: int, limit: str) -> _Cut:
     utf8 = getincrementaldecoder("utf-8")()
     while at < len(data):
         piece = data[at : at + _CUT_JSON]
-        if (len(piece) - len(piece.rstrip(b"\\"))) & 1:  # the last backslash escapes the byte after the slice
+        if (len(piece) - len(piece.rstrip(b"\\"))) & 1:  # add the byte that the last backslash escapes
             piece = data[at : at + _CUT_JSON + 1]
         _check_utf8(utf8, piece)
         where, kinds, inside = _outside_strings(piece, inside, _KINDS if opening else _KINDS_OF_LINES)
@@ -225,7 +229,7 @@ def _cut_json(data: bytes, opening: bytes, at_most: int, limit: str) -> _Cut:
         ends += (found + at).tolist()
         at += len(piece)
         if len(closed):
-            if data[ends[-1]] != opening[0] + 2:  # ] is [ + 2, and } is { + 2
+            if data[ends[-1]] != opening[0] + 2:  # in ASCII, ] is [ + 2, and } is { + 2
                 raise BadRequest(f"body: JSON is malformed: the wrong bracket closes it (byte {ends[-1]})")
             for rest in range(ends[-1] + 1, len(data), _CUT_JSON):
                 if data[rest : rest + _CUT_JSON].strip(_SPACE):
@@ -247,7 +251,8 @@ def _check_utf8(decoder: Any, piece: bytes) -> None:
 
 
 def _opening(piece: bytes, where: np.ndarray, opening: bytes) -> list[int]:
-    """Offset of the first bracket; empty if the piece is all space."""
+    """List with the offset of the first bracket; empty if the piece is only whitespace. Raises BadRequest for other
+    text."""
     first = int(where[0]) if len(where) else len(piece)
     if piece[:first].strip(_SPACE) or piece[first : first + 1] not in (opening, b""):
         raise BadRequest("body: expected `array`: a batch is a list of messages")
@@ -255,8 +260,8 @@ def _opening(piece: bytes, where: np.ndarray, opening: bytes) -> list[int]:
 
 
 def _outside_strings(piece: bytes, inside: int, table: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-    """(offsets, kinds) of the bytes that end or nest values, and whether the piece ends inside a string; `inside`:
-    whether it begins in one."""
+    """(offsets, kinds, ends inside) of a piece: the bytes outside strings that end or nest values, and whether the
+    piece ends inside a string. inside: whether the piece begins inside a string."""
     if b"\\" in piece:
         piece = piece.replace(b"\\\\", b"..").replace(b'\\"', b"..")
     kinds = table[np.frombuffer(piece, np.uint8)]
@@ -304,7 +309,7 @@ def _problem_of_large_msgpack(item: bytes, number: int) -> Generator[Slice, None
             raise TooLarge(f"more than {_MEMBERS} members: body[{number}] has at most {_MEMBERS}")
 
     if item[0] & 0xF0 != 0x80 and item[0] not in b"\xde\xdf":
-        return None  # no map: the decoder says so at its first byte
+        return None  # not a map: the decoder reports the error
     ends = yield from _cut_msgpack(item, msgpack.Unpacker.read_map_header, 2, check)
     for key, value, end in zip(ends[:-1:2], ends[1::2], ends[2::2], strict=True):
         size, name = end - value, item[key:value]
@@ -318,14 +323,15 @@ def _problem_of_large_msgpack(item: bytes, number: int) -> Generator[Slice, None
 
 
 _PAYLOADS = (msgspec.msgpack.encode("body"), msgspec.msgpack.encode("body_base64"))
-#: First bytes of bin 8 to 32 and str 8 to 32.
+#: First bytes of the MessagePack types bin 8 to 32 and str 8 to 32.
 _BYTES_OR_TEXT = b"\xc4\xc5\xc6\xd9\xda\xdb"
 
 
 def _cut_msgpack(
     data: bytes, header: Callable[[msgpack.Unpacker], int], values_each: int, check: Callable[[int], None]
 ) -> _Cut:
-    """Offset of the first value behind the header, and of the end of each value. check: raises for a bad count."""
+    """Offsets of the first MessagePack value behind the header, and of the end of each value. check: raises for a bad
+    count."""
     unpacker, ends, values = msgpack.Unpacker(max_buffer_size=len(data)), list[int](), 0
     skip, tell = unpacker.skip, unpacker.tell
     for at in range(0, len(data), _CUT_MSGPACK):

@@ -9,27 +9,27 @@ from aiohttp import HttpVersion11, web
 
 from hadelay.errors import BadRequest, Overloaded, RequestTimeout, TooLarge, UnsupportedMediaType
 
-#: Limit of the work of one slice: bytes read, decoded or written, an item counting as ITEM of them. Some milliseconds.
+#: Limit of the work of one slice, some milliseconds: bytes read, decoded or written, plus ITEM for each item.
 SLICE = 256 << 10
 ITEM = 256
 
 
 @dataclass
 class ByteBudget:
-    """Budget for bytes of bodies that arrive in pieces; bytes count until their request is answered."""
+    """Limit of the bytes of all arriving bodies of a node; bytes count until their request is answered."""
 
     at_most: int
     taken: int = 0
 
 
 class Reservation:
-    """Part of the budget that one request holds."""
+    """Part of a ByteBudget that one request holds."""
 
     def __init__(self, budget: ByteBudget) -> None:
         self.budget, self.taken = budget, 0
 
     def check(self, size: int) -> None:
-        """Raises Overloaded if `size` more bytes exceed the budget, unless no other request uses it."""
+        """Raises Overloaded if `size` more bytes exceed the budget, unless no other request uses the budget."""
         if self.budget.taken > self.taken and self.budget.taken + size > self.budget.at_most:
             raise Overloaded("too many large bodies are on their way in to this node; come again", retry_after_ms=200)
 
@@ -46,8 +46,8 @@ class Reservation:
 async def read_body(
     request: web.BaseRequest, limit: int, timeout_ms: int, name: str, reservation: Reservation
 ) -> bytes:
-    """Raises TooLarge and Overloaded as early as possible: before the first byte if Content-Length tells. name: setting
-    of `limit`, for the error."""
+    """Read a request body. Raises TooLarge and Overloaded as early as possible: before the first byte if Content-Length
+    tells the size. name: setting of `limit`, for the error."""
     encoding = request.headers.get("Content-Encoding", "identity")
     if encoding.lower() not in ("", "identity"):
         raise UnsupportedMediaType(f"Content-Encoding {encoding[:40]!r} is not understood: send the body as it is")

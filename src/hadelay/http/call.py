@@ -49,11 +49,11 @@ class Context:
         self.metrics = Metrics(service, self.denials.counts, self.turns)
         self.log_limit = LogLimit(time.monotonic)
         self.budget = ByteBudget(config.max_reading_bytes)
-        #: Number of receives that wait, here or for a leader.
+        #: Number of receives that wait for messages at this node, or for a leader.
         self.waiting = 0
-        #: Number of clients' connections without spares.
+        #: Number of client connections within the limits; spares, which exceed a limit, do not count.
         self.connections = 0
-        #: /openapi.json; empty until the first request for it.
+        #: Encoded body of /openapi.json; empty until the first request for it.
         self.openapi = b""
         self._common: tuple[int, str | None, bytes] = (-1, None, b"")
 
@@ -92,7 +92,8 @@ class Context:
             headers["Hadelay-Leader"] = leader
 
     def head_of(self, status: int, lines: bytes, size: int) -> bytes:
-        """Head of an answer with a body of `size` bytes; lines: its own headers. The others are made once a second."""
+        """Head of an answer with a body of `size` bytes. lines: the answer's own headers. The common headers are made
+        once a second."""
         second, leader = int(time.time()), self.service.leader_name
         if self._common[0] != second or self._common[1] != leader:
             common = {"Date": formatdate(second, usegmt=True)}
@@ -119,13 +120,13 @@ class Call:
     """One request and its answer, for a handler."""
 
     context: Context
-    #: web.BaseRequest; ParsedHead on the short way.
+    #: The request: a web.BaseRequest, or a ParsedHead if connection.py answers without aiohttp.
     request: Any
     route: Route
     path: dict[str, str]
     query: Any = None
     body: Any = None
-    #: Bytes of the body; None: not read yet.
+    #: Bytes of the request's body; None: not read yet.
     data: bytes | None = None
     access: RequestRights = UNRESTRICTED
     #: Reader of the body; None: the body has been read.
@@ -146,7 +147,7 @@ class Call:
 
     @property
     def target(self) -> str:
-        """Path and query as sent."""
+        """Path and query of the request, as sent."""
         return origin_form(self.request.raw_path)
 
     async def run(self) -> Any:
@@ -157,7 +158,8 @@ class Call:
         return await route.handler(self)
 
     async def read(self, limit: int, name: str) -> bytes:
-        """The body; limit: in bytes, of the setting `name`. Raises TooLarge, and the errors of bodies.read_body."""
+        """Read the request's body. limit: in bytes. name: the setting of the limit. Raises TooLarge, and the errors of
+        bodies.read_body."""
         if self.data is None:
             assert self.reservation is not None
             self.data = await read_body(self.request, limit, self.context.config.io_timeout_ms, name, self.reservation)
@@ -172,7 +174,7 @@ class Call:
         return msgspec.msgpack.encode(value) if self.wants_msgpack() else msgspec.json.encode(value)
 
     def answer(self, value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
-        """The answer to a stale read also says which applied index it shows."""
+        """Encode an answer. For a stale read, a header tells the applied index that the answer shows."""
         if getattr(self.query, "stale", False):
             headers = {"Hadelay-Applied": str(self.service.applied_index)}
         kind = MSGPACK_TYPE if self.wants_msgpack() else JSON_TYPE

@@ -28,14 +28,14 @@ from hadelay.http.requestheads import RequestHeads, ShortRequest
 
 log = logging.getLogger(__name__)
 
-#: Limit in bytes of an answer that is copied behind its head.
+#: Limit in bytes of a body that is copied behind its head, to send both in one piece.
 _JOIN_BYTES = 64 << 10
-#: Limit in bytes of what is read behind a request while its task runs.
+#: Limit in bytes of later requests that are read while the task of a request runs.
 _MAX_HELD = 64 << 10
 
 
 class Connection(Protocol):
-    """Protocol of one connection; lost and limit: see Listener."""
+    """Protocol of one client connection. lost, limit: see HttpListener."""
 
     __slots__ = (
         "_busy", "_context", "_heads", "_held", "_lost", "_missing", "_stalled", "_task", "_template", "limit",
@@ -47,11 +47,11 @@ class Connection(Protocol):
         super().__init__(server, **server.options)
         self.limit = limit
         self._context, self._heads, self._lost = context, heads, lost
-        #: Bytes until aiohttp's parser is between two requests again; −1: never again.
+        #: Number of bytes until aiohttp's parser is between two requests again; −1: it never is again.
         self._missing = -1 if limit else 0
-        #: A request is under way on the short way, and bytes that arrive are held until it is answered.
+        #: Whether a request is being answered without aiohttp; bytes that arrive meanwhile are held back.
         self._busy = False
-        #: The request under way, if its route needs a task.
+        #: Task of the request under way, if its route needs a task.
         self._task: asyncio.Task[None] | None = None
         self._template: DraftTemplate
         self._held = b""
@@ -109,7 +109,7 @@ class Connection(Protocol):
             missing = self._missing - len(data)
             self._missing = missing if missing >= 0 else -1
         elif data:
-            # aiohttp is busy and does not tell where these requests end.
+            # aiohttp is busy with a request and does not tell where the requests in `data` end.
             self._missing = -1
         super().data_received(data)
 
@@ -159,14 +159,15 @@ class Connection(Protocol):
         else:
             transport.writelines((head, body))
         if self._held:
-            # Start in the next pass of the loop: data_received may be the caller, and calls must not nest.
+            # Handle the held bytes in the next pass of the event loop: data_received may be the caller, and calls must
+            # not nest.
             self.loop.call_soon(self._go_on)
         else:
             self._busy = False
 
     def _hold(self, data: bytes) -> None:
         self._held += data
-        # A disconnect cancels the task, and only reading on notices a disconnect.
+        # Go on reading while a task runs: a disconnect must cancel the task, and only reading notices a disconnect.
         if self._task is None or len(self._held) > _MAX_HELD:
             self.pause_transport()
 

@@ -24,7 +24,7 @@ _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `([^`]*)`(?: - at `(
 
 
 def parse_query(query: str) -> list[tuple[str, str]]:
-    """query: without the question mark, percent-encoded. Raises BadRequest."""
+    """Names and values of a query. query: without the question mark, percent-encoded. Raises BadRequest."""
     try:
         return parse_qsl(query, keep_blank_values=True, errors="strict")
     except UnicodeDecodeError:
@@ -32,7 +32,7 @@ def parse_query(query: str) -> list[tuple[str, str]]:
 
 
 def check_headers(headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Raises BadRequest for options in headers, which only a publish has."""
+    """Raises BadRequest for `Hadelay-*` headers: only a publish takes options in headers."""
     for name, _ in headers:
         if name[:8].lower() == b"hadelay-":
             refuse_unknown("header", name.decode("latin-1"), ())
@@ -62,7 +62,7 @@ def decode_query(pairs: list[tuple[str, str]], kind: type[Request] | None) -> An
     try:
         return msgspec.convert(found, kind, strict=False, dec_hook=decode_hook)
     except msgspec.ValidationError as error:
-        # Every value of a query is text: "not text" would mislead.
+        # Remove msgspec's "not text": every value of a query is text, so the words would mislead.
         raise BadRequest(_words("query", error, kind).removesuffix(", not text")) from None
 
 
@@ -73,7 +73,7 @@ def media_type(request: Any) -> str:
 
 
 def decode_body(request: Any, route: Route, data: bytes) -> Any:
-    """An absent body is an empty object, whose members may all be optional."""
+    """Decode a request's body. An absent body counts as an empty object, whose members may all be optional."""
     assert route.body is not None
     kind = media_type(request)
     if not data.strip():
@@ -93,7 +93,7 @@ def decoded(decode: Callable[[], Any], kind: type[Request]) -> Any:
         unknown = _UNKNOWN_FIELD.match(str(error))
         if unknown:
             where = f" at {unknown[2]}" if unknown[2] else ""
-            known = () if "." in where else _names(kind)  # a nested field is not of `kind`
+            known = () if "." in where else _names(kind)  # a nested field belongs to another type than `kind`
             refuse_unknown("field", unknown[1], known, where)
         raise BadRequest(_words("body", error, kind)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -101,7 +101,7 @@ def decoded(decode: Callable[[], Any], kind: type[Request]) -> Any:
 
 
 def _words(where: str, error: msgspec.ValidationError, kind: type[Request]) -> str:
-    """Text of a refusal; begins with the wrong member, as all refusals do."""
+    """Text of the refusal for an error of msgspec; begins with the wrong member, as all refusals do."""
     text, _, path = str(error).partition(" - at `$")
     member = (path[1:] if path.startswith(".") else where + path).rstrip("`")
     of = {f.encode_name: f.type for f in msgspec.structs.fields(kind)}.get(member.partition("[")[0])

@@ -9,7 +9,8 @@ from hadelay.http.openapi import document
 from hadelay.http.routes import OPEN, Routes
 
 routes = Routes()
-#: Names of the routes that orchestrators ask; served under any host name, and to spare connections.
+#: Names of the health routes for orchestrators; they are served under any host name, and to connections above the
+#: limits.
 PROBES = frozenset(("livez", "readyz"))
 
 

@@ -25,20 +25,20 @@ from hadelay.platform.tls import Decrypted
 log = logging.getLogger(__name__)
 
 _BACKLOG = 4096
-#: Limit of connections accepted in a row, before others on the loop have their turn.
+#: Limit of connections accepted in a row, before other work of the event loop has its turn.
 _AT_ONCE = 16
-#: Pause after an accept that failed for want of descriptors or memory.
+#: Pause in seconds after an accept that failed for lack of descriptors or memory.
 _RETRY_S = 0.1
-#: Timeout of a TLS handshake.
+#: Timeout of a TLS handshake, in seconds.
 _HANDSHAKE_S = 10.0
-#: Limit of spares, and their lifetime in seconds, TLS handshake included.
+#: Limit of spares (connections above the limits), and their lifetime in seconds, TLS handshake included.
 _SPARES, _SPARE_S = 64, 2.0
 
 
 class HttpListener:
-    """make(lost, limit): the protocol of a connection, which calls `lost` when it is disconnected. limit: name of the
-    limit that a spare exceeds; "" within the limits. sockets: limit of connections together with the polls that this
-    node relays; None: twice max_connections."""
+    """Accepts client connections. make(lost, limit): makes the protocol of a connection, which calls `lost` when it is
+    disconnected. limit: name of the limit that a spare exceeds; "" within the limits. sockets: limit of connections
+    plus polls that this node relays; None: twice max_connections."""
 
     def __init__(
         self, context: Context, make: Callable[[Callable[[], None], str], Connection], sockets: int | None
@@ -48,9 +48,9 @@ class HttpListener:
         self._ssl = context.tls.listening if context.tls is not None else None
         self._sockets = sockets if sockets is not None else 2 * context.config.max_connections
         self._by_address: Counter[str] = Counter()
-        #: Address of each connection within the limits.
+        #: Client address of each connection within the limits.
         self._inside: dict[socket.socket, str] = {}
-        #: Address of each spare, oldest first, by the function that closes the spare.
+        #: Client address of each spare, oldest first, by the function that closes the spare.
         self._spares: dict[Callable[[], None], str] = {}
         self._listening: list[socket.socket] = []
         self._connecting: set[asyncio.Task[None]] = set()
@@ -85,7 +85,8 @@ class HttpListener:
         return int(self._listening[0].getsockname()[1])
 
     def close(self) -> None:
-        """Accept no more connections. Open ones stay, except spares and TLS handshakes, which have no request yet."""
+        """Accept no more connections. Open connections stay, except spares and TLS handshakes, which have no request
+        yet."""
         for sock in self._listening:
             self._loop.remove_reader(sock)
             sock.close()
@@ -163,7 +164,7 @@ class HttpListener:
     def _start(
         self, connection: socket.socket, make: Callable[[], asyncio.Protocol], gone: Callable[[], None]
     ) -> asyncio.Task[None]:
-        """Connect the protocol of `make`; calls `gone` if that fails."""
+        """Connect a socket to the protocol that `make` returns; calls `gone` if that fails."""
 
         def over(task: asyncio.Task[None]) -> None:
             self._connecting.discard(task)

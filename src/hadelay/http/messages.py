@@ -25,16 +25,17 @@ _READ: Any = {
 }  # fmt: skip
 _CANCEL: Any = {"returns": {200: api.Outcome}, "errors": (404, 409), "short": True, "scope": "publish"}
 _MOVE: Any = {"returns": {200: api.Rescheduled[str]}, "errors": (404, 409), "short": True, "scope": "publish"}
-#: The topic is that of the message.
+#: Options of routes that check the token for the message's topic, because the path names none.
 _OWN: Any = {"own_topics": True}
 
 
-#: Limit of a key in bytes, as 0.1.0 allowed at most: such messages can still be read and cancelled.
+#: Limit in bytes of a key in a path. Release 0.1.0 allowed keys of this size: such messages can still be read and
+#: cancelled.
 _LONGEST_KEY = 1 << 10
 
 
 async def _changed(call: Call) -> Target:
-    """The message to change. Raises Forbidden if the token may not publish to its topic."""
+    """The message that a request changes. Raises Forbidden if the token may not publish to the message's topic."""
     target = _target(call)
     if isinstance(target, int) and not call.access.may("publish", None):
         topic = (await call.service.messages.describe(target, body=False, stale=False)).topic
@@ -100,7 +101,7 @@ async def _reschedule(call: Call, when_ms: int, relative: bool) -> Answer:
 # ---- lists
 
 _STATES = {**{str(state): frozenset((state,)) for state in State}, "pending": PENDING, "all": frozenset(State)}
-#: Key {due_ms, id} of the last message, and CRC-32C of the query.
+#: Cursor of a list: key {due_ms, id} of the page's last message, and CRC-32C of the query.
 _CURSOR = struct.Struct(">QQI")
 
 

@@ -27,7 +27,7 @@ _SLICE_S = 0.0005
 _LOOK_S = 0.1
 _DELAYS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
-#: Families of this file, in the order of the page; the node's families come first.
+#: Metric families of the HTTP layer, in the order of the page; the node's families come first.
 FAMILIES = (
     Family("hadelay_http_requests_total", "counter", "Answers by route and status", ("route", "code")),
     Family(
@@ -67,14 +67,14 @@ class Metrics:
     def __init__(self, service: NodeService, denied: Counter[str], turns: RequestTurns) -> None:
         """denied: refusals of authentication and of rights, by reason."""
         self.service, self.denied, self.turns = service, denied, turns
-        #: (route, status) → answers
+        #: (route, status) → number of answers
         self.requests: Counter[tuple[str, int]] = Counter()
         self.delays = Histogram.of(_DELAYS_S)
         self.certificates: list[Certificates] = []
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self) -> None:
-        """Measure the loop's delay from now on, until `stop`."""
+        """Measure the event loop's delay from now on, until `stop`."""
         loop = asyncio.get_running_loop()
         due = loop.time() + _LOOK_S
 
@@ -113,7 +113,7 @@ class Metrics:
 
 
 def lines(family: Family, values: Values) -> Iterator[str]:
-    """Text of the page, some whole lines at a time; families without a value are left out."""
+    """Text of one family, some whole lines at a time; nothing for a family without values."""
     name = family.name
     if isinstance(values, dict) and not values:
         return
@@ -126,7 +126,7 @@ def lines(family: Family, values: Values) -> Iterator[str]:
         yield f"{buckets}{name}_sum {values.sum}\n{name}_count {counts[-1]}\n"
     elif isinstance(values, dict):
         form = f"{name}{{" + ",".join(f'{label}="%s"' for label in family.labels) + "} %s\n"
-        items = iter(list(values.items()))  # the mapping may change between slices
+        items = iter(list(values.items()))  # a copy: the mapping may change between slices
         while some := list(islice(items, _LINES)):
             yield "".join([form % (*map(_escaped, texts), value) for texts, value in some])
     else:
@@ -135,7 +135,7 @@ def lines(family: Family, values: Values) -> Iterator[str]:
 
 @lru_cache(4_096)
 def _escaped(text: str) -> str:
-    """Cached, because each family repeats the names of topics."""
+    """Escape a label value. Cached, because each family repeats the names of topics."""
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
@@ -144,7 +144,8 @@ def _process() -> tuple[float, ...]:
     times = os.times()
     size, resident = map(int, Path("/proc/self/statm").read_text().split()[:2])
     page = resource.getpagesize()
-    # Since Linux 6.2 the size of this directory is its count; to list ten thousand entries takes milliseconds.
+    # Since Linux 6.2 the size of /proc/self/fd is the number of its entries; to list ten thousand entries takes
+    # milliseconds.
     open_fds = os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd"))
     max_fds = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return times.user + times.system, resident * page, size * page, _STARTED_S, open_fds, max_fds
@@ -156,5 +157,5 @@ def _started() -> float:
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + int(ticks) / os.sysconf("SC_CLK_TCK")
 
 
-#: Computed once: after a step of the wall clock the result would differ, as of another process.
+#: Start of the process, computed once: after a step of the wall clock, a second result would look like another process.
 _STARTED_S = _started()

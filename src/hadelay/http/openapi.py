@@ -48,9 +48,9 @@ _HEADER_SCHEMAS: dict[str, dict[str, Any]] = {
     "Idempotency-Key": {"type": "string", "minLength": 1, "maxLength": 255},
     "Accept-Body": {"enum": ["text"]},
 }
-#: Types of bodies that routes read themselves.
+#: Types of request bodies that their routes decode themselves.
 _RAW_BODIES: dict[str, Any] = {"publish_batch": list[BatchItem]}
-#: Operations on the id that a publish returns.
+#: Operations that take the id which an operation returns.
 _LINKS = {"publish": ("get_message", "cancel_message", "reschedule_message", "deliver_now")}
 _ANSWER_HEADERS = {
     "Hadelay-Node": "The node that answers",
@@ -86,12 +86,13 @@ def document(routes: Iterable[Route], *, tokens: bool = False) -> bytes:
             },
         }
     )
-    # Names without the type parameter of times, which are always text.
+    # Remove the type parameter of times from the schemas' names: times are always text.
     return encoded.replace(b"_str_", b"").replace(b"[str]", b"")
 
 
 def _always_or_not(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of an answer, without the defaults of members that are left out instead (api.base)."""
+    """The schema of an answer, changed for members that are omitted if they have their default (api.base): no
+    default."""
     kinds: list[type[msgspec.Struct]] = [Received, *Document.__subclasses__()]
     kind = next((kind for kind in kinds if kind.__name__ == name.removesuffix("_str_")), None)
     if kind is None or not kind.__struct_config__.omit_defaults:
@@ -125,9 +126,9 @@ def _operation(route: Route, refs: dict[Any, Any], tokens: bool) -> dict[str, An
     if route.body or route.raw_body:
         refused.update((408, 413, 415, 422))
     if route.method != "GET":
-        # A command may find no leader, lose it half-way, or find the disk full.
+        # A command may find no leader, lose its leader half-way, or find the disk full.
         refused.update((503, 504, 507))
-        refused.add(403)  # sent by a page of another site
+        refused.add(403)  # for a request from a web page of another site
     if route.scope != OPEN:
         refused.update((401, 403))
     for status in sorted(refused):

@@ -28,12 +28,12 @@ HEADERS = (
     "Hadelay-TTL", "Hadelay-Callback", "Hadelay-Meta-*",
 )  # fmt: skip
 _KNOWN_QUERY = PublishQuery.__struct_fields__
-#: Options that few messages have.
+#: Query options that few publishes have.
 _EXTRAS = frozenset(_KNOWN_QUERY) - {"delay", "deliver_at"}
 _ON_CONFLICT = {"keep": KEEP, "replace": REPLACE, "reject": REJECT}
 _MAX_CONTENT_TYPE = 256
 _MAX_IDEMPOTENCY_KEY = 255
-#: https://www.w3.org/TR/trace-context/; another value is ignored, as that page asks.
+#: Format of a traceparent (https://www.w3.org/TR/trace-context/); other values are ignored, as the standard asks.
 TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 #: The most common query: one option without percent-encoding.
@@ -47,7 +47,8 @@ class DraftTemplate(NamedTuple):
     draft: Draft
     #: Idempotency-Key of the request.
     idempotency_key: bytes | None = None
-    #: The content type is a form's, which `curl -d` sends with any body; JSON is recognised.
+    #: Whether the content type is that of forms, which `curl -d` sends with any body; a body that is JSON is
+    #: recognised.
     form: bool = False
 
     def with_body(self, body: bytes) -> Draft:
@@ -63,7 +64,7 @@ class PublishOptions(NamedTuple):
     content_type: str
     own_meta: dict[str, str]
     traceparent: str | None
-    #: Content type, own meta and traceparent, packed.
+    #: Encoded meta of the record: content type, own meta and traceparent.
     meta: bytes
     idempotency_key: bytes | None
     form: bool
@@ -72,7 +73,8 @@ class PublishOptions(NamedTuple):
 def parse_head(
     limits: HttpConfig, max_delay_ms: int, topic: str, query: str, headers: Iterable[tuple[bytes, bytes]]
 ) -> DraftTemplate:
-    """query: without the question mark, percent-encoded. Raises BadRequest, Impossible or UnsupportedMediaType."""
+    """Template of a publish from its topic, query and headers. query: without the question mark, percent-encoded.
+    Raises BadRequest, Impossible or UnsupportedMediaType."""
     return with_line(limits, max_delay_ms, topic, query, parse_headers(limits, headers))
 
 
@@ -165,7 +167,8 @@ def draft_of(
 
 
 def with_key(template: DraftTemplate, key: bytes, limits: HttpConfig) -> DraftTemplate | None:
-    """The same with a client key of printable ASCII; None: not one, or a second one."""
+    """The template with a client key of printable ASCII; None: the key is invalid, or the template has a key
+    already."""
     draft = template.draft
     if draft.key is not None or len(key) > limits.max_key_bytes or key.decode() in DOTS:
         return None
@@ -181,7 +184,7 @@ def with_idempotency_key(template: DraftTemplate, key: bytes, limits: HttpConfig
 
 
 def with_trace(template: DraftTemplate, trace: bytes, limits: HttpConfig) -> DraftTemplate | None:
-    """The same of another span."""
+    """The template with the traceparent of another span."""
     meta = pack(replace(unpack(template.draft.meta), tp=trace.decode()))
     return template._replace(draft=replace(template.draft, meta=meta))
 
@@ -208,7 +211,7 @@ def _is_json(body: bytes) -> bool:
 
 
 def _positive(name: str, value: object, max_delay_ms: int) -> int:
-    """ms; 0 for None."""
+    """Parse an option that is a positive duration; returns ms, and 0 for None."""
     if value is None:
         return 0
     ms = parse_duration(name, value)
@@ -234,7 +237,8 @@ def text_of(value: bytes) -> str:
 
 
 def when(max_delay_ms: int, delay: object, deliver_at: object) -> tuple[int, bool]:
-    """(when_ms, relative) of a draft; without both, a delay of zero. Raises BadRequest or Impossible."""
+    """(when_ms, relative) of a draft, from `delay` or `deliver_at`; without both, a delay of zero. Raises BadRequest or
+    Impossible."""
     if delay is not None:
         if deliver_at is not None:
             raise BadRequest("delay and deliver_at contradict each other: give one of them")
@@ -252,7 +256,7 @@ def when(max_delay_ms: int, delay: object, deliver_at: object) -> tuple[int, boo
 def pack_meta(
     limits: HttpConfig, content_type: str | None, meta: Mapping[str, str] | None, **options: Any
 ) -> bytes:  # fmt: skip
-    """The map kept in the record (codec/meta.py), empty when there is nothing to say. options: fields of Meta."""
+    """Encode the meta of a record (codec/meta.py), empty if no option is set. options: fields of Meta."""
     if content_type and (len(content_type) > _MAX_CONTENT_TYPE or not content_type.isprintable()):
         raise BadRequest(f"Content-Type: at most {_MAX_CONTENT_TYPE} printable characters")
     if meta:

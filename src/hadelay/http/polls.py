@@ -19,8 +19,8 @@ _ANSWERED = ("Content-Type", "Retry-After", "Location")
 
 
 class Polls:
-    """Waiting receives. Draining answers them 503, or 504 if a grant may have been made; the consumer asks another node
-    with the same request_id."""
+    """Waiting receives. Draining answers them 503, or 504 if a grant may have been made; the consumer then asks another
+    node with the same request_id."""
 
     def __init__(self) -> None:
         self.tasks: set[asyncio.Task[Any]] = set()
@@ -54,7 +54,7 @@ class Polls:
 
 
 class Relay:
-    """Forwards polls to the leader. full: whether no socket is left for another one."""
+    """Forwards polls to the leader. full: tells whether no socket is left for another poll."""
 
     def __init__(self, config: HttpConfig, tls: Certificates | None) -> None:
         self._config, self._tls = config, tls
@@ -66,15 +66,15 @@ class Relay:
     async def ask(
         self, leader: Leader, method: str, path: str, data: bytes | None, headers: Mapping[str, str], wait_ms: int
     ) -> Answer:
-        """Send the poll to the leader. path: without the query, so that a node that does not lead answers with a
-        redirect, which is followed, and does not relay the poll again."""
+        """Send a poll to the leader, and return the leader's answer. path: without the query, so that a node that does
+        not lead answers with a redirect, which is followed, and does not relay the poll again."""
         if self.full():
             raise Overloaded("no socket is left to ask the leader: ask it yourself", retry_after_ms=1_000)
         if self._session is None:
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), auto_decompress=False)
         sent = {name: headers[name] for name in _RELAYED if name in headers}
         if self._tls is not None and not leader.url.startswith("https:"):
-            sent.pop("Authorization", None)  # an encrypted token leaves only encrypted
+            sent.pop("Authorization", None)  # with TLS here, send the token only to an https URL
         config = self._config
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=config.no_leader_wait_ms / 1000, sock_read=(wait_ms + config.io_timeout_ms) / 1000

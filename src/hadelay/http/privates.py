@@ -12,7 +12,7 @@ from aiohttp.web_protocol import RequestHandler
 
 
 class Server(web.Server):
-    """aiohttp's low-level server. Connections are made by `options`, since our Connection is not the class it makes."""
+    """aiohttp's low-level server. `options` are the arguments for connections, which are made of our own class."""
 
     def __init__(self, handler: Callable[[web.BaseRequest], Any], **options: Any) -> None:
         super().__init__(handler, handler_cancellation=True, **options)
@@ -35,20 +35,20 @@ class Protocol(RequestHandler):
     resume_transport = RequestHandler._resume_transport_reading
 
     def is_waiting(self) -> bool:
-        """The handler waits for a request, and the parser is between two of them, as far as aiohttp knows."""
+        """Whether the handler waits for a request, and the parser is between two requests, as far as aiohttp knows."""
         waiter = self._waiter
         return waiter is not None and not waiter.done() and not self._messages and not self._paused
 
     def is_about_to_wait(self) -> bool:
-        """The handler has not begun yet, or has just answered: what a client sends with its connect, or at once after
-        an answer, is here before the handler waits for it."""
+        """Whether the handler has not begun yet, or has just answered. Bytes that a client sends with its connect, or
+        at once after an answer, arrive before the handler waits for them."""
         return self._waiter is None and not (self._request_in_progress or self._messages or self._paused)
 
     def has_begun(self) -> bool:
         return self._waiter is not None
 
     def begin_request(self) -> None:
-        """A request is under way of which the handler knows nothing."""
+        """Mark a request as under way that aiohttp's handler does not know."""
         self._request_in_progress = True
 
     def end_request(self) -> None:
@@ -58,7 +58,7 @@ class Protocol(RequestHandler):
             self._handler_waiter.set_result(None)
 
     def is_busy(self) -> bool:
-        """A connection that is busy is not closed for being idle."""
+        """Whether the connection is busy; a busy connection is not closed for being idle."""
         return False
 
     def _process_keepalive(self) -> None:

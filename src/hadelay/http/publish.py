@@ -104,24 +104,24 @@ class _Drafts:
         self.topics: set[str] = set()
         self.whens: dict[tuple[object, object], tuple[int, bool]] = {}
         self.metas: dict[str, bytes] = {}
-        #: Traceparent header for items without a traceparent.
+        #: Traceparent of the request, for items without their own.
         self.trace = options.check_traceparent(
             call.request.headers.get("traceparent", "").encode("utf-8", "surrogateescape")
         )
         self.plain = pack(Meta(tp=self.trace))
         self.drafts: list[Draft] = []
-        #: Refusals of items, by place in the batch.
+        #: Refusals of items, by position in the batch.
         self.problems: dict[int, HadelayError] = {}
         #: Number of items so far.
         self.total = 0
 
     def add(self, items: list[Any]) -> None:
-        """The next items; an error stands for an item that was not decoded."""
+        """Add the next items of the batch; an error stands for an item that was not decoded."""
         drafts, first = self.drafts, self.total
         self.total += len(items)
         topics, when_of, one = self.topics, self._when, self._one
         max_body, max_delay_s = self.limits.max_body_bytes, self.max_delay_ms // 1000
-        # Limit in characters: one character has at most four bytes in UTF-8.
+        # Limit of a key in characters that needs no count of bytes: one character has at most four bytes in UTF-8.
         short_key = self.limits.max_key_bytes // 4
         for place, item in enumerate(items, first):
             if isinstance(item, HadelayError):
@@ -129,7 +129,7 @@ class _Drafts:
                 continue
             body, key, delay, at = item.body, item.key, item.delay, item.deliver_at
             try:
-                # The usual item: bytes, a known topic, a time, perhaps a key.
+                # Fast path for the usual item: bytes, a known topic, a time, perhaps a key.
                 if not (
                     type(body) is bytes
                     and len(body) <= max_body
@@ -162,7 +162,7 @@ class _Drafts:
                 self.problems[place] = error
 
     def _when(self, delay: object, at: object) -> tuple[int, bool]:
-        # 1, 1.0 and True are one key of a dict; the item's type has refused True.
+        # As keys of the cache, 1, 1.0 and True are the same; the item's type has refused True.
         times = self.whens.get((delay, at))
         if times is None:
             times = self.whens[delay, at] = options.when(self.max_delay_ms, delay, at)
@@ -211,5 +211,5 @@ def payload(item: Any) -> tuple[bytes, str]:
         return b"", given
     try:
         return msgspec.json.encode(body), given or "application/json"
-    except (TypeError, ValueError, RecursionError) as error:  # a value that only MessagePack has
+    except (TypeError, ValueError, RecursionError) as error:  # the body has a value that only MessagePack can express
         raise BadRequest(f"body: {error}; send bytes") from None

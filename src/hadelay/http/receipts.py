@@ -18,7 +18,7 @@ from hadelay.model import Draft, encode_id
 #: Limit of results encoded in one slice.
 _RESULTS = 250
 _JSON = (b'{"id":"', b'","deliver_at":"', b'"},', b'{"results":[', b"]}")
-# fixmap of 2, fixstr of 2, fixstr of 13 … fixstr of 10, fixstr of 24
+# MessagePack type bytes: fixmap of 2, fixstr of 2, fixstr of 13 … fixstr of 10, fixstr of 24
 _MSGPACK = (b"\x82\xa2id\xad", b"\xaadeliver_at\xb8", b"", b"\x81\xa7results", b"")
 #: One packer for all answers, because a packer has a buffer of 1 MiB.
 _array_header = Packer().pack_array_header
@@ -42,7 +42,7 @@ def one(draft: Draft, receipts: Receipts) -> tuple[int, str, bytes]:
 async def batch(
     receipts: Receipts, problems: dict[int, HadelayError], total: int, msgpack: bool, turns: RequestTurns
 ) -> bytes:
-    """The answer to a batch of `total` items. problems: refusals before the log, by place in the batch."""
+    """Encode the answer to a batch of `total` items. problems: refusals before the commit, by position in the batch."""
     if not problems and not receipts.problems and not receipts.duplicates and not receipts.replaced:
         return _plain(receipts, msgpack)
     encode = msgspec.msgpack.encode if msgpack else msgspec.json.encode
@@ -59,8 +59,7 @@ async def batch(
 
 
 def _plain(receipts: Receipts, msgpack: bool) -> bytes:
-    """Receipts of messages that are neither refused nor duplicates: all have one width, so the answer is a matrix of
-    bytes."""
+    """Encode receipts without refusals and duplicates: all have the same width, so the answer is a matrix of bytes."""
     lead, middle, tail, head, end = _MSGPACK if msgpack else _JSON
     count, width = len(receipts.ids), len(lead) + ID_CHARS + len(middle) + INSTANT_CHARS + len(tail)
     rows = np.empty((count, width), np.uint8)
@@ -103,13 +102,13 @@ _THREE = np.frombuffer("".join(f"{n:03d}" for n in range(1000)).encode(), np.uin
 
 
 def ids_text(ids: list[int]) -> NDArray[np.uint8]:
-    """n × 13 characters."""
+    """Text of the ids: an array of n × 13 characters."""
     values = np.array(ids, np.uint64)
     return _LETTERS[((values[:, None] >> _SHIFTS) & np.uint64(31)).astype(np.intp)]
 
 
 def instants_text(times_ms: list[int]) -> NDArray[np.uint8]:
-    """n × 24 characters."""
+    """RFC 3339 text of the times: an array of n × 24 characters."""
     hours, rest = np.divmod(np.array(times_ms, np.int64), 3_600_000)
     # The date is formatted once per distinct hour.
     distinct, which = np.unique(hours, return_inverse=True)

@@ -19,9 +19,9 @@ _PUBLISH = re.compile(rb"/v1/topics/([A-Za-z0-9._-]+)/messages(?:\?(.*))?")
 _DIGITS = re.compile(rb"\d{1,15}")
 #: Headers whose values rarely repeat.
 _OWN = frozenset((b"idempotency-key", b"hadelay-key", b"traceparent"))
-#: Parts of a path that name a message.
+#: Path parameters that identify a message; such paths rarely repeat.
 _OWN_PATH = frozenset(("id", "key"))
-#: Headers that change the framing, or that only the long way checks.
+#: Headers that change the framing, or that only aiohttp's way checks: requests with them go to aiohttp.
 _AIOHTTP_ONLY = frozenset(
     (b"transfer-encoding", b"expect", b"upgrade", b"content-encoding", b"te", b"trailer", b"origin", b"sec-fetch-site")
 )
@@ -30,12 +30,12 @@ _AIOHTTP_ONLY = frozenset(
 class Fields(NamedTuple):
     """The parsed header lines of a request, which requests with other request lines may share."""
 
-    #: Content-Length; None without the header.
+    #: Value of Content-Length; None without the header.
     body_bytes: int | None
-    #: Template of the publish; None: the head is not valid for a publish.
+    #: Options of the publish; None: the head is not valid for a publish.
     publish: options.PublishOptions | None
     lines: tuple[tuple[bytes, bytes], ...]
-    #: Other requests may repeat these lines.
+    #: Whether other requests may repeat these lines.
     common: bool
     authorization: tuple[str, ...]
 
@@ -54,12 +54,13 @@ class KnownHead(NamedTuple):
     """A parsed request head. Remembered only as long as the request's token is valid."""
 
     body_bytes: int
-    #: None: the head is invalid, or its route has no fast path; then aiohttp and the routes answer.
+    #: The publish or other request of the head. None: the head is invalid, or its route has no fast path; then aiohttp
+    #: and the routes answer.
     asks: DraftTemplate | ShortRequest | None
 
 
-#: Header lines whose values differ from publish to publish, and the template of a publish with such a value. A client
-#: key is printable ASCII without spaces here.
+#: Patterns of header lines whose values differ from publish to publish, each with the function that adds such a value
+#: to a template. A client key is printable ASCII without spaces here.
 _OWN_LINES = (
     (re.compile(rb"\r\n[Tt]raceparent: ?(%b)(?=\r\n)" % options.TRACEPARENT.pattern), options.with_trace),
     (re.compile(rb"\r\n[Ii]dempotency-[Kk]ey: ?([!-~]+)(?=\r\n)"), options.with_idempotency_key),
@@ -68,7 +69,7 @@ _OWN_LINES = (
 
 
 class RequestHeads:
-    """Recent request heads, byte for byte, except heads that hardly come again."""
+    """Cache of recent request heads by their bytes, except heads that are unlikely to be repeated."""
 
     def __init__(self, context: Context, capacity: int = 1024) -> None:
         self.context = context
@@ -78,7 +79,7 @@ class RequestHeads:
 
     def parse(self, text: bytes) -> KnownHead | None:
         """Parse a head. None: the head is not plain, so that only aiohttp can tell where the request ends."""
-        # The head without these lines, one of a kind, is that of many publishes.
+        # Remove one line of each kind in _OWN_LINES: many publishes share the rest of the head.
         rest, own = text, list[tuple[Any, bytes]]()
         for pattern, complete in _OWN_LINES:
             if line := pattern.search(rest):
@@ -112,7 +113,7 @@ class RequestHeads:
 
     def _comes_again(self, asks: DraftTemplate | ShortRequest | None) -> bool:
         if asks is None:
-            # A node that asks for tokens remembers nothing for clients without one.
+            # A node that requires tokens caches no heads for clients without a token.
             return self.context.authenticator is None
         return asks.draft.key is None if isinstance(asks, DraftTemplate) else _OWN_PATH.isdisjoint(asks.path)
 
@@ -144,7 +145,7 @@ class RequestHeads:
         try:
             found = options.parse_headers(self.context.config, headers)
         except HadelayError:
-            found = None  # the routes refuse this head
+            found = None  # invalid for a publish: the route answers with the refusal
         authorization = tuple(value.decode("latin-1") for name, value in headers if name.lower() == b"authorization")
         fields = Fields(length, found, tuple(headers), common, authorization)
         if common:

@@ -29,7 +29,7 @@ OPEN = "open"
 #: Default limit of a body in bytes: a topic's settings are up to 20 KiB.
 MAX_BYTES = 64 << 10
 _AUTHORITY = re.compile(r"https?://[^/?]*", re.IGNORECASE)
-#: Limit of the characters of an unknown name that are shown and compared.
+#: Limit of the characters of an unknown name that an error shows and compares with known names.
 SHOWN = 64
 
 
@@ -41,12 +41,12 @@ class Route:
     returns: Mapping[int, Any]
     query: type[Request] | None = None
     body: type[Request] | None = None
-    #: `Hadelay-*` request headers, for the description of the API; only a route with its own head has some.
+    #: `Hadelay-*` request headers, for the OpenAPI document; only a route with `own_head` has some.
     headers: Iterable[str] = ()
     errors: tuple[int, ...] = ()
     #: Media types of a body that the handler reads and limits itself (payloads, batches).
     raw_body: tuple[str, ...] = ()
-    #: The handler reads headers and query itself.
+    #: Whether the handler reads headers and query itself.
     own_head: bool = False
     #: The handler returns an `Answer` and needs no more of the request than `ParsedHead` has: connection.py calls the
     #: handler without aiohttp.
@@ -57,7 +57,7 @@ class Route:
     own_topics: bool = False
     #: Limit of a decoded body, in bytes.
     max_bytes: int = MAX_BYTES
-    #: Default: the handler's name and the first line of its docstring.
+    #: Operation id and summary in OpenAPI; default: the handler's name and the first line of its docstring.
     name: str = ""
     summary: str = ""
     #: Decoders of `body`.
@@ -73,14 +73,14 @@ class Route:
 
 @dataclass(slots=True)
 class Routes:
-    """Declared at import, looked up by path."""
+    """All routes: declared at import, looked up by path."""
 
     all: list[Route] = field(default_factory=list)
     _static: dict[str, dict[str, Route]] = field(default_factory=dict)
     _patterns: list[tuple[re.Pattern[str], dict[str, Route]]] = field(default_factory=list)
 
     def add(self, method: str, path: str, *, returns: Mapping[int, Any], **options: Any) -> Callable[[H], H]:
-        """options: fields of Route."""
+        """Decorator that adds a handler as a route. options: fields of Route."""
 
         def declare(handler: H) -> H:
             self._register(Route(method=method, path=path, handler=handler, returns=returns, **options))
@@ -94,7 +94,7 @@ class Routes:
             self._static.setdefault(route.path, {})[route.method] = route
             return
         parts = re.split(r"\{(\w+)\}", route.path)
-        # A colon begins a verb, except in a key, which may have any text.
+        # In a path, a colon begins a verb, except in a key, which may have any text.
         text = "".join(
             f"(?P<{p}>[^/{'' if p == 'key' else ':'}]*)" if n % 2 else re.escape(p) for n, p in enumerate(parts)
         )
@@ -109,7 +109,8 @@ class Routes:
             self._register(route)
 
     def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
-        """path: percent-encoded, so that %2F is part of a name. Raises NotFound, MethodNotAllowed, BadRequest."""
+        """Find the route of a path. path: percent-encoded, so that %2F is part of a name. Raises NotFound,
+        MethodNotAllowed, BadRequest."""
         methods, found = self._static.get(path), {}
         if methods is None:
             for pattern, candidates in self._patterns:
@@ -137,5 +138,5 @@ def _decoded(text: str) -> str:
     try:
         return unquote(text, errors="strict")
     except UnicodeDecodeError:
-        # Replacement characters would make different names equal.
+        # Refuse bytes that are not UTF-8: replacement characters would make different names equal.
         raise BadRequest(f"the address: {text[:SHOWN]!r} is not UTF-8, percent-encoded") from None

@@ -31,7 +31,8 @@ async def put_topic(call: Call) -> Answer:
     settings = settings_in(call.body)
     dead_letter = settings.get("dead_letter")
     if dead_letter not in (None, "keep"):
-        # Otherwise an administrator of one topic could publish to any other.
+        # Check the right to publish to the dead-letter topic: an administrator of one topic could otherwise publish to
+        # any other.
         call.access.need("publish", dead_letter)
         if dead_letter in DOTS:
             check_new_topic(dead_letter, call.context.config.max_topic_bytes)
@@ -51,7 +52,7 @@ async def resume_topic(call: Call) -> Answer:
 
 
 async def _change(call: Call, config: dict[str, Any]) -> Answer:
-    """Change settings of an existing topic: a mistyped name creates none."""
+    """Change settings of an existing topic; NotFound for a mistyped name, which must not create a topic."""
     name, door = call.topic, call.service.topics
     await door.get_topic(name, stale=False)
     return call.answer(await door.put_topic(name, config, call.actor))
@@ -105,7 +106,7 @@ async def _due(call: Call, topic: str | None, unit_ms: int) -> Answer:
     if -((start - end) // step) > _MAX_BUCKETS:
         raise BadRequest(f"more than {_MAX_BUCKETS} buckets: choose a longer step or a shorter range")
     times, counts = await call.service.topics.due(topic, start, end, step, stale=call.query.stale)
-    # Thousands of minutes: as one text, a tenth of the time.
+    # Format all times as one text: for thousands of buckets this takes a tenth of the time.
     text = instants_text(times).tobytes().decode()
     starts = [text[at : at + INSTANT_CHARS] for at in range(0, len(text), INSTANT_CHARS)]
     found = [Bucket(start, count) for start, count in zip(starts, counts, strict=True)]

@@ -61,7 +61,7 @@ def _fill(ledger: Ledger, hour: int, rows: Rows, handed: bool, due_ms: int) -> M
     entries = ledger.store.entries(hour, rows["index"])
     rows["topic"], rows["second"], rows["attempt"] = entries["topic"], entries["second"], entries["attempt"] + 1
     rows["size"] = entries["size"]
-    # Lease only messages that are due, or will be before the answer leaves (server/delivery/deferred.py): never early,
+    # Lease only messages that are due, or will be before the answer leaves (server/delivery/grants.py): never early,
     # even if the leader was wrong.
     free = (entries["deliver_at_ms"] <= due_ms) & ledger.topics.owed(entries)
     bits = bitmap(rows["index"])

@@ -39,9 +39,9 @@ from hadelay.version import ACK_OF_THIS_LIFE, UNCOUNTED, WEBHOOK_FLOOR
 
 Backoff = tuple[int, ...] | Exponential
 
-#: Limit of steps of a backoff: the highest INDEX.attempt (ledger/transitions.py).
+#: Limit of the number of waits of a backoff: no attempt has a higher number (INDEX.attempt, ledger/transitions.py).
 _MAX_STEPS = 65_534
-#: Unit of the jitter of a backoff: 1 / _PARTS of the wait.
+#: The jitter of a backoff is counted in parts of the wait; a wait has _PARTS parts.
 _PARTS = 1 << 20
 #: Limit of bytes that an EXPIRE or NACK copies into other hours in one apply; further messages stay leased until the
 #: next command.

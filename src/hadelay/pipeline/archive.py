@@ -38,26 +38,26 @@ from hadelay.storage.manifests import Listed, PartFile, SourceFiles
 #: Limit of large hours that are archived at the same time.
 _HOURS_AT_ONCE = 8
 _AGAIN = "fix the cause and run it again: it continues with the remaining hours"
-#: Limits of a row group.
+#: Limits of a Parquet row group, in rows and in bytes.
 _GROUP_ROWS, _GROUP_BYTES = 1 << 18, 128 << 20
-#: Columns written as dictionaries; those of _NUMBERS are written as differences, all others plainly. This is less work
-#: than dictionaries for all, and makes smaller files.
+#: Columns written as Parquet dictionaries. Columns of types in _NUMBERS are written as differences, all others plainly:
+#: this is less work than dictionaries for all columns, and makes smaller files.
 _FEW_VALUES = [*sorted(batches.CODED), "tags.list.element", "meta.key_value.key", "meta.key_value.value"]
 _NUMBERS = ("INT", "BIGINT", "TIMESTAMP")
 
 
 def run(spark: Any, options: ArchiveOptions, progress: Progress = silent) -> JobSummary:
-    """Run the job. DamagedFile if hours cannot be archived, after all others are."""
+    """Run the job. If hours cannot be archived, DamagedFile is raised after all other hours are archived."""
     options = replace(options, out=absolute(options.out))
     store = open_store(options.source)
     found = listing(store, options.source)
     asked = [files for files in found.hours if files.hour < DEAD_HOURS and options.source.takes(files.hour)]
     over = [files for files in asked if (files.hour + 1) * HOUR_MS <= found.as_of_ms]
     out = Location(options.out)
-    out.make("_manifest")  # an archive may have no hours
+    out.make("_manifest")  # made also for an archive without hours
     out.make("_catalogue")
     _catalogue(out, set(), options.new_catalogue)
-    # A task is an hour, or a part of a large hour, which would keep one core busy for long.
+    # Each task archives an hour, or a part of a large hour, which would keep one core busy for long.
     large = [f for f in over if spark is not None and max(f.entries, f.events) > options.source.split_rows]
     work = partial(archive_hour, store, options, uuid.uuid4().hex[:8])
     hours = each(spark, work, [files for files in over if files not in large], progress)
@@ -79,8 +79,8 @@ def run(spark: Any, options: ArchiveOptions, progress: Progress = silent) -> Job
 
 
 def _catalogue(out: Location, done: set[int], anew: bool) -> None:
-    """Write a catalogue with the hours of `done` and those that no catalogue lists: of an interrupted run, or of a
-    version without catalogues. anew: also if the catalogue is missing."""
+    """Add hours to the archive's catalogue: the hours of `done`, and archived hours that no catalogue lists, from an
+    interrupted run or a version without catalogues. anew: write one even if the catalogue is missing."""
     there, known = manifests.manifest_hours(out), manifests.load_catalogue(out)
     added: dict[int, Listed] = {}
     for hour in sorted(done | (there - known.hours.keys())):
@@ -91,7 +91,7 @@ def _catalogue(out: Location, done: set[int], anew: bool) -> None:
             added[hour] = known.row(data)
             proven = manifests.decode_manifest(data)["version"] > 1
         except ValueError:
-            continue  # this proves no difference; the audit reports the file
+            continue  # an unreadable manifest is not listed; the audit reports the file
         if proven and not known.names and not anew:
             raise NotFound(f"{out.path('_catalogue')}: {LOST}")
     if not added and len(known.names) == 1:
@@ -100,7 +100,7 @@ def _catalogue(out: Location, done: set[int], anew: bool) -> None:
     try:
         out.write(name, data)
         for merged in known.names:
-            with suppress(FileNotFoundError):  # merged by another run
+            with suppress(FileNotFoundError):  # another run has merged and removed this catalogue
                 out.remove(merged)
     except OSError as error:
         said = f"the archive's catalogue was not written, and nothing was deleted: {error}; {_AGAIN}"
@@ -110,9 +110,9 @@ def _catalogue(out: Location, done: set[int], anew: bool) -> None:
 def archive_hour(
     store: Store, options: ArchiveOptions, run: str, files: HourFiles, spark: Any = None
 ) -> dict[str, Any]:  # fmt: skip
-    """Archive an hour, here or with its parts as Spark tasks. Returns the summary's row; status `damaged` if its files
-    are not as they were written. OSError from the disk or store; a manifest is not written then. run: name of the run
-    in its leases."""
+    """Archive an hour in this process, or its parts as Spark tasks. Returns the hour's row of the summary; status
+    `damaged` if the hour's files are not as they were written. OSError from the disk or store; no manifest is written
+    then. run: name of the run in its leases."""
     hour = {"hour": int(hour_name(files.hour)), "messages": files.entries, "events": files.events, "bytes": 0}
     try:
         return hour | _archive_hour(store, options, run, files, spark)
@@ -137,7 +137,7 @@ def _archive_hour(store: Store, options: ArchiveOptions, run: str, files: HourFi
     if isinstance(source, int):
         return {"status": "open", "detail": f"{source} entries are not settled"}
     with lease(out, files.hour, run) as held:
-        # Another run may have archived the hour meanwhile.
+        # Another run may have archived the hour before this run got the lease.
         files = files._replace(log_bytes=source.log_bytes)
         return _unchanged(out, files.hour, source) or _write_hour(store, options, files, source, spark, held)
 
@@ -156,14 +156,15 @@ def _write_hour(
     out.write(manifests.manifest_name(files.hour), manifests.encode_manifest(files.hour, source, parts))
     ours = {part["path"] for part in parts}
     for directory in directories.values():
-        for left in out.list(directory) or ():  # part of a run with another splitRows, or of an interrupted run
+        for left in out.list(directory) or ():  # left by a run with another splitRows, or by an interrupted run
             if f"{directory}/{left}" not in ours and ".parquet" in left:
                 out.remove(f"{directory}/{left}")
     return {"status": "archived", "bytes": sum(part["bytes"] for part in parts)}
 
 
 def _unchanged(out: Location, hour: int, source: SourceFiles) -> dict[str, Any] | None:
-    """The result for an hour that is archived from this source, with all files whole; else None."""
+    """The result for an hour that is already archived from this source, with all its files whole; None for other
+    hours."""
     try:
         known = manifests.decode_manifest(out.load(manifests.manifest_name(hour)))
     except (FileNotFoundError, ValueError):
@@ -176,10 +177,10 @@ def _unchanged(out: Location, hour: int, source: SourceFiles) -> dict[str, Any] 
 
 
 def _checked(store: Store, options: Options, files: HourFiles, spark: Any) -> SourceFiles | int:
-    """The hour's source, or the number of entries that are not settled. DamagedFile if files are not as they were
-    written, or refer to something missing."""
+    """Check an hour before archiving; returns its source files, or the number of its entries that are not settled.
+    DamagedFile if files are not as they were written, or refer to something missing."""
     strict = replace(options, on_torn="fail")
-    # Rows first: the state of an entry follows from sound rows only.
+    # Check rows first: only sound rows tell the state of an entry.
     check(spark, store, [files], strict, ("idx", "dsp"))
     each(spark, partial(check_references, store, files, store.names()), ("idx", "dsp"))
     (not_settled,) = each(spark, partial(_not_settled, store, options), [files])
@@ -202,7 +203,7 @@ def _not_settled(store: Store, options: Options, files: HourFiles) -> int:
 
 
 def _write(store: Store, options: ArchiveOptions, what: tuple[str, Split]) -> PartFile:
-    """Write the Parquet file of a (kind, split)."""
+    """Write the Parquet file of one (kind, split) pair."""
     kind, split = what
     columns = [name for name in KINDS[kind] if name not in ("hour", "dead")]
     source = replace(options.source, kind=kind, columns="", topics="", verify=False, on_torn="fail")

@@ -46,7 +46,8 @@ _EVENTS = {event.name.lower(): int(event) for event in Event}
 
 
 def open_hours(options: Options, archive: str) -> Store:
-    """The store of the options, with the deleted hours of `archive`, a directory or URI; "": none."""
+    """Open the store of the options. archive: directory or URI of an archive, whose deleted hours are added; "":
+    none."""
     store = open_store(options)
     if not archive:
         return store
@@ -73,7 +74,8 @@ def difference(archive: Location, part: PartFile) -> str:
 
 
 def read_manifest(archive: Location, hour: int, catalogue: Catalogue | None = None) -> HourManifest:
-    """NotFound for a missing or unreadable manifest, DamagedFile if the catalogue names another one."""
+    """Read the manifest of an hour. NotFound if it is missing or unreadable, DamagedFile if the catalogue names another
+    manifest."""
     name = manifests.manifest_name(hour)
     try:
         data = archive.load(name)
@@ -88,19 +90,19 @@ def read_manifest(archive: Location, hour: int, catalogue: Catalogue | None = No
 
 
 def parts(archive: Location, hour: int, kind: str) -> Sequence[PartFile]:
-    """The hour's files of a kind, in the order of their rows."""
+    """Archived files of an hour and kind, in the order of their rows."""
     return manifests.of_kind(read_manifest(archive, hour), kind)
 
 
 @dataclass(frozen=True)
 class WithArchive:
-    """A Store of live and archived hours."""
+    """A Store with the live hours of `store` and the archived hours of `archive`."""
 
     store: Store
     archive: Location
-    #: Compare each file with its manifest before use.
+    #: Whether to compare each file with its manifest before use.
     verify: bool
-    #: Omit hours of the catalogue that have no manifest.
+    #: Whether to omit hours of the catalogue that have no manifest.
     skip_torn: bool
     #: Numbers of the store's topics. Numbers are never reused, so they cover the archived hours.
     topics: dict[str, int]
@@ -145,7 +147,7 @@ class WithArchive:
         return found.view(np.uint8)
 
     def _table(self, files: HourFiles, suffix: str, part: PartFile) -> Any:
-        """The needed columns of a file. DamagedFile; OSError from the store."""
+        """Read the needed columns of an archived file. DamagedFile; OSError from the store."""
         path, hour = self.archive.path(part["path"]), f"hour {hour_name(files.hour)}"
         if self.verify and (problem := difference(self.archive, part)):
             raise DamagedFile(path, 0, f"{hour}: {problem}")
@@ -167,15 +169,15 @@ def _listed(location: Location, catalogue: Catalogue, hour: int) -> HourFiles:
 
 
 def _index(table: Any, rows: Rows, topics: dict[str, int]) -> None:
-    """Set INDEX rows from `messages`."""
+    """Fill INDEX rows from an archived table of messages."""
     rows["index"], rows["first_id"] = _numbers(table, "entry"), _numbers(table, "first_id")
     rows["deliver_at_ms"] = _numbers(table, "deliver_at") // 1000
     rows["topic"] = _coded(table, "topic", topics)
-    rows["size"] = 1  # 0 would be the end of a file
+    rows["size"] = 1  # size 0 would mean the end of a file
 
 
 def _dispatch(table: Any, rows: Rows) -> None:
-    """Set DISPATCH rows from `events`."""
+    """Fill DISPATCH rows from an archived table of events."""
     rows["index"], rows["at_ms"] = _numbers(table, "entry"), _numbers(table, "at") // 1000
     rows["event"] = _coded(table, "event", _EVENTS)
     rows["other_hour"] = rows["previous"] = NONE32
@@ -188,13 +190,13 @@ def _dispatch(table: Any, rows: Rows) -> None:
     if "handout_delay_ms" in table.column_names:
         known = table["handout_delay_ms"].is_valid().to_numpy()
         delays, nacked = _numbers(table, "handout_delay_ms"), rows["event"] == Event.NACKED
-        # Reasons are not read from archives.
+        # Archived nacks get NO_REASON: reasons are not read from archives.
         delays = np.where(nacked, (delays + 1) << REASON_BITS | NO_REASON, delays)
         rows["other_hour"][known] = delays[known]
 
 
 def _numbers(table: Any, name: str) -> npt.NDArray[np.int64]:
-    """Values of a column, timestamps in µs; null becomes 0."""
+    """Values of a column as integers, timestamps in µs; null becomes 0."""
     column = table[name]
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.timestamp("us", "UTC"))
@@ -202,7 +204,7 @@ def _numbers(table: Any, name: str) -> npt.NDArray[np.int64]:
 
 
 def _coded(table: Any, name: str, numbers: dict[str, int]) -> npt.NDArray[np.uint32]:
-    """The number of each name; NONE32 for other names and null."""
+    """Number of each name in a column; NONE32 for null and for names without a number."""
     encoded = table[name].combine_chunks().dictionary_encode()
     known = np.array([numbers.get(value, NONE32) for value in encoded.dictionary.to_pylist()] + [NONE32], np.uint32)
     return np.asarray(known[pc.fill_null(encoded.indices, len(known) - 1).to_numpy(zero_copy_only=False)])

@@ -31,7 +31,8 @@ _IN_VIEW = 12
 _BUFFER_BITS = 30
 _SHORT_VIEW = np.dtype([("size", "<i4"), ("data", "u1", _IN_VIEW)])
 _ID_CHARS = np.frombuffer(b"0123456789ABCDEFGHJKMNPQRSTVWXYZ", np.uint8)
-#: The 13 characters of an id: one for 4 bits, then three times four for 20 bits.
+#: Layout of the 13 characters of an id: one character for 4 bits, then three groups of four characters for 20 bits
+#: each.
 _ID = np.dtype({"names": ["head", "a", "b", "c"], "formats": ["u1", "<u4", "<u4", "<u4"], "offsets": [0, 1, 5, 9]})
 
 
@@ -41,7 +42,7 @@ class Split(NamedTuple):
     files: HourFiles
     start: int
     stop: int
-    #: Time for the states of pending messages, in Unix ms.
+    #: Time at which the states of pending messages hold, in Unix ms.
     as_of_ms: int
 
 
@@ -58,13 +59,14 @@ def ids(first_ids: npt.NDArray[np.uint64]) -> pa.Array:
 
 @cache
 def _four_characters() -> npt.NDArray[np.uint32]:
-    """Four characters for each number of 20 bits."""
+    """Table with the four characters for each number of 20 bits."""
     shifts = np.arange(15, -1, -5)
     return np.asarray(_ID_CHARS[np.arange(1 << 20)[:, None] >> shifts & 31].view("<u4").ravel())
 
 
 def binaries(data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> pa.Array:
-    """Pieces of data, which may overlap, in any order. Each piece is copied once, from a view of the data."""
+    """Arrow array of pieces of `data`, which may overlap and be in any order. Each piece is copied once, from a view of
+    the data."""
     views = np.zeros(len(starts), _VIEW)
     views["size"], views["buffer"], views["offset"] = sizes, starts >> _BUFFER_BITS, starts & (1 << _BUFFER_BITS) - 1
     short = np.flatnonzero((sizes > 0) & (sizes <= _IN_VIEW))
@@ -77,29 +79,29 @@ def binaries(data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], sizes: 
 
 
 def coded(names: Sequence[str], numbers: npt.NDArray[np.integer]) -> pa.DictionaryArray:
-    """The name of each number; null for numbers without a name."""
+    """Dictionary array with the name of each number; null for numbers without a name."""
     codes = numbers.astype(np.int32)
     unknown = codes.view(np.uint32) >= len(names)
-    if not unknown.any():  # usual case: without a mask, this is twice as fast
+    if not unknown.any():  # usual case: an array without a mask is made twice as fast
         return pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(names, pa.string()))
     codes[unknown] = 0
     return pa.DictionaryArray.from_arrays(pa.array(codes, mask=unknown), pa.array(names, pa.string()))
 
 
 def named(names: Sequence[str], numbers: npt.NDArray[np.integer]) -> pa.Array:
-    """Column as plain strings; see `coded`."""
+    """Array with the name of each number as plain strings; see `coded`."""
     return coded(names, numbers).cast(pa.string())
 
 
 def hour_ints(hours: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
-    """`hour_int` of each hour; 0 for numbers, in damaged rows, that are no hours."""
+    """`hour_int` of each hour's number; 0 for numbers in damaged rows that are no hours."""
     values, inverse = np.unique(hours, return_inverse=True)
     shown = [hour_int(value) if value < 2 * DEAD_HOURS else 0 for value in values.tolist()]
     return np.array(shown, np.int32)[inverse]
 
 
 def instants(ms: npt.NDArray[np.int64]) -> pa.Array:
-    """Timestamps of Unix ms."""
+    """Arrow timestamps from times in Unix ms."""
     return pa.array(ms * 1000).view(ARROW["TIMESTAMP"])
 
 
@@ -114,5 +116,5 @@ def write_parquet(out: str, name: str, tables: Iterable[pa.Table]) -> None:
 
 
 def without(values: pa.Array, missing: Mask) -> pa.Array:
-    """The values, null where missing."""
+    """The values, with null where `missing` is true."""
     return values if not missing.any() else pc.if_else(pa.array(missing), None, values)

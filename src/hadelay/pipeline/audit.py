@@ -20,7 +20,7 @@ from hadelay.storage import manifests
 from hadelay.storage.locations import Location, absolute
 from hadelay.storage.manifests import Catalogue, HourManifest, PartFile
 
-#: Column with a row's number in its hour, and columns that are never null.
+#: By kind: the column with a row's number in its hour, and columns that are never null.
 _NEEDED = {"messages": ("entry", ["id", "topic"]), "events": ("number", ["id", "topic", "event"])}
 _ROWS = 1 << 17
 
@@ -45,7 +45,7 @@ def run(spark: Any, options: AuditOptions, progress: Progress = silent) -> JobSu
 
 
 def audit_hour(where: str, catalogue: Catalogue, hour: int) -> dict[str, Any]:
-    """Result for an hour, as in the summary. OSError when the store does not answer."""
+    """Audit one hour; returns its row of the summary. OSError when the store does not answer."""
     location, name, listed = Location(where), manifests.manifest_name(hour), catalogue.hours.get(hour)
     found: dict[str, Any] = {
         "hour": hour_int(hour), "status": "ok", "version": 0, "messages": 0, "events": 0, "bytes": 0, "detail": "",
@@ -75,7 +75,7 @@ def audit_hour(where: str, catalogue: Catalogue, hour: int) -> dict[str, Any]:
 
 
 def _of_manifest(manifest: HourManifest, hour: int) -> list[str]:
-    """Contradictions within a manifest."""
+    """Texts about contradictions within an hour's manifest."""
     found = []
     if manifest["hour"] != hour_int(hour):
         found.append(f"is of hour {manifest['hour']}")
@@ -87,7 +87,7 @@ def _of_manifest(manifest: HourManifest, hour: int) -> list[str]:
 
 
 def _of_files(location: Location, manifest: HourManifest, hour: int, kind: str) -> list[str]:
-    """Damaged files, and files that the manifest does not name."""
+    """Texts about an hour's damaged files, and about files that the manifest does not name."""
     found, at = [], 0
     parts = manifests.of_kind(manifest, kind)
     for part in parts:

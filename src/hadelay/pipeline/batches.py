@@ -23,22 +23,22 @@ from hadelay.pipeline.arrow import ARROW, Mask, Split, binaries, coded, hour_int
 from hadelay.pipeline.hourfiles import HourFiles, Listing, NameMap, Rows, Store, damage, events_of, rows, usable
 from hadelay.pipeline.schema import KINDS, Options, hour_int
 
-#: Columns of few values; `read` returns them as dictionaries on request.
+#: Columns with few different values; `read` returns them as dictionaries on request.
 CODED = frozenset(("topic", "state", "content_type", "event", "consumer", "node", "reason"))
 #: Limit of the bytes of records per batch.
 _BATCH_BYTES = 64 << 20
-#: Limit of the bytes between two records that are read along: cheaper than another request to a store.
+#: Limit of the unneeded bytes between two records that one read includes: cheaper than another request to a store.
 _MAX_GAP = 1 << 20
 #: Offset of each field in a record's header.
 _AT = {name: int(field[1]) for name, field in (RECORD.fields or {}).items()}
-#: Sizes in a record's header.
+#: Layout of the sizes of meta and body in a record's header.
 _SIZES = np.dtype([("meta", "<u4"), ("body", "<u4")])
 _STATE_NAMES = ("scheduled", "ready", "leased", "acked", "cancelled", "expired", "dead", "moved")
-#: State by an entry's last event, "" for a waiting one. Event numbers grow in the order in which events can follow each
-#: other, so the last event is the largest.
+#: State of an entry by its last event; "" for an entry that waits. Event numbers grow in the order in which events can
+#: follow each other, so the last event is the largest.
 _STATES = ("", "leased", "acked", "", "", "expired", "cancelled", "moved", "moved", "moved")
 _STATE_OF_EVENT = np.array([_STATE_NAMES.index(name) if name else -1 for name in _STATES], np.int8)
-_EVENT_NAMES = [event.name.lower() for event in Event]  # numbers start at 1
+_EVENT_NAMES = [event.name.lower() for event in Event]  # event numbers start at 1
 _IS_MOVE = np.isin(np.arange(256), (Event.MOVED, Event.DEAD, Event.REDRIVEN))
 
 
@@ -49,7 +49,7 @@ def schema(kind: str, columns: Sequence[str], *, as_codes: bool = False, require
 
 
 def splits(listing: Listing, options: Options, *, even: bool = False) -> list[Split]:
-    """Splits of all hours that the options take, oldest first, of up to split_rows rows.
+    """Splits of all hours that the options select, oldest first, of up to split_rows rows each.
 
     even: split a large hour into an even number of equal parts, so that no part is left over to run alone on one of two
     cores. Not into more parts: for `state` each reads all events. Else only the last part is smaller; archives name
@@ -71,7 +71,8 @@ def read(
     store: Store, options: Options, columns: Sequence[str], split: Split, *, as_codes: bool = False,
     required: Container[str] = (),
 ) -> Iterator[pa.RecordBatch]:  # fmt: skip
-    """The split's rows of the selected topics. DamagedFile names file, hour and entry; onTorn=skip omits such rows.
+    """Read a split's rows of the selected topics as record batches. DamagedFile names file, hour and entry; with
+    onTorn=skip, damaged rows are omitted.
 
     as_codes: return columns of few values as dictionaries, which Parquet is written from faster. required: columns that
     are never null by the schema."""
@@ -96,7 +97,7 @@ class _Batch:
         self.names: NameMap = reader.names
 
     def column(self, name: str) -> Any:
-        """An array of numpy or Arrow, as long as `rows`."""
+        """A column of the batch: an array of numpy or Arrow, as long as `rows`."""
         make = self.reader.columns.get(name)
         return np.ascontiguousarray(self.rows[name]) if make is None else make(self)
 
@@ -114,7 +115,7 @@ class _Reader:
         self.selected = self.names.topic_mask(options.topics)
 
     def batches(self, start: int, stop: int, needs_log: bool) -> Iterator[_Batch]:
-        """Selected rows of rows [start, stop)."""
+        """Batches with the selected rows of [start, stop)."""
         raise NotImplementedError
 
     def of_topics(self, numbers: npt.NDArray[np.uint32]) -> Mask:
@@ -138,13 +139,13 @@ _COLUMNS: dict[str, Callable[[_Batch], Any]] = {
 
 class _MessageBatch(_Batch):
     reader: _Messages
-    #: Bytes of the .log, where each row's record starts in them, and its size; set if a column needs the .log.
+    #: Bytes of the .log, position of each row's record in them, and size of the record; set if a column needs the .log.
     log: Any = None
     at: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.int64]
 
     def gathered(self, kind: npt.DTypeLike, skip: int) -> npt.NDArray[Any]:
-        """Values of this type at offset `skip` of each record."""
+        """Values of type `kind` at offset `skip` of each record."""
         kind = np.dtype(kind)
         plain = f"V{kind.itemsize}"  # gather plain bytes: numpy would gather field by field
         where = np.ndarray(len(self.log) - skip - kind.itemsize + 1, plain, self.log, skip, strides=(1,))
@@ -166,7 +167,7 @@ class _MessageBatch(_Batch):
 
     @cached_property
     def metas(self) -> tuple[list[meta.Meta], pa.Array]:
-        """(distinct metas, number of each row's meta)."""
+        """(list of distinct metas, index of each row's meta in this list)."""
         encoded = self.pieces(0, self.sizes[0]).dictionary_encode()
         return [meta.unpack(data) for data in encoded.dictionary.to_pylist()], encoded.indices
 
@@ -234,7 +235,7 @@ class _Messages(_Reader):
         return np.where(states < 0, waiting, states)
 
     def _with_records(self, rows: Rows, lengths: npt.NDArray[np.int64]) -> _MessageBatch:
-        """A batch with the rows' records. A row without one is refused, or omitted with onTorn=skip."""
+        """A batch with the rows and their records. A row without a record is refused, or omitted with onTorn=skip."""
         offsets = rows["offset"].astype(np.int64)
         good = (offsets + lengths <= self.files.log_bytes) & (lengths >= RECORD_SIZE)
         if not good.all():
@@ -262,9 +263,9 @@ class _Messages(_Reader):
 def _records(
     store: Store, files: HourFiles, offsets: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """(bytes, where each record starts in them), read in few pieces."""
+    """(bytes of the .log, position of each record in these bytes), read in few pieces."""
     starts = offsets
-    if (starts[1:] < starts[:-1]).any():  # usually ascending
+    if (starts[1:] < starts[:-1]).any():  # sort offsets, which usually ascend already
         order = offsets.argsort(kind="stable")
         starts, ends = offsets[order], ends[order]
     ends = np.maximum.accumulate(ends)
@@ -288,12 +289,13 @@ class _EventBatch(_Batch):
 
     @cached_property
     def moved(self) -> Mask:
-        """Events that name a new entry."""
+        """Mask of the events that name a new entry of their message."""
         return np.asarray(_IS_MOVE[self.rows["event"]])
 
     @cached_property
     def entries(self) -> tuple[Rows, npt.NDArray[np.int64], Mask]:
-        """(INDEX rows, position of each event's entry in them, events without an entry). There is at least one row."""
+        """(INDEX rows, position of each event's entry in these rows, mask of events without an entry). There is at
+        least one INDEX row."""
         files = self.reader.files
         at = self.rows["index"].astype(np.int64)
         missing = at >= files.entries
@@ -310,14 +312,15 @@ class _EventBatch(_Batch):
         return np.asarray(index[name][at])
 
     def known(self, values: pa.Array) -> pa.Array:
-        """The values, null for events without an entry."""
+        """The values, with null for events without an entry."""
         return without(values, self.entries[2])
 
 
 _EVENT_COLUMNS: dict[str, Callable[[_EventBatch], Any]] = {
     **_COLUMNS,
     "number": lambda b: b.numbers,
-    "event": lambda b: coded(_EVENT_NAMES, b.rows["event"] - np.uint8(1)),  # 0 wraps around and becomes large
+    # Event 0 wraps around to a number without a name
+    "event": lambda b: coded(_EVENT_NAMES, b.rows["event"] - np.uint8(1)),
     "at": lambda b: instants(b.rows["at_ms"]),
     "consumer": lambda b: coded(b.names.consumers, np.where(b.moved, NONE32, b.rows["consumer"])),
     "node": lambda b: coded(b.names.nodes, b.rows["node"]),
@@ -337,7 +340,7 @@ _EVENT_COLUMNS: dict[str, Callable[[_EventBatch], Any]] = {
 
 
 def _some(values: npt.NDArray[np.int64], none: int) -> pa.Array:
-    """The values; `none` becomes null."""
+    """Arrow array of the values; the value `none` becomes null."""
     return pa.array(values, mask=values == none)
 
 

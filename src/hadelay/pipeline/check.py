@@ -22,7 +22,7 @@ from hadelay.pipeline.hourfiles import ROW, WAY_OUT, HourFiles, NameMap, Rows, S
 from hadelay.pipeline.schema import Options
 from hadelay.pipeline.tasks import Progress, each, silent
 
-#: In this order, because entries say where records are.
+#: Files of an hour in the order of checking: entries (.idx) first, because they say where records (.log) are.
 SUFFIXES = ("idx", "dsp", "log")
 _CHUNK = 8 << 20
 _ROWS = 1 << 17
@@ -33,7 +33,8 @@ def check(
     spark: Any, store: Store, hours: Sequence[HourFiles], options: Options, suffixes: Sequence[str] = SUFFIXES,
     progress: Progress = silent,
 ) -> None:  # fmt: skip
-    """DamagedFile for the first damaged file. Does nothing with onTorn=skip, which reads what is readable."""
+    """Check files of hours. Raises DamagedFile for the first damaged file. Does nothing with onTorn=skip, which reads
+    all readable rows."""
     if options.on_torn == "skip":
         return
     asked = [(files, suffix) for files in sorted(hours) for suffix in suffixes]
@@ -43,13 +44,14 @@ def check(
         return
     files, error, by_sum = found[0]
     if by_sum and sum(other is files and also for other, _, also in found) > 1:
-        # Several files that verify by themselves are not all wrong: the checkpoint's checksums are.
+        # If several files of an hour are sound but differ from the checkpoint's checksums, the checksums are wrong, not
+        # all files.
         error = DamagedFile(store.where(files, "state.mdb"), error.offset, error.what)
     raise error
 
 
 def _check_file(store: Store, names: NameMap, asked: tuple[HourFiles, str]) -> tuple[DamagedFile, bool] | None:
-    """(error, only the file's checksum shows the damage); None for a sound file."""
+    """Check one file: (error, whether only the file's checksum shows the damage); None for a sound file."""
     files, suffix = asked
     try:
         if files.archived:
@@ -62,15 +64,15 @@ def _check_file(store: Store, names: NameMap, asked: tuple[HourFiles, str]) -> t
                 said = f"hour {hour_name(files.hour)}: {what}; {WAY_OUT}"
                 return DamagedFile(store.where(files, suffix), 0, said), True
             if suffix == "idx":
-                check_references(store, files, names, "idx")  # a copy whose file `names` may be shorter
+                check_references(store, files, names, "idx")  # in a copy, the file `names` may be shorter than needed
     except DamagedFile as error:
         return error, False
     return None
 
 
 def _check_archived(store: Store, files: HourFiles, suffix: str) -> None:
-    """DamagedFile if the hour's Parquet files are not as in its manifest: messages stand for .idx, events for .dsp, and
-    bodies are in the former."""
+    """Check archived files. DamagedFile if an hour's Parquet files are not as in its manifest: messages stand for .idx,
+    events for .dsp, and bodies are among the messages."""
     if suffix not in KIND:
         return
     assert isinstance(store, WithArchive)
@@ -95,10 +97,10 @@ class _Missing(NamedTuple):
     """Rows that refer to something missing."""
 
     which: npt.NDArray[np.bool_]
-    #: Text with the row's value of `values`.
+    #: Text of the problem, with a placeholder for the row's value in `values`.
     what: str
     values: npt.NDArray[np.integer]
-    #: A name is missing.
+    #: Whether a name is missing, instead of an entry.
     name: bool = True
 
 
@@ -138,7 +140,7 @@ def _of_events(files: HourFiles, found: Rows, names: NameMap) -> Iterator[_Missi
 
 
 def log_bytes(store: Store, files: HourFiles) -> int:
-    """End of the last record: without a checkpoint, a .log may end in zeroes."""
+    """Bytes of a .log up to the end of its last record: without a checkpoint, a .log may end in zeroes."""
     end = 0
     for at in range(0, files.entries, _ROWS):
         found = rows(store, files, "idx", at, min(at + _ROWS, files.entries))

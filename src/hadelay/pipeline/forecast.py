@@ -20,7 +20,7 @@ Counts = npt.NDArray[np.int64]
 #: Limit of the listed hot seconds, hottest first.
 _LISTED = 100
 _MAX_JITTER_S = 3600
-#: Time ahead whose load a catch-up must leave room for.
+#: Time ahead, in seconds, whose load a catch-up must leave room for.
 _NEAR_S = 600
 
 
@@ -33,7 +33,7 @@ class DrainTime(NamedTuple):
 
 
 def run(spark: Any, options: ForecastOptions, progress: Progress = silent) -> JobSummary:
-    # Waiting messages of past hours are overdue.
+    # Read past hours, too: their waiting messages are overdue.
     as_of_ms, parts, names = timing.over_hours(spark, options, timing.per_second, progress, options.hours)
     now = -(-as_of_ms // 1000)
     found = timing.of_topics(timing.merged(parts), options, names)
@@ -84,9 +84,9 @@ def _hours(whole: Rows, threshold: int) -> list[dict[str, Any]]:
 
 
 def drain(counts: Counts, rate: int, waiting: int = 0) -> DrainTime:
-    """Backlog when consumers take `rate` messages per second, oldest first. counts: due in each second; waiting: due
-    before."""
-    # Lindley: the backlog is the sum of (due - rate) minus its minimum so far.
+    """Backlog when consumers take `rate` messages per second, oldest first. counts: messages due in each second.
+    waiting: messages due before."""
+    # Lindley's formula for a queue: the backlog is the sum of (due - rate) minus the minimum of this sum so far.
     total = waiting + np.cumsum(counts - rate)
     backlog = total - np.minimum.accumulate(np.minimum(total, 0))
     worst = max(int(backlog.max()), waiting)
@@ -96,14 +96,14 @@ def drain(counts: Counts, rate: int, waiting: int = 0) -> DrainTime:
 
 
 def jitter(counts: Counts, threshold: int) -> int | None:
-    """Jitter of J seconds: spreading each message evenly over J seconds leaves no second above `threshold`, and J - 1
-    does not suffice. 0 if no second is above; None if an hour does not suffice."""
+    """Smallest jitter of J seconds with which no second is above `threshold`, if each message is spread evenly over J
+    seconds. 0 if no second is above; None if an hour does not suffice."""
     if int(counts.max()) <= threshold:
         return 0
     total = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
 
     def fits(seconds: int) -> bool:
-        # A second gets 1/J of the messages due in the J seconds up to it.
+        # With a jitter of J seconds, a second gets 1/J of the messages due in the J seconds up to it.
         most = int((total[seconds:] - total[:-seconds]).max()) if seconds < len(total) else int(total[-1])
         return most <= threshold * seconds
 

@@ -29,14 +29,14 @@ Bytes = npt.NDArray[np.uint8]
 WAY_OUT = "copy it from another node, or leave it out with onTorn=skip"
 #: Limit of events that are read at a time.
 _EVENTS_AT_ONCE = 1 << 20
-#: Limits of rows and bytes that are checked at a time.
+#: Limits of rows and of bytes that are checked in one step.
 _ROWS_AT_ONCE, _BYTES_AT_ONCE = 1 << 16, 8 << 20
 
 
 class RowKind(NamedTuple):
     dtype: np.dtype[Any]
     crc: RowCrc
-    #: Name of a row in messages.
+    #: Name of a row in error messages.
     name: str
 
 
@@ -44,7 +44,7 @@ ROW = {"idx": RowKind(INDEX, INDEX_CRC, "entry"), "dsp": RowKind(DISPATCH, DISPA
 
 
 class HourFiles(NamedTuple):
-    """Committed part of an hour's files."""
+    """Sizes and checksums of the committed part of an hour's files."""
 
     hour: int
     entries: int
@@ -56,13 +56,13 @@ class HourFiles(NamedTuple):
     archived: bool = False
 
     def length(self, suffix: str) -> int:
-        """Committed bytes of a file."""
+        """Number of committed bytes of the file with this suffix."""
         return {"log": self.log_bytes, "idx": self.entries * INDEX_SIZE, "dsp": self.events * DISPATCH_SIZE}[suffix]
 
 
 class Listing(NamedTuple):
     hours: list[HourFiles]
-    #: Unix ms. The listing has everything that was committed before.
+    #: Time of the listing in Unix ms. The listing has everything that was committed before.
     as_of_ms: int
 
     def encode(self) -> str:
@@ -70,7 +70,7 @@ class Listing(NamedTuple):
 
     @classmethod
     def decode(cls, text: str) -> Listing:
-        """BadRequest unless `encode` made the text."""
+        """Decode a listing that `encode` made. BadRequest for other text."""
         try:
             hours, as_of_ms = msgpack.unpackb(zlib.decompress(base64.b64decode(text)), use_list=False)
             return cls([HourFiles(*hour) for hour in hours], as_of_ms)
@@ -90,14 +90,15 @@ class NameMap(NamedTuple):
         return self.topics[number] if 0 <= number < len(self.topics) else None
 
     def topic_mask(self, topics: str) -> npt.NDArray[np.bool_] | None:
-        """Topic number → selected; the last element is for numbers without a name. None: all are selected. topics:
-        separated by commas."""
+        """Mask of the selected topics by topic number; the last element is for numbers without a name. None: all topics
+        are selected. topics: names separated by commas."""
         selected = {name.strip() for name in topics.split(",")}
         return np.array([*(name in selected for name in self.topics), False]) if topics else None
 
     @classmethod
     def decode(cls, data: bytes, path: str, *, tolerant: bool = False) -> NameMap:
-        """Names in a file `names`. DamagedFile for a damaged name; tolerant: ignore the file from there on."""
+        """Decode the names in a file `names`. DamagedFile for a damaged name; tolerant: ignore the file from the damage
+        on."""
         found: dict[int, list[str]] = {kind: [] for kind in KINDS}
         try:
             for name in decode_names(data, path):
@@ -117,7 +118,7 @@ class Store(Protocol):
     def list(self) -> Listing: ...
 
     def names(self) -> NameMap:
-        """All names that rows of the last listing refer to, or more."""
+        """Names by number: all names that rows of the last listing refer to, perhaps more."""
         ...
 
     def read(self, files: HourFiles, suffix: str, start: int, stop: int) -> Bytes:
@@ -125,7 +126,7 @@ class Store(Protocol):
         ...
 
     def where(self, files: HourFiles, suffix: str) -> str:
-        """Path of a file, for messages; suffix may also be `names` or `state.mdb`, which belong to no hour."""
+        """Path of a file, for error messages; suffix may also be `names` or `state.mdb`, which belong to no hour."""
         ...
 
 
@@ -141,7 +142,8 @@ def rows(store: Store, files: HourFiles, suffix: str, start: int, stop: int, *, 
 def usable(
     store: Store, files: HourFiles, suffix: str, start: int, stop: int, *, verify: bool = False, skip: bool = False
 ) -> tuple[Rows, npt.NDArray[np.bool_] | None]:  # fmt: skip
-    """(rows, usable rows; None: all). Without skip, damaged rows are refused as by `rows`."""
+    """(rows [start, stop), mask of usable rows; None: all are usable). Without skip, damaged rows raise DamagedFile, as
+    in `rows`."""
     dtype = ROW[suffix].dtype
     found = store.read(files, suffix, start * dtype.itemsize, stop * dtype.itemsize).view(dtype)
     bad = _bad(found, suffix, start, crc=verify)
@@ -164,7 +166,7 @@ def events_of(
         events, good = usable(store, files, "dsp", start, stop, verify=verify, skip=skip)
         events = events if good is None else events[good]
         entries = np.ascontiguousarray(events["index"])
-        at = entries - np.uint32(first)  # entries before `first` wrap around and become large
+        at = entries - np.uint32(first)  # numbers of entries before `first` wrap around and become large
         if at.max(initial=0) >= last - first:
             mine = at < last - first
             events, at = events[mine], at[mine]
@@ -180,7 +182,7 @@ def _bad(found: Rows, suffix: str, start: int, *, crc: bool = True) -> npt.NDArr
 
 
 def _bad_row(store: Store, files: HourFiles, suffix: str, found: Rows, start: int, at: int) -> DamagedFile:
-    """Error for found[at], a damaged row."""
+    """The error for the damaged row found[at]."""
     _, crc, name = ROW[suffix]
     wrong = len(crc.bad(np.ascontiguousarray(found[at : at + 1])))
     what = f"the {name}'s CRC is wrong" if wrong else f"{name} {found['index'][at]} stands here"
@@ -188,7 +190,7 @@ def _bad_row(store: Store, files: HourFiles, suffix: str, found: Rows, start: in
 
 
 def damage(store: Store, files: HourFiles, suffix: str, number: int, what: str) -> DamagedFile:
-    """Error for an entry (idx) or event (dsp)."""
+    """The error for damage at entry (idx) or event (dsp) `number`."""
     size, name = ROW[suffix].dtype.itemsize, ROW[suffix].name
     said = f"hour {hour_name(files.hour)}, {name} {number}: {what}; {WAY_OUT}"
     return DamagedFile(store.where(files, suffix), number * size, said, size=size)
@@ -245,7 +247,7 @@ def _in_records(store: Store, files: HourFiles, index: Rows) -> DamagedFile | No
     offsets, sizes = index["offset"][order].astype(np.int64), index["size"][order].astype(np.int64)
     end, start, data = 0, 0, b""
     for n, at, size in zip(order.tolist(), offsets.tolist(), sizes.tolist(), strict=True):
-        if at + size <= end:  # the record of an earlier entry of the same message
+        if at + size <= end:  # the entry shares the record of an earlier entry of its message
             continue
         if at != end:
             return _gap(store, files, end, at)

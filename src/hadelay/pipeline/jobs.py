@@ -24,8 +24,8 @@ FACTS = {
     # `threshold` per second. jitter_s: null if an hour is too short. catch_up_rate: null if no message is overdue.
     "forecast": "as_of_ms threshold coming overdue hot_seconds hot table backlog wait_s clear_at jitter_s "
     "catch_up_rate advice",
-    # overdue: excluded from percentiles. not_measured: measured at the grant. Quantiles are exact below 1,024 ms, and
-    # at most 0.8 % too high above; max_ms is exact.
+    # overdue: messages, excluded from percentiles. not_measured: hand-outs whose time is that of the grant. Quantiles
+    # are exact below 1,024 ms, and at most 0.8 % too high above; max_ms is exact.
     "lateness": "as_of_ms handed_out overdue not_measured overall table",
     "load": "as_of_ms due handed_out acked table",
     "reconcile": "as_of_ms engine hours messages verdicts table offending failed",
@@ -48,7 +48,7 @@ class JobSummary(dict[str, Any]):
         self.shown: Iterable[Mapping[str, Any]] = ()
         self.columns: tuple[str, ...] = ()
         self.notes: list[str] = []
-        #: The command's exit code is 1.
+        #: Whether the job failed: the command's exit code is 1.
         self.failed = False
 
     def __getattr__(self, name: str) -> Any:
@@ -88,7 +88,7 @@ class JobOptions:
     source: Options
     out: str = option("", "Directory for summary.json and report.html, a self-contained page with plots.")
     archive: str = option("", "Directory of `archive`, to read deleted hours from.")
-    #: Compare files with their checksums before reading them.
+    #: Whether to compare files with their checksums before reading them.
     check: bool = True
 
 
@@ -182,7 +182,7 @@ class ReplayOptions:
             raise BadRequest("replay: limit and rate are 0 or more")
 
     def died(self) -> tuple[datetime | None, datetime | None]:
-        """Time of death as (from, to), to exclusive."""
+        """Selected range of the time of death as (from, to); `to` is exclusive."""
         return _instant("died_from", self.died_from), _instant("died_to", self.died_to)
 
 

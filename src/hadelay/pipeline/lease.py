@@ -18,9 +18,9 @@ from contextlib import contextmanager, suppress
 from hadelay.model import hour_name
 from hadelay.storage.locations import Location
 
-#: Seconds between renewals, and seconds after which a lease ends that was not renewed.
+#: Interval of renewals, and time after which a lease ends that was not renewed, both in seconds.
 _RENEW_S, _ENDS_S = 20.0, 120.0
-#: Leases written this close together may have met each other: their runs try again.
+#: Two leases of an hour written within this time, in ms, may have met each other: their runs try again.
 _TOGETHER_MS = 2_000
 _ATTEMPTS = 5
 
@@ -43,7 +43,7 @@ class Lease:
         self._renewed = began
 
     def check(self) -> None:
-        """Busy if the lease may have ended: this process stood still, or the store did not answer."""
+        """Raises Busy if the lease may have ended, because this process stood still or the store did not answer."""
         if time.monotonic() - self._renewed > _ENDS_S - _RENEW_S:
             raise Busy("this run could not renew its lease in time, and another may have taken it: run it again")
 
@@ -55,14 +55,14 @@ class Lease:
 
     def give_back(self) -> None:
         self._ended.set()
-        with suppress(OSError):  # the thread ends by itself
+        with suppress(OSError):  # otherwise the lease ends by itself, as nobody renews it
             self._location.remove(self._name)
 
 
 @contextmanager
 def lease(location: Location, hour: int, run: str) -> Iterator[Lease]:
-    """A lease on an hour. Busy if another run has one; OSError. Tasks of the same run share the hour: they write the
-    same."""
+    """Hold a lease on an hour. Busy if another run has a lease; OSError from the store. Tasks of the same run share the
+    hour, because they write the same files."""
     location.make("_lease")
     for attempt in range(_ATTEMPTS):
         name = f"_lease/{hour_name(hour)}.{run}.{uuid.uuid4().hex[:8]}"
@@ -105,7 +105,7 @@ def _other(location: Location, hour: int, run: str, name: str) -> tuple[str, boo
             said = json.loads(location.load(other))
             who = f"process {said['pid']} of {said['host']}, since {said['since']}"
         except (OSError, ValueError, KeyError, TypeError):
-            who = there  # only for the message
+            who = there  # the name is only used in the error message
         ends = max(0.0, _ENDS_S - age_ms / 1000)
         what = f"another run writes it: {who}; when that has died, its lease ends in {ends:.0f} s"
         return what, abs(age_ms) <= _TOGETHER_MS

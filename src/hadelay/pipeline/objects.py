@@ -35,7 +35,7 @@ class Objects(LocalBackups):
 
     @cached_property
     def _listed(self) -> dict[str, tuple[int, int]]:
-        """(bytes, modified at) by name: the last listing, and the parts written since."""
+        """(bytes, time of modification) by file name: from the last listing, and of parts written since."""
         return self._location.walk()
 
     def prepare(self) -> None:
@@ -90,7 +90,8 @@ class Objects(LocalBackups):
 
     def keep(self, backups: list[dict[str, int]]) -> None:
         needed = {part for files in backups for name, length in files.items() for part, _, _ in _parts(name, length)}
-        now = max(modified for _, modified in self._listed.values())  # by the store's clock: the manifest is new
+        # Present time by the store's clock: the manifest was just written
+        now = max(modified for _, modified in self._listed.values())
         for name, (_, modified) in list(self._listed.items()):
             if FILE.fullmatch(name.rpartition("/")[0]) and name not in needed and modified < now - _LEFT_MS:
                 self.remove(name)

@@ -16,7 +16,7 @@ import hadelay
 from hadelay.errors import BadRequest, ConfigError
 from hadelay.version import VERSION
 
-#: Packed with what they require. Spark is installed everywhere.
+#: Packages that are packed, with their requirements. Spark is not packed: executors have it.
 _ROOTS = ("hadelay", "pyarrow")
 
 
@@ -27,7 +27,7 @@ class Packed:
     python: str
     platform: str
     bytes: int
-    #: Version by name.
+    #: Version of each package, by the package's name.
     packages: dict[str, str]
 
 
@@ -50,7 +50,7 @@ def pack(out: str) -> Packed:
 
 
 def _needed() -> dict[str, Distribution]:
-    """Distribution by name."""
+    """Distributions to pack, by name: the packages of _ROOTS and their requirements."""
     found: dict[str, Distribution] = {}
     wanted = list(_ROOTS)
     while wanted:
@@ -62,7 +62,7 @@ def _needed() -> dict[str, Distribution]:
         except PackageNotFoundError:
             if name in _ROOTS:
                 raise ConfigError(f"{name} is not installed: pip install 'hadelay[spark]'") from None
-            continue  # for another Python, or another system
+            continue  # required only by another Python, or on another system
         if dist.files is None:
             raise ConfigError(f"what belongs to {name} is not known: install hadelay[spark] into a venv, with pip")
         found[name] = dist
@@ -71,7 +71,8 @@ def _needed() -> dict[str, Distribution]:
 
 
 def _files(found: dict[str, Distribution]) -> Iterator[tuple[str, Path]]:
-    """(name in the archive, file). Those of hadelay are the running ones, also of an editable installation."""
+    """(name in the archive, path) of each file to pack. The files of hadelay are the running ones, also of an editable
+    installation."""
     here = Path(hadelay.__file__).parent
     for path in sorted(here.rglob("*.py")):
         yield str(path.relative_to(here.parent)), path

@@ -37,11 +37,12 @@ _SKEW = timedelta(seconds=1)
 
 @dataclass
 class RowTotals:
-    """rows = published + duplicates + rejected."""
+    """Counts of the rows of a job; rows = published + duplicates + rejected."""
 
     rows: int = 0
     published: int = 0
-    #: Rows whose key, or pending client key, was known before this job. A row whose answer was lost is no duplicate.
+    #: Rows whose idempotency key, or pending client key, was known before this job. A row of this job whose answer was
+    #: lost is no duplicate.
     duplicates: int = 0
     rejected: int = 0
     #: Number of rejected rows by reason; the hundred most frequent reasons, in this order.
@@ -82,7 +83,8 @@ def publish(
 
 
 def _send(batch: pa.RecordBatch, options: WriteOptions, client: Client, aside: _Aside, ours: set[str]) -> RowTotals:
-    """Publish some rows. ours: ids that this job published although the answer says duplicate; extended."""
+    """Publish a batch of rows. ours: ids that this job published although the answer says duplicate; the function adds
+    to the set."""
     done, rejected = RowTotals(rows=batch.num_rows), dict[int, str]()
     since, unclear = _cluster_time(client), set[str]()
     left: list[tuple[int, Put]] = []
@@ -111,7 +113,7 @@ def _send(batch: pa.RecordBatch, options: WriteOptions, client: Client, aside: _
         if left:
             time.sleep(wait_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-    if unclear and since is not None:  # a leader change lost the answers to rows that it published
+    if unclear and since is not None:  # rows look like duplicates if a leader change lost their answers
         found = _published_since(client, since, unclear - ours)
         done.published, done.duplicates = done.published + len(found), done.duplicates - len(found)
         ours |= found
@@ -131,10 +133,10 @@ def _cluster_time(client: Client) -> datetime | None:
 
 
 def _published_since(client: Client, since: datetime, ids: Iterable[str]) -> set[str]:
-    """Messages that were published at that time or later."""
+    """Ids of the messages that were published at `since` or later."""
     found = set()
     for message_id in ids:
-        with suppress(HadelayError):  # deleted, or unreadable with this token: remains a duplicate
+        with suppress(HadelayError):  # a message that is deleted, or unreadable with this token, remains a duplicate
             if client.get(message_id).published_at >= since:
                 found.add(message_id)
     return found
@@ -158,7 +160,7 @@ def _message(row: dict[str, Any], options: WriteOptions) -> Put | str:
     if not topic:
         return "topic is null"
     if isinstance(at, str) and at.isdigit():
-        at = int(at)  # from CSV
+        at = int(at)  # CSV has numbers as text
     if isinstance(tags, str):
         tags = [tag.strip() for tag in tags.split(",") if tag.strip()]
     if None in (row.get("meta") or {}).values() or None in (tags or ()):
@@ -168,7 +170,8 @@ def _message(row: dict[str, Any], options: WriteOptions) -> Put | str:
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """Python values. Times are Unix ms, rounded up: late by less than a millisecond, never early. Maps are dicts."""
+    """Python values of a column. Times are Unix ms, rounded up: late by less than a millisecond, never early. Maps are
+    dicts."""
     if pa.types.is_timestamp(column.type):
         micros = column.cast(pa.timestamp("us", column.type.tz)).view(pa.int64())
         ms = -(-np.asarray(micros.fill_null(0)) // 1000)
@@ -178,7 +181,7 @@ def _values(column: pa.Array) -> list[Any]:
 
 
 def type_name(kind: pa.DataType) -> str:
-    """Type in Spark SQL; BIGINT for all whole numbers, DOUBLE for others."""
+    """Spark SQL type of an Arrow type; BIGINT for all integers, DOUBLE for all floats."""
     types = pa.types
     if types.is_timestamp(kind):
         return "TIMESTAMP" if kind.tz else "TIMESTAMP_NTZ"
@@ -194,7 +197,8 @@ def type_name(kind: pa.DataType) -> str:
 
 
 class _Aside(ExitStack):
-    """Rejected rows with their reasons, in DIR/NAME.parquet, which appears when it is complete; DIR may be a URI."""
+    """Writes rejected rows with their reasons to DIR/NAME.parquet, which appears when it is complete; DIR may be a
+    URI."""
 
     def __init__(self, directory: str, name: str) -> None:
         super().__init__()

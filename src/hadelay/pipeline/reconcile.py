@@ -29,7 +29,7 @@ from hadelay.pipeline.jobs import VERDICTS, JobSummary, ReconcileOptions
 from hadelay.pipeline.schema import hour_int
 from hadelay.pipeline.stores import listing as list_hours
 
-#: Statuses, worst last: a message with several entries has the worst status.
+#: Statuses of an entry, worst last: a message with several entries has the worst status.
 MOVED, GONE, ACKED, CANCELLED, EXPIRED, DEAD, PENDING, UNACKED, LOST = range(9)
 OK, UNDELIVERED, DUPLICATE, EARLY, LATE, ORPHAN = map(
     VERDICTS.index, ("ok", "undelivered", "duplicate", "early", "late", "orphan")
@@ -51,7 +51,7 @@ _ROWS_AT_ONCE = 1 << 16
 #: Number of offending rows that a task sends to the driver.
 _SENT_AT_ONCE = 1 << 20
 _OFFENDS = np.isin(np.arange(len(VERDICTS)), OFFENDING)
-#: Columns of FACTS, by name.
+#: Type of facts as columns: arrays by field name of FACTS.
 Columns = dict[str, npt.NDArray[Any]]
 #: Number of messages per (first hour, topic, verdict).
 Counts = Counter[tuple[int, int, int]]
@@ -77,7 +77,7 @@ class Rule(NamedTuple):
     grace_ms: int
     #: First hours of the messages to judge; None: all messages, also those whose first hour is deleted.
     homes: frozenset[int] | None
-    #: skip: omit damaged or misplaced rows. verify: check their CRCs.
+    #: skip: whether to omit damaged or misplaced rows. verify: whether to check the CRCs of rows.
     skip: bool = False
     verify: bool = False
 
@@ -152,7 +152,7 @@ def _judge_hours(
 
 
 def _brief(judged: Judged) -> tuple[Counts, Counter[int]]:
-    """(counts, number of entries of moved messages per new hour)."""
+    """(counts, number of entries of moved messages per hour that they moved to)."""
     return judged.counts, Counter(judged.moving["to_hour"].tolist())
 
 
@@ -168,7 +168,7 @@ def split(files: HourFiles, parts: int) -> list[EntryRange]:
 
 
 def in_pieces(store: Store, part: EntryRange, *, rule: Rule) -> Iterator[Judged]:
-    """Result of `judge` in pieces."""
+    """Result of `judge` in pieces of up to _ROWS_AT_ONCE rows."""
     whole = judge(store, part, rule=rule)
     for at in range(0, max(len(whole.offending), len(whole.moving), 1), _ROWS_AT_ONCE):
         some = slice(at, at + _ROWS_AT_ONCE)
@@ -197,14 +197,16 @@ def judge(store: Store, part: EntryRange, *, rule: Rule) -> Judged:
 
 
 def entry_facts(store: Store, part: EntryRange, rule: Rule) -> tuple[Columns, npt.NDArray[np.uint32]]:
-    """(columns of FACTS per entry, missing entries that events name); the latter only for an hour's first part."""
+    """(facts of each entry as columns, numbers of missing entries that events name); missing entries only for an hour's
+    first part."""
     files, n = part.files, part.stop - part.start
     index, there = usable(store, files, "idx", part.start, part.stop, verify=rule.verify, skip=rule.skip)
     facts: Columns = {name: np.ascontiguousarray(index[name]) for name in ("first_id", "topic", "deliver_at_ms")}
     facts["hour"] = np.broadcast_to(np.uint32(files.hour), n)
     facts["entry"] = np.arange(part.start, part.stop, dtype=np.uint64)
     facts |= {name: np.zeros(n, np.uint32) for name in ("leases", "excused", "to_hour", "to_entry")}
-    # codes: last event. granted: time of the last grant since the due time. delay: from it to the hand-out.
+    # codes: number of the last event. granted: ms from the due time to the last grant. delay: ms from the grant to the
+    # hand-out.
     facts |= {"codes": np.zeros(n, np.uint8), "early": np.zeros(n, np.bool_)}
     facts |= {"granted": np.full(n, _NEVER), "delay": np.zeros(n, np.int64)}
     orphans = [np.zeros(0, np.uint32)]
@@ -262,14 +264,14 @@ def verdicts(facts: Rows | Columns, rule: Rule) -> npt.NDArray[np.uint8]:
 
 
 def by_message(groups: int, judged: Judged) -> Iterator[tuple[int, Rows]]:
-    """(group, entries of `moving`); all entries of a message have the same group."""
+    """(number of a group, entries of moved messages in the group); all entries of a message have the same group."""
     group = (judged.moving["first_id"] % np.uint64(groups)).astype(np.intp)
     for n in np.unique(group).tolist():
         yield n, judged.moving[group == n]
 
 
 def conclude(pieces: list[Rows], *, listed: frozenset[int], rule: Rule) -> Judged:
-    """Judge moved messages by all their entries. listed: hours of the listing."""
+    """Judge moved messages by all their entries. listed: hours that the listing has."""
     moving = np.concatenate([np.zeros(0, FACTS), *pieces])
     if not len(moving):
         return Judged(moving, Counter(), moving)
@@ -277,7 +279,7 @@ def conclude(pieces: list[Rows], *, listed: frozenset[int], rule: Rule) -> Judge
     target = moving["to_hour"].astype(np.uint64) << np.uint64(32) | moving["to_entry"]
     broken = np.flatnonzero((moving["status"] == MOVED) & ~np.isin(target, own))
     for hour in np.unique(moving["to_hour"][broken]).tolist():
-        # A missing hour that may be deleted was settled; else its messages are lost.
+        # If a missing hour is old enough to be deleted, its messages were settled; else its messages are lost.
         deleted_ms = (hour % DEAD_HOURS + 1) * HOUR_MS + (0 if hour >= DEAD_HOURS else RETIRED_MS)
         gone = hour not in listed and deleted_ms <= rule.as_of_ms
         moving["status"][broken[moving["to_hour"][broken] == hour]] = GONE if gone else LOST

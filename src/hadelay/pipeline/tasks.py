@@ -15,14 +15,14 @@ T = TypeVar("T")
 R = TypeVar("R")
 V = TypeVar("V")
 
-#: (done, total): number of items; only in this process, because Spark has its own progress bar.
+#: Callback for progress: (done, total) numbers of items. Called only in this process: Spark has its own progress bar.
 Progress = Callable[[int, int], None]
 #: Limit of tasks per core. More items share tasks: starting a task takes longer than reading a small hour.
 _TASKS_PER_CORE = 32
 
 
 def silent(done: int, total: int) -> None:
-    """No progress."""
+    """Progress callback that shows nothing."""
 
 
 def no_connect(spark: Any) -> None:
@@ -48,7 +48,7 @@ def _spread(spark: Any, items: Sequence[Any]) -> Any:
 
 
 def each(spark: Any, work: Callable[[T], R], items: Sequence[T], progress: Progress = silent) -> list[R]:
-    """work(item) of each item, collected."""
+    """Run work(item) for each item; returns the list of results."""
     if spark is not None and items:
         return [*_spread(spark, items).map(work).collect()]
     results = []
@@ -59,7 +59,7 @@ def each(spark: Any, work: Callable[[T], R], items: Sequence[T], progress: Progr
 
 
 class Kept(Generic[R]):
-    """Results where they were made: on the executors' disks, computed on first use, or here (a list)."""
+    """Results that stay where they were made: on the executors' disks, computed on first use, or here (a list)."""
 
     def __init__(self, results: Any) -> None:
         self.here = type(results) is list
@@ -70,12 +70,12 @@ class Kept(Generic[R]):
         self.results = results
 
     def describe(self, what: Callable[[R], V]) -> list[V]:
-        """what(result) for each result; these values are small."""
+        """List of what(result) for each result; these values are small."""
         return [what(result) for result in self.results] if self.here else [*self.results.map(what).collect()]
 
     def stream(self, what: Callable[[R], Iterable[V]], parts: int = 0) -> Iterator[V]:
-        """All items of what(result) of each result. They come to the driver in this many parts, each of which fits an
-        executor's memory and the driver's Java; 0: as they were made."""
+        """All items of what(result) of each result. parts: number of parts in which the items come to the driver, each
+        of which fits an executor's memory and the driver's Java; 0: as the items were made."""
         if self.here:
             return chain.from_iterable(map(what, self.results))
         pieces = self.results.flatMap(what)
@@ -88,7 +88,7 @@ class Kept(Generic[R]):
 
 
 def keep(spark: Any, work: Callable[[T], Iterable[R]], items: Sequence[T], progress: Progress = silent) -> Kept[R]:
-    """All results of work(item) of each item. Results are small: Java holds one at a time."""
+    """Run work(item) for each item, and keep all results. Each result is small: Java holds one at a time."""
     if spark is None or not items:
         return Kept([*chain.from_iterable(each(None, lambda item: [*work(item)], items, progress))])
     return Kept(_spread(spark, items).flatMap(work))
@@ -98,7 +98,7 @@ def regroup(
     spark: Any, kept: Sequence[Kept[R]], pick: Callable[[R], Iterable[tuple[int, V]]],
     work: Callable[[list[V]], T], groups: int,
 ) -> Kept[T]:  # fmt: skip
-    """work(values) of each group. pick: (number of the group, value) pairs of a result."""
+    """Run work(values) for each group of values. pick: (number of the group, value) pairs of a result."""
     there = [results.results for results in kept if not results.here]
     if not there:
         found: defaultdict[int, list[V]] = defaultdict(list)

@@ -27,7 +27,8 @@ from hadelay.pipeline.tasks import Progress, each
 R = TypeVar("R")
 
 _COUNTS = ("due", "waiting", "handed_out", "acked")
-#: Counts of a topic in a second (Unix time): due and waiting by the due time, handed_out and acked by the event's.
+#: Counts of a topic's messages in a second (Unix time). due and waiting count by the due time, handed_out and acked by
+#: the time of the event.
 SECONDS = np.dtype([("topic", "<u4"), ("second", "<i8"), *((name, "<i8") for name in _COUNTS)])
 #: Number of a topic's entries that fell due in an hour and were handed out with the lateness of `code`.
 LATE = np.dtype([("topic", "<u4"), ("hour", "<u4"), ("code", "<u4"), ("count", "<i8"), ("max_ms", "<i8")])
@@ -35,13 +36,13 @@ _CODE_BITS, _HOUR_BITS = 14, 24
 
 
 class Entries(NamedTuple):
-    """Facts per entry of an hour."""
+    """Facts about the entries of an hour, as columns."""
 
     topic: npt.NDArray[np.uint32]
     due_ms: npt.NDArray[np.int64]
-    #: Number of the last event, which is the largest; 0: none.
+    #: Number of an entry's last event, which is its largest number; 0: no event.
     last: npt.NDArray[np.uint8]
-    #: When the answer to the consumer was written; the grant's time if that is not `measured`; -1: never.
+    #: Time when the answer to the consumer was written, or time of the grant if not `measured`; -1: never handed out.
     handed_out_ms: npt.NDArray[np.int64]
     acked_ms: npt.NDArray[np.int64]
     measured: npt.NDArray[np.bool_]
@@ -50,7 +51,8 @@ class Entries(NamedTuple):
 def over_hours(
     spark: Any, options: JobOptions, work: Callable[..., R], progress: Progress, hours: int = DEAD_HOURS
 ) -> tuple[int, list[R], NameMap]:  # fmt: skip
-    """(as_of_ms, work(store, verify, as_of_ms, files) of each selected hour, names). hours: how far to look ahead."""
+    """Run `work` on each selected hour; returns (as_of_ms, results, names). work: takes (store, verify, as_of_ms,
+    files). hours: number of hours to look ahead."""
     store, source = open_hours(options.source, options.archive), options.source
     found = listing(store, source)
     until = min(found.as_of_ms // HOUR_MS + hours + 1, DEAD_HOURS)
@@ -96,7 +98,7 @@ def entries(store: Store, verify: bool, files: HourFiles) -> Entries:
 
 
 def per_second(store: Store, verify: bool, as_of_ms: int, files: HourFiles) -> Rows:
-    """SECONDS of an hour's entries."""
+    """Counts per second of an hour's entries, as SECONDS rows."""
     found = entries(store, verify, files)
     out, acked = found.handed_out_ms >= 0, found.acked_ms >= 0
     waiting = ~out & np.isin(found.last, (0, Event.NACKED, Event.LEASE_EXPIRED))
@@ -107,14 +109,14 @@ def per_second(store: Store, verify: bool, as_of_ms: int, files: HourFiles) -> R
 
 
 def _counted(name: str, topic: npt.NDArray[np.uint32], at_ms: npt.NDArray[np.int64]) -> Rows:
-    """SECONDS with one count set."""
+    """SECONDS rows in which only the count `name` is set."""
     if not len(topic):
         return np.zeros(0, SECONDS)
     second = at_ms // 1000
     base = int(second.min())
     width = int(second.max()) - base + 1
     key = topic.astype(np.int64) * width + (second - base)
-    if (int(topic.max()) + 1) * width <= 4 * len(topic) + (1 << 20):  # dense: no sort needed
+    if (int(topic.max()) + 1) * width <= 4 * len(topic) + (1 << 20):  # the keys are dense: count them without a sort
         totals = np.bincount(key)
         keys = np.flatnonzero(totals)
         counts = totals[keys]
@@ -126,12 +128,12 @@ def _counted(name: str, topic: npt.NDArray[np.uint32], at_ms: npt.NDArray[np.int
 
 
 def merged(parts: Sequence[Rows]) -> Rows:
-    """SECONDS with one row per second and topic, ascending."""
+    """Merge parts into SECONDS with one row per second and topic, ascending."""
     return summed(np.concatenate([np.zeros(0, SECONDS), *parts]), ("second", "topic"))
 
 
 def summed(found: Rows, by: tuple[str, ...]) -> Rows:
-    """SECONDS with one row per value of `by`, ascending, and summed counts."""
+    """Sum SECONDS rows into one row per value of `by`, ascending."""
     if not len(found):
         return found
     found = found[np.lexsort([found[name] for name in reversed(by)])]
@@ -147,7 +149,7 @@ def summed(found: Rows, by: tuple[str, ...]) -> Rows:
 
 
 def dense(whole: Rows, name: str, first: int, last: int) -> npt.NDArray[np.int64]:
-    """Counts of every second of [first, last]. whole: SECONDS with one row per second."""
+    """Values of the count `name` for every second of [first, last]. whole: SECONDS with one row per second."""
     found = np.zeros(last - first + 1, np.int64)
     inside = (whole["second"] >= first) & (whole["second"] <= last)
     found[whole["second"][inside] - first] = whole[name][inside]
@@ -196,7 +198,8 @@ def instant(second: int) -> str:
 def by_hour(
     found: Rows, hours: npt.NDArray[np.integer], names: NameMap, describe: Callable[[Rows], dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """`describe` of each hour's rows, of all topics (topic: none) and of each topic. hours: the hour of each row."""
+    """Table rows with `describe` of each hour: a row for all topics (topic: none), and a row for each topic. hours: the
+    hour of each row in `found`."""
     table = []
     for hour in np.unique(hours).tolist():
         of_hour = found[hours == hour]

@@ -58,7 +58,7 @@ class Extent(NamedTuple):
 
 
 class VerifiedReader:
-    """One per node."""
+    """Reads records, verifies them, and has damaged records repaired. One object per node."""
 
     def __init__(self, replica: Replica, runtime: Runtime, repairer: Repairer) -> None:
         self._replica, self._runtime, self._repairer = replica, runtime, repairer
@@ -219,7 +219,8 @@ def split_record(record: bytes) -> tuple[bytes, bytes]:
 
 
 class Repairer:
-    """One per node. Serves the link operation "bytes"."""
+    """Fetches undamaged bytes from other nodes and repairs damaged files with them. Serves the link operation "bytes".
+    One object per node."""
 
     def __init__(self, name: str, replica: Replica, link: Link, peers: Peers) -> None:
         self._name, self._replica, self._link, self._peers = name, replica, link, peers

@@ -104,7 +104,7 @@ Files: TypeAlias = "Directory | Location"
 
 
 def open_archive(where: str) -> Files:
-    """The files in a directory or at a URI. BadRequest for an unknown kind of URI."""
+    """Open the archive in a directory or at a URI. Raises BadRequest for an unknown kind of URI."""
     where = where.removeprefix("file://")
     if "://" not in where:
         return Directory(where)

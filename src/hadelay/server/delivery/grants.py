@@ -367,7 +367,7 @@ class _Item:
     """A deferred delivery, or a callback that waits for earlier deliveries (`poll` is None)."""
 
     poll: Poll | None
-    #: Called with the cluster time.
+    #: Called with the cluster time once the item is due.
     go: Callable[[int], None]
 
 
@@ -377,7 +377,7 @@ class DeferredDeliveries:
     def __init__(self, term: Term) -> None:
         self._term, self._alarm = term, term.alarm(self._ring)
         self._waiting: Deadlines[_Item] = Deadlines()
-        #: Due time of the delivery's last message.
+        #: Latest due time of all deliveries so far, in Unix ms.
         self._last_ms = 0
 
     def __len__(self) -> int:
@@ -387,7 +387,7 @@ class DeferredDeliveries:
         return [item.poll for item in self._waiting if item.poll is not None]
 
     def until_due(self, poll: Poll, delivery: Delivery, release: Callable[[Delivery], None]) -> None:
-        """Call release(delivery) when all messages of the delivery are due, at once if they are."""
+        """Call release(delivery) when all messages of the delivery are due; at once if all are due already."""
         now_ms, due_ms = self._term.now(), int(delivery.rows["deliver_at_ms"].max())
         if due_ms <= now_ms:
             release(delivery._replace(now_ms=now_ms))
@@ -397,7 +397,7 @@ class DeferredDeliveries:
         self._arm()
 
     def when_released(self, done: Callable[[], None]) -> None:
-        """done() as soon as all that is deferred now was released: at once if nothing is."""
+        """Call done() once all deliveries that are deferred now were released; at once if no delivery is deferred."""
         if self._waiting:
             self._waiting.set(_Item(None, lambda now_ms: done()), self._last_ms)
         else:
@@ -408,7 +408,7 @@ class DeferredDeliveries:
         self._arm()
 
     def stop(self) -> None:
-        """Forget the deliveries, and make the calls that wait for them."""
+        """Drop the deferred deliveries, and run the callbacks that wait for the release of deliveries."""
         for item in self._waiting.due(self._last_ms):
             if item.poll is None:
                 item.go(0)

@@ -40,11 +40,11 @@ _PAUSE_S = 0.02
 _RATE_PAUSE_S = 0.1
 #: Least age of an hour that maintenance works on, in hours: the files of younger hours are near (mapped) files.
 _HOURS_PAST = 2
-#: Seconds for which a proof counts that the archive holds an hour.
+#: Time in seconds for which a proof counts that the archive holds an hour.
 _PROOF_S = 60.0
 #: Limit of hours that one check of the archive proves: so many hours are deleted well before the proof expires.
 _PROOF_HOURS = 100
-#: Seconds between two log lines about hours that stay because the archive lacks them.
+#: Interval in seconds of log lines about hours that are not deleted because the archive lacks them.
 _TELL_S = 3600.0
 
 
@@ -295,22 +295,23 @@ class Gate:
         self._proven_at = self._told_at = -_TELL_S
         self._waiting: dict[int, SourceFiles] = {}
         self._asking = self._stopped = False
-        #: The archive's catalogue as the thread read it last.
+        #: The archive's catalogue, as the checking thread read it last.
         self._catalogue: Catalogue | None = None
 
     def stop(self) -> None:
-        """End a running check after its present hour."""
+        """End a running check after the hour that is being checked."""
         self._stopped = True
 
     def holds(self, hour: int, source: SourceFiles) -> bool:
-        """The archive holds the hour as it is here. False: not known; the next `ask` checks the hour, too."""
+        """Whether the archive is known to hold the hour with the same files as this node. If not known, the next `ask`
+        checks the hour."""
         if self._runtime.monotonic() < self._proven_at + _PROOF_S and self._proven.get(hour) == source:
             return True
         self._waiting[hour] = source
         return False
 
     def ask(self) -> None:
-        """Check the hours that wait, unless a check is running."""
+        """Check whether the archive holds the hours that `holds` did not know, unless a check is running."""
         if self._waiting and not self._asking:
             self._asking = True
             wanted = sorted(self._waiting.items())

@@ -27,7 +27,7 @@ class TokenService(Service):
 
     def __init__(self, node: Node) -> None:
         super().__init__(node)
-        #: Whether this node has been up to date once since it started.
+        #: True once this node has caught up after its start; before that, it may not know all tokens.
         self.knows_tokens = False
 
     @property
@@ -36,7 +36,7 @@ class TokenService(Service):
         return self._node.ledger.tokens
 
     def now_ms(self) -> int:
-        """Cluster time."""
+        """Cluster time in Unix ms; while it is not known, the time of the last applied entry."""
         return self._node.now_ms() if self._node.clock.ready else self._node.ledger.now_ms
 
     async def list_tokens(self) -> list[Token]:
@@ -64,7 +64,7 @@ class TokenService(Service):
         await self._confirm()
 
     async def audit(self, after: int, limit: int) -> list[AuditEntry]:
-        """Entries with a number above `after`, oldest first."""
+        """Entries of the audit trail with a number above `after`, oldest first."""
         await self._confirm()
         return [entry for entry in self._node.ledger.audit.entries if entry.number > after][:limit]
 

@@ -24,14 +24,15 @@ from hadelay.model import Event, encode_id
 from hadelay.server.node import Node
 from hadelay.server.webhooks.calls import Call, CallRequest, Reply, alert_headers, key_of
 
-#: Limit of ids in one call.
+#: Limit of message ids in one alert.
 MOST_IDS = 100
-#: Pause before a call, in seconds: one call tells all deaths that come together.
+#: Pause before an alert, in seconds: one alert reports all messages that die together.
 _GATHER_S = 0.5
-#: Pause after a failed call, in seconds; doubled after each further one, up to alert_interval_ms.
+#: Pause after a failed alert, in seconds; doubled after each further failure, up to alert_interval_ms.
 _RETRY_S = 5.0
 _TIMEOUT_S = 15.0
-#: A new leader finds the untold dead letters by counting from the oldest; above this many it names none.
+#: A new leader finds the dead letters that no alert has reported by counting from the oldest; behind more than this
+#: many reported letters, its alert names no ids.
 _COUNT_OFF = 10_000
 
 log = structlog.get_logger("hadelay")
@@ -41,23 +42,23 @@ log = structlog.get_logger("hadelay")
 class _Watch:
     """One topic with dead letters that no alert has reported yet."""
 
-    #: Place in the dead letters behind the last one told; None: not known, because another node told.
+    #: Position in the dead letters after the last reported one; None: not known, because another node reported it.
     cursor: bytes | None
     scheduled: bool = False
     failures: int = 0
-    #: Monotonic time before which no call is made.
+    #: Monotonic time before which no alert is sent.
     not_before: float = 0.0
 
 
 class Alerts:
-    """One per node."""
+    """Sends alerts about dead letters while this node leads. One object per node."""
 
     def __init__(self, node: Node, call: Call) -> None:
         self._node, self._config, self._call = node, node.config.webhooks, call
         self.sent = self.failed = 0
         self._term = 0
         self._watches: dict[int, _Watch] = {}
-        #: Cursor before which all deaths of topics without a watch were told.
+        #: Position in the dead letters: for topics without a watch, an alert has reported all deaths before it.
         self._since = b""
 
     def on_leader(self, term: int) -> None:
@@ -70,14 +71,14 @@ class Alerts:
                 self.on_topic(topic)
 
     def _now(self) -> bytes:
-        """The cursor behind every message that has died by now."""
+        """The position in the dead letters after every message that has died so far."""
         return struct.pack(">QQ", self._node.ledger.now_ms, (1 << 64) - 1)
 
     def on_follower(self) -> None:
         self._term = 0
 
     def on_topic(self, topic: TopicState) -> None:
-        """Messages of the topic died, or its settings changed."""
+        """Schedule an alert if one is due: messages of the topic died, or its settings changed."""
         if not self._term or not untold(topic) or self._target(topic) is None:
             return
         watch = self._watches.setdefault(topic.number, _Watch(self._since))
@@ -125,7 +126,8 @@ class Alerts:
         self._call(CallRequest(url, headers, body, _TIMEOUT_S), partial(self._told, term, topic, watch, upto, cursor))
 
     def _letters(self, topic: TopicState, watch: _Watch, count: int) -> list[tuple[bytes, int]]:
-        """(cursor, id) of the first untold dead letters, as far as they are known and still kept."""
+        """(position, id) of the first dead letters that no alert has reported, as far as they are known and still
+        kept."""
         if watch.cursor is not None:
             return listing(self._node.ledger, topic, watch.cursor, MOST_IDS)
         told = max(topic.dead - count, 0)
@@ -161,5 +163,5 @@ class Alerts:
 
 
 def untold(topic: TopicState) -> int:
-    """Count of deaths that no alert has told."""
+    """Number of deaths in the topic that no alert has reported."""
     return topic.settled[Event.DEAD] - topic.alerted

@@ -1,4 +1,4 @@
-"""One call: the request with its headers and signature, and the answer.
+"""One webhook call: the request with its headers and signature, and the answer.
 
 The headers follow Standard Webhooks 1.0 (standardwebhooks.com) and CloudEvents 1.0 in binary mode (HTTP binding 3.1);
 docs/reference/webhooks.md lists them. A signature is `v1,` and base64 of HMAC-SHA256 over `id.timestamp.body`, with the
@@ -22,7 +22,8 @@ EVENT_TYPE = "hadelay.message"
 ALERT_TYPE = "hadelay.messages.died"
 PREFIX = "whsec_"
 MIN_KEY_BYTES, MAX_KEY_BYTES = 24, 64
-#: Characters that stay as they are (CloudEvents HTTP binding 3.1.3.2): printable ASCII but space, quote and percent.
+#: Characters of header values that are not percent-encoded (CloudEvents HTTP binding 3.1.3.2): printable ASCII except
+#: space, quote and percent.
 _SAFE = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
 
 
@@ -43,7 +44,8 @@ class Reply(NamedTuple):
 
 
 Done = Callable[[Reply], None]
-#: Makes a call. `Done` is called once, later, on the loop; never after the caller was closed.
+#: A function that makes a webhook call. It calls `Done` once, later, on the event loop; never after the sender was
+#: closed.
 Call = Callable[[CallRequest, Done], None]
 
 
@@ -52,7 +54,7 @@ class Facts(NamedTuple):
 
     id: str
     topic: str
-    #: `/{cluster id}/topics/{topic}`
+    #: Source of the event: `/{cluster id}/topics/{topic}`.
     source: str
     deliver_at: str  # RFC 3339
     attempt: int
@@ -116,7 +118,7 @@ def _escaped(text: str) -> str:
 
 
 def key_of(secret: str) -> bytes:
-    """The signing key: the decoded base64 after `whsec_`, else the secret's own text."""
+    """The signing key of a secret: the decoded base64 after `whsec_`, else the bytes of the secret itself."""
     if secret.startswith(PREFIX):
         with contextlib.suppress(binascii.Error):
             return base64.b64decode(secret.removeprefix(PREFIX), validate=True)
@@ -135,7 +137,7 @@ def secret_problem(secret: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _keyed(key: bytes) -> hmac.HMAC:
-    """A hash with the key already in it: copying the hash costs less than starting another."""
+    """An HMAC hash that is initialized with the key: copying this hash costs less than creating another."""
     return hmac.new(key, digestmod="sha256")
 
 

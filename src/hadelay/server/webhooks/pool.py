@@ -1,4 +1,4 @@
-"""Which webhooks are called, and how many at once.
+"""Decides which webhook calls are made, and how many at once.
 
 The pool is a consumer: while its node leads, it polls for every topic that has a webhook. So grants, leases, commit
 before call, redelivery marks, expiry and fail-over work as for consumers that pull. The pool fetches ahead as much as
@@ -42,25 +42,25 @@ CONSUMER = "webhook"
 _WAIT_MS = 3_600_000
 _SOON_S = 0.005
 _AGAIN_S = 0.1
-#: Why a topic is paused whose receiver answered 410.
+#: Pause reason of a topic whose webhook receiver answered with HTTP 410.
 GONE = "webhook disabled: HTTP 410"
 #: Upper bounds of hadelay_webhook_call_duration_seconds.
 _DURATIONS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-#: Limit of outcomes with counters of their own.
+#: Limit of the number of call outcomes that have their own counter.
 _MOST_OUTCOMES = 32
 
 log = structlog.get_logger("hadelay")
 
 
 class Pool:
-    """One per node."""
+    """Makes the webhook calls of all topics while this node leads. One object per node."""
 
     def __init__(self, node: Node, call: Call) -> None:
         self._node, self._config, self._call = node, node.config.webhooks, call
         self._runtime, self._dispatcher = node.runtime, node.dispatcher
         self.reports = Reports(node.name, node.runtime, node.propose)
         self.queues: dict[int, WebhookQueue] = {}
-        #: Queues with jobs that found no room, in the order of their turns.
+        #: Queues whose jobs wait because of a limit of concurrent calls, in the order of their turns.
         self._turns: deque[WebhookQueue] = deque()
         self._resuming = False
         self._hosts: Counter[str] = Counter()
@@ -74,7 +74,7 @@ class Pool:
 
     @property
     def busy(self) -> bool:
-        """Calls are under way, or their outcomes are not committed yet."""
+        """Whether calls are under way, or their outcomes are not committed yet."""
         return bool(self.in_flight or self.reports.busy or any(queue.held for queue in self.queues.values()))
 
     # leading
@@ -85,11 +85,11 @@ class Pool:
             self.on_topic(topic)
 
     def on_follower(self) -> None:
-        """Fetch no more; the dispatcher has answered the polls."""
+        """Stop fetching messages; the dispatcher has answered the polls."""
         self._term = 0
 
     def on_topic(self, topic: TopicState) -> None:
-        """The topic was created, changed or deleted."""
+        """Start, change or end the queue of a topic that was created, changed or deleted."""
         queue = self.queues.get(topic.number)
         if topic.exists and topic.settings.webhook is not None:
             if queue is None:
@@ -111,15 +111,15 @@ class Pool:
         if queue.removed and not queue.held and self.queues.get(queue.number) is queue:
             del self.queues[queue.number]
 
-    # fetching
+    # fetching messages
 
     def _fetch(self, queue: WebhookQueue, request_id: bytes = b"") -> None:
         if not self._term or queue.removed:
             return
         most = queue.calls + queue.ahead(self._runtime.monotonic())
         room = most - queue.held - sum(poll.max for poll in queue.polls)
-        # Two polls, each for half: one waits for due messages while the grant of the other is being committed. A poll
-        # asks for a quarter of the slots at least, not for each slot that gets free.
+        # Keep two polls, each for half of the queue's slots: one waits for due messages while the grant of the other is
+        # being committed. A poll asks for at least a quarter of the slots, so that not each free slot causes a poll.
         while len(queue.polls) < 2 and room >= max(1, most // 4):
             number = request_id or f"{self._term}-{next(self._numbers)}".encode()
             request_id = b""
@@ -128,7 +128,7 @@ class Pool:
             poll.done = partial(self._fetched, queue, poll)
             queue.polls.add(poll)
             room -= poll.max
-            # Later, because a poll may be answered at once, while this queue is being worked on.
+            # Ask later, because a poll may be answered at once, while this queue is being worked on.
             self._runtime.call_soon(self._ask, queue, poll)
 
     def _ask(self, queue: WebhookQueue, poll: Poll) -> None:
@@ -138,18 +138,19 @@ class Pool:
     def _fetched(self, queue: WebhookQueue, poll: Poll, delivery: Delivery | None, error: HadelayError | None) -> None:
         queue.polls.discard(poll)
         if delivery is None:
-            # Repeat with the same request id: if the first request was granted after all, its grant comes back.
+            # Repeat the failed poll with the same request id: if the first poll was granted messages after all, the
+            # repeated poll gets them.
             self._runtime.call_later(_AGAIN_S, self._fetch, queue, poll.request_id)
             return
         queue.jobs.extend(jobs_of(delivery, self._runtime.monotonic(), queue.floor))
         self._run(queue)
         self._fetch(queue)
 
-    # calling
+    # calling receivers
 
     def _run(self, queue: WebhookQueue) -> None:
-        """Begin as many of the queue's calls as limits allow, of many some now and the others soon. None for a paused
-        topic, and none about messages that were purged meanwhile."""
+        """Begin as many of the queue's calls as limits allow: some now, the others soon. Begin no call for a paused
+        topic, and none about messages that were purged."""
         topic = self._node.ledger.topics[queue.number]
         if topic.floor != queue.floor:
             queue.floor = topic.floor
@@ -165,7 +166,7 @@ class Pool:
                     self._runtime.call_later(_SOON_S, self._resume)
                 break
             job = queue.jobs[0]
-            if job.floor != queue.floor:  # out of the queue when its topic was purged
+            if job.floor != queue.floor:  # the job was out of the queue when its topic was purged
                 self._settle(queue.jobs.popleft(), (-1, "purged"))
                 continue
             if job.ends - self._runtime.monotonic() < queue.needs_s:
@@ -198,7 +199,7 @@ class Pool:
         self._take_turns()
 
     def _take_turns(self) -> None:
-        """Run the queues that found no room before."""
+        """Begin calls of the queues that had to wait because of a limit."""
         for _ in range(len(self._turns)):
             if self.in_flight >= self._config.max_calls:
                 break
@@ -214,7 +215,8 @@ class Pool:
         return queue.calling < max(1, most // busy)
 
     def _read(self, queue: WebhookQueue, job: CallJob) -> bool:
-        """False when the record comes from the disk or another node: meanwhile the job is out of the queue."""
+        """Read the record of a job. False if the record comes from the disk or another node: until then the job is out
+        of the queue."""
         queue.jobs.popleft()
         queue.absent += 1
         queue.reading += 1
@@ -238,13 +240,14 @@ class Pool:
         return record is not None
 
     def _begin(self, queue: WebhookQueue, job: CallJob) -> bool:
-        """Call about a job. False: the host has as many calls as it may have."""
+        """Begin the call of a job. False if the host has reached its limit of concurrent calls."""
         assert job.record is not None
         packed, body = split_record(job.record)
         meta, webhook = unpack(packed), queue.webhook
         url, extra = webhook.url, webhook.headers
         if meta.cb is not None and webhook.allow_per_message:
-            # A message's own URL gets no secret that is meant for the topic's receiver.
+            # A message's own URL gets the topic's headers only at the same origin: the headers may hold secrets for the
+            # topic's receiver.
             url, extra = meta.cb, extra if origin_of(meta.cb) == origin_of(webhook.url) else ()
         host = urlsplit(url).netloc
         if self._hosts[host] >= self._config.host_calls:
@@ -291,7 +294,8 @@ class Pool:
         self._forget(queue)
 
     def _extend(self, queue: WebhookQueue) -> None:
-        """Extend the leases into which a call no longer fits, because their jobs waited too long for their turn."""
+        """Extend the leases that have too little time left for a call, because their jobs waited long for their
+        turn."""
         soon = self._runtime.monotonic() + queue.needs_s
         late = [job for job in queue.jobs if job.ends < soon]
         queue.jobs = deque(job for job in queue.jobs if job.ends >= soon)
@@ -312,7 +316,8 @@ class Pool:
         self._node.propose(command, extended)
 
     def _disable(self, queue: WebhookQueue) -> None:
-        """Pause the topic: its receiver answered 410. Fetched messages go back uncalled; `:resume` calls again."""
+        """Pause the topic, because its receiver answered 410. Fetched messages are nacked without a call; `:resume`
+        starts calls again."""
         topic = self._node.ledger.topics[queue.number]
         webhook = topic.settings.webhook
         if topic.exists and not topic.settings.paused and webhook is not None and webhook.url == queue.webhook.url:
@@ -322,11 +327,11 @@ class Pool:
         while queue.jobs:
             self._settle(queue.jobs.popleft(), (uncounted(0), "HTTP 410"))
 
-    # numbers
+    # counters
 
     def _count(self, answer: Reply) -> None:
         outcome = f"{answer.status // 100}xx" if answer.status else answer.reason.replace(" ", "_")
-        # Reasons may come from a library, so the number of counters is bounded.
+        # Reasons of failed calls may come from a library, so the number of counters is bounded.
         known = outcome in self.outcomes or len(self.outcomes) < _MOST_OUTCOMES
         self.outcomes[outcome if known else "other"] += 1
         self.durations.observe(answer.seconds)
@@ -361,7 +366,8 @@ class Webhooks:
         self.alerts.on_follower()
 
     def on_topic(self, topic: TopicState) -> None:
-        """The topic's settings changed, or messages of the topic died. Apply calls this, so the work is done later."""
+        """Note that the topic's settings changed, or that messages of the topic died. Apply calls this, so the work is
+        done later."""
         if topic.settled[Event.DEAD] and topic.number not in self._died:
             self._died.add(topic.number)
             log.warning("first_death", topic=topic.name, look=f"hadelay dead list {topic.name}")

@@ -1,4 +1,4 @@
-"""The queue of a topic with a webhook, and the reports of what came of its calls."""
+"""The queue of a topic with a webhook, and the reports of the outcomes of its calls."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -20,20 +20,21 @@ from hadelay.raft.ports import Propose
 from hadelay.server.webhooks.calls import key_of
 from hadelay.settings.topic import TopicSettings, Webhook
 
-#: {term, seq, position, hour, index}: a LEASE row.
+#: A lease as {term, seq, position, hour, index}, the fields of a LEASE row.
 Lease = tuple[int, int, int, int, int]
-#: (delay as encode_nack takes it, reason); None: ack.
+#: Outcome to report for a lease: (delay as encode_nack takes it, reason) for a nack, None for an ack.
 Verdict = tuple[int, str] | None
-#: Limit of leases in one command.
+#: Limit of leases in one ack or nack command.
 _MOST_LEASES = 1_000
 #: Pause before outcomes are proposed again, in seconds.
 _AGAIN_S = 0.05
-#: A lease lasts for two calls, the one before and its own, and this much longer.
+#: Margin of a lease in ms: a lease lasts for the timeouts of two calls, its own and the one before, and for this
+#: margin.
 _MARGIN_MS = 5_000
-#: Time left of a lease after its call, to report the outcome.
+#: Time kept free in a lease after its call, in seconds, to report the outcome.
 _REPORT_S = 2.0
-#: Smallest limits of calls of a topic begun at once, and per second; a receiver that answers gets twice its own rate.
-#: Calls that begin together also time out together, and all others on this thread wait meanwhile.
+#: Smallest limits of a topic's calls: begun at once, and begun per second. A receiver that answers gets twice its own
+#: rate. Calls that begin together also time out together, and all other work on this thread waits meanwhile.
 _AT_A_TIME = 8
 _A_SECOND = 200.0
 _SOON_S = 0.005
@@ -48,7 +49,7 @@ class CallJob:
     lease: Lease
     #: End of the lease on the monotonic clock, in seconds.
     ends: float
-    #: `Topic.floor` when the job was fetched: the message was purged if that has risen since.
+    #: `Topic.floor` when the job was fetched: if `Topic.floor` has risen since, the message was purged.
     floor: int
     first_id: int
     deliver_at_ms: int
@@ -56,7 +57,7 @@ class CallJob:
     size: int
     attempt: int
     redelivered: bool
-    #: Set while the job waits for its host to have room.
+    #: The message's record; set only while the job waits for a free call slot of its host.
     record: bytes | None = None
 
 
@@ -70,17 +71,18 @@ class WebhookQueue:
         self.calling = 0
         #: Number of jobs that have had their turn and wait for their record from the disk.
         self.reading = 0
-        #: Count of jobs out of the queue: `reading`, and those whose lease is being extended.
+        #: Number of jobs that are out of the queue: jobs in `reading`, and jobs whose lease is being extended.
         self.absent = 0
         self.polls: set[Poll] = set()
         self.removed = False
-        #: `Topic.floor`: messages fetched before it rose were purged.
+        #: `Topic.floor` as last seen: messages fetched before it rose were purged.
         self.floor = topic.floor
-        #: A timer will extend the leases of jobs that wait for the end of a pause.
+        #: True while a timer is set that will extend the leases of jobs waiting for the end of a pause.
         self.keeping = False
-        #: Calls answered since `_since`, and in the tenth of a second before that.
+        #: Number of calls answered since `_since`; the monotonic time `_since`; and number of calls answered in the
+        #: tenth of a second before that time.
         self.answered, self._since, self._pace = 0, 0.0, 0.0
-        #: Calls that may begin, as of `_filled`.
+        #: Number of calls that may begin (token bucket), as of the monotonic time `_filled`.
         self.tokens, self._filled = float(_AT_A_TIME), 0.0
 
     def set(self, settings: TopicSettings, most_calls: int, max_lease_ms: int) -> None:
@@ -91,7 +93,7 @@ class WebhookQueue:
         self.calls = min(settings.concurrency or most_calls, most_calls)
         self.lease_ms = min(2 * self.webhook.timeout_ms + _MARGIN_MS, max_lease_ms)
         self.timeout_s = min(self.webhook.timeout_ms, self.lease_ms // 2) / 1000
-        #: Time that a lease must have left to begin a call: for the call, and to report its outcome.
+        #: Time in seconds that a lease must have left to begin a call: for the call, and to report its outcome.
         self.needs_s = self.timeout_s + min(_REPORT_S, self.lease_ms / 4000)
 
     def may_begin(self, mono: float) -> bool:
@@ -108,8 +110,8 @@ class WebhookQueue:
             self._pace, self._since, self.answered = self.answered * _PACE_S / passed_s, mono, 0
 
     def ahead(self, mono: float) -> int:
-        """Number of messages to fetch beyond `calls`: one round, or as many as the receiver takes in two tenths of a
-        second, because a grant has to be committed first."""
+        """Number of messages to fetch in addition to the limit `calls`: as many again, or as many as the receiver takes
+        in two tenths of a second, because a grant has to be committed first."""
         self._measure(mono)
         return max(self.calls, min(int(2 * self._pace), _MOST_AHEAD))
 
@@ -131,7 +133,7 @@ def jobs_of(delivery: Delivery, mono: float, floor: int) -> Iterator[CallJob]:
 
 
 class Reports:
-    """Outcomes of calls, proposed as acks and nacks, many to a command.
+    """Proposes the outcomes of webhook calls as acks and nacks, many in one command.
 
     While one round is being committed, the next one gathers. A report is repeated until it is answered or its lease is
     over: group commit takes it to the leader, so calls that were under way when this node lost the lead are settled
@@ -139,7 +141,7 @@ class Reports:
 
     def __init__(self, node: str, runtime: Runtime, propose: Propose) -> None:
         self.node, self.runtime, self.propose = node, runtime, propose
-        #: (lease, its end in monotonic seconds) by verdict.
+        #: Outcomes that wait to be proposed, by verdict: (lease, end of the lease in monotonic seconds).
         self._waiting: dict[Verdict, list[tuple[Lease, float]]] = {}
         self._in_flight = 0
         self._resting = False
@@ -172,7 +174,8 @@ class Reports:
     def _told(self, verdict: Verdict, part: list[tuple[Lease, float]], result: Any, error: HadelayError | None) -> None:
         self._in_flight -= 1
         if error is not None or not isinstance(result, LeaseResult):
-            # Proposing twice is harmless: a lease that was settled the first time says so.
+            # Propose the outcomes again, which is harmless: a lease that was settled the first time is reported as
+            # settled.
             self._waiting.setdefault(verdict, []).extend(part)
             self._resting = True
             self.runtime.call_later(_AGAIN_S, self._rested)

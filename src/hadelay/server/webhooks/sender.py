@@ -1,4 +1,5 @@
-"""Calls: an HTTP/1.1 POST on a connection that is kept, and the outcome in words that fit into a history.
+"""Makes webhook calls: an HTTP/1.1 POST on a connection that is reused; the outcome is described in a few words for the
+message's history.
 
 This is a client of our own because a general one costs three times as much per call (ADR 0088). It sends one request
 at a time on a connection; of an answer it reads the status, `Retry-After`, and where the answer ends.
@@ -33,23 +34,24 @@ from hadelay.server.webhooks.calls import CallRequest, Done, Reply
 
 #: Limit of an answer's head, and of its body, in bytes; beyond, the connection is closed.
 MAX_ANSWER = 16 << 10
-#: Connections idle for longer are closed here: some servers close theirs after 5 s, and what is sent then fails.
+#: Idle time after which a connection is closed, in seconds: some servers close idle connections after 5 s, and a
+#: request sent just then fails.
 _IDLE_S = 4.0
 #: Time for which a host's addresses are used before they are looked up again.
 _DNS_S = 10.0
-#: Time to wait for a new look-up of a known name; then its old addresses are used. Look-ups share a few threads, and
-#: one topic's slow names must not cost the others their calls.
+#: Timeout of a repeated look-up of a host's name, in seconds; after that the host's old addresses are used. Look-ups
+#: share a few threads, and slow names of one topic must not delay the calls of others.
 _SLOW_DNS_S = 1.0
 _MAX_NAMES = 1_024
-#: Time before the next address of a host is tried beside the one that does not answer (RFC 8305).
+#: Time without an answer, in seconds, after which the next address of a host is tried in parallel (RFC 8305).
 _NEXT_ADDRESS_S = 0.25
 _NO_ANSWER = "no HTTP answer"
-#: Limit of Retry-After; a message waits no longer than limits.max_delay anyway.
+#: Limit of the Retry-After of an answer, in seconds; a message waits no longer than limits.max_delay anyway.
 _LONGEST_WAIT_S = 1e9
 
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9]\d\d)(?: [^\r\n]*)?(?:\r?\n|\Z)")
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
-#: The header fields of an answer that matter.
+#: Header fields of an answer that this client evaluates.
 _FIELD = re.compile(rb"(?i)\n(connection|content-length|retry-after|transfer-encoding)[ \t]*:[ \t]*([^\r\n]*)")
 _DIGITS = re.compile(rb"\d{1,15}[ \t]*\Z")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
@@ -73,11 +75,11 @@ class Sender:
     def __init__(self, guard: Guard, user_agent: str, resolve: Resolve | None = None) -> None:
         self._guard, self._loop = guard, asyncio.get_running_loop()
         self._resolve = resolve or self._look_up
-        #: Header lines by name; a topic's own headers replace them.
+        #: Default header lines by name; a topic's own headers replace them.
         self._defaults = {"user-agent": f"User-Agent: {user_agent}\r\n", "accept": "Accept: */*\r\n"}
         #: Calls under way.
         self.calls: set[_Call] = set()
-        #: Connections without a call, in the order in which they became idle.
+        #: Idle connections by server, in the order in which they became idle.
         self._idle: dict[Endpoint, list[_Connection]] = {}
         self._sweeping: asyncio.TimerHandle | None = None
         #: Look-ups by (host, port), the least recently used first.
@@ -172,7 +174,7 @@ class Sender:
             name.until = now + _DNS_S
             name.task = asyncio.ensure_future(self._resolve(host, port))
             name.task.add_done_callback(name.resolved)
-        # Shielded: several calls wait for one look-up, and each may be cancelled.
+        # Shield the look-up from cancellation: several calls wait for it, and each call may be cancelled.
         if name.found is not None and not name.task.done():
             await asyncio.wait((name.task,), timeout=_SLOW_DNS_S)
         return name.found if name.found is not None else await asyncio.shield(name.task)
@@ -208,7 +210,7 @@ class _Name:
         #: Addresses found last, valid until `until`; None when the last look-up failed, or none was made.
         self.found: list[AddrInfoType] | None = None
         self.until = 0.0
-        #: The latest look-up.
+        #: Task of the latest look-up of the host's addresses.
         self.task: asyncio.Future[list[AddrInfoType]] | None = None
 
     def resolved(self, task: asyncio.Future[list[AddrInfoType]]) -> None:
@@ -225,32 +227,33 @@ class _Call:
         self.status = 0
         self.retry_after_ms: int | None = None
         self.timer: asyncio.TimerHandle
-        #: Connects, unless an idle connection was there.
+        #: Task that opens a connection; None if the call uses an idle connection.
         self.task: asyncio.Task[None] | None = None
         self.connection: _Connection | None = None
 
     def end(self) -> None:
-        """Stop the timer, and close the connection unless that is idle again."""
+        """Stop the call's timer, and close its connection unless the connection is idle again."""
         self.timer.cancel()
         if self.connection is not None:
             self.connection.drop()
 
 
 class _Connection(asyncio.Protocol):
-    """call: the call under way; None while the connection is idle."""
+    """A connection to a receiver. call: the call under way; None while the connection is idle."""
 
     def __init__(self, sender: Sender, endpoint: Endpoint, call: _Call) -> None:
         self.sender, self.endpoint = sender, endpoint
         self.call: _Call | None = call
         self.since = 0.0
-        #: The connection had a call before this one; and no byte of the answer to this one came yet.
+        #: _used: the connection had a call before the present one. _silent: no byte of the answer to the present call
+        #: came yet.
         self._used, self._silent = False, True
         #: Received bytes of the answer: first of the head, then of the body.
         self._buffer = b""
-        #: Whether the connection may be used again; and the body's length: None for chunks, more than MAX_ANSWER if the
-        #: body ends with the connection.
+        #: _keep: whether the connection may be used again. _length: length of the answer's body; None for chunks, more
+        #: than MAX_ANSWER if the body ends with the connection.
         self._keep, self._length = False, cast(int | None, 0)
-        #: Where the next chunk begins.
+        #: Offset in the answer's body at which the next chunk begins.
         self._next = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -271,7 +274,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         call = self.call
         if call is None:
-            self.transport.abort()  # bytes without a request
+            self.transport.abort()  # the receiver sent bytes without a request
             return
         self._silent = False
         searched = max(0, len(self._buffer) - 3)
@@ -286,7 +289,7 @@ class _Connection(asyncio.Protocol):
                 self.sender.over(call, _NO_ANSWER)
                 return
             head, data, searched = data[: end.start()], data[end.end() :], 0
-            # Interim answers (1xx) are skipped; but after 101 the connection would not speak HTTP any more.
+            # Skip interim answers (1xx), except 101: after 101 the connection would not speak HTTP any more.
             if line[2][:1] != b"1" or line[2] == b"101":
                 call.status = int(line[2])
                 self._frame(call, line[1] == b"1", head)
@@ -303,7 +306,8 @@ class _Connection(asyncio.Protocol):
         self.sender.over(call, "")
 
     def _frame(self, call: _Call, persistent: bool, head: bytes) -> None:
-        """Read from a head where its body ends, and whether the connection stays (RFC 9112, 6.3 and 9.3)."""
+        """Read from an answer's head where its body ends, and whether the connection stays open (RFC 9112, 6.3 and
+        9.3)."""
         fields: dict[bytes, bytes] = {}
         doubtful = False
         for name, value in _FIELD.findall(head):
@@ -326,7 +330,8 @@ class _Connection(asyncio.Protocol):
         call.retry_after_ms = retry_after_ms(fields.get(b"retry-after", b"").decode("latin-1"), _LONGEST_WAIT_S)
 
     def _chunks(self, data: bytes) -> int:
-        """Where a chunked body ends; more than MAX_ANSWER while that is not known, or if the chunks are malformed."""
+        """Offset at which a chunked body ends; more than MAX_ANSWER while the end is not known, or if the chunks are
+        malformed."""
         while chunk := _CHUNK.match(data, self._next):
             size = int(chunk[1], 16)
             if not size:
@@ -340,7 +345,8 @@ class _Connection(asyncio.Protocol):
         if call is None:
             self.sender.lost(self)
         elif self._used and self._silent and (exc is None or isinstance(exc, ConnectionError)):
-            # The receiver closed the idle connection as this call was sent (RFC 9112, 9.3.1).
+            # The receiver closed the idle connection just as this call was sent: repeat the call on a new connection
+            # (RFC 9112, 9.3.1).
             self.sender.connect(call)
         else:
             self.sender.over(call, "connection closed" if exc is None else why(exc))
@@ -355,7 +361,8 @@ def _tls_context() -> ssl.SSLContext:
 
 @lru_cache(maxsize=1024)
 def _target(url: str) -> tuple[Endpoint, str]:
-    """Where to connect, and the first lines of the request. Raises ValueError."""
+    """The server to connect to for a URL, and the first lines of the request. Raises ValueError for a URL that cannot
+    be called."""
     parts = URL(url, encoded=True)
     if not parts.raw_host or parts.port is None:
         raise ValueError("a URL without a host")
@@ -373,7 +380,7 @@ def failure(status: int) -> str:
 
 
 def why(error: BaseException) -> str:
-    """Why there was no answer, out of a small set of words: they are kept with the message for its owner."""
+    """Why a call got no answer, in one of a few fixed phrases, which are kept with the message for its owner."""
     if isinstance(error, AddressRefused):
         return "address refused"
     if isinstance(error, (socket.gaierror, UnicodeError)):
