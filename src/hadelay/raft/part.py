@@ -69,7 +69,7 @@ class Ready:
         self.notices.append((notice, about))
 
 
-#: done(index, error, ready): everything committed before the read began is at or before `index`.
+#: Callback done(index, error, ready) of a read: all entries committed before the read began are at or before `index`.
 ReadDone = Callable[[int, HadelayError | None, Ready], None]
 
 
