@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,14 @@ class Pki:
 
     def make(self, name: str, days: int = 2) -> Path:
         return make_certificate(self.directory, name, ("127.0.0.1", "localhost"), days)
+
+    def expire(self, name: str) -> None:
+        """Issue the certificate again, as one that ended yesterday."""
+        self.make(name)
+        new = ("openssl", "req", "-new", "-key", f"{name}.key", "-subj", f"/CN={name}", "-out", f"{name}.csr")
+        signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-days", "-1", "-out", f"{name}.pem")
+        for command in (new, ("openssl", "x509", "-req", "-in", f"{name}.csr", *signed)):
+            subprocess.run(command, cwd=self.directory, check=True, capture_output=True)
 
     @property
     def ca(self) -> str:

@@ -89,7 +89,7 @@ async def test_frames_of_every_size_arrive_both_ways(pki: Pki) -> None:
 
 @on_uvloop
 async def test_who_is_refused(pki: Pki, strangers: Pki, caplog: pytest.LogCaptureFixture) -> None:
-    pki.make("n4", days=-1)
+    pki.expire("n4")
     expired = Certificates("raft", *pki.files("n4"), mutual=True)
     cases = [
         ("n2", strangers.mutual("n2"), "self-signed certificate in certificate chain|unable to get local issuer"),
