@@ -73,7 +73,7 @@ KINDS: dict[str, tuple[str, str | None]] = {
     "late p99": ("lateness, p99, ms", None),
     "cpu": ("processor, share of a core", None),
 }
-#: Branches of `growing`: name → when the branch is violated.
+#: Branches of the check `growing`: name → condition that breaks the promise.
 BRANCHES = {
     kind: f"{title}: {'more than' if kind in _LEVELS else 'grows by more than'} `watch.{key}` allows"
     for kind, (title, key) in KINDS.items()

@@ -66,7 +66,7 @@ class Traffic:
         #: (time, number) of messages whose TTL ends before that time, unless a consumer acks them.
         self._expiring: deque[tuple[float, int]] = deque()
         self._acked: set[str] = set()
-        #: Time of the last message with a marker.
+        #: Time of the last publish that carried a marker for the journals.
         self._marked = 0.0
 
     def client(self, urls: Sequence[str] | None = None) -> AsyncClient:

@@ -135,7 +135,8 @@ class SimWorld:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A job of a lane. on_loop: whether the job runs on the loop, decided when it begins."""
+    """A job of one of the process's threads. on_loop: whether the job runs on the event loop instead, decided at its
+    start."""
 
     fn: Callable[[], Any]
     done: Ended

@@ -51,7 +51,7 @@ class Parts:
 
     def __init__(self, only: frozenset[str] | None = None) -> None:
         self.only = only
-        #: All that came up, in order.
+        #: Names of all parts that the run drew, in order.
         self.seen: list[str] = []
 
     def take(self, name: str) -> bool:

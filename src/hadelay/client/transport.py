@@ -164,13 +164,12 @@ class Transport:
         retry: bool = True,
     ) -> T:
         """Send a request; returns the result of `read` for a 2xx answer, and raises an error for other answers.
-        timeout_s: limit of all tries together. answer_within_s: limit of one try, after which the next address is
-        tried."""
+        timeout_s: limit of all tries together. answer_within_s: limit of one try at one address."""
         request = _Request(method, path, data, headers or {}, to_leader)
         total_s = self.timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + total_s
         if retry and answer_within_s is None:
-            # A frozen node takes requests and answers none, so each address gets its share of the time.
+            # A frozen node never answers, so each address gets its share of the time.
             answer_within_s = total_s / len(self.urls)
         backoff_s = _FIRST_BACKOFF_S
         failures = strangers = 0
@@ -187,8 +186,7 @@ class Transport:
                 # does not help.
                 strangers = strangers + 1 if isinstance(error, NotANode) and not error.retryable else 0
                 again = strangers < len(self.urls) if strangers else _worth_retrying(error)
-                # A Retry-After from something other than a node, such as a proxy, concerns only the address it came
-                # from.
+                # A Retry-After of a proxy or another server concerns only the server's own address.
                 alone = not error.of_a_node and len(self.urls) > 1
                 pause_s = 0.0 if alone else (error.retry_after_ms or 0) / 1000
                 # Try all addresses without a pause in between; pause only when each has failed.

@@ -98,7 +98,7 @@ class Hosts:
         return not name or _is_address(name) or any(fnmatchcase(name, pattern) for pattern in self._patterns)
 
     def check(self, hosts: Iterable[str]) -> None:
-        """Raises Forbidden."""
+        """Refuse Host headers that name another host. Raises Forbidden."""
         for host in hosts:
             if not self.allows(host):
                 what = f"this node is not asked by the name {host[:128]!r}: add it to http.hosts, or use an address"

@@ -75,7 +75,7 @@ class Rule(NamedTuple):
     as_of_ms: int
     late_ms: int
     grace_ms: int
-    #: First hours of the messages to judge; None: all messages, also those whose first hour is deleted.
+    #: Hours of first filing whose messages are checked; None: all messages, also those whose first hour is deleted.
     homes: frozenset[int] | None
     #: skip: whether to omit damaged or misplaced rows. verify: whether to check the CRCs of rows.
     skip: bool = False

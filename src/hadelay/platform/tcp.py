@@ -36,8 +36,7 @@ _FRAME_TIMEOUT_S = 30.0
 _BACKLOG = 1024
 _RETRY_S = (0.05, 1.0)
 _REFUSED_RETRY_S = 5.0
-#: Limit of replaced links per peer, and its period in seconds. One node replaces its link now and then, when it notices
-#: a broken link first; two nodes with the same name replace each other's all the time, and are refused.
+#: Limit of replaced links per peer and period (in seconds): two nodes with one name keep replacing links.
 _TAKEOVERS, _TAKEN_S = 8, 30.0
 #: Limit of bytes passed to the asyncio transport; further frames wait in queues, where urgent frames go first.
 _WRITE_HIGH = 256 << 10
@@ -101,15 +100,13 @@ class _Link(asyncio.Protocol):
         self.network.links.discard(self)
         self._is_no_stranger()
         if self.dialled and self.network.tls is not None and not self.peer and not self.refused:
-            # In TLS 1.3 the dialling side finishes its handshake before its certificate is checked, often without an
-            # alert. The other side may also have too many connections before HELLO.
+            # In TLS 1.3 the dialling side finishes its handshake before its certificate is checked.
             self.refused, self.retry_s = True, _RETRY_S[1]
             reason = in_words(exc) if isinstance(exc, ssl.SSLError) else _HUNG_UP
             self.network.say_refused(self.dialled, reason, "tls")
         if not self.closed.done():
             self.closed.set_result(None)
-        # After a clean end or a reset, the other process has closed the connection or ended. All other errors count as
-        # silence.
+        # A clean end or a reset comes from the other process. All other errors count as silence.
         self.network.lost(self, exc is None or isinstance(exc, _RESETS))
 
     def _is_no_stranger(self) -> None:
@@ -237,8 +234,7 @@ class AsyncioNetwork:
         self.hello = Hello(name, cluster_id=cluster_id, group=group, feature_level=feature_level, tls=tls is not None)
         self.links: set[_Link] = set()
         self._up: dict[str, _Link] = {}
-        #: Replaced links by peer: start of the period, number of replacements, and received frames of the current link
-        #: at the last refusal.
+        #: By peer: start of the period, replaced links, and frames of the current link at the last refusal.
         self._taken: dict[str, tuple[float, int, int]] = {}
         self._receiver: Receiver | None = None
         #: Number of refused connections, by reason.
