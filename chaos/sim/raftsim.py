@@ -30,7 +30,7 @@ from hadelay.storage.snapshots import Manifest, SnapshotFile
 #: Simulated seconds under faults, and until everything has converged after them.
 FAULTS_S, CONVERGES_S = 20.0, 12.0
 #: Families of faults that need more than Raft.
-_OF_NODES = {"clock_step", "stop", "full_disk", "lost_answers", "members", "rot"}
+_OF_NODES = {"clock_step", "stop", "full_disk", "lost_answers", "members", "rot", "backup"}
 #: Fault families, and the probability that a run has each family.
 FAULTS = {name: chance for name, chance in FAMILIES.items() if name not in _OF_NODES}
 
