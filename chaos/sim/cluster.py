@@ -223,8 +223,6 @@ class SimCluster(Watch):
         self.slept_s = 0.0
         self.on_boot: list[Callable[[Node], None]] = []
 
-    # -- members
-
     def join(self, name: str) -> None:
         """Add a machine with an empty disk, or with a former member's disk; its configuration names the members and
         itself. The machine is no member yet."""
@@ -244,8 +242,6 @@ class SimCluster(Watch):
             # A founder is not admitted again with its disk; a removed member's disk names members that may be gone.
             self._blank(machine)
         self.names = tuple(other for other in self.names if other != name)
-
-    # -- processes
 
     def config(self, name: str) -> Config:
         machine = self.machines[name]
@@ -346,8 +342,6 @@ class SimCluster(Watch):
         """The leader of the newest term."""
         leading = [node for node in self.nodes() if node.leading]
         return max(leading, key=lambda node: node.leading) if leading else None
-
-    # -- views
 
     @property
     def pulled(self) -> tuple[str, ...]:

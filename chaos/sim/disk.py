@@ -66,8 +66,6 @@ class SimDisk(Disk):
         self._name_ops: list[NameOp] = []
         self._locks: dict[str, weakref.ref[_Lock]] = {}
 
-    # -- faults
-
     def step(self, epoch: int, what: str, path: str, torn: Callable[[], None] | None = None) -> None:
         """Hook before every change of the disk: may crash the process; `torn` does half of the write first."""
         if epoch != self.epoch:
@@ -182,8 +180,6 @@ class SimDisk(Disk):
         for inode in self._all(Inode):
             inode.settle(inode.ops)
 
-    # -- flights
-
     def begin(self) -> Flight:
         assert self.flight is None, "a thread's job started another one"
         self.flight = Flight(self)
@@ -224,8 +220,6 @@ class SimDisk(Disk):
             for op in self._name_ops:
                 op.apply_live()
             self._name_ops = [op for op in self._name_ops if not op.durable]
-
-    # -- Disk
 
     def open(self, path: str, *, create: bool = False) -> SimFile:
         self.read_faults(self.epoch, path)
@@ -330,8 +324,6 @@ class SimDisk(Disk):
         lock = _Lock()
         self._locks[path] = weakref.ref(lock)
         return lock
-
-    # -- names
 
     def _rename_op(self, parts: list[tuple[Directory, str, Inode | Directory | None]]) -> None:
         op = NameOp(parts, self.flight, self.stage())

@@ -54,8 +54,6 @@ class LogSafety:
         #: Nodes whose disks were replaced and lost their data.
         self._wiped: set[str] = set()
 
-    # -- on the wire (chaos/sim/network.py)
-
     def sent(self, process: SimNetwork, peer: str, data: bytes) -> None:
         kind = data[0]
         if kind == messages.PRE_VOTE:
@@ -97,8 +95,6 @@ class LogSafety:
         text = f"{name} voted for {before[1]} and for {candidate} in term {term}"
         self.decide("I13 log safety, votes", broken, text, who=name)
         self._promised[name] = max(before, (term, candidate))
-
-    # -- processes
 
     def reopened(self, name: str, journal: Journal) -> None:
         """The node's journal was read from disk: it has to contain the votes that the node sent."""

@@ -265,8 +265,6 @@ class Machines:
         running = [m.process for m in self.machines.values() if m.process is not None]
         return rng.choice(running) if running else None
 
-    # -- observers
-
     def _watch(self) -> None:
         """I13, log safety, on everything that is up."""
         self.world.after(WATCH_S, self._watch)

@@ -161,8 +161,6 @@ class Nemesis:
     def _later(self, low: float, high: float, fn: Callable[..., None], *args: object) -> None:
         self.world.after(self.random.uniform(low, high), fn, *args)
 
-    # -- network
-
     def reset(self) -> None:
         a, b = self._pair()
         self.note(f"connection {a}–{b} reset")
@@ -202,8 +200,6 @@ class Nemesis:
         self.note("every third answer to a client is lost")
         self.cluster.lost_answers = 0.3
         self._later(0.3, 3.0, setattr, self.cluster, "lost_answers", 0.0)
-
-    # -- processes
 
     def pause(self) -> None:
         for name in self._nodes():
@@ -263,8 +259,6 @@ class Nemesis:
             self.note(f"{asked.name} is asked to have {leader.name} hand over to {to or 'anyone'}")
             self.cluster.transfer(asked, to)
 
-    # -- clocks
-
     def clock_step(self) -> None:
         """Set one wall clock wrong, by up to hours. All strikes hit the same node: other nodes use its clock for ten
         seconds, and two wrong clocks are more than the promises cover."""
@@ -275,8 +269,6 @@ class Nemesis:
         ms = sign * self.random.choice((40, 400, 5_000, 60_000, HOUR_S * 1000, 25 * HOUR_S * 1000))
         self.note(f"the wall clock of {name} is {ms:+} ms off")
         self.cluster.step_clock(name, ms)
-
-    # -- disks
 
     def _spoil(self, name: str, what: str, low: float, **state: float) -> None:
         """Set these attributes of a node's disk for `low` to 3 seconds."""

@@ -132,8 +132,6 @@ class SimNet:
     def network(self, name: str, runtime: SimRuntime) -> SimNetwork:
         return SimNetwork(self, name, runtime)
 
-    # -- joining and leaving
-
     def join(self, node: SimNetwork) -> None:
         self.nodes[node.name] = node
         for peer in sorted(self.nodes):
@@ -167,8 +165,6 @@ class SimNet:
             node.links[peer] = connection
             self.world.at(self.world.now, node.receiver.link_up, peer, owner=node.runtime)
 
-    # -- carrying
-
     def carry(self, connection: _Connection, a: str, b: str, data: bytes, urgent: bool) -> None:
         world, profile = self.world, self.profile
         delay = world.random.uniform(*profile.delay_s)
@@ -197,8 +193,6 @@ class SimNet:
 
     def _tell_down(self, node: SimNetwork, peer: str, reset: bool) -> None:
         self.world.at(self.world.now, node.link_down, peer, reset, owner=node.runtime)
-
-    # -- losing connections
 
     def drop(self, a: str, b: str) -> None:
         """a closes its connection to b (both dial again)."""
@@ -234,8 +228,6 @@ class SimNet:
             del node.links[peer]
             self._tell_down(node, peer, reset)
             self._dial_later(name, peer)
-
-    # -- faults
 
     def cut(self, a: str, b: str) -> None:
         """Cut the direction from a to b; both ends close the connection after a while."""

@@ -101,7 +101,7 @@ def nothing_forgotten(cluster: SimCluster) -> None:
     """Check that the sweeper finds no owed message that the wheels do not know, and no broken link of a chain, except
     on a node with flipped bits."""
     for node in (node for node in cluster.nodes() if node.name not in cluster.rotten):
-        found, links = node.dispatcher.sweeper_found, node.dispatcher.damaged_links
+        found, links = node.delivery.sweeper_found, node.delivery.damaged_links
         text = f"{node.name} found {found} by the sweeper, {links} broken links"
         cluster.history.decide("forgotten", bool(found or links), text, who=node.name)
 

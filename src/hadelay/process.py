@@ -242,9 +242,6 @@ async def _within(seconds: float, start: Callable[[Callable[[], None]], None], f
         log.warning(failure, after_s=seconds)
 
 
-# ---- file descriptors: clients never get the last ones, because a node that cannot open a journal segment ends
-
-
 def raise_limit() -> int:
     """Raise this process's limit of open files to its hard limit; returns the new limit."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -277,9 +274,6 @@ def divide(config: Config, limit: int) -> tuple[Config, int]:
             config, http=replace(http, max_connections=connections), webhooks=replace(webhooks, max_calls=calls)
         )
     return config, sockets
-
-
-# ---- log lines
 
 
 def set_up_logs(config: LogConfig, node: str = "") -> None:

@@ -55,7 +55,7 @@ def one_second(count: int, size: int) -> None:
         loaded = time.perf_counter()
         for _ in range(8):
             desk.consume(max=size, ack=False)
-        desk.until(lambda: desk.dispatcher.handed_out >= count)
+        desk.until(lambda: desk.delivery.handed_out >= count)
         end = time.perf_counter()
         report(f"{count:,} in one second: preload", count, loaded - start)
         report(f"  handed out {size} at a time, without apply", count, end - loaded - _spent["apply"])
@@ -77,10 +77,10 @@ def steady(rate: int, seconds: int) -> None:
         start = time.perf_counter()
         desk.run_to(12_000 + seconds * 1000 + 100)
         spent = time.perf_counter() - start
-        count = desk.dispatcher.handed_out
+        count = desk.delivery.handed_out
         report(f"{rate:,}/s one by one: dispatch", count, spent - _spent["apply"])
         report("  apply", count, _spent["apply"])
-        counts = desk.dispatcher.lateness.counts
+        counts = desk.delivery.lateness.counts
         print(f"  lateness in ms (simulated 1 ms commit): {counts}, grants {desk.kinds().count(Command.GRANT):,}")
 
 
@@ -113,8 +113,8 @@ def take_over(count: int) -> None:
         desk.poll()
         desk.publish("now")
         turns = 0
-        while not desk.dispatcher.handed_out:
-            desk.dispatcher._turn()
+        while not desk.delivery.handed_out:
+            desk.delivery._turn()
             desk.unstick()
             turns += 1
         spent = time.perf_counter() - start
@@ -131,11 +131,11 @@ def take_over(count: int) -> None:
         while not core.scans.sweep():
             slices += 1
         report(f"  one round of the sweeper ({slices} slices)", count, time.perf_counter() - start)
-        assert desk.dispatcher.sweeper_found == 0
+        assert desk.delivery.sweeper_found == 0
         start = time.perf_counter()
         for _ in range(8):
             desk.consume("nobody", ack=False, max=1000)
-        desk.until(lambda: desk.dispatcher.handed_out >= count)
+        desk.until(lambda: desk.delivery.handed_out >= count)
         report("  draining it, windows refilled from the index", count, time.perf_counter() - start)
 
 

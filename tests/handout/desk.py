@@ -110,7 +110,7 @@ class Desk:
         self.clock = ClusterClock("n1", ["n1"], floor_ms=0)
         start_ms = START_MS + int(self.now) - clock_behind_ms
         self.clock.observe_wall("n1", start_ms, self.runtime.monotonic(), now_ms=start_ms)
-        self.dispatcher = DeliveryLoop(
+        self.delivery = DeliveryLoop(
             ledger=self.ledger,
             runtime=self.runtime,
             clock=self.clock,
@@ -124,22 +124,22 @@ class Desk:
     def lead(self) -> None:
         self.term += 1
         self.clock.lead(0, self.runtime.monotonic())
-        self.dispatcher.on_leader(self.term)
+        self.delivery.on_leader(self.term)
 
     def depose(self) -> None:
-        self.dispatcher.on_follower()
+        self.delivery.on_follower()
         self.clock.follow(self.runtime.monotonic())
 
     @property
     def core(self) -> Dispatcher:
         """Of the leader that there is."""
-        grants = self.dispatcher._grants
+        grants = self.delivery._grants
         assert grants is not None
         return grants.core
 
     def offers(self) -> list[Offer]:
         """On their way."""
-        grants = self.dispatcher._grants
+        grants = self.delivery._grants
         return list(grants.offers.values()) if grants is not None else []
 
     def cluster_ms(self) -> int:
@@ -183,15 +183,15 @@ class Desk:
 
     def do(self, command: bytes) -> Any:
         """Propose, commit and apply at this instant, after what was proposed before (unless that is stuck)."""
-        self.dispatcher.before_settlement()
+        self.delivery.before_settlement()
         for _ in range(len(self._waiting)):
             self._commit_first()
         return self._commit(self.clock.read(self.runtime.monotonic()), command, None)
 
     def ask(self, command: bytes, done: Done) -> None:
         """As a node proposes what its users ask for."""
-        self.dispatcher.before_settlement()
-        self.propose(command, self.dispatcher.in_order(command, done))
+        self.delivery.before_settlement()
+        self.propose(command, self.delivery.in_order(command, done))
 
     def kinds(self, since: float = 0.0) -> list[Command]:
         return [kind for at, kind in self.log if at >= since]
@@ -240,7 +240,7 @@ class Desk:
             self.received.append(Received(self, poll, delivery, error))
 
         poll = Poll(consumer, request, topics or ("t",), max, lease, wait, done, filter_of(tags, any_tags))
-        self.dispatcher.poll(poll)
+        self.delivery.poll(poll)
         return poll
 
     def answer(self, poll: Poll) -> Received | None:
@@ -275,7 +275,7 @@ class Desk:
 
         self._counter += 1
         poll = Poll(f"c{self._counter}", b"", (topic,), max, 30_000, 60_000, done, filter_of(tags, ()))
-        self.dispatcher.poll(poll)
+        self.delivery.poll(poll)
 
     def delivered(self) -> list[str]:
         return [name for received in self.received for name in received.names]

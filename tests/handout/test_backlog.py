@@ -32,13 +32,13 @@ def test_more_overdue_than_the_window_holds(sync: str) -> None:
     ids = desk.publish_many(3_000, at=500, spread_ms=6_000)
     desk.run_to(7_000)
     assert window(desk) == 100
-    assert desk.dispatcher.ready_counts()[0][0] == 3_000
+    assert desk.delivery.ready_counts()[0][0] == 3_000
     desk.consume(max=17)
     desk.run(3_000)
     came = desk.delivered()
     assert sorted(came) == sorted(desk.name_of(i) for i in ids)
-    assert desk.dispatcher.ready_counts() == {}
-    assert desk.dispatcher.sweeper_found == 0
+    assert desk.delivery.ready_counts() == {}
+    assert desk.delivery.sweeper_found == 0
 
 
 @pytest.mark.usefixtures("small_slices")
@@ -53,7 +53,7 @@ def test_a_window_that_runs_over_while_it_is_drained() -> None:
         desk.run(50)
     desk.run(10_000)
     assert sorted(desk.delivered()) == sorted(desk.name_of(i) for i in ids)
-    assert desk.dispatcher.sweeper_found == 0
+    assert desk.delivery.sweeper_found == 0
 
 
 @pytest.mark.usefixtures("small_slices")
@@ -82,14 +82,14 @@ def test_after_a_take_over_a_large_backlog_is_found(monkeypatch: pytest.MonkeyPa
     desk.depose()
     desk.new_leader()
     desk.run(500)
-    counts = {number: count for number, (count, _) in desk.dispatcher.ready_counts().items()}
+    counts = {number: count for number, (count, _) in desk.delivery.ready_counts().items()}
     assert counts == {0: 2_000, 1: 1_000}
     assert window(desk) <= 100
     desk.consume("a", max=20)
     desk.consume("b", max=20)
     desk.run(2_000)
     assert sorted(desk.delivered()) == sorted(desk.name_of(i) for i in ids)
-    assert desk.dispatcher.sweeper_found == 0
+    assert desk.delivery.sweeper_found == 0
 
 
 def test_a_deleted_topic_with_a_backlog() -> None:
@@ -117,7 +117,7 @@ def test_the_sweeper_finds_what_a_bug_forgot(caplog: pytest.LogCaptureFixture) -
     assert desk.answer(poll) is None
     desk.run_to(31_000)
     assert desk.answer(poll).names == ["a", "b", "c"]  # type: ignore[union-attr]
-    assert desk.dispatcher.sweeper_found == 3
+    assert desk.delivery.sweeper_found == 3
     assert "messages_forgotten" in caplog.text
 
 
@@ -133,7 +133,7 @@ def test_the_sweeper_finds_nothing_else() -> None:
         ids += desk.publish_many(10, topic="slow", at=desk.now)
     desk.run(5_000)
     assert len(desk.delivered()) == len(ids)
-    assert desk.dispatcher.sweeper_found == 0
+    assert desk.delivery.sweeper_found == 0
 
 
 def test_many_topics_are_swept_in_slices_and_what_is_taken_meanwhile_is_not_forgotten(
@@ -174,7 +174,7 @@ def test_an_hour_is_retired_while_the_sweeper_is_in_the_middle_of_it(monkeypatch
     assert desk.do(encode_maintain(Job.RETIRE, START_HOUR)).done
     while not desk.core.scans.sweep():
         pass
-    assert desk.dispatcher.sweeper_found == 0
+    assert desk.delivery.sweeper_found == 0
     assert desk.damage == []
 
 

@@ -126,18 +126,18 @@ def test_messages_behind_a_broken_link_come_after_the_repair() -> None:
     whole = desk.store.files[START_HOUR].idx.all[3].copy()
     desk.checking = False
     spoil(desk, 3, seal=False, pre=2)
-    desk.dispatcher.on_follower()
+    desk.delivery.on_follower()
     desk.lead()
     desk.consume()
     desk.run_to(70_000)
     assert sorted(desk.delivered()) == ["m1", "m2", "m4", "m5", "m6", "m7", "m8"]
     assert [(hour, index) for hour, index, _ in desk.damage] == [(0, 3)]
-    assert desk.dispatcher.damaged_links == 1
+    assert desk.delivery.damaged_links == 1
     desk.store.files[START_HOUR].idx.all[3] = whole
-    desk.dispatcher.repaired(START_HOUR)
+    desk.delivery.repaired(START_HOUR)
     desk.run_to(71_000)
     assert sorted(desk.delivered()) == sorted(f"m{n}" for n in range(9))
-    assert desk.dispatcher.sweeper_found == 0
+    assert desk.delivery.sweeper_found == 0
 
 
 @pytest.mark.parametrize("repaired_at", [55_000, 60_004])
@@ -151,12 +151,12 @@ def test_a_link_repaired_before_its_second_is_over_makes_nothing_late(repaired_a
     desk.run_to(repaired_at)
     assert [index for _, index, _ in desk.damage] == [3]
     desk.store.files[START_HOUR].idx.all[3] = whole
-    desk.dispatcher.repaired(START_HOUR)
+    desk.delivery.repaired(START_HOUR)
     desk.run_to(61_200)
     assert {"m0", "m3", "m6"} <= set(desk.delivered())
     desk.run_to(100_000)
     assert sorted(desk.delivered()) == sorted(f"m{n}" for n in range(9))
-    assert desk.dispatcher.sweeper_found == 0
+    assert desk.delivery.sweeper_found == 0
 
 
 def test_an_entry_that_rots_while_it_is_ready_is_not_proposed() -> None:
@@ -170,7 +170,7 @@ def test_an_entry_that_rots_while_it_is_ready_is_not_proposed() -> None:
     assert len(desk.delivered()) == 8
     assert [index for _, index, _ in desk.damage] == [3]
     desk.store.files[START_HOUR].idx.all[3] = whole
-    desk.dispatcher.repaired(START_HOUR)
+    desk.delivery.repaired(START_HOUR)
     desk.run_to(72_000)
     assert sorted(desk.delivered()) == sorted(f"m{n}" for n in range(9))
 
@@ -183,9 +183,9 @@ def test_what_is_looked_at_twice_while_it_is_damaged_is_handed_out_once(sync: st
     desk.checking = False
     spoil(desk, 0, seal=False, topic=9)
     for _ in range(2):
-        desk.dispatcher.ready_counts()
+        desk.delivery.ready_counts()
     desk.store.files[START_HOUR].idx.all[0] = whole
-    desk.dispatcher.repaired(START_HOUR)
+    desk.delivery.repaired(START_HOUR)
     desk.consume()
     desk.run_to(72_000)
     assert sorted(desk.delivered()) == [f"m{n}" for n in range(9)]

@@ -54,7 +54,7 @@ def test_nothing_comes_in_time(desk: Desk) -> None:
     assert desk.answer(polls[1]) is None
     desk.run(20)
     assert desk.answer(polls[1]).names == []  # type: ignore[union-attr]
-    assert desk.dispatcher.waiting_polls() == 0
+    assert desk.delivery.waiting_polls() == 0
 
 
 def test_a_poll_for_a_topic_that_is_not_there_yet(desk: Desk) -> None:
@@ -116,7 +116,7 @@ def test_a_cancelled_one_is_not_even_proposed(desk: Desk) -> None:
 
 def test_a_poll_known_to_be_gone_gets_no_grant(desk: Desk) -> None:
     gone, other = desk.poll(), desk.poll()
-    desk.dispatcher.cancel_poll(gone)
+    desk.delivery.cancel_poll(gone)
     desk.publish("a")
     desk.run(10)
     assert desk.answer(gone) is None
@@ -128,7 +128,7 @@ def test_a_hang_up_after_the_proposal_does_not_release_it(desk: Desk) -> None:
     gone, other = desk.poll(lease=5_000), desk.poll()
     desk.publish("a")
     desk.run(10)
-    desk.dispatcher.cancel_poll(gone)
+    desk.delivery.cancel_poll(gone)
     desk.unstick()
     desk.run(4_000)
     assert desk.received == []
@@ -174,7 +174,7 @@ def test_nacked_with_a_delay(desk: Desk) -> None:
     assert desk.answer(again) is None
     desk.run(30)
     assert desk.answer(again).names == ["b"]  # type: ignore[union-attr]
-    assert desk.dispatcher.ready_counts() == {}
+    assert desk.delivery.ready_counts() == {}
 
 
 def test_the_same_request_gets_the_same_grant(desk: Desk) -> None:
@@ -370,9 +370,9 @@ def test_lateness_is_counted(desk: Desk) -> None:
     desk.run(1_100)
     desk.poll()
     desk.run(10)
-    assert desk.dispatcher.handed_out == 2
-    assert sum(desk.dispatcher.lateness.counts) == 2
-    assert 1_000 <= desk.dispatcher.lateness.sum_ms <= 1_010
+    assert desk.delivery.handed_out == 2
+    assert sum(desk.delivery.lateness.counts) == 2
+    assert 1_000 <= desk.delivery.lateness.sum_ms <= 1_010
 
 
 def test_only_what_the_cluster_took_counts_as_its_delay(desk: Desk) -> None:
@@ -382,9 +382,9 @@ def test_only_what_the_cluster_took_counts_as_its_delay(desk: Desk) -> None:
     desk.run(60_000)
     desk.poll(max=1)
     desk.run(10)
-    delays = desk.dispatcher.delays.histogram
+    delays = desk.delivery.delays.histogram
     assert (sum(delays.counts), delays.sum < 0.05) == (1, True)
-    assert desk.dispatcher.lateness.sum_ms > 59_000
+    assert desk.delivery.lateness.sum_ms > 59_000
     desk.put("slow", rate=0.1)
     desk.publish("first", "second", topic="slow")
     desk.poll("slow", max=1)
@@ -409,14 +409,14 @@ def test_ready_is_what_is_due_and_not_leased(desk: Desk) -> None:
     desk.publish("d", delay=60_000)
     desk.run(200)
     number = desk.ledger.topic("t").number  # type: ignore[union-attr]
-    assert desk.dispatcher.ready_counts()[number] == (3, due_ms)
+    assert desk.delivery.ready_counts()[number] == (3, due_ms)
     desk.poll(max=1)
     desk.run(10)
     desk.cancel("b", "d")
-    assert desk.dispatcher.ready_counts()[number][0] == 1
+    assert desk.delivery.ready_counts()[number][0] == 1
     desk.nack(desk.received[0], delay=0)
     desk.run(2)
-    assert desk.dispatcher.ready_counts()[number][0] == 2
+    assert desk.delivery.ready_counts()[number][0] == 2
 
 
 def test_the_oldest_of_many_topics(desk: Desk) -> None:
@@ -426,15 +426,15 @@ def test_the_oldest_of_many_topics(desk: Desk) -> None:
         due[topic] = desk.ledger.now_ms + 1_000 + n
         desk.publish(f"{topic}2", topic=topic, delay=1_000 + n)
     desk.run(2_000)
-    first = desk.dispatcher.ready_counts()
+    first = desk.delivery.ready_counts()
     # The first one of two topics is gone, and still stands in the window.
     desk.cancel("t1", "v1")
     numbers = {topic: desk.ledger.topic(topic).number for topic in "tuv"}  # type: ignore[union-attr]
-    counts = desk.dispatcher.ready_counts()
+    counts = desk.delivery.ready_counts()
     assert counts[numbers["t"]] == (1, due["t"])
     assert counts[numbers["u"]] == (2, first[numbers["u"]][1]) == (2, due["u"] - 900)
     assert counts[numbers["v"]] == (1, due["v"])
-    assert desk.dispatcher.ready_counts([numbers["u"], 99]) == {numbers["u"]: counts[numbers["u"]]}
+    assert desk.delivery.ready_counts([numbers["u"], 99]) == {numbers["u"]: counts[numbers["u"]]}
 
 
 def test_a_deleted_topic_is_over_at_once(desk: Desk) -> None:
@@ -450,7 +450,7 @@ def test_a_deleted_topic_is_over_at_once(desk: Desk) -> None:
     assert desk.answer(poll) is None
     desk.run(2_000)
     assert desk.answer(poll).names == ["new"]  # type: ignore[union-attr]
-    assert desk.dispatcher.ready_counts() == {}
+    assert desk.delivery.ready_counts() == {}
 
 
 def test_ten_thousand_waiting_polls_cost_nothing_per_message() -> None:
@@ -466,15 +466,15 @@ def test_ten_thousand_waiting_polls_cost_nothing_per_message() -> None:
     assert len(desk.delivered()) == 50
     assert desk.world.events - before < 2_000
     for poll in polls:
-        desk.dispatcher.cancel_poll(poll)
-    assert desk.dispatcher.waiting_polls() == 1
+        desk.delivery.cancel_poll(poll)
+    assert desk.delivery.waiting_polls() == 1
 
 
 def test_answered_polls_leave_no_deadlines_behind() -> None:
     desk = Desk(checking=False, commit_ms=0)
     desk.lead()
     for _ in range(5_000):
-        desk.dispatcher.cancel_poll(desk.poll())
+        desk.delivery.cancel_poll(desk.poll())
     deadlines = desk.core.waiting.deadlines
     assert len(deadlines) == 0
     assert len(deadlines._heap) <= 1_100
@@ -514,7 +514,7 @@ def test_a_lease_that_is_renewed_while_it_is_held_back_does_not_end_before_it_is
     gone = desk.poll(consumer="x", request=b"1", lease=10)
     desk.run_to(1_960)
     assert desk.ledger.grants
-    desk.dispatcher.cancel_poll(gone)
+    desk.delivery.cancel_poll(gone)
     again = desk.poll(consumer="x", request=b"1", lease=10)
     desk.poll()
     desk.run_to(1_999)
@@ -587,7 +587,7 @@ def test_grants_go_on_when_a_long_term_has_used_up_their_numbers(desk: Desk) -> 
     held = desk.poll()
     desk.run(10)
     assert desk.answer(held).delivery.seq == 1  # type: ignore[union-attr]
-    grants = desk.dispatcher._grants
+    grants = desk.delivery._grants
     assert grants is not None
     grants.seq = MAX_SEQ - 1
     polls = [desk.poll(max=1) for _ in range(3)]
@@ -617,7 +617,7 @@ def test_what_waiting_polls_name_is_bounded(desk: Desk, monkeypatch: pytest.Monk
     waiting.append(desk.poll("t"))
     assert desk.answer(waiting[-1]) is None
     for poll in waiting:
-        desk.dispatcher.cancel_poll(poll)
+        desk.delivery.cancel_poll(poll)
     assert desk.core.waiting.named == len(desk.core.waiting.queues) == 0
     assert not desk.core.windows.by_name.keys() - {"t", "u"}
     assert desk.answer(desk.poll("v", "w")) is None

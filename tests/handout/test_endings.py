@@ -24,7 +24,7 @@ def ready(desk: Desk, topic: str = "t") -> int:
 
 def nothing_forgotten(desk: Desk) -> None:
     desk.run(30 * S)
-    assert desk.dispatcher.sweeper_found == 0
+    assert desk.delivery.sweeper_found == 0
 
 
 def test_retries_come_back_when_their_backoff_says_and_end_as_dead_letters() -> None:
@@ -203,7 +203,7 @@ def test_dead_letters_are_redriven_at_their_rate_by_whoever_leads() -> None:
     before = len(desk.log)
     desk.run(M)
     assert len(desk.log) == before
-    assert desk.dispatcher.sweeper_found == 0
+    assert desk.delivery.sweeper_found == 0
 
 
 def test_a_redrive_without_a_rate_is_quick_and_may_be_stopped() -> None:

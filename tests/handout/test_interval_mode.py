@@ -52,7 +52,7 @@ def test_hand_outs_are_proposed_before_an_ack(desk: Desk) -> None:
     desk.publish("a")
     poll = desk.poll()
     desk.run(1)
-    desk.dispatcher.before_settlement()
+    desk.delivery.before_settlement()
     desk.run(0.1)
     assert desk.kinds()[-1] == Command.GRANT
     assert desk.ack(desk.answer(poll)) == [LeaseOutcome.DONE]  # type: ignore[arg-type]
@@ -178,7 +178,7 @@ def test_a_planned_transfer_repeats_nothing(desk: Desk) -> None:
     desk.consume(max=3, ack=False)
     desk.run(255)
     held: list[bool] = []
-    desk.dispatcher.hold(lambda: held.append(True))
+    desk.delivery.hold(lambda: held.append(True))
     desk.until(lambda: bool(held), ms=100)
     before = desk.delivered()
     desk.depose()
@@ -192,7 +192,7 @@ def test_a_planned_transfer_repeats_nothing(desk: Desk) -> None:
 def test_nothing_is_handed_out_at_once_while_another_may_lead(desk: Desk) -> None:
     """Found by the simulator (seed 76): a leader that had been paused handed out what its successor had, unmarked."""
     sure = False
-    desk.dispatcher.has_leader_lease = lambda: sure
+    desk.delivery.has_leader_lease = lambda: sure
     poll = desk.poll()
     desk.publish("a")
     desk.run(200)

@@ -22,8 +22,8 @@ def test_what_nobody_consumes_is_carried_to_the_running_hour() -> None:
     desk.run_to(25 * HOUR_MS + 60_000)
     assert Command.CARRY in desk.kinds()
     assert desk.ledger.open_entries(START_HOUR) == 0
-    assert desk.dispatcher.ready_counts()[0][0] == 5
-    assert desk.dispatcher.sweeper_found == 0
+    assert desk.delivery.ready_counts()[0][0] == 5
+    assert desk.delivery.sweeper_found == 0
     carried = desk.kinds().count(Command.CARRY)
     desk.run_to(26 * HOUR_MS)
     assert desk.kinds().count(Command.CARRY) == carried

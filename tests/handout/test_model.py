@@ -110,7 +110,7 @@ class Dispatching(RuleBasedStateMachine):
     def hang_up(self) -> None:
         core = self.desk.core
         for poll in list(core.waiting.queues)[:2]:
-            self.desk.dispatcher.cancel_poll(poll)
+            self.desk.delivery.cancel_poll(poll)
 
     @rule(lost=st.booleans(), down_ms=st.sampled_from([0, 30, 1_500]))
     def take_over(self, lost: bool, down_ms: int) -> None:
@@ -184,7 +184,7 @@ class Dispatching(RuleBasedStateMachine):
 
     @invariant()
     def nothing_was_forgotten(self) -> None:
-        assert self.desk.dispatcher.sweeper_found == 0
+        assert self.desk.delivery.sweeper_found == 0
 
     @invariant()
     def memory_is_what_is_counted(self) -> None:
@@ -196,7 +196,7 @@ class Dispatching(RuleBasedStateMachine):
 
     @invariant()
     def counts_are_right(self) -> None:
-        assert all(count > 0 for count, _ in self.desk.dispatcher.ready_counts().values())
+        assert all(count > 0 for count, _ in self.desk.delivery.ready_counts().values())
 
     def teardown(self) -> None:
         self.look()
@@ -211,15 +211,15 @@ class Dispatching(RuleBasedStateMachine):
         for topic in TOPICS:
             self.desk.consume(topic, max=5)
         # Most of that hour nothing happens: twice a second the sweeper need not look for what was forgotten.
-        config = self.desk.dispatcher.config
-        self.desk.dispatcher.config = replace(config, dispatch=replace(config.dispatch, sweep_ms=10_000))
+        config = self.desk.delivery.config
+        self.desk.delivery.config = replace(config, dispatch=replace(config.dispatch, sweep_ms=10_000))
         self.desk.run(3_600_000)
         came = set(self.desk.delivered())
         assert self.due.keys() - self.over <= came
         assert not self.desk.ledger.grants
         assert sum(topic.pending for topic in self.desk.ledger.topics.all) == 0
-        assert self.desk.dispatcher.ready_counts() == {}
-        assert self.desk.dispatcher.sweeper_found == 0
+        assert self.desk.delivery.ready_counts() == {}
+        assert self.desk.delivery.sweeper_found == 0
 
 
 class DispatchingAtOnce(Dispatching):

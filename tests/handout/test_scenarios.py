@@ -125,7 +125,7 @@ class Player:
         desk.run(0.01)
 
     def do_hangup(self, desk: Desk, names: list[str], options: dict[str, str]) -> None:
-        desk.dispatcher.cancel_poll(self.named[names[0]])
+        desk.delivery.cancel_poll(self.named[names[0]])
 
     def do_ack(self, desk: Desk, names: list[str], options: dict[str, str]) -> list[str]:
         return [" ".join(LeaseOutcome(o).name.lower() for o in desk.ack(self.answers[names[0]], *names[1:]))]
@@ -149,19 +149,19 @@ class Player:
 
     def do_hold(self, desk: Desk, names: list[str], options: dict[str, str]) -> list[str]:
         held: list[int] = []
-        desk.dispatcher.hold(lambda: held.append(int(desk.now)))
+        desk.delivery.hold(lambda: held.append(int(desk.now)))
         desk.run(50)
         return [f"{held[0]} held" if held else "not held"]
 
     def do_resume(self, desk: Desk, names: list[str], options: dict[str, str]) -> None:
-        desk.dispatcher.resume()
+        desk.delivery.resume()
 
     def do_cursor(self, desk: Desk, names: list[str], options: dict[str, str]) -> list[str]:
         hour, second, local = desk.ledger.cursor
         return [f"hour {hour - START_HOUR}, second {second}, localIndex {local}" if hour else "none"]
 
     def do_ready(self, desk: Desk, names: list[str], options: dict[str, str]) -> list[str]:
-        counts = desk.dispatcher.ready_counts().items()
+        counts = desk.delivery.ready_counts().items()
         return [f"{desk.ledger.topics[number].name}: {count}" for number, (count, _) in counts] or ["none"]
 
     def do_forget(self, desk: Desk, names: list[str], options: dict[str, str]) -> None:
@@ -173,7 +173,7 @@ class Player:
             window.entries.clear()
 
     def do_swept(self, desk: Desk, names: list[str], options: dict[str, str]) -> list[str]:
-        return [f"{desk.dispatcher.sweeper_found} forgotten"]
+        return [f"{desk.delivery.sweeper_found} forgotten"]
 
     def do_log(self, desk: Desk, names: list[str], options: dict[str, str]) -> list[str]:
         kinds = [kind.name.lower() for _, kind in desk.log[self.logged :]]

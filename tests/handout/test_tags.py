@@ -28,7 +28,7 @@ def test_a_window_full_of_others_does_not_starve_who_is_selective() -> None:
     desk.consume(max=50)
     desk.run(3_000)
     assert len(set(desk.delivered())) == len(desk.delivered()) == 4_006
-    assert desk.dispatcher.sweeper_found == 0
+    assert desk.delivery.sweeper_found == 0
 
 
 def test_more_for_one_filter_than_its_window_holds() -> None:
@@ -43,7 +43,7 @@ def test_more_for_one_filter_than_its_window_holds() -> None:
     desk.consume(max=7, tags=["b"])
     desk.run(3_000)
     assert len(set(desk.delivered())) == len(desk.delivered()) == 1_400
-    assert desk.dispatcher.sweeper_found == 0
+    assert desk.delivery.sweeper_found == 0
 
 
 def test_who_takes_anything_is_not_held_up_by_what_others_took() -> None:
@@ -56,7 +56,7 @@ def test_who_takes_anything_is_not_held_up_by_what_others_took() -> None:
     assert len(desk.delivered()) == 1_000
     desk.publish("last")
     desk.run(5)
-    assert desk.dispatcher.ready_counts() == {0: (1, 1_795_197_603_000)}
+    assert desk.delivery.ready_counts() == {0: (1, 1_795_197_603_000)}
     poll = desk.poll(max=1)
     desk.run(5)
     assert desk.answer(poll).names == ["last"]  # type: ignore[union-attr]
@@ -120,7 +120,7 @@ def test_a_record_that_cannot_be_read_is_reported_and_comes_when_mended(monkeypa
     assert desk.answer(poll) is None
     assert [(hour, index) for hour, index, _ in desk.damage] == [(0, 0)]
     broken = False
-    desk.dispatcher.repaired(START_HOUR)
+    desk.delivery.repaired(START_HOUR)
     desk.run(10)
     assert desk.answer(poll).names == ["m"]  # type: ignore[union-attr]
 

@@ -189,7 +189,7 @@ def test_a_planned_transfer_leaves_neither_gap_nor_duplicate() -> None:
     desk.consume(ack=False)
     desk.run_to(2_003)
     held: list[float] = []
-    desk.dispatcher.hold(lambda: held.append(desk.now))
+    desk.delivery.hold(lambda: held.append(desk.now))
     desk.run(300)
     assert held[0] < 2_003 + 15
     before = desk.delivered()
@@ -206,13 +206,13 @@ def test_a_transfer_that_failed_goes_on() -> None:
     desk = Desk()
     desk.lead()
     held: list[bool] = []
-    desk.dispatcher.hold(lambda: held.append(True))
+    desk.delivery.hold(lambda: held.append(True))
     poll = desk.poll()
     desk.publish("a")
     desk.run(300)
     assert held
     assert desk.answer(poll) is None
-    desk.dispatcher.resume()
+    desk.delivery.resume()
     desk.run(10)
     assert desk.answer(poll).names == ["a"]  # type: ignore[union-attr]
 
@@ -222,7 +222,7 @@ def test_a_transfer_of_an_idle_leader_needs_no_commit() -> None:
     desk.lead()
     desk.run(10)
     held: list[bool] = []
-    desk.dispatcher.hold(lambda: held.append(True))
+    desk.delivery.hold(lambda: held.append(True))
     assert held
     assert desk.index == 0
 

@@ -65,8 +65,8 @@ def test_a_batch_of_which_one_part_is_unknown_is_unknown() -> None:
 def test_a_second_transfer_is_refused_and_the_first_is_answered() -> None:
     cluster, leader = led(3)
     leader.publish([draft(10)], None, lambda result, error: None)
-    leader.dispatcher.poll(Poll("me", b"1", ("orders",), 1, 5000, 5000, lambda delivery, error: None))
-    grants = leader.dispatcher._grants
+    leader.delivery.poll(Poll("me", b"1", ("orders",), 1, 5000, 5000, lambda delivery, error: None))
+    grants = leader.delivery._grants
     assert grants is not None
     cluster.world.run_until(cluster.world.now + 1.0, stop=lambda: bool(grants.offers))
     first: list[HadelayError | None] = []
@@ -159,7 +159,7 @@ def test_settings_that_cannot_be_read_back_are_set_all_the_same() -> None:
 @pytest.mark.parametrize("granting", [True, False])
 def test_a_receive_that_is_sent_away_says_whether_something_may_have_been_granted(granting: bool) -> None:
     cluster, node = led(1, names=("n1",))
-    consuming, grants = ConsumingService(node), node.dispatcher._grants
+    consuming, grants = ConsumingService(node), node.delivery._grants
     assert grants is not None
     if granting:
         node.publish([draft(10)], None, lambda result, error: None)

@@ -43,7 +43,7 @@ def test_long_leases_that_ended_with_an_ack_are_forgotten_at_once() -> None:
         assert received is not None
         desk.ack(received)
     assert not desk.ledger.grants
-    assert len(desk.dispatcher._expiry) < 1_500
+    assert len(desk.delivery._expiry) < 1_500
 
 
 def test_however_many_large_messages_run_out_at_once_an_entry_copies_a_bounded_part() -> None:
@@ -78,7 +78,7 @@ def test_one_entry_holds_one_expire_however_many_leases_run_out_at_once() -> Non
     desk.run_to(5_000)
     assert len(desk.ledger.grants) == 1_500
     under_way, most = 0, 0
-    term = desk.dispatcher._expiry._term
+    term = desk.delivery._expiry._term
     propose = term._propose
 
     def counted(command: bytes, done: Any) -> None:

@@ -518,7 +518,7 @@ def test_another_nodes_batch_is_not_tried_again_when_a_part_of_it_is_stored(worl
         before_settlement=lambda: None, settling=lambda command: command, in_order=lambda command, done: done
     )
     leadership: Any = SimpleNamespace(
-        leading=4, group_commit=batcher, dispatcher=dispatcher, link=SimpleNamespace(handlers=handlers),
+        leading=4, group_commit=batcher, delivery=dispatcher, link=SimpleNamespace(handlers=handlers),
         peers=SimpleNamespace(full=[], no_space=lambda: ""),
     )  # fmt: skip
     Publishing(leadership, Guard(), lambda drafts, key: False, 50_000)

@@ -68,7 +68,7 @@ def test_a_leader_that_installed_a_snapshot_looks_at_the_ledger_of_the_snapshot(
     desk = Desk()
     installed, desk.ledger = desk.ledger, Ledger(0, MemoryHours(), MemoryTables(), MemoryNames())
     desk.new_leader(lead=False)
-    desk.ledger = desk.dispatcher.ledger = installed  # as Node.installed does
+    desk.ledger = desk.delivery.ledger = installed  # as Node.installed does
     desk.lead()
     desk.publish("a")
     poll = desk.poll()
@@ -77,12 +77,12 @@ def test_a_leader_that_installed_a_snapshot_looks_at_the_ledger_of_the_snapshot(
     assert received is not None
     assert received.delivery is not None
     desk.run(250)
-    desk.dispatcher.answered(received.delivery.term, received.delivery.seq, received.delivery.positions, 0)
-    desk.do(desk.dispatcher.settling(commands.encode_ack("n1", received.leases())))
+    desk.delivery.answered(received.delivery.term, received.delivery.seq, received.delivery.positions, 0)
+    desk.do(desk.delivery.settling(commands.encode_ack("n1", received.leases())))
     (hour,) = desk.store.hours()
     events = desk.store.events(hour, slice(0, desk.store.event_count(hour)))
     assert handout_delay_ms(events[events["event"] == Event.ACKED])[0] >= 250
-    assert sum(desk.dispatcher.handout_delays.histogram.counts) == 1
+    assert sum(desk.delivery.handout_delays.histogram.counts) == 1
 
 
 def test_an_ack_through_any_node_carries_it_and_every_replica_has_it() -> None:
@@ -96,7 +96,7 @@ def test_an_ack_through_any_node_carries_it_and_every_replica_has_it() -> None:
     delivery = receive(cluster, leader, "orders", 2)
     cluster.world.run_for(0.3)  # as much as the answer takes to be read, built and written
     due_ms = int(delivery.rows["deliver_at_ms"].max())
-    leader.dispatcher.answered(delivery.term, delivery.seq, delivery.positions, due_ms)
+    leader.delivery.answered(delivery.term, delivery.seq, delivery.positions, due_ms)
     leases = np.zeros(2, LEASE)
     leases["term"], leases["seq"], leases["pos"] = delivery.term, delivery.seq, delivery.positions
     leases["hour"], leases["index"] = delivery.hours, delivery.indexes

@@ -72,7 +72,7 @@ def publish(cluster: SimCluster, node: Node, topics: list[str], delay_ms: int = 
 def receive(cluster: SimCluster, node: Node, topic: str, most: int) -> Delivery:
     answers: list[Any] = []
     poll = Poll("me", b"1", (topic,), most, 30_000, 5_000, lambda delivery, error: answers.append(delivery))
-    node.dispatcher.poll(poll)
+    node.delivery.poll(poll)
     cluster.world.run_until(cluster.world.now + 6, stop=lambda: bool(answers))
     (delivery,) = answers
     assert isinstance(delivery, Delivery)

@@ -89,7 +89,7 @@ class Scene(SimCluster):
         node, got = self.leader(), []
         assert node is not None
         poll = Poll(consumer, b"", ("orders",), 100, 5000, wait_ms, lambda d, e: got.append((d, e)))
-        node.runtime.call_soon(node.dispatcher.poll, poll)
+        node.runtime.call_soon(node.delivery.poll, poll)
         self.until(lambda: bool(got))
         delivery, error = got[0]
         assert error is None, error
@@ -170,7 +170,7 @@ def test_a_leader_that_was_paused_over_an_election_hands_out_nothing_twice():
     ids = {scene.publish(800) for _ in range(3)}
     node, late = old.node, []
     assert isinstance(node, Node)
-    node.dispatcher.poll(Poll("old", b"", ("orders",), 10, 5000, 30_000, lambda d, e: late.append((d, e))))
+    node.delivery.poll(Poll("old", b"", ("orders",), 10, 5000, 30_000, lambda d, e: late.append((d, e))))
     old.runtime.pause()
     scene.until(lambda: scene.leader() is not None and scene.first != node.name)
     got: set[int] = set()
@@ -243,7 +243,7 @@ def test_who_was_told_to_take_over_may_do_so_late(goes_on: bool):
             got.append((node.name, [] if delivery is None else delivery.rows["first_id"].tolist()))
 
         poll = Poll("c", b"", ("orders",), 10, 5000, 1000, delivered)
-        node.runtime.call_soon(node.dispatcher.poll, poll)
+        node.runtime.call_soon(node.delivery.poll, poll)
 
     scene.world.run_for(0.5)
     told = scene.process(to)
@@ -294,7 +294,7 @@ def test_what_interval_mode_repeats_is_marked(rescheduled: bool):
             encode_reschedule("n1", 1_500, True, [message]), lambda result, error: done.append(error)
         )
         scene.until(lambda: done == [None])
-    node.dispatcher.poll(Poll("c2", b"", ("orders",), 10, 5000, 3000, lambda d, e: got.append(d)))
+    node.delivery.poll(Poll("c2", b"", ("orders",), 10, 5000, 3000, lambda d, e: got.append(d)))
     scene.until(lambda: bool(got))
     assert [int(i) for i in got[0].rows["first_id"]] == [message]
     assert got[0].redelivered.all()
@@ -308,7 +308,7 @@ def test_what_moves_while_it_is_in_somebodys_hands_is_another_attempt_then():
     node, got = scene.on(scene.first), []
 
     def poll() -> None:
-        node.dispatcher.poll(Poll("c", b"", ("orders",), 10, 5000, 1000, delivered))
+        node.delivery.poll(Poll("c", b"", ("orders",), 10, 5000, 1000, delivered))
 
     def delivered(delivery: Any, error: Any) -> None:
         got.append([*zip(delivery.rows["first_id"].tolist(), delivery.attempts.tolist(), strict=True)])
@@ -501,8 +501,8 @@ def test_a_leader_that_slept_hands_out_nothing_of_what_others_had_meanwhile():
     message = scene.publish(500)
     got: list[tuple[Any, Any]] = []
     poll = Poll("early", b"r", ("orders",), 1, 700, 5000, lambda d, e: got.append((d, e)))
-    leader.runtime.call_soon(leader.dispatcher.poll, poll)
-    scene.until(lambda: bool(leader.dispatcher._grants.deferred))
+    leader.runtime.call_soon(leader.delivery.poll, poll)
+    scene.until(lambda: bool(leader.delivery._grants.deferred))
     asleep.runtime.pause()
     scene.until(lambda: scene.leader() is not leader)
     received = scene.receive(4000)
@@ -592,7 +592,7 @@ def test_a_grant_and_a_cancel_in_one_batch(first: str) -> None:
     def proposed(result: Any, error: Any) -> None:
         outcomes.append(CancelOutcome(int(result.outcomes[0])))
 
-    steps = [lambda: leader.dispatcher.poll(poll), lambda: leader.propose(cancel, proposed)]
+    steps = [lambda: leader.delivery.poll(poll), lambda: leader.propose(cancel, proposed)]
     leader.group_commit.hold(True)
     for step in steps if first == "grant" else reversed(steps):
         leader.runtime.call_soon(step)

@@ -64,8 +64,6 @@ class AsyncClient(Requests):
             await consumer.close()
         await self._transport.close()
 
-    # ---- publishing
-
     async def put(
         self,
         topic: str,
@@ -143,8 +141,6 @@ class AsyncClient(Requests):
             # requests again.
             error.extra["idempotency_key"] = key
             raise
-
-    # ---- consuming
 
     def consume(
         self,

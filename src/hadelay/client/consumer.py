@@ -176,8 +176,6 @@ class Consumer:
             await asyncio.wait([self._sender])
         self._registry.discard(self)
 
-    # ---- polls and extensions
-
     async def _fetch(self) -> None:
         try:
             await self._poll()
@@ -244,8 +242,6 @@ class Consumer:
     def _forget(self, lease: str) -> None:
         if self.held.pop(lease, None) is not None:
             self._room.set()
-
-    # ---- settlements
 
     async def settle(self, message: Leased, how: _How) -> str:
         # Shielded: a cancelled caller must not cancel the settlement, nor its outcome for other callers.

@@ -51,8 +51,6 @@ class Requests:
         #: Name of this consumer in requests that give no name.
         self.consumer = f"py-{os.getpid()}-{os.urandom(4).hex()}"
 
-    # ---- messages
-
     async def get(
         self,
         message_id: str | None = None,
@@ -123,8 +121,6 @@ class Requests:
         """`reschedule` a message to now. A message that is already due keeps its place in due order."""
         return await self.reschedule(message_id, topic=topic, key=key, delay=0)
 
-    # ---- leases
-
     async def receive(
         self,
         topics: Topics,
@@ -192,8 +188,6 @@ class Requests:
             outcomes += [result.outcome for result in answer.results]
         return outcomes
 
-    # ---- topics
-
     async def topics(self, *, stale: bool = False) -> list[TopicInfo]:
         return (await self._get("/v1/topics", wire.WireTopics, stale=stale)).topics
 
@@ -222,8 +216,6 @@ class Requests:
         """Cancel all messages that are in `states` now, without a look at each message; dead letters are deleted."""
         await self._send("POST", f"/v1/topics/{segment(name)}:purge", {"states": each(states)}, messages.Purged)
 
-    # ---- dead letters
-
     async def dead(
         self, topic: str, *, body: bool = False, page: int = 1_000, stale: bool = False
     ) -> AsyncIterator[DeadLetter]:
@@ -251,8 +243,6 @@ class Requests:
         """Delete the dead letters that a topic has now."""
         await self._delete(f"/v1/topics/{segment(topic)}/dead")
 
-    # ---- due messages
-
     async def due(
         self, start: When, end: When, step: Delay, *, topic: str | None = None, stale: bool = False
     ) -> list[Bucket]:
@@ -260,8 +250,6 @@ class Requests:
         path = "/v1/due" if topic is None else f"/v1/topics/{segment(topic)}/due"
         query = {"from": when_of(start), "to": when_of(end), "step": plain(step), "stale": stale}
         return (await self._get(path, wire.WireBuckets, **query)).buckets
-
-    # ---- the cluster
 
     async def cluster(self, *, stale: bool = False) -> ClusterInfo:
         return await self._get("/v1/cluster", ClusterInfo, stale=stale)
@@ -293,8 +281,6 @@ class Requests:
             if "checks" not in error.extra:
                 raise
             return msgspec.convert({"status": "failing", "checks": error.extra["checks"]}, api.Health)
-
-    # ---- plumbing
 
     async def _pages(self, path: str, query: dict[str, Any], kind: type[Any]) -> AsyncIterator[Any]:
         while True:

@@ -178,9 +178,6 @@ def _header_text(value: Any) -> str:
     return format(Decimal(repr(value)), "f") if isinstance(value, float) else str(value)
 
 
-# ---- answers
-
-
 class WirePage(msgspec.Struct, Generic[T]):
     messages: list[T]
     cursor: str | None = None

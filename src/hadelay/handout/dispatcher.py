@@ -83,8 +83,6 @@ class Dispatcher(LedgerListener):
         self._leased: dict[int, BitMap] = {}
         self.wake, self._on_damage, self._on_lease, self._watch, self._on_ttl = wake, on_damage, on_lease, watch, on_ttl
 
-    # ---- taking over
-
     def start(self, now_ms: int) -> None:
         """Take over at cluster time now_ms, with all committed entries applied. Clock alignment (S2): if the previous
         leader's tick is ahead of the clock, hand out nothing until the clock reaches the tick. Otherwise scan for
@@ -103,8 +101,6 @@ class Dispatcher(LedgerListener):
         """The dispatch cursor: (hour tick, second tick, localIndex)."""
         hour, second = divmod(self._preload.reached[0], SECONDS_PER_HOUR)
         return hour, second, self._preload.reached[1]
-
-    # ---- time
 
     def advance(self, now_ms: int) -> int:
         """Make messages ready that are due at now_ms. Returns when to call this again, NEVER_MS if no message is
@@ -132,8 +128,6 @@ class Dispatcher(LedgerListener):
             self._preload.work()
         if self.scans.jobs and not self._preload.late:
             self.scans.work()
-
-    # ---- changes that apply reports
 
     def on_filed(self, hours: int | NDArray[np.int64], rows: NDArray[np.void]) -> None:
         self.wake()  # also if no filed message seems due: `turns.now_ms` may be old
@@ -189,8 +183,6 @@ class Dispatcher(LedgerListener):
             leased = self._leased.setdefault(hour, BitMap())
             leased |= bitmap(rows["index"][mine])
 
-    # ---- ready messages
-
     def oldest_ready_ms(self, numbers: Collection[int]) -> dict[int, int]:
         """Due time of the oldest ready message of each topic, in ms; rounded to a second if the message is not in
         memory."""
@@ -222,8 +214,6 @@ class Dispatcher(LedgerListener):
         if self.turns.now_ms < self.resume_ms:
             return []
         return self.matcher.match(OFFERED - len(self.windows.in_flight), now_ms)
-
-    # ---- damage
 
     def _damaged(self, damage: Damage) -> None:
         key = damage.hour, damage.second

@@ -89,8 +89,6 @@ class Preload:
             next_ms = min(next_ms, int(hour_next) * HOUR_MS - self._preload_ms)
         return min(next_ms, NEVER_MS)
 
-    # ---- loading of seconds
-
     @property
     def late(self) -> bool:
         """Whether a second that has begun already is still being loaded."""
@@ -149,8 +147,6 @@ class Preload:
             if walk.damage is not None:
                 self._on_damage(walk.damage)
 
-    # ---- making messages of loaded seconds ready
-
     def _run(self, second: Second) -> None:
         indexes, topics = second.take(self._turns.now_ms)
         settled = self._open.get(second.hour)
@@ -178,8 +174,6 @@ class Preload:
         for at in [at for at in self._spilled if at * 1000 + 1000 <= self._turns.now_ms]:
             self._windows.leave_out(at, self._spilled.pop(at))
         return min(self._spilled) * 1000 + 1000 if self._spilled else NEVER_MS
-
-    # ---- changes that apply reports
 
     def filed(self, hours: int | NDArray[np.int64], rows: NDArray[np.void]) -> None:
         for hour, mine in [(hours, slice(None))] if isinstance(hours, int) else groups(hours):

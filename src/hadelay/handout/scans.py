@@ -94,8 +94,6 @@ class Scans:
         self._sweep = None
         return True
 
-    # ---- generators of the scans
-
     def _owed_rows(self, second: int) -> Iterator[NDArray[np.void]]:
         """INDEX rows of a second that are due and owed, a slice at a time."""
         hour, slot = divmod(second, SECONDS_PER_HOUR)

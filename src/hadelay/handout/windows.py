@@ -49,8 +49,6 @@ class Windows:
         #: Callback for a window that has a low-water mark and has run low on entries.
         self.on_low: Callable[[Window], None] = lambda window: None
 
-    # ---- topics with windows
-
     def topic(self, number: int) -> TopicTurn:
         return self.by_number.get(number) or self.named(self._topics[number].name)
 
@@ -77,8 +75,6 @@ class Windows:
         self.ready_counts[number] = 0
         for window in self.by_number[number].windows() if number in self.by_number else ():
             self._clear(window)
-
-    # ---- limits of window sizes
 
     def room(self, window: Window) -> int:
         limit = self.limit
@@ -107,8 +103,6 @@ class Windows:
         self._clear(window)
         window.closed = True
 
-    # ---- the due time that separates overdue messages from those on time
-
     def _separate(self, topic: TopicTurn, on: bool) -> None:
         """Begin (on) or end (not on) to keep a topic's overdue messages in windows of their own."""
         topic.overdue_before_ms = self.turns.now_ms - OVERDUE_MS if on else 0
@@ -131,8 +125,6 @@ class Windows:
                 queue.windows[1].leave_out(before // 1000)
                 self.rescan_low(queue)
         return np.asarray(due >= topic.overdue_before_ms)
-
-    # ---- messages in windows
 
     def make_ready(self, hour: int, second: int, indexes: NDArray[np.uint32], topics: NDArray[np.uint32]) -> None:
         """Put entries of the hour that fell due into their topics' windows. second: since 1970, that the entries are
@@ -222,8 +214,6 @@ class Windows:
             kept += mine[self.owed.look(hour, mine.astype(np.uint32))[1]].tolist()
         self.size += len(kept) - len(window.entries)
         window.entries = deque(kept)
-
-    # ---- the oldest ready message of a topic
 
     def oldest(self, topic: TopicTurn) -> tuple[Window, int | None]:
         """The window with the topic's oldest ready messages, and the first entry in it that is owed."""

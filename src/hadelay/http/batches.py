@@ -131,9 +131,6 @@ def _decoded(decode: Callable[[], list[Any]], number: int, at: int) -> list[Any]
 _NUMBER, _OFFSET = re.compile(r"(?<=body\[)\d+|(?<=\$\[)\d+"), re.compile(r"(?<=\(byte )\d+(?=\))")
 
 
-# ---- JSON
-
-
 def _light_json(data: bytes, max_items: int, lines: bool) -> list[Any]:
     decode, skim = (_decode_lines, _skim_lines) if lines else (_decode_json, _skim_json)
 
@@ -271,9 +268,6 @@ def _outside_strings(piece: bytes, inside: int, table: np.ndarray) -> tuple[np.n
     odd = (np.cumsum(quotes, dtype=np.int32) + inside) & 1
     outside = (odd == 0) & ~quotes
     return where[outside], kinds[outside], int(odd[-1]) if len(odd) else inside
-
-
-# ---- MessagePack
 
 
 def _light_msgpack(data: bytes, max_items: int) -> list[Any]:

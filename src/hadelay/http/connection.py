@@ -57,8 +57,6 @@ class Connection(Protocol):
         self._held = b""
         self._stalled: asyncio.TimerHandle | None = None
 
-    # ---- the short way
-
     def data_received(self, data: bytes) -> None:
         if self._busy:
             self._hold(data)
@@ -179,8 +177,6 @@ class Connection(Protocol):
                 self._to_aiohttp(held)
             else:
                 self.data_received(held)
-
-    # ---- what aiohttp leaves to its user
 
     def is_busy(self) -> bool:
         return self._busy

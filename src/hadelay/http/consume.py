@@ -124,9 +124,6 @@ def _lease(call: Call, lease_ms: int) -> int:
     return int(lease_ms)
 
 
-# ---- the answer
-
-
 def _answer(call: Call, handed: Handed) -> Answer:
     if not call.wants_msgpack():
         texts = call.request.headers.get("Accept-Body", "").lower() == "text"
@@ -152,9 +149,6 @@ def _text(payload: Any, content_type: str) -> Any:
 
 
 _TEXTUAL = ("application/json", "application/xml", "application/x-ndjson", "application/x-www-form-urlencoded")
-
-# ---- settling
-
 
 #: Options of the routes that settle leases. max_bytes: a lease has 29 characters, plus quotes and comma in JSON.
 _SETTLING: Any = {"short": True, "scope": "consume", "own_topics": True, "max_bytes": _MAX_LEASES * 48}

@@ -60,8 +60,6 @@ class HttpListener:
         """Whether the process has no free descriptor for another socket."""
         return self._context.connections + self._context.relay.count >= self._sockets
 
-    # ---- accepting
-
     def listen(self, host: str, port: int) -> int:
         """Listen on every address of `host`; returns the port. Raises ConfigError or Taken."""
         where = self._context.config.listen

@@ -98,8 +98,6 @@ async def _reschedule(call: Call, when_ms: int, relative: bool) -> Answer:
     return call.answer(api.Rescheduled(encode_id(message_id), format_instant(deliver_at_ms)))
 
 
-# ---- lists
-
 _STATES = {**{str(state): frozenset((state,)) for state in State}, "pending": PENDING, "all": frozenset(State)}
 #: Cursor of a list: key {due_ms, id} of the page's last message, and CRC-32C of the query.
 _CURSOR = struct.Struct(">QQI")
@@ -153,8 +151,6 @@ def _decode(text: str, question: int) -> Key:
         raise BadRequest("cursor: is not one that a list answered")
     return due_ms, message_id
 
-
-# ---- dead letters, and the purge of what a topic holds
 
 _MAX_IDS = 1_000
 #: A cursor of dead letters is {died_at_ms u64, id u64} in hex.

@@ -51,9 +51,6 @@ MAX_SLICE = 1_000
 REDRIVE_BYTES = 4 << 20
 
 
-# ---- messages become dead letters
-
-
 def die(ledger: Ledger, leaving: Leaving) -> None:
     """End leased messages (INDEX rows) whose last attempt failed: keep them as dead letters, or route them to another
     topic."""
@@ -117,9 +114,6 @@ def _file_now(
     topic.bytes += int(new["size"].sum(dtype=np.int64))
     ttl.begin_again(ledger, new, ledger.now_ms)
     filed(ledger, ledger.now_hour, new)
-
-
-# ---- dead letters are redriven
 
 
 def apply_redrive(ledger: Ledger, command: RedriveCommand) -> RedriveResult | JobResult | Refused:
@@ -216,9 +210,6 @@ def _redrive(ledger: Ledger, topic: TopicState, leaving: Leaving) -> None:
     _file_now(ledger, leaving, topic, rows["flags"], Event.REDRIVEN, attempts=rows["attempt"])
 
 
-# ---- dead letters are dropped
-
-
 def drop_hour(ledger: Ledger, command: Maintain) -> JobResult | Refused:
     """Drop an hour of dead letters whose retention is over: forget its letters in slices, then delete its files."""
     hour = command.hour
@@ -267,9 +258,6 @@ def apply_alerted(ledger: Ledger, command: tuple[str, int]) -> JobResult | Refus
     told = min(count, topic.settled[Event.DEAD]) - topic.alerted
     topic.alerted += max(told, 0)
     return JobResult(topic.alerted == topic.settled[Event.DEAD], max(told, 0))
-
-
-# ---- dead letters are listed
 
 
 def listing(ledger: Ledger, topic: TopicState, after: bytes, limit: int) -> list[tuple[bytes, int]]:

@@ -63,9 +63,6 @@ def _let_go(ledger: Ledger, grant: HeldGrant, positions: NDArray[np.intp]) -> No
             del ledger.requests[grant.consumer]
 
 
-# ---- ACK, NACK, EXTEND
-
-
 class _Held(NamedTuple):
     """Leases of one grant that a command names."""
 
@@ -299,9 +296,6 @@ def apply_extend(ledger: Ledger, command: SettleLeases) -> LeaseResult:
         ledger.listener.on_extended(grant)
     _note_acked(ledger, command, outcomes)
     return LeaseResult(outcomes, until_ms)
-
-
-# ---- EXPIRE
 
 
 def apply_expire(ledger: Ledger, command: list[tuple[int, int]]) -> ExpireResult:

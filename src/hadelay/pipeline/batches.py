@@ -134,9 +134,6 @@ _COLUMNS: dict[str, Callable[[_Batch], Any]] = {
 }
 
 
-# ---- messages
-
-
 class _MessageBatch(_Batch):
     reader: _Messages
     #: Bytes of the .log, position of each row's record in them, and size of the record; set if a column needs the .log.
@@ -277,9 +274,6 @@ def _records(
     bases = np.cumsum([0, *(lasts - firsts)[:-1]]) - firsts
     where = np.searchsorted(firsts, offsets, "right") - 1
     return np.concatenate(pieces), offsets + bases[where]
-
-
-# ---- events
 
 
 class _EventBatch(_Batch):

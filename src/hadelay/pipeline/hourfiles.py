@@ -130,9 +130,6 @@ class Store(Protocol):
         ...
 
 
-# ---- rows
-
-
 def rows(store: Store, files: HourFiles, suffix: str, start: int, stop: int, *, verify: bool = False) -> Rows:
     """INDEX or DISPATCH rows [start, stop). DamagedFile, with file, hour and number, for an entry with another entry's
     number and, with verify, for a row with a wrong CRC."""
@@ -194,9 +191,6 @@ def damage(store: Store, files: HourFiles, suffix: str, number: int, what: str) 
     size, name = ROW[suffix].dtype.itemsize, ROW[suffix].name
     said = f"hour {hour_name(files.hour)}, {name} {number}: {what}; {WAY_OUT}"
     return DamagedFile(store.where(files, suffix), number * size, said, size=size)
-
-
-# ---- damage
 
 
 def find_damage(store: Store, files: HourFiles, suffix: str) -> DamagedFile | None:

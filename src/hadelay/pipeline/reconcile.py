@@ -312,9 +312,6 @@ def _count(
     )
 
 
-# ---- summary
-
-
 def summarise(
     counts: Counts, offending: Iterable[Rows], names: NameMap, listing: Listing, rule: Rule,
     options: ReconcileOptions,

@@ -97,9 +97,6 @@ class HadelaySource(datasource.DataSource):
         return replace(options, rejected=absolute(options.rejected))
 
 
-# ---- readers
-
-
 def advance_offset(start: Offset, listing: Listing, options: Options, most: int | None = None) -> Offset:
     """The offset after all listed rows, or after the next `most` rows, oldest hours first; `start` itself if there are
     no new rows."""
@@ -174,9 +171,6 @@ class _StreamReader(_Reads, datasource.DataSourceStreamReader, SupportsTriggerAv
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         return [InputPartition(split) for split in splits_between(start, end, self.options)]
-
-
-# ---- writers
 
 
 @dataclass

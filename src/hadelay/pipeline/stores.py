@@ -78,8 +78,6 @@ class FileStore:
     def _is_local(self) -> bool:
         return "://" not in self.location.where
 
-    # ---- listing
-
     def list(self) -> Listing:
         location = self.location
         if location.size("state.mdb") is None:
@@ -192,8 +190,6 @@ class FileStore:
             if not self.skip_torn:
                 raise damage(self, files, suffix, n, f"the {name}'s CRC is wrong")
         return n
-
-    # ---- reading
 
     def names(self) -> NameMap:
         """Names in the file `names`. DamagedFile for a damaged name. With a checkpoint, which says how much of the file

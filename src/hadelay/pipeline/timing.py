@@ -94,9 +94,6 @@ def entries(store: Store, verify: bool, files: HourFiles) -> Entries:
     return found
 
 
-# ---- counts per second
-
-
 def per_second(store: Store, verify: bool, as_of_ms: int, files: HourFiles) -> Rows:
     """Counts per second of an hour's entries, as SECONDS rows."""
     found = entries(store, verify, files)
@@ -156,9 +153,6 @@ def dense(whole: Rows, name: str, first: int, last: int) -> npt.NDArray[np.int64
     return found
 
 
-# ---- lateness
-
-
 def late(store: Store, verify: bool, as_of_ms: int, files: HourFiles) -> tuple[Rows, int, int]:
     """(LATE of an hour's entries, number of overdue entries that were never handed out, number of hand-outs that were
     not measured)."""
@@ -186,9 +180,6 @@ def quantiles(found: Rows, at: Sequence[float]) -> list[int]:
     ranks = [max(1, -int(-q * int(total[-1]) // 1)) for q in at]
     codes = order["code"][np.searchsorted(total, ranks)].astype(np.int64)
     return list(np.minimum(durations.decode(codes), found["max_ms"].max()).tolist())
-
-
-# ---- tables
 
 
 def instant(second: int) -> str:

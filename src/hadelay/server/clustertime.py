@@ -75,8 +75,6 @@ class ClusterClock:
         self.majority = len(voters) // 2 + 1
         self._walls = {name: samples for name, samples in self._walls.items() if name in voters}
 
-    # reading the clock
-
     def exact(self, mono: float) -> float:
         """Cluster time in Unix ms with a fraction; the last stamped time while the clock is not ready."""
         if not self.ready:
@@ -103,8 +101,6 @@ class ClusterClock:
         now = self.exact(mono)
         return {node: offset + mono * 1000.0 - now for node, offset in self._offsets(mono).items()}
 
-    # as a follower
-
     def observe_leader(self, node: str, now_ms: int, mono: float) -> None:
         """Take now_ms from a heartbeat of the leader `node`. The delay of the heartbeat is not known, so now_ms moves
         this clock only forward, and does not set a clock that is not ready."""
@@ -118,8 +114,6 @@ class ClusterClock:
         if self.ready:
             self._anchor(self.exact(mono), mono)
         self.leading = False
-
-    # as the leader
 
     def lead(self, now_ms: int, mono: float) -> None:
         """Run as the clock of the leader from now on. now_ms: newest time that an earlier leader stamped into an
@@ -147,8 +141,6 @@ class ClusterClock:
         half_ms = rtt_s * 500.0 - mono * 1000.0
         self._walls.setdefault(node, deque(maxlen=_SAMPLES)).append((rtt_s, wall_ms + half_ms, mono))
         self._steer(mono)
-
-    # internals
 
     def _running(self, mono: float) -> float:
         """Cluster time of a ready clock in ms, without the lower bound that `exact` applies."""

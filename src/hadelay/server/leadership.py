@@ -39,10 +39,10 @@ class Leadership:
 
     def __init__(
         self, config: Config, replica: Replica, raft: RaftNode, peers: Peers, group_commit: GroupCommit,
-        dispatcher: DeliveryLoop,
+        delivery: DeliveryLoop,
     ) -> None:  # fmt: skip
         self._config, self._replica, self._raft, self._clock = config, replica, raft, peers.clock
-        self.link, self.peers, self.group_commit, self.dispatcher = peers.link, peers, group_commit, dispatcher
+        self.link, self.peers, self.group_commit, self.delivery = peers.link, peers, group_commit, delivery
         #: The term in which this node leads and may propose: cluster time is known, and all before the term is applied.
         #: 0 while it does not lead.
         self.leading = 0
@@ -52,7 +52,7 @@ class Leadership:
         self.on_sign: Callable[[], None] = lambda: None
         #: Parts that work only while this node leads, in the order of their `on_leader` calls; `on_follower` calls use
         #: the reverse order.
-        self.parts: list[TermPart] = [dispatcher]
+        self.parts: list[TermPart] = [delivery]
         self.link.handlers |= {
             "ready": self._on_ready, "consumers": self._on_consumers,
             "transfer": lambda peer, to, reply: self.transfer(to, partial(reply, None)),
@@ -100,7 +100,7 @@ class Leadership:
                 part.on_leader(self.leading)
             self.leader_seen()
         elif self.leading:
-            self.dispatcher.clock_changed()
+            self.delivery.clock_changed()
             self._agree_on_level()
 
     def leader_seen(self) -> None:
@@ -126,8 +126,6 @@ class Leadership:
         if not wanted.items() <= self._replica.ledger.settings.to_map().items():
             self.propose(encode_settings(wanted), _ignore)
 
-    # planned transfers and drains
-
     def transfer(self, to: str | None, done: Finished) -> None:
         """Hand leadership over: stop hand-outs, commit the dispatch state, then transfer. Leader only."""
         if not self.leading:
@@ -146,10 +144,10 @@ class Leadership:
             self._transferring = False
             self.group_commit.hold(False)
             if self.leading:
-                self.dispatcher.resume()
+                self.delivery.resume()
             done(error)
 
-        self.dispatcher.hold(held)
+        self.delivery.hold(held)
 
     @property
     def drained(self) -> bool:
@@ -175,8 +173,6 @@ class Leadership:
         else:
             done(None)
 
-    # calls to the leader
-
     def ask_leader(self, op: str, payload: Any, timeout_s: float, done: Reply) -> None:
         """Call a link operation on the leader; on this node if this node leads or knows no leader."""
         leader, name = self._raft.leader, self._raft.name
@@ -187,12 +183,12 @@ class Leadership:
 
     def _on_ready(self, peer: str, payload: Any, reply: Reply) -> None:
         if self.leading:
-            reply(self.dispatcher.topic_reports(), None)
+            reply(self.delivery.topic_reports(), None)
         else:
             reply(None, NoLeader(_NOT_LEADING, retry_after_ms=50))
 
     def _on_consumers(self, peer: str, topic: Any, reply: Reply) -> None:
-        reply(self.dispatcher.askers.of(str(topic)) if self.leading else None, None)
+        reply(self.delivery.askers.of(str(topic)) if self.leading else None, None)
 
 
 def _ignore(result: Any, error: HadelayError | None) -> None:

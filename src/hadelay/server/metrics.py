@@ -100,8 +100,8 @@ class _Scrape:
     def __init__(self, node: Node, webhooks: Webhooks | None, topics: _Topics) -> None:
         self.node, self.webhooks, self.topics, self.now = node, webhooks, topics, node.runtime.monotonic()
         self.raft, self.stats, self.checkpoints = node.raft, node.raft.stats, node.checkpoints
-        self.loop, self.queue, self.hours = node.dispatcher, node.group_commit, node.storage.hours
-        self.throttled = Counter(node.dispatcher.throttled()) + node.group_commit.refusals.counts
+        self.loop, self.queue, self.hours = node.delivery, node.group_commit, node.storage.hours
+        self.throttled = Counter(node.delivery.throttled()) + node.group_commit.refusals.counts
 
     def age(self, at_ms: int) -> float:
         """Seconds of cluster time since `at_ms`; 0 if at_ms is 0."""
@@ -323,7 +323,7 @@ class NodeMetrics:
                 yield
                 until = monotonic() + _SLICE_S
             few = topics[start : start + _FEW]
-            ready |= node.dispatcher.ready_counts(topic.number for topic in few)
+            ready |= node.delivery.ready_counts(topic.number for topic in few)
             for topic in few:
                 found.add(topic, *ready.get(topic.number, (0, 0)))
                 if not topic.exists:
@@ -341,7 +341,7 @@ class NodeMetrics:
 
     def _series(self, scrape: _Scrape, ready: dict[int, tuple[int, int]]) -> Generator[None, None, dict[str, Values]]:
         node, numbers, some = self._node, list(self._shown), _Topics()
-        monotonic, lateness = node.runtime.monotonic, node.dispatcher.lateness
+        monotonic, lateness = node.runtime.monotonic, node.delivery.lateness
         columns: dict[str, dict[tuple[str, ...], float]] = {name: {} for name in _OF_TOPIC}
         states, sizes, ages, late, published, settled = columns.values()
         others = scrape.topics.count > len(numbers)

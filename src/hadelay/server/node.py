@@ -100,7 +100,7 @@ class Node:
     def _connect(self) -> None:
         """Construct the parts that work for a leader and for users."""
         config, runtime = self.config, self.runtime
-        self.dispatcher = DeliveryLoop(
+        self.delivery = DeliveryLoop(
             ledger=self.ledger,
             runtime=runtime,
             clock=self.clock,
@@ -111,7 +111,7 @@ class Node:
             watch=lambda topic: self.on_topic(topic),
             read_ahead=ReadAhead(self.disk, runtime, lambda hour: self.storage.hours.path(hour)),
         )
-        self.leadership = Leadership(config, self.replica, self.raft, self.peers, self.group_commit, self.dispatcher)
+        self.leadership = Leadership(config, self.replica, self.raft, self.peers, self.group_commit, self.delivery)
         queue_bytes = config.limits.publish_queue_bytes
         self.guard = Guard(config.webhooks.allow)
         publishing = Publishing(
@@ -154,13 +154,11 @@ class Node:
     def _damaged(self, hour: int, index: int, what: str) -> None:
         """Repair a damaged INDEX entry and its record, at which the chain of a second is broken; then go on reading the
         chain."""
-        self.repairer.repair_entry(hour, index, lambda: self.dispatcher.repaired(hour))
+        self.repairer.repair_entry(hour, index, lambda: self.delivery.repaired(hour))
 
     def _me(self) -> PeerStatus:
         has_space = self.checkpoints.has_space
         return PeerStatus(self.name, self.config.advertise, VERSION, FEATURE_LEVEL, self.raft.applied_index, has_space)
-
-    # ---- raft.ports.Machine
 
     def apply(self, index: int, term: int, command: bytes) -> Any:
         ledger, storage = self.ledger, self.storage
@@ -250,7 +248,7 @@ class Node:
         except Exception as error:  # a disk error, for example: there is no state to go on with
             self.raft.fatal(error)
             return
-        self.dispatcher.ledger = self.ledger
+        self.delivery.ledger = self.ledger
         self.clock.raise_floor(self.ledger.now_ms)
 
 

@@ -123,15 +123,13 @@ class Publishing:
             part_key = None if key is None else b"%d:%s" % (n, key)
             self._group_commit.enqueue(drafts[part.start : part.stop], part_key, size, partial(answered, n))
 
-    # ---- other commands
-
     def propose(self, command: bytes, done: Done, term: int = 0) -> None:
         """Propose any command other than a publish, on any node. term: see GroupCommit.propose. In interval mode
         hand-outs are proposed first, because apply checks leases against them."""
-        dispatcher = self._leadership.dispatcher
-        dispatcher.before_settlement()
-        command = dispatcher.settling(command)
-        self._group_commit.propose(command, dispatcher.in_order(command, done), term)
+        delivery = self._leadership.delivery
+        delivery.before_settlement()
+        command = delivery.settling(command)
+        self._group_commit.propose(command, delivery.in_order(command, done), term)
 
     def _on_submit(self, peer: str, commands: Any, reply: Reply) -> None:
         """Queue the commands of a follower's batch for the next entry of this leader, in this term only. A leader that

@@ -215,9 +215,6 @@ def split_record(record: bytes) -> tuple[bytes, bytes]:
     return record[RECORD_SIZE:end], record[end:]
 
 
-# ---- repair
-
-
 class Repairer:
     """Fetches undamaged bytes from other nodes and repairs damaged files with them. Serves the link operation "bytes".
     One object per node."""
@@ -288,9 +285,6 @@ class Repairer:
             reply(data, None)
         except (BadRequest, DamagedFile, OSError, TypeError, ValueError) as error:
             reply(None, BadRequest(f"no good copy here: {error}"))
-
-
-# ---- read-ahead
 
 
 class ReadAhead:

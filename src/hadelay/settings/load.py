@@ -68,9 +68,6 @@ def _origin(origins: Mapping[str, str], key: str) -> str:
     return "default"
 
 
-# --- the three sources ---------------------------------------------------------------------------------------------
-
-
 def read_toml(path: Path | str) -> tuple[dict[str, Any], dict[str, int]]:
     """Read a TOML file: returns its tree, and the line number of each dotted key, such as `raft.peers.n2` or
     `faults[2].kind`. ConfigError if the file is not TOML.
@@ -148,9 +145,6 @@ def _text_value(key: str, text: str) -> Any:
         pairs = (item.partition("=") for item in text.split(",") if item.strip())
         return {name.strip(): address.strip() for name, _, address in pairs}
     return text
-
-
-# --- from settings to the tree ---------------------------------------------------------------------------------------
 
 
 def _build(values: Mapping[str, Any], origins: Mapping[str, str]) -> tuple[Config | None, list[str]]:

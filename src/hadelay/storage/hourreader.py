@@ -35,8 +35,6 @@ class HourReader:
         self._heads = HeadsCache(disk, self.path, self._read_rows)
         self._far = FarWriter(self._table, self._handles, self._heads, self.path, far_capacity)
 
-    # -- hours and sizes
-
     def path(self, hour: int) -> str:
         """Path of an hour's files, without suffix."""
         n = (hour - DEAD_HOURS if hour >= DEAD_HOURS else hour) % 24
@@ -86,8 +84,6 @@ class HourReader:
 
     def mapped(self, hour: int) -> bool:
         return hour in self._near
-
-    # -- reading
 
     def entries(self, hour: int, indexes: npt.NDArray[np.integer] | slice, *, verify: bool = True) -> Rows:
         """Return a copy of these INDEX rows of an hour. IndexError beyond the applied length; DamagedFile when a CRC is

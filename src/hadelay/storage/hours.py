@@ -46,8 +46,6 @@ class DiskHourStore(HourReader):
         """Bytes buffered for far hours since the last checkpoint began; `far_buffer_bytes` triggers a checkpoint."""
         return self._far.fresh.used_bytes
 
-    # -- filing
-
     def append(
         self, hours: int | npt.NDArray[np.int64], rows: Rows, blob: bytearray, headers: Rows | None = None
     ) -> npt.NDArray[np.uint32]:
@@ -165,8 +163,6 @@ class DiskHourStore(HourReader):
         prefix = np.uint64(self._group << 56) | (np.asarray(hours, np.uint64) << np.uint64(32))
         rows["first_id"] = np.where(new, prefix | rows["index"], ids)
 
-    # -- events
-
     def append_events(self, hour: int, rows: Rows) -> int:
         """Append DISPATCH rows, filling their CRCs in place; returns the number of the first."""
         slot, table = self._slot(hour), self._table
@@ -179,8 +175,6 @@ class DiskHourStore(HourReader):
         table.changed[slot] = True
         table.unsynced[slot] |= DSP
         return first
-
-    # -- mapping and retiring hours
 
     def set_clock(self, now_hour: int) -> None:
         """Map the previous, current and next two hours, unmap the others. Apply calls this when the hour changes."""
@@ -232,8 +226,6 @@ class DiskHourStore(HourReader):
             self._far.spill()
         table.cover(hours)
         self._far.fresh.cover(table.size)
-
-    # -- checkpoint
 
     def sample(self) -> Sample:
         """Hours changed since the last sample. The sample's CRCs are complete once `write_some` returned True."""

@@ -113,9 +113,6 @@ def open_archive(where: str) -> Files:
     return Location(where)
 
 
-# ---- manifests
-
-
 def manifest_name(hour: int) -> str:
     return f"_manifest/{hour_name(hour)}.json"
 
@@ -162,9 +159,6 @@ def of_kind(manifest: HourManifest, kind: str) -> list[PartFile]:
 
 def rows(manifest: HourManifest, kind: str) -> int:
     return sum(part["rows"] for part in of_kind(manifest, kind))
-
-
-# ---- the catalogue
 
 
 class Catalogue:
@@ -224,9 +218,6 @@ def load_catalogue(files: Files, known: Catalogue | None = None, attempts: int =
             if hour not in hours or hours[hour]["revision"] < row["revision"]:
                 hours[hour] = row
     return Catalogue(names, revision, hours)
-
-
-# ---- proof
 
 
 def unproven(

@@ -198,8 +198,6 @@ class Storage:
         )
         write_identity(self.disk, self.directory, self.identity)
 
-    # -- snapshots
-
     def manifest(self) -> Manifest | None:
         """Files of the last durable checkpoint, kept until `exports.release`. None when no checkpoint exists yet, the
         export of its tables is running, or the export failed (`exports.failure`): call again soon."""

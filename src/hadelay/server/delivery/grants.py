@@ -82,8 +82,6 @@ class Grants:
         self._check_held()
         self.turn_soon()
 
-    # ---- polls
-
     def wait(self, poll: Poll, *, first: bool = False) -> None:
         """Let the poll wait for messages. first: the poll is the next in line, because its turn had come before."""
         poll.phase = WAITING
@@ -185,8 +183,6 @@ class Grants:
         if self._requests.get(key) is poll:
             del self._requests[key]
 
-    # ---- grants
-
     def grant(self, offer: Offer, now_ms: int, *, handed: bool) -> bytes:
         """Encode the command that grants the messages of the offer, with a new grant number. handed: the messages are
         handed out already."""
@@ -266,8 +262,6 @@ class Grants:
             left = left._replace(until_ms=np.full(len(left.rows), result.until_ms, np.int64), now_ms=now)
             self.deferred.until_due(poll, left, partial(self._answer, poll))
         self._check_held()
-
-    # ---- planned transfer
 
     def hold(self, done: Callable[[], None]) -> None:
         """Prepare a planned transfer of leadership: stop handing out, commit the dispatch state, then call done()."""

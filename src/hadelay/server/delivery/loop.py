@@ -85,8 +85,6 @@ class DeliveryLoop:
         self._grants: Grants | None = None
         self._turning = False
 
-    # ---- leading
-
     def on_leader(self, number: int) -> None:
         """Begin to hand out messages. Call when the no-op of this term is applied, clock.lead was called, and the clock
         is ready."""
@@ -157,8 +155,6 @@ class DeliveryLoop:
     def _now(self) -> int:
         return self.clock.read(self.runtime.monotonic())
 
-    # ---- polls
-
     def poll(self, poll: Poll) -> None:
         """Take a poll of a consumer, on the leader. On another node the poll gets done(None, NoLeader) at once."""
         grants = self._grants
@@ -182,8 +178,6 @@ class DeliveryLoop:
         if self._grants is not None:
             self._grants.cancel(poll)
         poll.phase = DONE
-
-    # ---- one turn: load, match, propose, set the next wake-up
 
     def _turn_soon(self) -> None:
         if not self._turning and self._grants is not None:
@@ -240,8 +234,6 @@ class DeliveryLoop:
         waited_ms = poll.wait_ms - 1000 * (poll.deadline - self.runtime.monotonic())
         self.delays.count(delivery, waited_ms, lambda number: is_limited(self.ledger.topics[number].settings))
 
-    # ---- settlements, and commands that are proposed after the hand-outs
-
     def in_order(self, command: bytes, done: Done) -> Done:
         """Delay `done` of a command that may stop a topic's hand-outs until the deferred deliveries granted before are
         released: after the answer to its pause, purge or deletion, nothing of the topic is handed out."""
@@ -270,8 +262,6 @@ class DeliveryLoop:
         if self._grants is not None:
             self._grants.term.record()
 
-    # ---- planned transfer
-
     def hold(self, done: Callable[[], None]) -> None:
         """Prepare a planned transfer of leadership: stop handing out, commit the dispatch state, then call done()."""
         if self._grants is None:
@@ -284,8 +274,6 @@ class DeliveryLoop:
         """Continue handing out after a planned transfer, because no other node took over."""
         if self._grants is not None:
             self._grants.resume()
-
-    # ---- the sweeper, which finds messages that the timer wheels missed
 
     def _arm_sweeper(self) -> None:
         self._sweep_alarm.at(self.runtime.monotonic() + self.config.dispatch.sweep_ms / 1000.0)
@@ -303,8 +291,6 @@ class DeliveryLoop:
             self._arm_sweeper()
         if core.scans.swept > before:
             log.error("messages_forgotten", extra={"found": core.scans.swept - before})
-
-    # ---- queries of other parts of the node
 
     @property
     def sweeper_found(self) -> int:

@@ -50,12 +50,12 @@ class ConsumingService(Service):
             done=settled_by(future),
             filter=filter_of(ask.tags, ask.any_tags),
         )
-        node.dispatcher.poll(poll)
+        node.delivery.poll(poll)
         try:
             return await self._handed(await future)
         except asyncio.CancelledError:
             nothing = poll.phase == WAITING
-            node.dispatcher.cancel_poll(poll)
+            node.delivery.cancel_poll(poll)
             if nothing:
                 raise
             raise Granting from None
@@ -97,10 +97,8 @@ class ConsumingService(Service):
                 attempt=attempt, traceparent=meta.tp, redelivered=again, lease_until=until, lease_left_ms=left_ms,
             )  # fmt: skip
             messages.append(received)
-        answered = partial(node.dispatcher.answered, delivery.term, delivery.seq, delivery.positions, due_ms)
+        answered = partial(node.delivery.answered, delivery.term, delivery.seq, delivery.positions, due_ms)
         return Handed(messages, answered)
-
-    # settling leases
 
     async def settle(
         self, kind: SettleKind, leases: list[str], value_ms: int | None, reason: str = "", *, count: bool = True

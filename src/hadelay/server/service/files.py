@@ -67,8 +67,6 @@ class Files(Service):
         await self._confirm()
         return Names(*self._node.storage.names.all())
 
-    # ---- snapshots
-
     async def open_snapshot(self) -> Snapshot:
         """Open a snapshot of everything committed before the call, and perhaps of later entries. Raises Overloaded."""
         await self._confirm()

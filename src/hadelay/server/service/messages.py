@@ -128,8 +128,6 @@ class MessageService(Service):
             attempt += hour_state is None or index not in hour_state.late
         return described(node.ledger, hour, row, state, attempt, [], body=False)
 
-    # dead letters
-
     async def dead_letters(
         self, topic: str, after: bytes, limit: int, *, body: bool, stale: bool
     ) -> tuple[list[DeadLetter[str]], bytes | None]:

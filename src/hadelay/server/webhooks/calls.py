@@ -114,9 +114,6 @@ def _escaped(text: str) -> str:
     return quote(text, safe=_SAFE)
 
 
-# ---- signatures
-
-
 def key_of(secret: str) -> bytes:
     """The signing key of a secret: the decoded base64 after `whsec_`, else the bytes of the secret itself."""
     if secret.startswith(PREFIX):

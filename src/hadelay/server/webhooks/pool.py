@@ -57,7 +57,7 @@ class Pool:
 
     def __init__(self, node: Node, call: Call) -> None:
         self._node, self._config, self._call = node, node.config.webhooks, call
-        self._runtime, self._dispatcher = node.runtime, node.dispatcher
+        self._runtime, self._delivery = node.runtime, node.delivery
         self.reports = Reports(node.name, node.runtime, node.propose)
         self.queues: dict[int, WebhookQueue] = {}
         #: Queues whose jobs wait because of a limit of concurrent calls, in the order of their turns.
@@ -76,8 +76,6 @@ class Pool:
     def busy(self) -> bool:
         """Whether calls are under way, or their outcomes are not committed yet."""
         return bool(self.in_flight or self.reports.busy or any(queue.held for queue in self.queues.values()))
-
-    # leading
 
     def on_leader(self, term: int) -> None:
         self._term = term
@@ -103,15 +101,13 @@ class Pool:
         elif queue is not None:
             queue.removed = True
             while queue.polls:
-                self._dispatcher.cancel_poll(queue.polls.pop())
+                self._delivery.cancel_poll(queue.polls.pop())
             self._run(queue)
             self._forget(queue)
 
     def _forget(self, queue: WebhookQueue) -> None:
         if queue.removed and not queue.held and self.queues.get(queue.number) is queue:
             del self.queues[queue.number]
-
-    # fetching messages
 
     def _fetch(self, queue: WebhookQueue, request_id: bytes = b"") -> None:
         if not self._term or queue.removed:
@@ -133,7 +129,7 @@ class Pool:
 
     def _ask(self, queue: WebhookQueue, poll: Poll) -> None:
         if poll in queue.polls:
-            self._dispatcher.poll(poll)
+            self._delivery.poll(poll)
 
     def _fetched(self, queue: WebhookQueue, poll: Poll, delivery: Delivery | None, error: HadelayError | None) -> None:
         queue.polls.discard(poll)
@@ -145,8 +141,6 @@ class Pool:
         queue.jobs.extend(jobs_of(delivery, self._runtime.monotonic(), queue.floor))
         self._run(queue)
         self._fetch(queue)
-
-    # calling receivers
 
     def _run(self, queue: WebhookQueue) -> None:
         """Begin as many of the queue's calls as limits allow: some now, the others soon. Begin no call for a paused
@@ -262,7 +256,7 @@ class Pool:
             format_instant(job.deliver_at_ms), job.attempt, job.redelivered, meta,
         )  # fmt: skip
         term, seq, position, _, _ = job.lease
-        self._dispatcher.answered(term, seq, np.array([position]), job.deliver_at_ms)
+        self._delivery.answered(term, seq, np.array([position]), job.deliver_at_ms)
         headers = call_headers(facts, queue.keys, extra, self._node.now_ms(), body)
         self._call(CallRequest(url, headers, body, queue.timeout_s), partial(self._called, queue, job, url, host))
         return True
@@ -326,8 +320,6 @@ class Pool:
             self._node.propose(encode_topic_put(queue.name, pause), lambda result, error: None)
         while queue.jobs:
             self._settle(queue.jobs.popleft(), (uncounted(0), "HTTP 410"))
-
-    # counters
 
     def _count(self, answer: Reply) -> None:
         outcome = f"{answer.status // 100}xx" if answer.status else answer.reason.replace(" ", "_")

@@ -144,8 +144,6 @@ class Sender:
         defaults = "".join([text for name, text in self._defaults.items() if name not in named])
         return f"{line}{defaults}{fields}Content-Length: {size}\r\n\r\n".encode()
 
-    # connections
-
     async def _connect(self, call: _Call, endpoint: Endpoint) -> None:
         host = endpoint.host.rstrip(".") if endpoint.tls else None
         try:
