@@ -3,7 +3,7 @@
 VERSION = "0.1.0"
 
 #: Highest feature level that this code knows. A replicated command switches the level on once every node knows it.
-FEATURE_LEVEL = 3
+FEATURE_LEVEL = 4
 #: From this level on: a redrive leaves a letter dead while another message has its client key; purges and commands that
 #: name their messages are bounded (ADR 160); a PUT may contain a webhook's header as GET shows it (ADR 162), and all
 #: versions of Python judge a webhook's URL alike; an ack from before a message died does not end the message after its
@@ -18,5 +18,7 @@ RETRY_DEFAULTS = WEBHOOK_FLOOR = SETTLE_LEVEL = 3
 UNCOUNTED = 3
 #: From this level on, a masked header of a webhook is dropped if the URL changes to another origin (ADR 162).
 MASKED_OF_ORIGIN = 3
+#: From this level on: schedules, message groups, bulk jobs and subscriptions, each with commands of its own.
+SCHEDULER_LEVEL = 4
 #: Level of a new cluster, whatever its first nodes support: their versions may differ.
 FIRST_LEVEL = 1
