@@ -93,13 +93,17 @@ def test_what_is_archived_is_the_same_and_nothing_is_left_of_what_failed(
     assert archived(store, "away/out") == here
 
 
-@pytest.mark.parametrize("fault", [500, 403])
-def test_a_store_that_fails_in_the_middle_leaves_no_manifest(tmp_path: Path, store: Store, fault: int) -> None:
+@pytest.mark.parametrize(
+    ("fault", "which", "where"), [(500, "POST", "_manifest"), (403, "POST", ""), (403, "PUT", ".parquet")]
+)
+def test_a_store_that_fails_in_the_middle_leaves_no_manifest(
+    tmp_path: Path, store: Store, fault: int, which: str, where: str
+) -> None:
     world = test_archive.settled(tmp_path)
     given = options(world, tmp_path, splitRows="4")
     away = ArchiveOptions(given, store.uri("archive"))
-    # The last request but a few, and, as a key that has expired does, from the first one on.
-    store.fault = lambda method, path: fault if method == "POST" and ("_manifest" in path or fault == 403) else 0
+    # The last request but a few; from the first one on, as a key that has expired does; and the first bytes of a file.
+    store.fault = lambda method, path: fault if method == which and where in path else 0
     with pytest.raises(OSError, match=r"was not (archived|written), .*AWS Error.*run it again") as refused:
         archive.run(None, away)
     assert ENVIRONMENT["AWS_SECRET_ACCESS_KEY"] not in str(refused.value)

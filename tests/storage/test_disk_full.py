@@ -16,6 +16,7 @@ from chaos.sim.disk import SimDisk
 from chaos.sim.tables import SimBackend
 from hadelay.errors import is_disk_full
 from hadelay.platform.disk import Disk
+from hadelay.storage.identity import note_damage, noted_damage
 from hadelay.storage.store import Storage
 
 FAR = NOW + 50
@@ -68,6 +69,20 @@ def test_writing_far_hours_at_a_checkpoint(disk: SimDisk) -> None:
     storage = start(disk, loop)
     assert (storage.applied_index, storage.hours.hours()) == (1, [FAR])
     assert storage.hours.count(FAR) == 100
+
+
+def test_damage_is_noted_without_space_for_its_text(disk: SimDisk) -> None:
+    disk.makedirs("/data")
+    full, disk.capacity = disk.capacity, disk.used
+    with pytest.raises(OSError) as caught:
+        note_damage(disk, "/data", "a.log: the record's CRC is wrong")
+    assert caught.value.errno == errno.ENOSPC
+    disk.power_cut()
+    assert noted_damage(disk, "/data") == "", "the next start would read the same damaged bytes, for ever"
+    disk.capacity = full
+    note_damage(disk, "/data", "a.log")
+    disk.power_cut()
+    assert noted_damage(disk, "/data") == "a.log"
 
 
 @pytest.mark.parametrize("which", range(6))

@@ -4,6 +4,7 @@ identity := magic "HDID" | size u32 | crc32c u32 (of the map) | msgpack map
 """
 
 import struct
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -103,7 +104,10 @@ def refuse_strangers(directory: str, found: Identity, expected: Identity) -> Non
 def note_damage(disk: Disk, directory: str, what: str) -> None:
     """Note that apply found a damaged file: this copy of the data must not be used, also after a restart. The note is
     durable on return."""
-    replace_file(disk, f"{directory}/damaged", what.encode())
+    with closing(disk.open(f"{directory}/damaged", create=True)) as file:
+        disk.sync_dir(directory)  # the name alone is the note: a full disk may refuse the text
+        file.pwrite(what.encode(), 0)
+        file.sync()
 
 
 def noted_damage(disk: Disk, directory: str) -> str | None:

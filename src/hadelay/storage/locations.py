@@ -144,7 +144,7 @@ class Location:
         except BaseException as error:
             with suppress(OSError):  # raise the first error, not one of the cleanup
                 found.delete_file(part)
-            if isinstance(error, OSError) and error.filename is None:
+            if isinstance(error, OSError) and error.errno is not None and error.filename is None:
                 error.filename = part  # an OSError of a write, for example on a full disk, has no name
             raise
         if local:
