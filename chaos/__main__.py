@@ -35,8 +35,7 @@ from chaos.run import Run
 from chaos.scenario import KINDS, Mistake, unknown
 from chaos.sim.failpoints import POINTS, STEPS
 
-#: Mutations that no chaos run notices: their damage shows only in orders of events that the simulator finds, or is
-#: shorter than a round trip.
+#: Mutations that no chaos run notices: they show only in rare orders of events, or for less than a round trip.
 UNSEEN = (
     "forgotten_vote",
     "plain_library",
@@ -50,7 +49,6 @@ HELD, BROKEN, MISTAKE, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
 
 def main(argv: list[str]) -> int:
     if argv[:1] == ["sim"]:
-        # Import late: the simulator imports all of the server.
         from chaos.sim.cli import main as sim
 
         return sim(argv[1:])
@@ -85,7 +83,7 @@ def main(argv: list[str]) -> int:
         print(error, file=sys.stderr)
         return MISTAKE
     except BrokenPipeError:
-        # With `… list | head` the pipe is closed: do not let Python complain again at its last flush.
+        # A reader such as `head` has closed the pipe: close stderr, so that Python's last flush prints no second error.
         sys.stderr.close()
         return UNREAD
 
@@ -155,7 +153,7 @@ def _run(options: argparse.Namespace) -> int:
         "mutation": mutation,
         "directory": str(directory),
         "replay": f"python -m chaos replay {directory}",
-        "interrupted": True,  # until the run ends; `report` reads this of a killed run
+        "interrupted": True,  # False once the run has ended; stays True if the run is killed
     }
     (directory / "run.json").write_text(json.dumps(head))
     cluster = given or LocalCluster(scenario, directory, kinds, options.port_base)
@@ -217,7 +215,7 @@ def _finish(options: argparse.Namespace, head: dict[str, Any], history: History)
 
 
 def _all_mutations() -> dict[str, Any]:
-    # Import late: the mutations import the server's classes.
+    # Import late: this import loads the server's classes, which only this command needs.
     from chaos.sim.mutations import MUTATIONS
 
     return MUTATIONS

@@ -18,14 +18,14 @@ from chaos.flat import BRANCHES, growing
 from chaos.history import Given, History, Put, checksum
 from chaos.lateness import late
 
-#: Largest rate error: cluster time is slewed by at most 500 ppm, and crystals drift.
+#: Largest rate error of cluster time: slewing changes the rate by at most 500 ppm, and quartz clocks drift.
 _RATE = 600e-6
 #: Rounding error of times, which are reported in whole milliseconds.
 _ROUNDING_MS = 2.0
-#: Largest step of cluster time from one leader to the next.
+#: Largest step of cluster time when another node becomes leader.
 _CHANGE_MS = 5.0
-#: Largest difference between the wall clocks of an agreeing majority; a cold start of all nodes takes its time from
-#: these clocks.
+#: Largest difference between the wall clocks of a majority that agrees on the time; after a cold start of all nodes,
+#: cluster time comes from these clocks.
 _COLD_MS = 2 * 250.0
 #: States of a message that has not ended.
 PENDING = ("scheduled", "ready", "leased")
@@ -37,7 +37,7 @@ ACKED, *OTHER_ENDS, REDRIVEN = (
 PARTS = (ACKED, *OTHER_ENDS, 'messages{state="waiting"}', 'messages{state="leased"}')
 COUNTED = ("raft_applied_index", "published_messages_total", *PARTS, REDRIVEN, "sweeper_found_messages_total")
 _NEVER = float("inf")
-#: A branch, and the violation; "" where the promise was kept.
+#: Name of a checker's branch, and the text of the violation; "" if the promise was kept.
 Case = tuple[str, str]
 
 
@@ -46,7 +46,7 @@ class Verdict:
     name: str
     what: str
     violations: list[str]
-    #: Number of cases that each branch decided; names of branches with a violation.
+    #: Number of cases that each branch of the checker decided; names of the branches with a violation.
     decided: dict[str, int] = field(default_factory=dict)
     broken: frozenset[str] = frozenset()
 
@@ -54,9 +54,9 @@ class Verdict:
 @dataclass(frozen=True)
 class Checker:
     cases: Callable[[History], Iterator[Case]]
-    #: Name of the branch → when the branch is violated.
+    #: Name of each branch → condition that violates the branch.
     branches: dict[str, str]
-    #: Branches that interval mode does not promise.
+    #: Names of the branches that are promised in commit mode only.
     commit_only: frozenset[str] = frozenset()
 
 
@@ -82,29 +82,28 @@ def judge(name: str, checker: Checker, history: History) -> Verdict:
 
 
 def _commits(history: History) -> bool:
-    """True if the run was in commit mode."""
     return all(event["sync"] == "commit" for event in history.of("load"))
 
 
 class _ClusterTime:
-    """Bounds of cluster time against this machine's monotonic clock, as clients see both."""
+    """Bounds of the cluster time that passes while this machine's monotonic clock advances."""
 
     def __init__(self, history: History) -> None:
-        # A leader is seen some time after its election.
+        # Times at which leaders were first seen, which is some time after their election.
         self._leaders = sorted(event["t"] for event in history.of("leader"))
         clocks = any(e["kind"] == "clock" for e in history.of("fault"))
         clocks |= any(e["clocks"] > 1 for e in history.of("load"))
-        # A majority that starts cold takes cluster time from wall clocks, which may differ.
+        # A majority that cold-starts takes cluster time from its wall clocks, which may differ.
         cold = (e["t"] for e in history.of("fault") if clocks and len(e["nodes"]) > len(e["all"]) // 2)
         self._cold = min(cold, default=_NEVER)
 
     def jumped_ms(self, since: float, until: float) -> float:
-        """Largest jump of cluster time in [since, until]: new leaders and cold starts."""
+        """Largest jump of cluster time between two instants, from changes of leader and cold starts."""
         changes = bisect_left(self._leaders, until + 1) - bisect_right(self._leaders, since)
         return _CHANGE_MS * changes + (_COLD_MS if self._cold < until else 0.0)
 
     def least_ms(self, since: float, until: float) -> float:
-        """Smallest cluster time that passed in [since, until]."""
+        """Smallest cluster time, in ms, that can have passed between two instants."""
         return (until - since) * 1000 * (1 - _RATE) - _ROUNDING_MS - self.jumped_ms(since, until)
 
     def most_ms(self, since: float, until: float) -> float:
@@ -116,7 +115,7 @@ def lost(history: History) -> Iterator[Case]:
     run, or its TTL ended it. A message that was handed out ended in the way its consumer asked for. A redriven dead
     letter was handed out again."""
     if not history.of("drained"):
-        return  # interrupted: the run did not wait for the remaining messages
+        return  # an interrupted run does not wait for pending messages
     given: dict[str, list[Given]] = defaultdict(list)
     for g in history.given:
         given[g.id].append(g)
@@ -124,7 +123,7 @@ def lost(history: History) -> Iterator[Case]:
         if put.id is None or put.cancel_asked is not None:
             continue
         state = history.ends.get(put.id, ("", None))[0]
-        owed = state in PENDING or state == "dead"  # late messages count for I15
+        owed = state in PENDING or state == "dead"  # checker I15 judges messages that are still pending
         where = f"message {put.n} ({put.id}), stored at {put.stored:.3f} s, is {state or 'never handed out'}"
         if put.id not in given:
             yield "never handed out", "" if owed or (put.ttl_s and state == "expired") else where
@@ -142,13 +141,13 @@ def lost(history: History) -> Iterator[Case]:
 
 
 def _ended_so(put: Put, state: str, given: list[Given]) -> bool:
-    """True if a consumer asked for this end of the message."""
+    """True if a consumer acked the message that is now acked, or a message with a TTL expired."""
     return (state == "acked" and any(g.ack_asked is not None for g in given)) or (state == "expired" and put.ttl_s > 0)
 
 
 def miscounted(history: History) -> Iterator[Case]:
-    """I2: at the end, on every node, published and redriven messages equal the settled, waiting and leased ones, and
-    the sweeper found no message that the wheels had forgotten."""
+    """I2: at the end, on every node, published and redriven messages equal the settled, waiting and leased messages,
+    and the sweeper found no due message that was missing from the timing wheels."""
     for event in history.of("counted"):
         count = event["counts"]
         if event["ours"]:
@@ -179,7 +178,7 @@ def phantoms(history: History) -> Iterator[Case]:
         if put.cancel_asked is not None:
             gone = put.cancelled is not None and g.asked > put.cancelled
             yield "cancelled", f"{this} was cancelled at {put.cancelled:.3f} s" if gone else ""
-    for put in history.puts.values():  # cancelled, and never handed out
+    for put in history.puts.values():  # count each confirmed cancel as a case
         if put.cancelled is not None:
             yield "cancelled", ""
 
@@ -248,13 +247,13 @@ def double_leases(history: History) -> Iterator[Case]:
 
 
 def _neighbours(history: History) -> Iterator[tuple[Given, Given]]:
-    """Hand-outs of one message in the order of their attempts, between two redrives."""
+    """Pairs of successive hand-outs of a message, ordered by attempt, without a redrive between them."""
     lives: dict[tuple[str, int], list[Given]] = defaultdict(list)
     for g in history.given:
         if (life := _life(history, g)) is not None:
             lives[g.id, life].append(g)
     for several in lives.values():
-        # A repeated receive is granted once and its lease is extended: the last answer counts.
+        # A repeated receive gets the same grant with an extended lease: the last answer counts.
         several.sort(key=lambda g: (g.attempt, g.request, g.got))
         yield from pairwise(several)
 
@@ -272,8 +271,8 @@ def _life(history: History, g: Given) -> int | None:
 
 
 def overtried(history: History) -> Iterator[Case]:
-    """attempts: a message of a topic with a limit of attempts is handed out at most so often, and becomes a dead letter
-    no earlier."""
+    """attempts: in a topic with a limit of attempts, a message is handed out at most that many times, and becomes a
+    dead letter only after that many attempts."""
     limits = {event["topic"]: event["max_attempts"] for event in history.of("topic")}
     for g in history.given:
         if g.topic in limits:
@@ -313,15 +312,15 @@ def early(history: History) -> Iterator[Case]:
         short = delay_s * 1000 - clock.most_ms(asked, g.got)
         yield branch, f"{this} {short:.1f} ms early" if short > 0 else ""
         if due_ms is not None and g.id == put.id and not history.redrives.get(g.id):
-            # A reschedule that was repeated on its way may take effect again, later.
+            # The network may have repeated a reschedule, which then takes effect a second time, later.
             stale = g.due_ms > due_ms if branch == "published" else g.due_ms == put.due_ms != due_ms
             wrong = g.due_ms < due_ms or (g.attempt == 1 and stale)
             yield f"{branch}, as told", f"{this} due at {g.due_ms}, and told was {due_ms}" if wrong else ""
 
 
 def _order(put: Put, g: Given) -> tuple[str, float, float, int | None]:
-    """The request that decides when the message is due: branch, time of the request, delay, due time in the answer. If
-    a reschedule may or may not have taken effect, use the earlier time and ignore the answer."""
+    """The publish or reschedule that sets the due time of a hand-out: (branch, time of the request, delay, due time in
+    the answer). If a reschedule may or may not have taken effect, the earlier time counts and the answer is ignored."""
     if put.move_asked is None or g.got < put.move_asked:
         return "published", put.asked, put.delay_s, put.due_ms
     if put.moved is not None and g.asked > put.moved:
@@ -337,7 +336,7 @@ def outlived(history: History) -> Iterator[Case]:
     clock = _ClusterTime(history)
     for g in history.given:
         put = history.puts.get(g.n)
-        # A reschedule by a delay that was repeated on its way may have restarted the TTL later.
+        # The network may have repeated a reschedule by a delay, which then restarted the TTL later.
         over_ms = None if put is None or put.id != g.id or put.move_asked is not None else _over_ms(history, put)
         if over_ms is not None:
             behind_ms = g.now_ms - clock.most_ms(g.asked, g.got) - over_ms
@@ -360,8 +359,8 @@ def _over_ms(history: History, put: Put) -> int | None:
 
 
 def diverged(history: History) -> Iterator[Case]:
-    """I12: after healing, every node has the same files, by length and checksum, at one applied index; where chaos
-    started the nodes, also by their bytes."""
+    """I12: after all faults are healed, the files of all nodes have equal lengths and checksums at one applied index;
+    if chaos started the nodes, also equal bytes."""
     for event in history.of("replicas"):
         yield event["by"], event["said"] if event["code"] else ""
 
@@ -385,9 +384,8 @@ def unsafe(history: History) -> Iterator[Case]:
 
 
 def unsynced(history: History) -> Iterator[Case]:
-    """I14: between the start of a publish and its confirmation, a majority of nodes completed a sync of their journal.
-    For sampled messages, the journal of a majority is synced beyond the message (where chaos preloads the counter of
-    syncs)."""
+    """I14: between the start of a publish and its confirmation, a majority of nodes synced their journals. For sampled
+    messages, a majority of the journals is synced beyond the message (only if chaos counts syncs, with preload.c)."""
     nodes = max([event["nodes"] for event in history.of("load")], default=0)
     for put in history.puts.values():
         if put.syncs is not None:
@@ -416,8 +414,8 @@ def deposed(history: History) -> Iterator[Case]:
 
 
 def stuck(history: History) -> Iterator[Case]:
-    """I15: after healing, every node is ready within the limit, all owed messages are handed out, and no longer gap
-    without a leader occurs than allowed."""
+    """I15: after all faults are healed, every node becomes ready within the limit, every message that is due is handed
+    out, and no failover takes longer than allowed."""
     for event in history.of("recovered"):
         why = event.get("why", "")
         yield "ready", f"{event['s']:.1f} s after healing at {event['t'] - event['s']:.3f} s: {why}" if why else ""
@@ -464,7 +462,7 @@ def dishonest(history: History) -> Iterator[Case]:
 def ended(history: History) -> Iterator[Case]:
     """I17: no node ends by itself, unless an injected disk error ended it."""
     for _ in history.of("said"):
-        yield "ended", ""  # a node that answers has not ended
+        yield "ended", ""  # an answer proves that the node runs
     for event in history.of("ended"):
         text = f"{event['node']} ended by itself at {event['t']:.3f} s with exit code {event['code']}: see its log"
         yield "ended", "" if event["may"] else text

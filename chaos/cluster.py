@@ -34,25 +34,25 @@ from hadelay.settings.load import line_of
 _PR_SET_PDEATHSIG = 1
 _CLEAN_END_S = 20.0
 _COMMAND_S = 120.0
-#: Layout of preload.c's shared page: switches for one node, then the number of completed journal syncs, then for each
-#: journal file its inode and its synced length.
+#: Layout of the page of memory that preload.c shares with chaos: switches for one node, number of completed journal
+#: syncs, then inode and synced length of each journal file.
 _ORDERS, _SYNCS, _FILE, _FILES = struct.Struct("<iiq"), struct.Struct("<Q"), struct.Struct("<QQ"), 16
 _FILES_AT = _ORDERS.size + _SYNCS.size
 CONTROL_BYTES = _FILES_AT + _FILES * _FILE.size
-#: Number of newest segments that may hold a message that was just stored.
+#: Number of journal segments, newest first, that are searched for a message that was just stored.
 _SEGMENTS = 3
-#: Number of files that lose a bit, and number of tries per file to find a byte in use.
+#: Number of files in which the fault `rot` flips a bit, and limit of tries per file to find a byte in use.
 _ROTTEN_FILES, _TRIES = 3, 200
 
 
 class Cluster:
-    """Operations that faults consist of. `do` returns when the operation is done. Healing may be repeated."""
+    """A cluster, with the operations of which faults consist. They block until done, and healing may be repeated."""
 
-    #: URL by name of the node.
+    #: HTTP URL of each node, by node name.
     urls: dict[str, str]
     network: Network | None = None
     disks: Mapping[str, Disk] = {}
-    #: Operations take seconds and must run in a thread.
+    #: True: operations take seconds and must run in a thread.
     slow = False
 
     @property
@@ -63,16 +63,16 @@ class Cluster:
         return [other for other in self.urls if other != name]
 
     def do(self, what: str, name: str) -> None:
-        """kill, stop, start, pause, resume, cut and uncut (from all other nodes). For a node that does not run, with
-        its data: empty, rot, copy and restore."""
+        """Do an operation on a node: kill, stop, start, pause, resume, cut or uncut (from all other nodes); or, while
+        the node does not run, empty, rot, copy or restore its data."""
         raise NotImplementedError
 
     def arm(self, name: str, point: str) -> None:
-        """Let the node end when its process reaches this crash point; "" disarms the node."""
+        """Make the node end when its process reaches this crash point; "": at no point."""
         raise NotImplementedError
 
     def passed(self) -> set[str]:
-        """Crash points that some node reached, where they are known."""
+        """Crash points that any node has reached; empty if unknown."""
         return set()
 
     def syncs(self) -> tuple[int, ...]:
@@ -84,38 +84,38 @@ class Cluster:
         return []
 
     def unsynced(self, marker: bytes, synced: list[dict[int, int]]) -> tuple[bool, list[str]]:
-        """Whether a majority of journals hold `marker`, and the nodes whose copies were all unsynced at the time of
-        `synced`. Blocks."""
+        """Find `marker` in the journals: whether a majority has it, and the nodes that had it only in unsynced bytes,
+        judged by `synced`. Blocks."""
         raise NotImplementedError
 
     def control(self, name: str, *, sync_delay_ms: int = 0, sync_errno: int = 0, clock_offset_ms: int = 0) -> None:
-        """Switches of preload.c for a node's syncs and clock."""
+        """Set the faults that preload.c injects into a node: delay and errno of syncs, offset of the wall clock."""
         raise NotImplementedError
 
     def ended(self, name: str) -> int | None:
-        """Exit code of a node that does not run, where known."""
+        """Exit code of a node that does not run; None if the node runs or the code is unknown."""
         return None
 
     def pid(self, name: str) -> int | None:
-        """Process id of a node on this machine."""
+        """Process id of a running node on this machine, or None."""
         return None
 
     def held_bytes(self) -> int:
-        """Bytes on the disk of the fullest node, where known: a node with an empty disk has to fetch them."""
+        """Bytes used on the fullest node's disk, which a node with an empty disk has to fetch; 0 if unknown."""
         return 0
 
     def founded(self) -> None:
-        """Record that every node was ready once."""
+        """Note that every node was ready once: from now on, nodes start without --init."""
 
     def up(self) -> None:
-        """Start all parts."""
+        """Start the nodes, or check that they answer."""
 
     def close(self) -> None:
-        """Stop all parts in any state; only files remain."""
+        """Stop the nodes, whatever their state; only files remain."""
 
 
 class LocalCluster(Cluster):
-    """n1 … nN on this machine, in `directory`; with networks and disks of their own if the faults need them."""
+    """Nodes n1 … nN on this machine, in `directory`; they have own networks and disks if the faults need these."""
 
     def __init__(self, scenario: Scenario, directory: Path, kinds: set[str], port_base: int | None = None) -> None:
         needs = {need for kind in kinds for need in KINDS[kind].needs}
@@ -130,11 +130,11 @@ class LocalCluster(Cluster):
         self._draw = random.Random(scenario.seed)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._pages: list[mmap.mmap] = []
-        #: Processes that got SIGTERM and have not ended yet.
+        #: Names of the nodes whose processes got SIGTERM and may still run.
         self._ending: set[str] = set()
         self._founded = False
         self._environment = {k: v for k, v in os.environ.items() if not k.startswith("HADELAY_")}
-        # Lets nodes find chaos.sim.faulty from any directory.
+        # Make chaos.sim.faulty importable in nodes, whatever their working directory.
         self._environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])
         first = port_base or free_ports(2 * len(self._names))
         self._ports = range(first, first + 2 * len(self._names))
@@ -178,7 +178,7 @@ class LocalCluster(Cluster):
         getattr(self, f"_{what}")(name)
 
     def founded(self) -> None:
-        self._founded = True  # from now on an empty directory is a loss of data
+        self._founded = True  # nodes now start without --init: an empty directory is lost data
 
     def _start(self, name: str) -> None:
         if name in self._ending:
@@ -196,7 +196,7 @@ class LocalCluster(Cluster):
             words += ["--mutation", mutation] if mutation else []
         words += ["serve", str(self.directory / f"{name}.toml"), "--output", "json"]
         words += [] if self._founded else ["--init"]
-        # Small sizes, so that a short run reaches checkpoints, new segments and reserves.
+        # Small sizes: a short run then has checkpoints and new journal segments, and reaches the free-space reserve.
         settings = ["storage.checkpoint_interval_ms=5s", "raft.segment_bytes=8MiB"]
         settings += ["storage.min_free_bytes=48MiB"] if self.disks else []
         for setting in (*settings, *self._scenario.cluster.settings):
@@ -206,7 +206,7 @@ class LocalCluster(Cluster):
             environment |= {"LD_PRELOAD": str(self._preload), "CHAOS_CONTROL": str(self._control_file(name))}
         space = self.network.space(name) if self.network else None
 
-        def before() -> None:  # in the child: end with this process in any case
+        def before() -> None:  # in the child process: die with the parent
             tools.libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if space:
                 tools.enter_namespace(space)
@@ -262,7 +262,7 @@ class LocalCluster(Cluster):
         paths = sorted(path for path in kept if path.stat().st_size)
         for path in self._draw.sample(paths, min(_ROTTEN_FILES, len(paths))):
             with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as data:
-                for _ in range(_TRIES):  # reserved bytes without data are zero
+                for _ in range(_TRIES):  # zero bytes are space without data
                     at = self._draw.randrange(len(data))
                     if data[at]:
                         data[at] ^= 1 << self._draw.randrange(8)
@@ -343,16 +343,13 @@ class LocalCluster(Cluster):
 
 
 def _places(journal: Path, marker: bytes) -> Iterator[tuple[int, int]]:
-    """Positions after `marker` in the newest segments: (inode, offset)."""
+    """Find `marker` in the newest journal segments: (inode, offset of its end)."""
     for path in sorted(journal.glob("g*/*.seg"), reverse=True)[:_SEGMENTS]:
-        with contextlib.suppress(OSError):  # compacted, or the node's directory was emptied
+        with contextlib.suppress(OSError):  # the node removed the segment meanwhile
             inode, data = path.stat().st_ino, path.read_bytes()
             at = data.find(marker)
             if at >= 0:
                 yield inode, at + len(marker)
-
-
-# --- a cluster that an admin runs
 
 
 class _NodePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -367,7 +364,7 @@ class _NodePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     uncut: str = ""
 
 
-#: Operations that a node's table may declare.
+#: Operations for which a node's table in the cluster file may have a command.
 COMMANDS = tuple(field for field in _NodePart.__struct_fields__ if field != "http")
 
 
@@ -384,7 +381,7 @@ class _Members(msgspec.Struct, frozen=True):
     members: list[_Member]
 
 
-#: Operations that a kind of fault needs in a cluster file.
+#: Kind of fault → operations that every node's table in the cluster file needs for this kind.
 _NEEDS = {
     "kill": ("kill", "start"), "stop": ("stop", "start"), "pause": ("pause", "resume"),
     "wipe": ("kill", "empty", "start"), "transfer": (), "cut": ("cut", "uncut"),
@@ -417,8 +414,8 @@ class GivenCluster(Cluster):
         return f"{self._path}:{line_of(self._lines, key)}: {key}"
 
     def kinds(self, asked: set[str]) -> set[str]:
-        """Kinds of `asked` that the file has commands for. Raises Mistake if the file lacks a command of a kind asked
-        for by name."""
+        """Kinds of faults in `asked` that the cluster file has all commands for. Raises Mistake if a kind asked for by
+        name lacks a command."""
         lacking = {}
         for kind, needs in _NEEDS.items():
             for name, node in self._nodes.items():
@@ -433,8 +430,8 @@ class GivenCluster(Cluster):
         return (asked - {"any"}) | (_NEEDS.keys() - lacking.keys() if "any" in asked else set())
 
     def up(self) -> None:
-        """Check that the file names every member: load follows redirects and faults follow names, and both must stay on
-        nodes of the file."""
+        """Check that the cluster file names every member: clients follow redirects and faults hit members by name, and
+        both must stay on nodes of the file."""
         for name, url in self.urls.items():
             request = urllib.request.Request(f"{url}/v1/cluster?stale=true", headers=authorization())
             try:
@@ -458,7 +455,7 @@ class GivenCluster(Cluster):
         peers = " ".join(str(urlsplit(self.urls[other]).hostname) for other in self.others(name))
         words = shlex.split(getattr(self._nodes[name], what).replace("{node}", name).replace("{peers}", peers))
         try:
-            # Run the command in a session of its own: Ctrl-C is for chaos and must not end a command that heals.
+            # Run the command in its own session: Ctrl-C is for chaos and must not end a command that heals a fault.
             done = subprocess.run(
                 words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_COMMAND_S,
                 start_new_session=True,
@@ -472,7 +469,7 @@ class GivenCluster(Cluster):
 
 
 def check_targets(scenario: Scenario, cluster: Cluster) -> None:
-    """Check that nodes named in a scenario are nodes of this cluster."""
+    """Raise Mistake if the scenario names a node that this cluster does not have."""
     for i, fault in enumerate(scenario.faults):
         if fault.target not in (*TARGETS, *cluster.names):
             raise Mistake(f"faults[{i}].target: {unknown(fault.target, (*TARGETS, *cluster.names))}")

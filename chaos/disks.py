@@ -11,7 +11,7 @@ from chaos.scenario import Mistake
 
 _FREEZE, _THAW = 0xC0045877, 0xC0045878
 _EXT4_SHUTDOWN = 0x8004587D
-#: Drop all data outside ext4's journal; or write the journal first, so that metadata are newer than data.
+#: Shut ext4 down and drop all data outside its journal; or write its journal first, so that metadata are newer.
 NOTHING_FLUSHED, METADATA_FLUSHED = 2, 1
 
 
@@ -29,7 +29,7 @@ class Disk:
         self.attach()
 
     def attach(self) -> None:
-        # commit=600: unsynced data stay in memory until a power cut drops them.
+        # Mount with commit=600, so that unsynced data stay in memory until a power cut drops them.
         if self.mount.is_mount():
             return
         tools.run("mount", "-o", "loop,commit=600", self.image, self.mount)
@@ -51,7 +51,6 @@ class Disk:
             self.mount.rmdir()
 
     def fill(self) -> None:
-        """Fill the disk to the last byte."""
         with open(self._ballast, "ab") as ballast:
             size = 16 << 20
             while size >= 4096:
@@ -65,7 +64,7 @@ class Disk:
         self.sync()
 
     def sync(self) -> None:
-        """Sync the disk: a power cut that undoes half of a preparation would be another fault."""
+        """Sync the disk, so that a later power cut does not undo changes that chaos itself made."""
         tools.run("sync", "--file-system", self.mount)
 
     @property

@@ -17,22 +17,22 @@ from chaos.tools import authorization
 Strike = Callable[[Cluster, list[str], Fault], Iterator[None]]
 Step = Callable[[Cluster, str, Fault], None]
 _TRANSFER_S = 5.0
-#: Target by the role that reaches a crash point; crash points of other roles use the target of the fault.
+#: Role of the node that reaches a crash point → target of the crash; for other roles the fault's own target counts.
 _COME_BY = {"some": "all", "leader": "leader", "follower": "follower", "election": "all", "empty": "random"}
-#: Operations on the target before the crash point is armed.
+#: Operations on the target node before its crash point is armed, by the role that reaches the point.
 _BEFORE = {"start": ("kill",), "empty": ("kill", "empty")}
 
 
 def strike(cluster: Cluster, nodes: list[str], fault: Fault) -> AbstractContextManager[None]:
-    """Context in which `fault` holds on `nodes`."""
+    """Context manager during which `fault` is in force on `nodes`."""
     return contextmanager(_STRIKES[fault.kind])(cluster, nodes, fault)
 
 
 def choose(fault: Fault, names: list[str], leader: str | None, busy: set[str], draw: random.Random) -> list[str]:
-    """Nodes to hit, from those without another fault."""
+    """Choose the nodes that a fault hits, from the nodes without another fault."""
     free = [name for name in names if name not in busy]
     draw.shuffle(free)
-    if leader in free:  # first, so that a majority includes the leader
+    if leader in free:  # leader first, so that a majority includes it
         free.remove(leader)
         free.insert(0, leader)
     minority, majority = (len(names) - 1) // 2, len(names) // 2 + 1
@@ -49,8 +49,8 @@ def choose(fault: Fault, names: list[str], leader: str | None, busy: set[str], d
 
 
 def _each(hit: Step, *heal: Step) -> Strike:
-    """Do `hit` on one node after the other, and heal in reverse order of the nodes. A step that fails does not keep the
-    others from being healed."""
+    """Fault that does `hit` on each node in turn, and heals the nodes in reverse order. If a step fails, the other
+    nodes are still healed."""
 
     def strike(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[None]:
         with ExitStack() as healing:
@@ -72,7 +72,7 @@ def _do(*operations: str) -> Step:
 
 
 def _ask_for_transfer(cluster: Cluster, nodes: list[str]) -> None:
-    # A refused or unanswered transfer is fine: the client sent a valid request.
+    # Ignore a refused or unanswered transfer of leadership: only its effect on the cluster matters.
     def ask(name: str) -> None:
         url = f"{cluster.urls[name]}/v1/cluster:transfer-leader"
         head = {"Content-Type": "application/json"} | authorization()
@@ -137,7 +137,7 @@ def _disk(operation: str) -> Step:
 
 
 def _toggling(on: Step, off: Step, on_s: float, off_s: float) -> Strike:
-    """Switch on and off in turns; end with off."""
+    """Fault that switches `on` and `off` in turns, for on_s and off_s seconds, and heals with `off`."""
 
     def strike(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[None]:
         over = threading.Event()
@@ -171,10 +171,10 @@ def _lose_power(cluster: Cluster, name: str, fault: Fault) -> None:
 
 
 def _power_cut(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[None]:
-    # Heal from the beginning: if another disk could not be cut, this node may still run on its own.
+    # Register the healing before the first power cut: a later cut may fail, and this node then has to be healed too.
     healed = _each(_cut_power, _lose_power, _disk("attach"), _do("start"))
     with contextmanager(healed)(cluster, nodes, fault):
-        for name in nodes:  # cut all together: a node that sees another one end may not sync any more
+        for name in nodes:  # cut all before any node can react
             _lose_power(cluster, name, fault)
         yield
 
@@ -209,5 +209,5 @@ _STRIKES: dict[str, Strike] = {
 assert _STRIKES.keys() == KINDS.keys()
 #: Nodes with one of these faults may end by themselves: a disk error is never ignored.
 MAY_END = {"fail-sync", "full-disk", "stalled-disk", "power-cut", "rot", "old-copy", "few-files"}
-#: Faults that depose a leader: the time until another node commits is measured.
+#: Kinds of faults that depose a leader; chaos then measures the time until another node commits.
 DEPOSING = {"kill", "stop", "pause", "wipe", "cut", "stalled-disk", "power-cut", "fail-sync"}

@@ -16,7 +16,7 @@ from typing import Any
 
 from chaos.history import History
 
-#: Metrics in a sample, each summed over its labels.
+#: Name in a sample → metric of a node; values are summed over the metric's labels.
 SAMPLED = {
     "log_bytes": "hadelay_log_bytes",
     "hour_bytes": "hadelay_hour_bytes",
@@ -27,9 +27,9 @@ SAMPLED = {
     "cpu_s": "process_cpu_seconds_total",
 }
 _MIB = 1 << 20
-#: Limit of points for a slope: the number of pairs grows with the square.
+#: Maximum number of points from which a slope is computed: the median slope looks at every pair of points.
 _POINTS = 300
-#: Number of samples per span for the p99 of lateness: single samples have too few messages for a p99.
+#: Number of sample intervals over which a p99 of lateness is computed: one interval has too few messages.
 _SPAN = 6
 _WIDTH, _HEIGHT, _LEFT, _TOP = 480, 150, 46, 18
 _COLOURS = ("#4269d0", "#3ca951", "#ff725c", "#a463f2", "#efb118", "#6cc5b0", "#97bbf5", "#9c6b4e", "#9498a0")
@@ -42,7 +42,7 @@ class Series:
     kind: str
     who: str
     points: list[tuple[float, float]]
-    #: Limit of the value, or of its growth in the second half; None: shown and not judged.
+    #: Limit of the value (if `level`), or else of its growth in the second half of the load; None: no limit.
     limit: float | None
     level: bool = False
 
@@ -58,9 +58,9 @@ class Series:
         return median(slopes) * (half[-1][0] - half[0][0]) if slopes else 0.0
 
 
-#: Keys of `[watch]` that bound the value itself, not its growth.
+#: Kinds of values whose limit in `[watch]` bounds the value itself, not its growth.
 _LEVELS = ("journal",)
-#: Kind → (title with its unit, key of `[watch]` that bounds the kind or None).
+#: Kind of value → (title with unit, key of `[watch]` that has its limit, or None).
 KINDS: dict[str, tuple[str, str | None]] = {
     "anonymous": ("anonymous memory, MiB", "anonymous_mib"),
     "resident": ("resident memory, with mapped index files, MiB", None),
@@ -82,7 +82,7 @@ BRANCHES = {
 
 
 def parse(text: str) -> dict[str, float]:
-    """Metrics of SAMPLED in a scrape, each summed over its labels."""
+    """Read the metrics of SAMPLED from a node's /metrics text; values are summed over labels."""
     sums: dict[str, float] = defaultdict(float)
     for line in text.splitlines():
         if not line.startswith("#"):
@@ -100,7 +100,7 @@ def anonymous_bytes(pid: int) -> int:
 
 
 def series(history: History) -> list[Series]:
-    """One series per kind and node; empty without samples."""
+    """One series per kind of value and node; empty if no samples were taken."""
     limits = next(iter(history.of("watch")), {})
     nodes: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for event in history.of("sample"):
@@ -134,7 +134,7 @@ def _columns(samples: list[dict[str, Any]]) -> dict[str, list[tuple[float, float
 
 
 def _lateness(history: History, limits: dict[str, Any]) -> dict[str, list[tuple[float, float]]]:
-    """Lateness of first attempts, as consumers saw them."""
+    """p50 and p99 of the lateness of first attempts, in ms, as consumers saw it."""
     samples = history.of("sample")
     if not samples:
         return {}
@@ -164,7 +164,7 @@ def growing(history: History) -> Iterator[tuple[str, str]]:
 
 
 def table(history: History) -> list[dict[str, Any]]:
-    """Rows for report.json, one per line of a plot."""
+    """Rows of report.json, one per series."""
     rows = []
     for one in series(history):
         values = [value for _, value in one.points]
@@ -175,7 +175,7 @@ def table(history: History) -> list[dict[str, Any]]:
 
 
 def plots(history: History) -> str:
-    """One small SVG plot per kind with all nodes, for the page."""
+    """SVG plots for the HTML report: one per kind of value, with all nodes."""
     by_kind: dict[str, list[Series]] = defaultdict(list)
     for one in series(history):
         by_kind[one.kind].append(one)

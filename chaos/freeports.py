@@ -18,7 +18,7 @@ _TURN = Path(tempfile.gettempdir()) / f"hadelay-ports-{os.getuid()}"
 
 
 def free_ports(count: int) -> int:
-    """First of `count` free consecutive ports."""
+    """Find `count` consecutive free ports, and return the first."""
     with open(_TURN, "a+") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         turn.seek(0)

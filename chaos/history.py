@@ -16,7 +16,7 @@ from chaos.sim.history import number_of
 
 __all__ = ["Given", "History", "Put", "Redrive", "body_of", "checksum", "number_of", "term_of"]
 
-#: Crockford's alphabet, as the digits that int() reads.
+#: Translation of Crockford's base 32 digits, used in lease tokens, to the digits that int() reads.
 _DIGITS = str.maketrans("0123456789ABCDEFGHJKMNPQRSTVWXYZ", "0123456789abcdefghijklmnopqrstuv")
 
 
@@ -38,7 +38,7 @@ def checksum(body: bytes) -> str:
 
 @dataclass(slots=True)
 class Put:
-    """One message of a publisher."""
+    """A message that a publisher sent, and the answers to it."""
 
     n: int
     delay_s: float
@@ -49,23 +49,23 @@ class Put:
     tags: Sequence[str] = ()
     #: TTL in seconds; 0: no TTL.
     ttl_s: float = 0.0
-    #: Time of the first confirmation.
+    #: Time of the first answer that confirmed the publish.
     stored: float | None = None
     id: str | None = None
     #: Number of answers that confirmed the publish.
     answers: int = 0
-    #: Due time in cluster time, from the receipt.
+    #: Due time from the receipt, in cluster time (Unix ms).
     due_ms: int | None = None
     #: True if the cluster refused the publish definitely and the client did not retry.
     refused: bool = False
     cancel_asked: float | None = None
     cancelled: float | None = None
-    #: Time and delay of a reschedule request, time of its answer, and due time in the answer.
+    #: Reschedule of the message: time of the request, delay, time of the answer, and due time in the answer.
     move_asked: float | None = None
     move_delay_s: float = 0.0
     moved: float | None = None
     moved_due_ms: int | None = None
-    #: Number of nodes that completed a journal sync between `asked` and `stored`, where syncs are counted.
+    #: Number of nodes that synced their journals between `asked` and `stored`; None if syncs are not counted.
     syncs: int | None = None
 
     @property
@@ -88,20 +88,20 @@ class Given:
     until_ms: int
     due_ms: int
     redelivered: bool
-    #: checksum() of the body.
+    #: Length and CRC-32 of the received body (`checksum`).
     body: str
     #: Raft term in which the lease was granted.
     term: int
     topic: str = ""
     key: str | None = None
     tags: Sequence[str] = ()
-    #: Tags that the receive asked for: all of `tags`, one of `any_tags`.
+    #: Tag filters of the receive: `every` is its `tags` (all required), `some` its `any_tags` (one required).
     every: Sequence[str] = ()
     some: Sequence[str] = ()
     nack_asked: float | None = None
     ack_asked: float | None = None
     acked: float | None = None
-    #: Time and length of the first requested extension; `extended` is the time of its confirmation.
+    #: Time of the first request to extend the lease, length of the extension, and time of its confirmation.
     extend_asked: float | None = None
     extend_s: float = 0.0
     extended: float | None = None
@@ -109,7 +109,7 @@ class Given:
 
 @dataclass(slots=True)
 class Redrive:
-    """A dead letter: when a list showed it, when its redrive was requested, and when that was confirmed."""
+    """A dead letter: times when a list showed it, its redrive was requested, and the redrive was confirmed."""
 
     seen: float
     attempt: int
@@ -118,7 +118,7 @@ class Redrive:
 
     @property
     def unsure(self) -> bool:
-        """True if the operation may take effect later, or twice."""
+        """True if the redrive was requested and not confirmed: it may take effect later, or twice."""
         return self.asked is not None and self.redriven is None
 
 
@@ -128,13 +128,13 @@ class History:
     file: BinaryIO | None = None
     puts: dict[int, Put] = field(default_factory=dict)
     given: list[Given] = field(default_factory=list)
-    #: Two ids in answers to one idempotency key: (number, first id, other id).
+    #: Contradictory answers: one idempotency key got two ids: (message number, first id, other id).
     second_ids: list[tuple[int, str, str]] = field(default_factory=list)
-    #: Redrives of each message, by id, in order.
+    #: Dead letters and their redrives, by message id, in order of time.
     redrives: dict[str, list[Redrive]] = field(default_factory=dict)
-    #: State of a message that was looked up after its TTL: (state, end of its TTL in cluster time).
+    #: Message id → (state found when the message was looked up, end of its TTL in cluster time).
     ends: dict[str, tuple[str, int | None]] = field(default_factory=dict)
-    #: All other events: faults, leaders, failovers, ends of processes; each {"e": …, "t": …}.
+    #: Events that are not about one message, such as faults and new leaders, each {"e": type, "t": seconds, …}.
     events: list[dict[str, Any]] = field(default_factory=list)
     _of: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     _held: dict[tuple[str, int, str], Given] = field(default_factory=dict)
@@ -202,7 +202,7 @@ class History:
     def _on_given(
         self, tags: Sequence[str] = (), every: Sequence[str] = (), some: Sequence[str] = (), **fields: Any
     ) -> None:
-        # One shared empty tuple, instead of an empty list for each of a million hand-outs.
+        # Store tuples: all empty tuples are one object, which saves memory with a million hand-outs.
         given = Given(tags=tuple(tags), every=tuple(every), some=tuple(some), **fields)
         self.given.append(given)
         self._held[given.id, given.attempt, given.request] = given

@@ -7,9 +7,9 @@ from itertools import accumulate
 from chaos.history import Given, History
 
 Span = tuple[float, float]
-#: Seconds after a recovery in which delayed messages are handed out.
+#: Seconds after every node is ready again in which delayed messages are still handed out.
 _CATCH_UP_S = 1.0
-#: Longest wait before a retry, of the load's topics.
+#: Longest backoff of the topics in the load, in seconds.
 _BACKOFF_S = 1.0
 #: Longest delay of messages by a fault of a minority, in seconds by kind; faults of other kinds delay messages until
 #: they are healed. A broken connection costs an election and a new connection. Clients give up a silent node after 6 s:
@@ -22,7 +22,6 @@ _HOLD_S = {
 
 
 def first_given(history: History) -> dict[str, Given]:
-    """First hand-out of each message, by id."""
     return {g.id: g for g in reversed(history.given)}
 
 
@@ -31,7 +30,7 @@ def overtaken(history: History) -> int:
     a second later."""
     given = sorted(first_given(history).values(), key=lambda g: g.due_ms)
     dues = [g.due_ms for g in given]
-    soonest = list(accumulate([g.got for g in reversed(given)], min))[::-1]  # of this one and all due later
+    soonest = list(accumulate([g.got for g in reversed(given)], min))[::-1]
     later = [bisect_left(dues, due + 1000) for due in dues]
     return sum(at < len(given) and soonest[at] < g.asked for g, at in zip(given, later, strict=True))
 
@@ -58,7 +57,7 @@ def _union(spans: Iterable[Span]) -> list[Span]:
 
 
 def _holds(history: History) -> list[Span]:
-    """Union of the spans in which the faults in force may have kept messages from consumers.
+    """Time spans in which the faults in force may have delayed messages, with overlaps merged.
 
     A fault that leaves a majority delays messages for a while at its start and at its healing. A fault that leaves no
     majority, alone or with others, delays messages until the nodes are ready again. So does a fault that makes a node
@@ -82,7 +81,7 @@ def _holds(history: History) -> list[Span]:
 
 
 class _Held:
-    """Length of the part of an interval that a list of disjoint spans covers."""
+    """Measures how much of an interval is covered by disjoint time spans."""
 
     def __init__(self, spans: list[Span]) -> None:
         self._spans = spans

@@ -23,17 +23,17 @@ from hadelay.errors import HadelayError
 _PUT_S, _RECEIVE_S, _SETTLE_S = 10.0, 5.0, 5.0
 _LOOK_S = 0.02
 _TAGS = ("a", "b", "c", "d")
-#: Tag filters that consumers use in turns: all of the first list, one of the second.
+#: Tag filters of receives, as (all required, one required); consumers use them in turns.
 _WANTED = ((("a",), ()), ((), ("b", "c")), (("a",), ("b", "c", "d")))
 #: Seconds after which an answer may belong to a repeated request; the first request may take effect later.
 _SURE_S = 0.5
-#: Seconds between two lists of the dead letters, and between a list and the redrives.
+#: Seconds between two listings of the dead letters, and between a listing and its redrives.
 _DEAD_LOOK_S = 0.7
 #: Interval, in seconds, and batch size of the look-ups of messages whose TTL should have ended.
 _EXPIRED_LOOK_S, _EXPIRED_MANY = 0.5, 20
-#: Interval, in seconds, of messages with a unique marker that chaos looks for in the journals.
+#: Prefix of markers that chaos looks for in the journals, and seconds between two messages with a marker.
 _MARK, _MARK_S = "chaos", 0.4
-#: States that a message does not leave.
+#: Final states of a message.
 _OVER = ("acked", "cancelled", "expired")
 
 
@@ -45,28 +45,28 @@ class Traffic:
     def __init__(
         self, urls: list[str], load: Load, history: History, seed: int, cluster: Cluster | None = None
     ) -> None:
-        """cluster: source of the journals' sync counters and lengths."""
+        """cluster: counts the syncs of the journals, and knows their synced lengths."""
         self.urls, self.load, self.history = urls, load, history
         self.cluster = cluster or Cluster()
         self.syncs = self.cluster.syncs
         self.draw = random.Random(seed)
         self.name = f"chaos-{os.urandom(4).hex()}"
         self.topics = [f"{self.name}-{i}" for i in range(load.topics)]
-        #: Topic with a limit of attempts.
+        #: Name of the topic with a limit of attempts.
         self.limited = f"{self.name}-limited"
-        #: Topic without consumers: half of the messages with a TTL go there, and their TTL ends them.
+        #: Name of a topic without consumers: half of the messages with a TTL go there, and end when their TTL ends.
         self.unread = f"{self.name}-unread"
         self.publishing = True
-        #: True when the run drains: consumers nack no more and hang up no more.
+        #: True at the end of the run: consumers only ack, and never hang up.
         self.draining = False
         self._next = 0
         self._clients: list[AsyncClient] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._publishers: list[asyncio.Task[Any]] = []
-        #: (time, number) of messages whose TTL ends before that time, unless a consumer acks them.
+        #: Messages to look up, as (time, number): their TTL has ended by that time, unless a consumer acked them.
         self._expiring: deque[tuple[float, int]] = deque()
         self._acked: set[str] = set()
-        #: Time of the last publish that carried a marker for the journals.
+        #: Time of the last publish with a marker that chaos looks for in the journals.
         self._marked = 0.0
 
     def client(self, urls: Sequence[str] | None = None) -> AsyncClient:
@@ -115,8 +115,6 @@ class Traffic:
         for client in self._clients:
             await client.close()
 
-    # publishing
-
     def _new(self) -> tuple[Put, int]:
         n, self._next = self._next, self._next + 1
         draw, load = self.draw, self.load
@@ -141,7 +139,7 @@ class Traffic:
         every_s = many * self.load.publishers / self.load.rate
         at = self.history.clock()
         while self.publishing:
-            # After an outage, at most one second of publishes is made up for.
+            # After an outage, catch up on at most one second of publishes.
             at = max(at + every_s, self.history.clock() - 1)
             await asyncio.sleep(max(0.0, at - self.history.clock()))
             if many > 1:
@@ -163,7 +161,7 @@ class Traffic:
         return True
 
     def _go_on(self, client: AsyncClient, n: int) -> None:
-        """Do at most one operation on a stored message."""
+        """Draw at most one later operation for a stored message (cancel or reschedule), and start it."""
         chance = self.draw.random()
         for share, operation in _DONE_TO:
             chance -= getattr(self.load, share)
@@ -188,13 +186,13 @@ class Traffic:
         return True
 
     async def _place(self, n: int, marker: bytes, synced: list[dict[int, int]]) -> None:
-        """Record where in the journals the message is, and whether these bytes were synced when the answer came."""
+        """Look the message up in the journals; record the nodes that had not synced it when the answer came."""
         t = self.history.clock()
         found, unsynced = await asyncio.to_thread(self.cluster.unsynced, marker, synced)
         self.history.record("placed", n=n, t=t, found=found, unsynced=unsynced)
 
     def _stored(self, n: int, receipt: Receipt, before: tuple[int, ...]) -> None:
-        """before: sync counters at the start of the request."""
+        """Record a confirmed publish. before: each node's number of syncs when the publish was sent."""
         syncs = sum(map(gt, self.syncs(), before)) if before else None
         now, put = self.history.clock(), self.history.puts[n]
         if put.ttl_s and put.id is None:
@@ -218,7 +216,7 @@ class Traffic:
                 self._go_on(client, n)
 
     def _failed(self, numbers: list[int], error: Exception) -> None:
-        """Record a failed publish. Only a definite refusal counts as one; the effect of any other error is unknown."""
+        """Record a failed publish: only a definite refusal is `refused`, other errors leave the outcome unknown."""
         known = isinstance(error, HadelayError) and error.outcome_known
         self.history.record("trouble", t=self.history.clock(), what=type(error).__name__, many=len(numbers))
         for n in numbers:
@@ -248,8 +246,6 @@ class Traffic:
             if now - asked < _SURE_S:
                 self.history.record("moved", n=n, t=now, due_ms=unix_ms(told.deliver_at))
 
-    # look-ups and redrives
-
     async def look_up(self, client: AsyncClient, message_id: str) -> tuple[str, int | None]:
         """Look up the state of a message and the end of its TTL."""
         try:
@@ -277,7 +273,7 @@ class Traffic:
                         self.history.record("asked-for", t=now, id=put.id, state=state, ended_ms=ended_ms)
 
     async def _redrive(self) -> None:
-        """List the dead letters and redrive them a while later, in a loop."""
+        """In a loop: list the dead letters, and redrive them a while later."""
         client = self.client()
         while True:
             await asyncio.sleep(_DEAD_LOOK_S)
@@ -300,10 +296,8 @@ class Traffic:
             if result.outcome == "redriven" and now - asked < _SURE_S:
                 self.history.record("redriven", id=result.id, t=now)
 
-    # consuming
-
     async def _consume(self, name: str, every: Sequence[str], some: Sequence[str]) -> None:
-        """every, some: tag filters: all tags of `every`, one tag of `some`."""
+        """Receive messages in a loop. every, some: tag filters: all tags of `every`, one tag of `some`."""
         client, topics = self.client(), [*self.topics, self.limited]
         request, asked = "", 0.0
         while True:
@@ -318,7 +312,7 @@ class Traffic:
                     )  # fmt: skip
             except TimeoutError:
                 if self.draw.random() < 0.5:
-                    request = ""  # a failed receive is repeated with the same request id
+                    request = ""  # half of the hang-ups repeat the request id
                 continue
             except (HadelayError, OSError):
                 await asyncio.sleep(_LOOK_S)
@@ -369,7 +363,7 @@ class Traffic:
                         self.history.record("acked", id=m.id, attempt=m.attempt, request=request, t=now)
 
     async def _hold(self, client: AsyncClient, m: Message, request: str) -> None:
-        """Extend the lease when half of it is over; then ack the message, or forget it."""
+        """Extend the lease when half of it is over; then ack the message, or let the lease end."""
         lease_s = self.load.lease_s
         await asyncio.sleep(lease_s / 2)
         asked = self.history.clock()
@@ -385,7 +379,7 @@ class Traffic:
 
 
 _DoneTo = Callable[[Traffic, AsyncClient, int], Coroutine[Any, Any, None]]
-#: Operations on a stored message: the share in `[load]`, and the function.
+#: Operations on a stored message: (name of their share in `[load]`, function).
 _DONE_TO: tuple[tuple[str, _DoneTo], ...] = (
     ("cancelled", Traffic._cancel),
     ("rescheduled", Traffic._reschedule),

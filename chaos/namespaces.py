@@ -1,6 +1,5 @@
-"""A network for one run: one network namespace per node, and a bridge in another namespace, from which the load comes.
-The machine's own network stays untouched. Faults can cut the traffic between nodes while clients still reach every
-node."""
+"""Network for one run: each node has its own network namespace, and clients use a bridge in another namespace. The
+machine's own network stays untouched. Faults can cut the traffic between nodes while clients still reach every node."""
 
 import contextlib
 import os
@@ -61,8 +60,6 @@ class Network:
         while self._made:
             with contextlib.suppress(Mistake):
                 tools.run("ip", "netns", "del", self._made.pop())
-
-    # faults
 
     def cut(self, name: str, *, hears: bool = False, heard: bool = False) -> None:
         if not hears:

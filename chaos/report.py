@@ -1,4 +1,4 @@
-"""Report of a run: a table for people, JSON for machines, and one HTML page with the course of the run."""
+"""Report of a run: a table for the terminal, JSON for programs, and an HTML page that plots the run over time."""
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
@@ -19,7 +19,7 @@ _NODES = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#99
 
 
 def summary(history: History, verdicts: list[Verdict], head: dict[str, Any]) -> dict[str, Any]:
-    """All results except the course of the run; times in milliseconds unless the name ends in `_s`."""
+    """Results for report.json, without events; times in milliseconds unless the name ends in `_s`."""
     puts = history.puts.values()
     first = first_given(history)
     spans = fault_spans(history)
@@ -66,7 +66,7 @@ def summary(history: History, verdicts: list[Verdict], head: dict[str, Any]) -> 
 
 
 def _points(history: History) -> dict[str, list[int]]:
-    """Crash point → how often a node reached the point, and how often the point was armed."""
+    """Crash point → [number of times that a node ended there, number of times that the point was armed]."""
     found: dict[str, list[int]] = {}
     for event in history.of("crash"):
         row = found.setdefault(event["at"], [0, 0])
@@ -114,7 +114,7 @@ def table(found: dict[str, Any]) -> str:
 
 
 def _decided(cases: dict[str, int]) -> str:
-    """Number of cases that each branch decided, and the branches without a case."""
+    """Text with the number of cases that each branch of a checker decided, and the branches without a case."""
     idle = ", ".join(branch for branch, count in cases.items() if not count)
     counts = ", ".join(f"{branch} {count:,}" for branch, count in cases.items() if count)
     return "; ".join([counts] * bool(counts) + [f"nothing to decide: {idle}"] * bool(idle))
@@ -138,9 +138,6 @@ def _spread(row: dict[str, float]) -> str:
     return f"p50 {row['p50']:,.0f} ms, p99 {row['p99']:,.0f} ms, max {row['max']:,.0f} ms ({row['n']:,.0f})"
 
 
-# --- the page
-
-
 def page(history: History, found: dict[str, Any]) -> str:
     return f"""<!doctype html><meta charset="utf-8"><title>chaos: {escape(found["scenario"])}</title>
 <style>body{{font:14px/1.4 system-ui;margin:2em;max-width:1100px}} pre{{background:#f4f4f4;padding:1em;overflow:auto}}
@@ -154,7 +151,7 @@ text{{font:11px system-ui}} .bad{{color:#c00}}</style>
 
 
 def _course(history: History) -> str:
-    """SVG over time: rates at the top, then leader and faults of each node, then one row per kind of fault."""
+    """Plot the run over time as SVG: message rates, then leader and faults per node, then a row per kind of fault."""
     faults = history.of("healed")
     names = sorted({name for event in history.of("fault") for name in event["all"]})
     end: float = max([g.got for g in history.given] + [e["t"] for e in history.events] + [1.0])
@@ -198,7 +195,7 @@ def _course(history: History) -> str:
             parts.append(
                 _bar(x(one["t"]), x(after["t"]), row[one["node"]] + 5, 3, "#333", f"leader, term {one['term']}")
             )
-    # One row per kind with a strip per node: in an hour, faults are a pixel wide and show no pattern elsewhere.
+    # Plot a row per kind of fault, a strip per node: in a run of an hour, faults are only a pixel wide.
     kinds = sorted({event["kind"] for event in faults})
     below = base + 24 + len(names) * _ROW
     lane = {kind: below + i * _ROW for i, kind in enumerate(kinds)}

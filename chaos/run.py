@@ -1,4 +1,4 @@
-"""One run: start, load, break, heal, drain, compare. Every fault is healed on the way out, whatever happens."""
+"""Run a scenario: start the cluster and its load, inject and heal faults, drain the topics, compare the nodes."""
 
 import asyncio
 import contextlib
@@ -32,16 +32,16 @@ _FOUNDED_S, _DRAIN_S, _REPLICAS_S = 60.0, 60.0, 60.0
 _WATCH_S, _PROBE_S, _LOOK_S = 0.1, 0.025, 0.05
 _PROBING_S, _DRAIN_LOOK_S = 20.0, 0.5
 _MOMENT_S, _COUNT_S = 0.2, 10.0
-#: Pause of this process that counts as a stall of the machine, in seconds.
+#: Pause of the chaos process, in seconds, that counts as a stall of the whole machine.
 _STALL_S = 0.25
-#: Slowest fetch of a node with an empty disk, in bytes per second.
+#: Slowest rate, in bytes per second, at which a node with an empty disk may fetch its data.
 _FETCHED = 10_000_000
-#: Exit code of a node that ended itself.
+#: Exit code of a node that ends itself after a fatal error.
 _FATAL = 70
-#: Limit of owed messages per look, and of concurrent look-ups. Consumers that fell behind leave thousands of messages
-#: that only their TTL has ended: all of these have to be looked up within the drain.
+#: Limits of messages looked up per round while the run drains, and of concurrent look-ups. Slow consumers leave
+#: thousands of messages that expired: all of them have to be looked up before the drain ends.
 _AT_A_LOOK, _TOGETHER = 1_000, 32
-#: Limit of single look-ups: a run that loses more messages needs no longer list.
+#: Limit of messages looked up after the drain: if a run loses more messages, a longer list does not help.
 _ASKED_FOR = 1_000
 Say = Callable[[str], None]
 
@@ -55,18 +55,18 @@ class Run:
         self.draw = random.Random(seed)
         self.leader: str | None = None
         self._term = -1
-        #: Number of processes that each node has had; within one process neither term nor applied index goes back.
+        #: Number of processes that each node has had. Raft term and applied index never go back within one process.
         self._lives = dict.fromkeys(cluster.names, 0)
         #: Nodes with a fault in force; nodes that lost their data or are not ready again after a fault.
         self._busy: set[str] = set()
         self._hollow: set[str] = set()
-        #: Nodes with a fault that hits only minorities; nodes that were not ready in time.
+        #: Nodes with a fault that may hit only a minority of the nodes; and nodes that were not ready in time.
         self._few: set[str] = set()
         self._lame: set[str] = set()
         #: Nodes with a disk fault: these may end by themselves.
         self._may_end: set[str] = set()
-        #: Nodes with flipped bits or older files, and those with flipped bits. Chaos empties a node that refuses its
-        #: files; a flipped bit may be found much later.
+        #: Nodes with flipped bits or restored old files; and the nodes with flipped bits. Chaos empties a node that
+        #: refuses its files. A node may find a flipped bit much later.
         self._suspect: set[str] = set()
         self._rotten: set[str] = set()
         #: Nodes with an armed crash point; a node may reach the point after chaos has stopped waiting.
@@ -90,8 +90,6 @@ class Run:
                 await self.traffic.close()
                 await asyncio.gather(watch, return_exceptions=True)
 
-    # watching
-
     async def _get(self, name: str, path: str) -> tuple[int, Any]:
         async with self._http.get(self.cluster.urls[name] + path) as answer:
             return answer.status, await answer.json(content_type=None)
@@ -105,12 +103,11 @@ class Run:
         return "no answer"
 
     async def _not_ready(self) -> dict[str, str]:
-        """Nodes that are not ready, and why."""
         missing = await asyncio.gather(*map(self._missing, self.cluster.names))
         return {name: why for name, why in zip(self.cluster.names, missing, strict=True) if why}
 
     async def _watch(self) -> None:
-        """Watch for leaders and for nodes that ended by themselves; restart such a node as a service manager does."""
+        """Record new leaders, and nodes that ended by themselves; restart such a node, as a service manager does."""
         while True:
             for name in self.cluster.names:
                 code = self.cluster.ended(name)
@@ -126,7 +123,7 @@ class Run:
                     self._lives[name] += 1
                     if name in self._suspect and code not in (0, -signal.SIGKILL):
                         self._hollow.add(name)
-                        if code != _FATAL:  # the node refuses to start: do what its error asks for
+                        if code != _FATAL:  # refused to start: empty it, as its error advises
                             self._forget(name)
                             self.cluster.do("empty", name)
                     self.cluster.do("start", name)
@@ -134,7 +131,7 @@ class Run:
             await asyncio.sleep(_WATCH_S)
 
     def _may_have_ended(self, name: str, code: int) -> bool:
-        """True if a node may have ended by itself; a power cut also kills the process."""
+        """True if a node with a disk fault may have ended by itself; a SIGKILL is from chaos, for a power cut."""
         return name in self._may_end and code != -signal.SIGKILL
 
     async def _look(self, name: str) -> None:
@@ -142,7 +139,7 @@ class Run:
             status, said = await self._get(name, "/v1/cluster?stale=true")
             if status != 200:
                 return
-            # During a fault another process may run before this answer arrives.
+            # During a fault, the answer may come from an earlier process of the node than the current one.
             life = None if name in self._busy or name in self._down else self._lives[name]
             now, index = self.history.clock(), int(said["applied_index"])
             self.history.record(
@@ -153,7 +150,7 @@ class Run:
                 self.history.record("leader", t=now, node=self.leader, term=self._term)
 
     async def _pulse(self) -> None:
-        """Record the times at which this process did not run: the machine gave the nodes no time either."""
+        """Record stalls of this process: the machine then gave the nodes no processor time either."""
         while True:
             began = self.history.clock()
             await asyncio.sleep(_WATCH_S)
@@ -190,8 +187,6 @@ class Run:
             await asyncio.sleep(_LOOK_S)
         self.cluster.founded()
 
-    # faults
-
     async def _break(self, kinds: list[str]) -> None:
         clocks = len(self.cluster.names) if self.cluster.slow else 1
         scenario, nodes = self.scenario, len(self.cluster.names)
@@ -210,7 +205,7 @@ class Run:
             await self._recovered()
         for fault in listed(self.scenario, self.seed):
             if fault.at is not None and fault.at not in self.history.met():
-                await self._strike(fault)  # strike again: the first target may have been the wrong node by then
+                await self._strike(fault)  # the crash point was not reached: strike another node
                 await self._recovered()
         self.history.record("passed", t=self.history.clock(), points=sorted(self.cluster.passed()))
         await asyncio.sleep(max(0.0, end - self.history.clock()))
@@ -231,7 +226,7 @@ class Run:
     async def _strike(self, fault: Fault) -> None:
         nodes = faults.choose(fault, self.cluster.names, self.leader, self._busy, self.draw)
         if fault.few:
-            # A flipped bit may be found later: prefer to hit the same node again.
+            # Prefer nodes with lost or damaged data: only a minority may have damage at a time.
             hollow = self._hollow | self._few | (self._rotten if fault.hollow else set())
             room = (len(self.cluster.names) - 1) // 2 - len(hollow)
             nodes = sorted(hollow - self._busy - self._hollow)[:1] if room <= 0 else nodes[:room]
@@ -242,7 +237,7 @@ class Run:
         self._busy.update(holds)
         self._few.update(nodes if fault.few else ())
         for name in nodes:
-            self._lives[name] += 1  # the next answer may come from another process
+            self._lives[name] += 1  # the fault may end this process
         if fault.kind in faults.MAY_END:
             self._may_end.update(nodes)
         if fault.hollow:
@@ -261,7 +256,7 @@ class Run:
         held = faults.strike(self.cluster, nodes, fault)
         try:
             await self._do(held.__enter__)
-            await asyncio.sleep(0)  # let the other faults of this round choose their nodes
+            await asyncio.sleep(0)  # other faults of the round choose their nodes
             others = [name for name in names if name not in self._busy | self._lame]
             if deposed and len(others) > len(names) // 2:
                 probe = self.traffic.spawn(self._probe(fault.kind, others, began))
@@ -278,7 +273,7 @@ class Run:
             await probe
 
     def _forget(self, *names: str) -> None:
-        """Forget bad files of these nodes: an empty directory has none."""
+        """Note that these nodes have no damaged files any more: their directories are emptied."""
         self._suspect.difference_update(names)
         self._rotten.difference_update(names)
 
@@ -295,7 +290,7 @@ class Run:
         self.history.record("crash", t=self.history.clock(), at=fault.at, nodes=ended)
 
     async def _do(self, step: Callable[[], Any]) -> None:
-        """Do a step of a fault to its end, also when this task is cancelled meanwhile."""
+        """Run a step of a fault; if this task is cancelled, finish the step first."""
         if not self.cluster.slow:
             step()
             return
@@ -304,12 +299,12 @@ class Run:
             await asyncio.shield(work)
         except asyncio.CancelledError:
             await asyncio.wait([work])
-            work.result()  # raise the error of the step before the cancellation
+            work.result()  # an error of the step comes before the cancellation
             raise
 
     async def _probe(self, kind: str, others: list[str], began: float) -> None:
-        """Measure the time from the start of a fault until the other nodes store a message again. The fault itself
-        takes time, and the nodes may recover before its start is complete."""
+        """Record the failover time: from the start of a fault until the other nodes store a message again. Probes start
+        while the fault is still being injected, because the nodes may recover before its injection is complete."""
         clients = [self.traffic.client([self.cluster.urls[name]]) for name in others]
         asking: set[asyncio.Task[bool]] = set()
         for client in cycle(clients):
@@ -344,8 +339,6 @@ class Run:
         self._lame = set(waiting)
         self.history.record("recovered", t=self.history.clock(), s=took_s, why=why)
 
-    # the end
-
     async def _settle(self) -> None:
         self.say(f"{self.history.clock():7.1f} s  healed; what is owed is handed out")
         self.traffic.draining = True
@@ -369,18 +362,18 @@ class Run:
             )
 
     async def _ask_for(self, client: AsyncClient, message_id: str, *, at_last: bool = False) -> None:
-        """Look up a message without a confirmed ack. Before the end of the run, the message may still be handed out."""
+        """Look up a message without a confirmed ack; record a pending one only `at_last`, when no hand-out follows."""
         state, ended_ms = await self.traffic.look_up(client, message_id)
         if at_last or state not in (*PENDING, "dead"):
             self.history.record("asked-for", t=self.history.clock(), id=message_id, state=state, ended_ms=ended_ms)
 
     def _owed(self) -> set[str]:
-        """Messages that are stored, not cancelled, not known to be acked, and not known to have ended otherwise."""
+        """Ids of stored messages that nobody tried to cancel and that are not known to be acked or over."""
         stored = {put.id for put in self.history.puts.values() if put.id is not None and put.cancel_asked is None}
         return stored - {given.id for given in self.history.given if given.acked is not None} - self.history.ends.keys()
 
     async def _count(self) -> None:
-        """Counters of each node, when all nodes have applied the same entries."""
+        """Record the counters of each node, once all nodes have applied the same entries."""
         end = self.history.clock() + _COUNT_S
         while True:
             found = await asyncio.gather(*map(self._metrics, self.cluster.names), return_exceptions=True)
@@ -407,7 +400,7 @@ class Run:
     def _compare(self) -> None:
         servers = next(iter(self.cluster.urls.values()))
         command = [sys.executable, "-m", "hadelay", "check", "replicas", "--servers", servers, "--timeout", "30"]
-        # Run the command in a session of its own: Ctrl-C is for chaos.
+        # Run the command in its own session: Ctrl-C is meant for chaos only.
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_REPLICAS_S, start_new_session=True)
             code, said = done.returncode, (done.stdout + done.stderr).strip()
@@ -419,8 +412,8 @@ class Run:
             self.history.record("replicas", t=self.history.clock(), by="bytes", code=bool(said), said=said)
 
     def _different(self) -> Iterator[str]:
-        """For each file "", or a text if its bytes differ between nodes. Checksums do not show this: each entry ends
-        with its own CRC, and the CRC of such a file does not depend on the entries."""
+        """For each hour file: "" if all nodes have equal bytes, or a text with the difference. Checksums may miss it:
+        every entry ends with its own CRC, so the CRC of such a file does not depend on the entries."""
         urls = self.cluster.urls
         hours = {name: json.loads(_fetch(f"{url}/v1/hours"))["hours"] for name, url in urls.items()}
         for hour in sorted({hour["hour"] for found in hours.values() for hour in found}):

@@ -16,9 +16,9 @@ from hadelay.errors import ConfigError
 from hadelay.settings.load import line_of, read_toml
 
 HERE = Path(__file__).resolve().parent / "scenarios"
-#: Value of `at` in a listed crash: crash at every crash point, one after another, in an order drawn by the seed.
+#: Value of a crash's `at` that stands for every crash point, one after another, in an order drawn by the seed.
 EACH = "each"
-#: Targets of a fault; the name of a node is a target too.
+#: Values of a fault's `target`; the name of a node is allowed too.
 TARGETS = ("leader", "follower", "random", "minority", "majority", "all")
 T = TypeVar("T")
 
@@ -30,11 +30,11 @@ class Mistake(Exception):
 class ClusterPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     nodes: int = 3
     sync: Literal["commit", "interval"] = "commit"
-    #: Settings of every node as key=value; they override the settings of chaos.
+    #: Settings of every node, as key=value; they override the settings that chaos itself makes.
     settings: list[str] = field(default_factory=list)
-    #: Size of each node's own disk, where faults need one.
+    #: Size, in MiB, of each node's own disk, which it has only if a fault needs one.
     disk_mib: int = 512
-    #: A deliberate bug in every node (chaos.sim.mutations), to see whether the run notices the bug.
+    #: Name of a deliberate bug in every node (chaos.sim.mutations), to see whether the run notices the bug; "": none.
     mutation: str = ""
 
 
@@ -49,14 +49,14 @@ class Load(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     topics: int = 2
     consumers: int = 6
     lease_s: float = 3.0
-    #: TTL of messages that have one: shortest and longest, in seconds after the due time.
+    #: Shortest and longest TTL of messages with a TTL, in seconds after the due time.
     ttl_s: tuple[float, float] = (0.3, 2.0)
-    #: Limit of attempts in the topic that has one.
+    #: Number of attempts allowed in the topic with a limit of attempts.
     attempts: int = 2
-    #: Shares, 0 to 1. Of messages: with a key; with tags; with a TTL (half of them in a topic without consumers); in
-    #: the topic with a limit of attempts (half of them are nacked, and dead letters are redriven); published twice
-    #: under one idempotency key; cancelled; rescheduled; nacked; received by a consumer that then does nothing; whose
-    #: lease is extended first. Of consumers: with tag filters. Of receives: cut while they wait.
+    #: Shares, 0 to 1. Messages: keyed (client key), tagged, expiring (with a TTL; half have no consumers), limited (in
+    #: the topic with a limit of attempts), repeated (published twice under one idempotency key), cancelled,
+    #: rescheduled, nacked, forgotten (received, never settled), extended (lease). Consumers: filtered (by tags).
+    #: Receives: hung_up (closed early).
     keyed: float = 0.2
     tagged: float = 0.3
     expiring: float = 0.1
@@ -74,21 +74,21 @@ class Load(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kind: str
     target: str = "leader"
-    #: Seconds after the fault before was healed and every node was ready again.
+    #: Seconds from the end of the previous fault, when every node is ready again, to this fault.
     after: float = 1.0
-    #: Start together with the fault before.
+    #: True: start together with the previous fault.
     along: bool = False
-    #: Seconds until the fault is healed.
+    #: Duration of the fault, in seconds.
     seconds: float = 1.5
     ms: int | None = None
     percent: int | None = None
     kbit: int | None = None
-    #: Crash point of a crash (chaos.sim.failpoints), or EACH; `seconds` is then the longest wait for the crash.
+    #: Name of a crash's crash point (chaos.sim.failpoints), or EACH; `seconds` then limits the wait for the crash.
     at: str | None = None
 
     @property
     def reached(self) -> str:
-        """Role that reaches the crash point, and when; "" without a crash point."""
+        """Node that reaches the crash point, as in failpoints.Reached; "" without a crash point."""
         return step_of(self.at).reached if self.at and self.at != EACH else ""
 
     @property
@@ -107,39 +107,39 @@ class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Rotation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Faults drawn by the seed, one round after another, until the time is over."""
 
-    #: Names of kinds, or "any": every kind that works on this machine.
+    #: Kinds of faults to draw from; "any" stands for every kind that works on this machine.
     kinds: list[str]
     targets: list[str] = field(default_factory=lambda: ["leader", "leader", "follower", "majority", "all"])
     seconds: tuple[float, float] = (0.3, 3.0)
-    #: Shortest and longest pause, in seconds, between a healed round and the next.
+    #: Shortest and longest pause, in seconds, between the end of one round and the start of the next.
     after: tuple[float, float] = (0.5, 4.0)
     #: Limit of faults in one round.
     together: int = 2
-    #: Fixed faults, each once in every turn of all kinds; with "any", those that work on this machine. `after` and
-    #: `along` have no effect here.
+    #: Fixed faults that are mixed among the drawn ones: each occurs as often as each kind. Their `after` and `along`
+    #: have no effect.
     also: list[Fault] = field(default_factory=list)
 
 
 class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    #: Seconds after the healing of a round in which every node has to be ready; plus 10 s per 100 MB of the fullest
-    #: node.
+    #: Limit of the time from the end of a round until every node is ready, in seconds; plus 10 s per 100 MB on the
+    #: fullest node's disk.
     recovery_s: float = 30.0
-    #: Limit of the failover time, in seconds; 0: reported and not judged.
+    #: Limit of the failover time, in seconds; 0: no limit, the time is only reported.
     failover_s: float = 0.0
-    #: Limit of a message's lateness, in seconds, without the time in which faults may have delayed the message.
+    #: Limit of a message's lateness, in seconds; time in which faults may have delayed the message is not counted.
     late_s: float = 3.0
 
 
 class Watch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits of each node's growth in the second half of the load (chaos.flat). journal_mib limits the size itself: the
-    journal is kept up to a size, which takes long to reach at moderate load."""
+    """Limits of each node's growth in the second half of the load (chaos.flat). journal_mib limits the journal's size,
+    not its growth: a journal grows to a fixed size first, which takes long at moderate load."""
 
     every_s: float = 5.0
     anonymous_mib: float = 8.0
     descriptors: float = 5.0
     journal_mib: float = 340.0
     bytes_per_message: float = 16.0
-    #: Growth of the median lateness, in milliseconds.
+    #: Limit of the growth of the median lateness, in milliseconds.
     late_ms: float = 25.0
 
 
@@ -161,27 +161,27 @@ class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return {fault.kind for _, fault in self.named()} | drawn
 
     def named(self) -> Iterator[tuple[str, Fault]]:
-        """Faults that are not drawn, each with its position in the file."""
+        """Faults that the scenario lists, each with its key in the file."""
         yield from ((f"faults[{i}]", fault) for i, fault in enumerate(self.faults))
         if self.rotation:
             yield from ((f"rotation.also[{i}]", fault) for i, fault in enumerate(self.rotation.also))
 
 
 class Kind(Struct, frozen=True):
-    """What a scenario may state for a kind of fault."""
+    """A kind of fault: its needs, and the limits of its use."""
 
     help: str
-    #: Needs of the kind: keys of tools._COMMANDS, root or netem.
+    #: Needs of this kind of fault: "root", "netem", or keys of tools._COMMANDS.
     needs: tuple[str, ...] = ()
-    #: Key and default of the amount.
+    #: Key in the scenario that states the fault's strength, and its default; None: the kind has no strength.
     amount: tuple[str, int] | None = None
-    #: True: the kind never hits more than a minority, since no promise covers more.
+    #: True: the fault never hits more than a minority of the nodes, because no promise covers more.
     few: bool = False
     #: True: the node loses its data, or may have to be emptied.
     hollow: bool = False
     #: True: no other fault runs at the same time, since the promises hold only while other nodes have the data.
     alone: bool = False
-    #: True: nothing is left to heal.
+    #: True: the fault is over at once, and needs no healing.
     brief: bool = False
 
 
@@ -215,7 +215,7 @@ KINDS: dict[str, Kind] = {
 
 
 def find(name: str) -> Path:
-    """Path of a scenario, or of a shipped scenario by its name."""
+    """Path of a scenario file, given as a path or as the name of a shipped scenario."""
     path = Path(name)
     if path.suffix != ".toml" and not path.exists():
         path = HERE / f"{name}.toml"
@@ -271,15 +271,15 @@ def _problems(scenario: Scenario) -> Iterator[tuple[str, str]]:
 
 
 def listed(scenario: Scenario, seed: int) -> Iterator[Fault]:
-    """Faults of the list; EACH becomes one crash per crash point."""
+    """Faults listed in the scenario; a crash at EACH becomes one crash per crash point."""
     for fault in scenario.faults:
         points = random.Random(seed).sample(POINTS, len(POINTS)) if fault.at == EACH else [fault.at]
         yield from (msgspec.structs.replace(fault, at=point) for point in points)
 
 
 def rounds(scenario: Scenario, seed: int, works: list[str]) -> Iterator[tuple[float, list[Fault]]]:
-    """(pause, faults of one round): first those of the list, then those of the rotation without end. Equal for equal
-    seeds."""
+    """Rounds of faults, as (pause in seconds, faults): first the listed faults, then those drawn for the rotation,
+    without end. Equal seeds give equal rounds."""
     together: list[Fault] = []
     for fault in map(_with_amount, listed(scenario, seed)):
         if together and not fault.along:
@@ -318,7 +318,7 @@ def _drawn(given: str | Fault, rotation: Rotation, draw: random.Random, points: 
 
 
 def _turns(all_of_them: Sequence[T], draw: random.Random) -> Iterator[T]:
-    """All items in shuffled turns: by chance alone some would hardly be drawn."""
+    """Endless sequence of the items, shuffled in each turn: random draws would hardly reach some."""
     while True:
         yield from draw.sample(all_of_them, len(all_of_them))
 
@@ -330,11 +330,8 @@ def _with_amount(fault: Fault) -> Fault:
     return msgspec.structs.replace(fault, **{amount[0]: amount[1]})
 
 
-# --- TOML with line numbers, for scenarios and cluster files
-
-
 def read_struct(path: Path, kind: type[T]) -> tuple[T, dict[str, int]]:
-    """File as a struct, and the line of each dotted key. Raises Mistake."""
+    """Read a TOML file: its content as a struct, and the line number of each dotted key. Raises Mistake."""
     try:
         tree, lines = read_toml(path)
     except ConfigError as error:
@@ -346,14 +343,14 @@ def read_struct(path: Path, kind: type[T]) -> tuple[T, dict[str, int]]:
         key = at.strip("`").removeprefix("$").removeprefix(".").replace("[...]", "")
         if name := re.search(r"unknown field `(.*)`", what):
             key = f"{key}.{name[1]}".lstrip(".")
-            # msgspec names no key inside a dict: search for the last part of the path.
+            # msgspec does not name the key of a table in a dict: search the file for the unknown field's name.
             key = next((k for k in lines if k.rpartition(".")[2] == name[1]), key) if key not in lines else key
             what = unknown(name[1], _table_at(kind, key.split(".")[:-1]).__struct_fields__)
         raise Mistake(f"{path}:{line_of(lines, key)}: {key or path.name}: {what}") from error
 
 
 def _table_at(kind: Any, path: list[str]) -> Any:
-    """Struct at this path: a table, or an item of a list or dict."""
+    """Type of the struct that the file has at this dotted path."""
     for part in path:
         fields = {item.name: item.type for item in msgspec.structs.fields(kind)}
         if inner := fields.get(part.partition("[")[0]):

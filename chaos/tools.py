@@ -1,4 +1,4 @@
-"""Needs of faults on this machine, and what to install where something is missing."""
+"""Checks whether this machine has what the faults need; says what to install where something is missing."""
 
 import ctypes
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from chaos.scenario import KINDS, Mistake
 
-#: Command → Debian package.
+#: Name of a need → (command, its Debian package).
 _COMMANDS = {
     "ip": ("ip", "iproute2"),
     "tc": ("tc", "iproute2"),
@@ -18,14 +18,14 @@ _COMMANDS = {
     "mkfs": ("mkfs.ext4", "e2fsprogs"),
     "cc": ("cc", "gcc"),
 }
-#: Names of namespaces and mounts carry the pid of their run: a later run removes what a killed run left behind.
+#: Namespaces and mounts are named with the pid of their run: a later run removes those of a killed run.
 OURS = re.compile(r"hdchaos\.(\d+)\.[\w.-]+")
 _CLONE_NEWNET = 0x4000_0000
 libc = ctypes.CDLL(None, use_errno=True)
 
 
 def run(*words: object, stdin: str | None = None) -> str:
-    """Output of a command. Raises Mistake with the command's error text."""
+    """Run a command; returns its output. Raises Mistake with the command's error text."""
     done = subprocess.run([str(w) for w in words], input=stdin, capture_output=True, text=True, timeout=60)
     if done.returncode:
         raise Mistake(f"{' '.join(map(str, words))}: {done.stderr.strip() or done.stdout.strip()}")
@@ -40,7 +40,7 @@ def authorization() -> dict[str, str]:
 
 @cache
 def missing(need: str) -> str:
-    """ "" if the need is met, else what to do."""
+    """Advice for a need of a fault that this machine does not meet; "" if it does."""
     if need == "root":
         return "" if os.geteuid() == 0 else "run it as root: it makes network namespaces and mounts disks"
     if need == "netem":
@@ -51,7 +51,7 @@ def missing(need: str) -> str:
 
 def _netem() -> str:
     if missing("root") or missing("ip") or missing("tc"):
-        return ""  # the text of `root` says it already
+        return ""  # other needs report it
     name = f"hdchaos.{os.getpid()}.probe"
     run("ip", "netns", "add", name)
     try:
@@ -64,8 +64,8 @@ def _netem() -> str:
 
 
 def usable(kinds: set[str]) -> set[str]:
-    """`kinds`, with "any" as every kind that works on this machine. Raises Mistake with what is missing for kinds that
-    are named."""
+    """Replace "any" in `kinds` by every kind of fault that works on this machine. Raises Mistake if a named kind lacks
+    a need."""
     works = {name for name, kind in KINDS.items() if not any(map(missing, kind.needs))} if "any" in kinds else set()
     named = kinds - {"any"}
     complaints = [f"{kind}: {missing(need)}" for kind in sorted(named) for need in KINDS[kind].needs if missing(need)]
@@ -88,7 +88,7 @@ def enter_namespace(name: str) -> None:
 
 
 def clean() -> list[str]:
-    """Remove namespaces and mounts of killed runs: only names of chaos, and only of processes that are gone."""
+    """Remove network namespaces and mounts that killed runs of chaos left behind."""
     if missing("root") or missing("ip"):
         return []
     done = []

@@ -34,12 +34,11 @@ _SETTINGS: tuple[dict[str, Any], ...] = (
 
 
 class AdminClient(Client):
-    """Administrator of the topic with limits. While `good`, in the drain, the client redrives all dead letters until
-    none is left."""
+    """Administrator of the topic with a limit of attempts. In the drain (`good`), redrives all dead letters until none
+    is left."""
 
     def start(self) -> None:
         self.acts = 0
-        #: Whether the client slows the topic down at times.
         self.slows = self.random.random() < 0.4
         self.topic, self.workload = self.cluster.workload.limited, self.cluster.workload
         self._limit()
@@ -73,8 +72,8 @@ class AdminClient(Client):
         if self.good:
             if self.history.slowed:
                 self._configure(dict.fromkeys(name for slow in _SLOW for name in slow))
-            # Dead letters of this topic are redriven in the drain even if this client is left out of the run: consumers
-            # are owed them.
+            # Redrive all dead letters in the drain, even if this client is left out of the run: consumers must get
+            # them.
             self._look()
         elif self.cluster.parts.take(part):
             if self.slows and rng.random() < 0.3:
@@ -91,7 +90,7 @@ class AdminClient(Client):
         self._next()
 
     def _configure(self, config: dict[str, Any]) -> None:
-        """Configure without retries: in the drain the client repeats the request in a loop."""
+        """Set the topic's settings, without retries: in the drain, the client repeats all its requests in a loop."""
 
         def replied(result: Any, error: HadelayError | None) -> None:
             self.note(f"{self.topic} gets {config}: {error.type if error is not None else 'done'}")
@@ -100,7 +99,7 @@ class AdminClient(Client):
         self.ask(lambda service: service.topics.put_topic(self.topic, config, Actor()), replied)
 
     def _manage(self) -> None:
-        """Create, configure (validly or not) and delete a topic without messages."""
+        """Create, configure and delete a topic without messages; some settings are invalid."""
 
         def replied(result: Any, error: HadelayError | None) -> None:
             self.history.count("topic refused", error is not None and not error.retryable)
@@ -130,7 +129,7 @@ class AdminClient(Client):
         self.ask(change, replied)
 
     def _order(self, order: Order, request: Request, what: str) -> None:
-        """Send an order. An unanswered order may be carried out later, so a repetition is a new order."""
+        """Send a purge or redrive. A repetition is a new order, as an unanswered order may be carried out later."""
         self.history.orders.append(order)
 
         def replied(result: Any, error: HadelayError | None) -> None:
@@ -171,8 +170,8 @@ class AdminClient(Client):
 
 
 class Reader(Client):
-    """Client that looks messages up at any node and pages through a topic: messages confirmed before the request are
-    there."""
+    """Client that looks messages up and pages through a topic, at any node: messages that were confirmed before the
+    request must be found."""
 
     def start(self) -> None:
         self.stopped = not self.cluster.parts.take(self.name)
@@ -205,7 +204,7 @@ class Reader(Client):
             if error is not None:
                 self.history.count(f"read {error.type}")
                 return
-            # After hours, the cluster may have forgotten messages that ended.
+            # After a suspension for hours, the cluster may have forgotten messages that ended.
             unknown = not found and not self.history.slept and not self.history.meant("purge", message, number)
             text = f"{process.name} knows nothing of message {message.number}, which was answered as stored before"
             self.cluster.decide("stale read", unknown, text, number)
@@ -213,7 +212,7 @@ class Reader(Client):
         self.door.ask(process, read, replied)
 
     async def _page(self, service: NodeService, topic: str, listed: State) -> None:
-        """Read all pages: each page begins after the page before, and no message appears twice."""
+        """Read all pages; check that each begins after the page before, and that no message appears twice."""
         after: Key | None = FIRST
         while after is not None:
             ask = ListRequest(frozenset({listed}), 0, 1 << 52, (), after, 7)

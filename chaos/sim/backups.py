@@ -30,14 +30,14 @@ from hadelay.storage.backup import Archive, LocalBackups
 
 
 class Backups(Client):
-    """Operator who makes backups on a separate disk. The operator's event waits for each answer, while the world goes
-    on."""
+    """Operator who makes backups on a separate disk. The code of a backup blocks for each answer; meanwhile other
+    events run."""
 
     def __init__(self, cluster: SimCluster) -> None:
         super().__init__(cluster, "backup")
         self.disk = SimDisk(random.Random(f"{cluster.seed} backup disk"), record=self.world.record)
         self.archive = Archive(LocalBackups(self.disk, "/backup"))
-        #: Times of request and answer of the snapshot of each index; index of the last backup; remaining tries.
+        #: Snapshot's index → times of its request and answer; index of the last backup; tries left for the current one.
         self.points: dict[int, tuple[float, float]] = {}
         self.made, self.tries = 0, 0
 
@@ -47,7 +47,7 @@ class Backups(Client):
         while idle and self.tries:
             while (process := self.cluster.any_process(self.random)) is None:
                 self.world.run_for(0.1)
-            self.disk.power_cut()  # a crash may come between two tries
+            self.disk.power_cut()  # the operator's machine may crash between tries
             try:
                 self.archive.files.prepare()
                 self.made = Copying(self.archive, partial(self._call, process), inf, hidden=True).run(keep=2)["index"]
@@ -78,7 +78,7 @@ class Backups(Client):
         return msgspec.to_builtins(result, builtin_types=(bytes,))
 
     def restored(self) -> SimCluster:
-        """Start a cluster in a new world; its nodes are restored from the last backup."""
+        """Start a new simulated cluster whose nodes are restored from the last backup."""
         self.disk.power_cut()
         backup, old, hours = self.archive.read(self.made), self.cluster, self.random.choice((0, 0, 0, 1, 30))
         began, ended = self.points[backup.index]
@@ -105,8 +105,8 @@ class Backups(Client):
 
 
 def _compare(cluster: SimCluster, node: Node) -> None:
-    """Check that each waiting message that was never handed out has the id, time and body that clients know. (I1 checks
-    that none is missing.)"""
+    """Compare the restored messages that wait and were never handed out with what clients know of them. (I1 checks that
+    none is missing.)"""
     for m in cluster.history.messages:
         found = describe(node.ledger, m.id, body=True) if m.id is not None else None
         if (
@@ -120,9 +120,9 @@ def _compare(cluster: SimCluster, node: Node) -> None:
 
 
 def _known(old: History, began: float, ended: float) -> History:
-    """History of the messages in the backup: requests answered before `began` are in it; requests sent by `ended`
-    may be in it. Messages that may be missing have no id. Attempt 0: grants after the backup are lost, and attempts
-    repeat."""
+    """What clients of the restored cluster know, from the old history: requests answered before `began` are in the
+    backup; requests sent before `ended` may be in it. Messages that may be missing have no id. Attempts are 0: grants
+    after the backup are lost, and their attempts repeat."""
     acks = {h.id: replace(h, attempt=0, nack_invoked=0.0) for h in old.hand_outs if (h.ack_invoked or inf) < ended}
     for h in acks.values():
         h.acked = h.acked if (h.acked or inf) < began else None
@@ -132,7 +132,7 @@ def _known(old: History, began: float, ended: float) -> History:
         m.cancel_invoked = m.cancel_invoked if (m.cancel_invoked or inf) < ended else None
         if (m.stored or inf) >= began:
             m.id, m.stored, m.refused = None, None, True
-        elif old.moved(m):  # may have happened after the backup
+        elif old.moved(m):  # the reschedule may be too late for the backup
             m.deliver_at_ms, m.unsure = NEVER_MS, True
     orders = [replace(order, answered=None) for order in old.orders if order.invoked < ended]
     return replace(old, messages=messages, hand_outs=[*acks.values()], orders=orders, second_ids=[], limited=None)

@@ -1,4 +1,4 @@
-"""`python -m chaos sim`: run seeds, on all cores, and say how to run a failing one again."""
+"""Command `python -m chaos sim`: runs many seeds on all cores, and prints how to repeat a run that fails."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from chaos.sim.mutations import MUTATIONS, broken
 from chaos.sim.nemesis import FAMILIES
 from chaos.sim.run import Report, run_seed
 
-#: Value of `--only` for a run without any part.
+#: Value of the option `--only` that leaves out all parts of the run.
 NOTHING = "nothing"
 #: Number of seeds per line of the log file.
 _BLOCK = 100
-#: Limit of runs to shrink one seed.
+#: Maximum number of runs to find a smaller failing run of one seed.
 TRIES = 250
 
 
 @dataclass
 class Wish:
-    """Options of each seed's run. only: parts to run (workload.Parts); None for all."""
+    """Options of the runs. only: names of the parts to run (workload.Parts); None: all."""
 
     mutation: str = ""
     only: frozenset[str] | None = None
     shrink: bool = False
-    #: A family of faults that every run has.
+    #: Name of a fault family that every run has; "": none.
     fault: str = ""
     #: True: simulate only Raft (chaos/sim/raftsim.py).
     raft: bool = False
@@ -54,7 +54,7 @@ class Wish:
             sync = bug.sync if bug is not None else ""
 
             def run(only: frozenset[str] | None) -> Report:
-                gc.collect()  # the garbage collector is off while a seed runs (_quiet)
+                gc.collect()  # it is off during a run
                 return run_seed(seed, families, only, sync)
 
             if self.raft or (bug is not None and bug.raft):
@@ -85,7 +85,7 @@ class Totals:
     wall_s: float = 0.0
     messages: int = 0
     hand_outs: int = 0
-    #: Seed → promise that the seed's run broke.
+    #: Seed of each failed run → the promise that it broke.
     failed: dict[str, str] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     #: Pairs of faults that struck in one run, with its mode and size: "kill × pause, commit, 5".
@@ -109,7 +109,7 @@ class Totals:
 
     @property
     def coverage(self) -> str:
-        """Number of pairs of fault families that met in runs of three and of five nodes, in either mode."""
+        """Text: how many pairs of fault families met in one run, counted by mode and size of the cluster."""
         runs = product(combinations(sorted(FAMILIES), 2), ("commit", "interval"), (3, 5))
         every = {f"{one} × {two}, {mode}, {size}" for (one, two), mode, size in runs}
         missing = sorted(every - set(self.pairs))
@@ -129,7 +129,7 @@ class Log:
                     block = json.loads(text)
                     self.blocks[block["first"], block["count"]] = Totals(**block["totals"])
                 except (ValueError, TypeError, KeyError):
-                    continue  # a truncated line: run these seeds again
+                    continue  # truncated line: its seeds are run again
 
     def write(self, block: range, totals: Totals) -> None:
         if self.path is not None:
@@ -234,7 +234,7 @@ def sim(
 
 
 def run_seeds(seeds: Sequence[int], jobs: int = 0, wish: Wish | None = None) -> Iterator[Report]:
-    """Yield reports in the order of the seeds; each process runs its seeds one after another."""
+    """Run seeds in several processes; yields their reports in the order of the seeds."""
     jobs = jobs or os.cpu_count() or 1
     wish = wish or Wish()
     if jobs == 1 or len(seeds) <= 1:
@@ -251,8 +251,8 @@ def _drop(*_: object) -> NoReturn:
 
 
 def _quiet() -> None:
-    # Switch the garbage collector off: objects live until the end of a run, and collecting during the run costs a tenth
-    # of the time. Imported modules are frozen.
+    # Switch the garbage collector off: most objects live until the end of a run, and collecting takes a tenth of the
+    # time. Freezing exempts imported modules from later collections.
     gc.disable()
     gc.freeze()
     logging.disable(logging.CRITICAL)
@@ -275,8 +275,8 @@ def story(report: Report, wish: Wish | None = None) -> str:
 
 
 def shrink(whole: Report, run: Callable[[frozenset[str]], Report], tries: int = TRIES) -> Report:
-    """Report of the smallest run that breaks the same promise, or `whole`. run(only): repeats the seed with these
-    parts.
+    """Find the smallest run that breaks the same promise as `whole`; returns its report. run(only): repeats the seed
+    with only these parts.
 
     Delta debugging (Zeller and Hildebrandt, 2002) over the parts of a run (workload.Parts): strikes of the nemesis
     (`f3`), batches of a producer (`p1.7`), consumers but the first (`c2`), acts of the administrator (`admin.4`). What
@@ -293,7 +293,7 @@ def shrink(whole: Report, run: Callable[[frozenset[str]], Report], tries: int = 
         report = run(frozenset(parts))
         if _promise(report) != _promise(whole):
             return False
-        # Some parts no longer occur in the smaller run.
+        # Drop parts that no longer occur in the smaller run.
         report.parts = [part for part in report.parts if part in parts]
         best = report
         return True
@@ -321,10 +321,10 @@ def shrink(whole: Report, run: Callable[[frozenset[str]], Report], tries: int = 
 
 
 def _kind(part: str) -> str:
-    """Kind of a part (strikes, one client, …): shrink drops all parts of a kind first."""
+    """Kind of a part of a run, such as strikes or one client: shrink drops all parts of a kind first."""
     return re.sub(r"\.?\d*$", "", part) if part.startswith(("f", "admin")) else part.partition(".")[0]
 
 
 def _promise(report: Report) -> str:
-    """Promise that the run broke; for an unexpected error, its type."""
+    """Name of the promise that the run broke, or the type of its unexpected error."""
     return report.failure.partition("(")[0] if report.invariant == "error" else report.invariant

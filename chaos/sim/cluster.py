@@ -36,45 +36,45 @@ from hadelay.server.webhooks.pool import Webhooks
 from hadelay.settings import node as settings
 from hadelay.settings.node import Config, RaftSettings
 
-#: One entry in so many has its results compared between nodes, too.
+#: Results are compared between nodes for one applied entry in this many.
 _SAMPLE = 16
 #: Share of runs with a fuzz client.
 FUZZED = 0.2
-#: The share of runs in which brief syncs run on the loop; and the shortest of them that counts as a stall (seconds).
+#: Share of runs in which brief syncs run on the event loop; shortest sync that counts as a stall, in seconds.
 BRIEF, STALL_S = 0.4, 0.15
 
 
 class Watch(Machines):
-    """Record of what the nodes applied, granted and promised, and of each broken promise. Base of SimCluster."""
+    """Base of SimCluster: records applied entries, grants and promises of all nodes, and each broken promise."""
 
     def __init__(self, world: SimWorld, names: tuple[str, ...], profile: NetworkProfile | None, **more: Any) -> None:
         super().__init__(world, names, profile, quiet_s=RaftSettings().election_min_ms / 1000, **more)
-        #: Receiver of the limited topic's webhook; None: the topic has no webhook.
+        #: Receiver of webhook calls for the administrator's topic; None: the topic has no webhook.
         self.receiver: Receiver | None = None
-        #: First application of each index, by any node: (term, crc of entry, crc of results).
+        #: Index of each applied entry → (term, CRC of the entry, CRC of its results), as first applied.
         self.applied: dict[int, tuple[int, int, int]] = {}
-        #: Applied entries: time and node of the first application, and content.
+        #: Index of each applied entry → (time and node of its first application, content).
         self.entries: dict[int, tuple[float, str, bytes]] = {}
-        #: Grants: time of the first application, cluster time, and term of the entry.
+        #: (term, seq) of each grant → (time of its first application, cluster time, term of its entry).
         self.grants: dict[tuple[int, int], tuple[float, int, int]] = {}
-        #: End of each extended lease: (term, seq, position) → cluster time.
+        #: Extended leases: (term, seq, position) → new end in cluster time.
         self.extended: dict[tuple[int, int, int], int] = {}
-        #: Time of the first applied entry of each term.
+        #: Raft term → time at which an entry of the term was first applied.
         self.term_began: dict[int, float] = {}
-        #: Times of proposals; (true seconds, now_ms) of committed entries.
+        #: Entry → true time of its proposal; (that time, cluster time in the entry) of committed entries.
         self.proposed: dict[bytes, float] = {}
         self.stamps: list[tuple[float, int]] = []
         #: Time at which each new leader was first seen.
         self.elected: list[float] = []
-        #: Time at which the cluster switched to the feature level of this code.
+        #: Time at which the cluster activated the feature level of this code.
         self.switched = float("inf")
-        #: Times at which cluster time was taken from the wall clocks, because no node knew cluster time any more.
+        #: Times of cold starts: no node knew cluster time, so the nodes took it from their wall clocks.
         self.cold_starts: list[float] = []
-        #: Largest error of a node that learned cluster time only from slow answers.
+        #: Largest error, in ms, of a node that learned cluster time only from slow answers.
         self.doubt_ms = 0.0
 
     def _observe(self, process: Process, node: Node) -> None:
-        """Observe one apply of one node."""
+        """Wrap a node's methods, to observe what it applies and proposes, and how it learns cluster time."""
         machine = node.raft.machine
         apply = machine.apply
 
@@ -98,7 +98,7 @@ class Watch(Machines):
         propose = node.raft.propose
 
         def proposed(command: bytes, done: Any) -> None:
-            # Requests that wait for the end of a transfer pass here twice; the first pass sets the stamp.
+            # A request that waits for the end of a leadership transfer is proposed twice; the first time counts.
             self.proposed.setdefault(bytes(command), self.world.now)
             propose(command, done)
 
@@ -126,8 +126,8 @@ class Watch(Machines):
         node.clock._learn = learnt  # type: ignore[method-assign]
 
     def _committed(self, index: int, term: int, entry: bytes, results: list[Any], node: Node) -> None:
-        """Check one committed entry: the cluster time that its leader wrote, the grants in it, and the disks that hold
-        it (I14: a majority of disks, or an answered entry could be lost)."""
+        """Check a committed entry: record its cluster time and its grants, and check I14: a majority of disks has the
+        entry, so that it cannot be lost."""
         _, now_ms, commands = decode_entry(entry)
         at = self.proposed.get(bytes(entry))
         if at is not None:
@@ -171,7 +171,7 @@ class Watch(Machines):
     def _watch_members(self, name: str, raft: RaftNode) -> None:
         """I13: check that majorities are counted by member lists that are in the log."""
         if raft.applier.installing:
-            return  # the state may come from a snapshot whose log is not installed yet
+            return  # the snapshot's log is not installed yet
         at, members = raft.machine.members()
         since, counted = raft.membership.applied_list
         wrong = [since] if since != at or (members and counted != members) else []
@@ -202,12 +202,12 @@ class SimCluster(Watch):
         restart: bool = True,
         only: frozenset[str] | None = None,
     ) -> None:
-        #: Brief syncs run on the event loop, as in the real runtime: a slow sync stalls its node.
+        #: True: brief syncs run on the event loop, as in the real runtime, so a slow sync stalls its node.
         brief = random.Random(f"{seed} brief").random() < BRIEF
         world = world or SimWorld(seed, epoch_ms=epoch_ms)
         self.sync, self.group, self.window_ms = sync, group, window_ms
         rng = world.random
-        #: Small, so that a lagging node gets files instead of entries.
+        #: Draw some small sizes, so that a lagging node needs files instead of entries.
         self.journal_keep_bytes = rng.choice((0, 30_000, 1 << 30))
         self.checkpoint_bytes = rng.choice((1 << 15, 1 << 18, 1 << 20))
         self.far_buffer_bytes = rng.choice((1 << 14, 1 << 20, 1 << 20))
@@ -216,10 +216,10 @@ class SimCluster(Watch):
         self.founders = names
         self.workload = workload or Workload()
         self.door = Door(self)
-        #: True: a fuzz client runs (chaos/sim/fuzz.py), and heads of chains are written down early.
+        #: True: a fuzz client runs (chaos/sim/fuzz.py), and `.heads` files are written early.
         self.fuzzed = random.Random(f"{seed} fuzz").random() < FUZZED
-        #: Time for which all machines were suspended: their monotonic clocks drifted apart, and no node heard of a
-        #: leader.
+        #: Time, in seconds, for which all machines were suspended: their monotonic clocks drifted apart, and no node
+        #: heard of a leader.
         self.slept_s = 0.0
         self.on_boot: list[Callable[[Node], None]] = []
 
@@ -239,7 +239,7 @@ class SimCluster(Watch):
         self.kill(name)
         self.retired[name] = machine = self.machines.pop(name)
         if not keeps:
-            # A founder is not admitted again with its disk; a removed member's disk names members that may be gone.
+            # Empty its disk: founders are not admitted again with their disk; old disks name members that may be gone.
             self._blank(machine)
         self.names = tuple(other for other in self.names if other != name)
 
@@ -306,7 +306,7 @@ class SimCluster(Watch):
         self.decide("I14 durability, restart", gone, text, who=machine.name)
 
     def _note_held(self, machine: Machine, journal: Journal) -> None:
-        """The node's process ends: note the committed entries that the node called synced."""
+        """Record, when a node's process ends, the newest committed entry that its journal had reported as synced."""
         machine.had = max(machine.had, journal.synced_index)
         at = min(journal.synced_index, max(self.applied, default=0))
         while at > journal.base_index and (at not in self.applied or self.applied[at][0] != journal.term_at(at)):
@@ -328,7 +328,7 @@ class SimCluster(Watch):
             self._note_held(machine, process.node.raft.journal)
 
     def count_node(self, process: Process) -> None:
-        """Add the node's own counters to the history's counts."""
+        """Add the counters of a node's process to the history's counts."""
         self.history.count("a sync held its node up", sum(stall_s >= STALL_S for stall_s in process.runtime.stalls))
         if process.node is not None:
             self.history.count("snapshot installed", process.node.raft.stats.snapshots_installed)
@@ -345,11 +345,11 @@ class SimCluster(Watch):
 
     @property
     def pulled(self) -> tuple[str, ...]:
-        """Topics that consumers receive from."""
+        """Topics that consumers receive from; a topic with a webhook is not among them."""
         return self.workload.topics if self.receiver is None else self.workload.topics[:-1]
 
     def fails(self, body: bytes) -> bool:
-        """True for messages that every consumer fails to process."""
+        """True if every consumer fails to process the message."""
         message = self.history.message_of(body)
         if message is None or message.topic != self.workload.limited:
             return False

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from chaos.sim.cluster import SimCluster
     from chaos.sim.machines import Process
 
-#: Limits of the retries of a settlement.
+#: Limit of retries, by kind of settlement.
 _RETRIES = {"ack": 6, "nack": 3, "extend": 2}
 #: Share of runs whose consumers sometimes hang up, and share of the waiting receives that they abandon.
 _IMPATIENT, _LEFT = 0.3, 0.3
-#: Share of runs whose consumers return leases without counting the attempt.
+#: Share of runs whose consumers may nack a message without counting the attempt.
 _LAZY = 0.2
 #: Share of receives whose consumer cannot follow a redirect: a follower relays them to the leader.
 _RELAYED = 0.3
@@ -41,8 +41,8 @@ class _Redirect(NoLeader):
 
 @dataclass(eq=False)
 class _Receive:
-    """One receive of one consumer. again: a call with the same request_id was made before, and may have reached a node.
-    gone: the consumer hung up and sends another receive."""
+    """A receive of one consumer. again: an earlier call with the same request_id may have reached a node. gone: the
+    consumer hung up and does not repeat the request."""
 
     poll: ReceiveRequest
     retries: int
@@ -70,8 +70,8 @@ class Consumer(Client):
         #: The first consumer always runs, so that every owed message has a consumer.
         self.stopped = not name.endswith("0") and not cluster.parts.take(name)
         self.leader: str | None = None
-        self.requests = int(cluster.world.now * 1000)  # other numbers than before a restore
-        #: Draws when to hang up; None: this consumer always waits for the answer.
+        self.requests = int(cluster.world.now * 1000)  # start above the numbers used before a restore
+        #: Random stream that decides when to hang up; None: this consumer always waits for the answer.
         self.impatience = None
         if random.Random(f"{cluster.seed} hang-ups").random() < _IMPATIENT:
             self.impatience = random.Random(f"{cluster.seed} {name} hangs up")
@@ -132,12 +132,11 @@ class Consumer(Client):
             self.world.after(rng.uniform(0.005, wait_ms / 1000), self._hang_up, call, receive, rng)
 
     def _again(self, receive: _Receive, delay_s: float) -> None:
-        """Ask again under the same request_id."""
         again = _Receive(receive.poll, receive.retries - 1, receive.relay, again=True)
         self.world.after(delay_s, self._ask, again)
 
     async def _received(self, process: Process, receive: _Receive) -> list[HandOut]:
-        """Do as http/consume.py with a receive: the leader hands out; another node redirects or relays."""
+        """Handle a receive as http/consume.py does: the leader hands out; another node redirects or relays."""
         leader = await process.service.cluster.find_leader()
         if leader.here:
             return await self._handed(process, receive)
@@ -239,7 +238,7 @@ class Consumer(Client):
         self._next()
 
     def _settle(self, verdict: _Verdict, some: Sequence[HandOut], retries: int) -> None:
-        """Send one settlement, for one message or for all messages of a receive."""
+        """Send a settlement of one message, or of all messages of a receive."""
         kind, delay_ms = verdict.kind, verdict.delay_ms
         reason = "cannot be done" if kind == "nack" and delay_ms is None else ""
 

@@ -1,4 +1,4 @@
-"""Simulated disk in memory, with every failure that the rules in platform/disk.py allow.
+"""Simulated disk in memory, with all failures that the rules in platform/disk.py allow a disk to have.
 
 Each file has two contents: *live* is the page cache, which the process sees; *durable* is the platter, plus the list
 of operations not yet synced. A process crash keeps live. A power cut rebuilds live from durable and any seeded subset
@@ -48,7 +48,7 @@ class SimDisk(Disk):
         self.sync_delay_s = 0.0004
         self.fail_syncs = 0
         self.crash_in = 0
-        #: True while a crash by `crash_in` ends the process.
+        #: True while an injected crash ends the process.
         self.crashing = False
         self.bad_paths: set[str] = set()
         self.used = 0
@@ -67,7 +67,7 @@ class SimDisk(Disk):
         self._locks: dict[str, weakref.ref[_Lock]] = {}
 
     def step(self, epoch: int, what: str, path: str, torn: Callable[[], None] | None = None) -> None:
-        """Hook before every change of the disk: may crash the process; `torn` does half of the write first."""
+        """Called before every change of the disk: may crash the process after `torn` did half of the write."""
         if epoch != self.epoch:
             raise SimCrash(f"{what} {path} by a process that is gone")
         self.steps += 1
@@ -163,14 +163,13 @@ class SimDisk(Disk):
                 start = end
 
     def wipe(self) -> None:
-        """Replace the disk by an empty disk."""
         self.kill()
         self.fail_syncs = self.used = 0
         self.bad_paths.clear()
         self._root, self._name_ops = Directory(), []
 
     def copy(self) -> dict[str, bytes]:
-        """Copy of every file as the process sees the file, for comparing or for restoring an old state."""
+        """Copy all files as the process sees them, to compare disks or to restore an old state."""
         return {path: bytes(inode.live[: inode.size]) for path, inode in self._files().items()}
 
     def sync_everything(self) -> None:
@@ -198,7 +197,7 @@ class SimDisk(Disk):
         self.flight.cost_s += self.sync_delay_s * self.random.uniform(0.5, 2.0)
 
     def flight_crash(self) -> None:
-        """Let each running job stop after some sync, and undo its later changes."""
+        """Stop each running job after a random number of its syncs, and undo its later changes."""
         if self.flight is not None:
             self.flight.end()
         for flight in self.flights:
@@ -267,7 +266,6 @@ class SimDisk(Disk):
         return len(wrong)
 
     def modes(self) -> dict[str, int]:
-        """Modes of all files, by path."""
         return {path: inode.mode for path, inode in self._files().items()}
 
     def rename(self, old: str, new: str) -> None:
@@ -355,18 +353,17 @@ class SimDisk(Disk):
         return self._dir(posixpath.dirname(path)), posixpath.basename(path)
 
     def _walk(self, directory: Directory, prefix: str, live: bool) -> Iterator[tuple[str, Inode | Directory]]:
-        """Files and directories below a directory, by path."""
         for name, node in sorted((directory.live if live else directory.durable).items()):
             yield f"{prefix}/{name}", node
             if isinstance(node, Directory):
                 yield from self._walk(node, f"{prefix}/{name}", live)
 
     def _files(self) -> dict[str, Inode]:
-        """Path → file, as the process sees them."""
+        """Path → file, for all files, with volatile names."""
         return {path: node for path, node in self._walk(self._root, "", True) if isinstance(node, Inode)}
 
     def _all(self, kind: type[Node], *, live: bool = True) -> list[Node]:
-        """Names of all files, or of all directories."""
+        """All files, or all directories; live: by their volatile names."""
         nodes = [self._root, *(node for _, node in self._walk(self._root, "", live))]
         return [node for node in nodes if isinstance(node, kind)]
 

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Reply = Callable[[Any, HadelayError | None], None]
-#: Function that starts a call on a node: (node, done).
+#: Type of a function that starts a call on a node: begin(node, done).
 Begin = Callable[[Any, Reply], None]
 Request = Callable[[NodeService], Coroutine[Any, Any, Any]]
 
 
 def whole(slices: Generator[Any, None, T]) -> T:
-    """Result of the generator, run to its end without other events in between."""
+    """Run a generator to its end, without other events in between; returns its result."""
     while True:
         try:
             next(slices)
@@ -42,7 +42,7 @@ class Door:
         self.cluster, self.world = cluster, cluster.world
 
     def call(self, process: Process, begin: Begin, reply: Reply, timeout_s: float = 4.0) -> Call:
-        """Run begin(node, done) on the process's node; reply(result, error) at the caller."""
+        """Run begin(node, done) on the process's node, then reply(result, error) at the caller."""
         call = Call(self, process, reply)
         process.calls.append(call)
         self.world.after(self.latency(), call.begin, begin, owner=process.runtime)
@@ -50,8 +50,8 @@ class Door:
         return call
 
     def ask(self, process: Process, request: Request, reply: Reply, timeout_s: float = 4.0) -> Call:
-        """Await request(service) in a task of the process, as its HTTP layer does; reply(result, error) at the caller.
-        A hang-up cancels the task."""
+        """Await request(service) in a task of the process, as its HTTP layer does; then run reply(result, error) at the
+        caller. A hang-up cancels the task."""
 
         def begin(node: Any, done: Reply) -> None:
             call.task = process.loop.run(request(process.service), call.ended)
@@ -80,7 +80,7 @@ class Call:
             self.ended(None, damage)
 
     def ended(self, result: Any, error: BaseException | None) -> None:
-        """End of the call on the node. Raises errors that no node may answer with."""
+        """Called when the call ends on the node. Raises errors that a node must not answer with."""
         if isinstance(error, DamagedFile):
             excused = self.process.name in self.door.cluster.rotten
         else:
@@ -92,7 +92,6 @@ class Call:
         self.done(result, error)  # type: ignore[arg-type]
 
     def done(self, result: Any, error: HadelayError | None) -> None:
-        """The node sends its answer."""
         door = self.door
         lost = door.cluster.lost_answers
         if lost and door.world.random.random() < lost:
@@ -103,7 +102,7 @@ class Call:
         self.door.world.after(self.door.latency(), self.answer, None, OutcomeUnknown("connection reset"))
 
     def hang_up(self) -> None:
-        """The caller closes the connection and hears no answer; the node cancels the task when it notices."""
+        """Close the connection: the caller gets no answer, and the node cancels the task when it notices."""
         self._close()
         self.door.world.after(self.door.latency(), self._cancel, owner=self.process.runtime)
 
@@ -123,7 +122,7 @@ class Call:
 
 
 class Client:
-    """Base of the clients: each has a random stream of its own."""
+    """Base class of the simulated clients; each draws from its own random stream."""
 
     def __init__(self, cluster: SimCluster, name: str) -> None:
         self.cluster, self.name = cluster, name

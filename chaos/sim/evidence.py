@@ -14,58 +14,58 @@ from hadelay.ledger.transitions import ID_KEY
 from hadelay.model import State
 from hadelay.server.node import Node
 
-#: Largest drift of a quartz clock.
+#: Largest drift of a quartz clock, as a rate.
 DRIFT = 50e-6
 #: Largest rate error of cluster time against true time.
 RATE = 600e-6
 ROUNDING_MS = 1.5
-#: Largest step of cluster time to a new leader, in ms: nodes know the leader's clock as exactly as links are fast (2 ms
-#: here; a restarted node may learn the clock at second hand). Restarts behind a slow link: see `change_bound_ms`.
+#: Largest step of cluster time at a change of leader, in ms. Nodes know the leader's clock as exactly as links are
+#: fast: 2 ms here, and twice for restarted nodes. Restarts behind a slow link: see `change_bound_ms`.
 CHANGE_MS = 5.0
-#: Largest step of cluster time at a cold start of the whole cluster: twice the error of the wall clocks of a majority.
+#: Largest step of cluster time, in ms, at a cold start of all nodes: twice the error of the wall clocks of a majority.
 COLD_MS = 2 * 250.0
 WAITING = (State.SCHEDULED, State.READY, State.LEASED)
 
 
 def latest(cluster: SimCluster) -> list[Node]:
-    """Running node with the highest applied index, or None."""
+    """List of the running node with the highest applied index; empty if no node runs."""
     return sorted(cluster.nodes(), key=lambda node: -node.raft.applied_index)[:1]
 
 
 def lease_began(cluster: SimCluster, h: HandOut) -> tuple[float, int]:
-    """The latest time at which the lease of a hand-out began: true time, and cluster time."""
+    """Latest possible start of the lease of a hand-out: (true time, cluster time)."""
     at, now_ms, _ = cluster.grants.get((h.term, h.seq), (h.answered, h.now_ms, 0))
     return min(at, h.answered), min(now_ms, h.now_ms)
 
 
 def where(node: Node, message_id: int) -> tuple[EntryRef | None, str]:
-    """A message's entry and state; `gone` when the node knows nothing of the message."""
+    """Entry and state of a message on this node; state "gone" if the node does not know the message."""
     place = find_entry(node.ledger, message_id)
     return place, "gone" if place is None else state_of(node.ledger, place, node.ledger.now_ms)
 
 
 def was_cold(cluster: SimCluster, at: float) -> bool:
-    """Whether a majority lost cluster time and took the time from the wall clocks before `at`, not counting the
-    cluster's start. A first leader may end before another node heard its time, so a second cold start may follow. From
-    then on two times may exist: a node that was cut off keeps the old time until it hears the new leader."""
+    """Whether a majority that knew no cluster time took it from the wall clocks before `at`, except at the cluster's
+    start. A leader may end before others learn its time, so another cold start may follow. Then two times may exist: a
+    node that was cut off keeps the old time until it hears the new leader."""
     return any(start <= at for start in cluster.cold_starts[1:])
 
 
 def change_bound_ms(cluster: SimCluster) -> float:
-    """Largest step of cluster time, in ms, from one leader to the next. A restarted node that had only slow answers may
-    be wrong by half of the uncertainty of their bounds (ClusterClock._learn), at most half of the skew bound, see
-    docs/explanation/time-and-dispatch.md. Crystals of two suspended machines drift apart"""
+    """Largest step of cluster time, in ms, when another node becomes leader. A restarted node that got only slow
+    answers may be wrong by half of their uncertainty, which is at most half of the skew bound
+    (docs/explanation/time-and-dispatch.md). The clocks of suspended machines drift apart."""
     return CHANGE_MS + cluster.doubt_ms + cluster.slept_s * 1000 * 2 * DRIFT
 
 
 def ahead_ms(cluster: SimCluster, start: float, end: float) -> float:
-    """Largest gain of cluster time on true time between two instants, without RATE."""
-    # A leader is seen up to WATCH_S after it began.
+    """Largest gain, in ms, of cluster time over true time between two instants, in addition to the rate error RATE."""
+    # Count leaders up to WATCH_S later: a new leader is noticed with that delay.
     leaders = sum(start < at < end + WATCH_S for at in cluster.elected)
     return ROUNDING_MS + change_bound_ms(cluster) * leaders + (COLD_MS if was_cold(cluster, end) else 0.0)
 
 
 def found_by_key_of(ledger: Ledger, first_id: int) -> int:
-    """Id found by the client key of this message; 0 if none."""
+    """Id of the message that has this message's client key now; 0 if none."""
     key = ledger.tables.get(KEYOF, ID_KEY.pack(first_id)) or b""
     return int.from_bytes((ledger.tables.get(KEY, key) or bytes(8))[:8], "little")

@@ -1,4 +1,4 @@
-"""Crash points: a real process ends itself, as by SIGKILL, just before or after a named step of its work, or in it.
+"""Crash points: a real process kills itself, as by SIGKILL, before, within or after a named step of its work.
 
 The program knows nothing of them. `python -m chaos.sim.faulty` wraps the methods below in its own process, before
 the server starts. Which point is armed stands in a file, so that it can be chosen while the node runs; and the process
@@ -17,26 +17,25 @@ from itertools import compress
 from pkgutil import resolve_name
 from typing import Any, Literal, NamedTuple
 
-#: Node that reaches the crash point: any node under traffic, one that clients happen to use, the leader, a follower; or
-#: a node in an election or a transfer, a node that starts, or a node that starts with an empty disk.
+#: Node that reaches a crash point. any: any node under load; some: a node that clients happen to use; election: a node
+#: in an election or a leadership transfer; start, empty: a node that starts, with data or with an empty disk.
 Reached = Literal["any", "some", "leader", "follower", "election", "start", "empty"]
-#: Layout of the file: name of the armed point, padded with zeroes; then one byte per point of POINTS, 1 when a process
-#: reached the point.
+#: Length, in bytes, of the armed crash point's name in the points file, padded with zeroes. Then follows one byte per
+#: point of POINTS: 1 once a process has reached it.
 ARMED_BYTES = 64
-#: Settings for a small journal: segments fill within seconds, and a node with an empty disk gets files.
+#: Sizes of a small journal, in bytes: segments fill within seconds, and an empty node gets files.
 _SEGMENT_BYTES, _KEEP_BYTES, _ENTRY_BYTES = 4 << 20, 4 << 20, 1 << 20
 
 
 class Step(NamedTuple):
-    #: module:attribute below hadelay. A function is named by the module that calls the function.
+    #: Function that is the step, as module:attribute below hadelay; the module is the one that calls the function.
     where: str
     reached: Reached = "any"
-    #: Crash positions: `before` and `after` the step; `within`: after half of a write.
+    #: Positions of the crash: before or after the step, or `within` it, after half of a write.
     when: tuple[str, ...] = ("before", "after")
 
 
 STEPS = {
-    # Journal.
     "journal.append": Step("raft.journal:Journal.append"),
     "journal.write": Step("raft.segment:Segment.write"),
     "journal.pwritev": Step("platform.disk:File.pwritev", when=("within",)),
@@ -50,7 +49,6 @@ STEPS = {
     "journal.begin": Step("raft.journal:Journal._begin_anew", "start"),
     "journal.build": Step("raft.journal:build", "start"),
     "journal.reset": Step("raft.journal:Journal.reset", "empty"),
-    # Consensus.
     "raft.frame": Step("raft.node:RaftNode._frame"),
     "raft.send": Step("platform.tcp:AsyncioNetwork.send"),
     "raft.entries": Step("raft.replication:Replication.send_entries", "leader"),
@@ -60,7 +58,6 @@ STEPS = {
     "raft.ask-vote": Step("raft.election:Elections.ask_vote", "election"),
     "raft.lead": Step("server.leadership:Leadership.on_leader", "election"),
     "raft.transfer": Step("server.leadership:Leadership.transfer", "election"),
-    # Apply, and answers to users.
     "apply.entry": Step("raft.apply:Applier._apply"),
     "apply.state": Step("server.node:apply_entry"),
     "apply.publish": Step("ledger.publish:_file"),
@@ -71,7 +68,6 @@ STEPS = {
     "publish.forwarded": Step("server.publishing:Publishing._on_submit", "leader"),
     "publish.answer": Step("server.groupcommit:_answer", "some"),
     "settle.ask": Step("server.publishing:Publishing.propose", "some"),
-    # Dispatch.
     "dispatch.match": Step("handout.dispatcher:Dispatcher.match", "leader"),
     "dispatch.grant": Step("server.delivery.grants:Grants.grant", "leader"),
     "dispatch.decided": Step("server.delivery.modes:CommitHandout._decided", "leader"),
@@ -79,7 +75,6 @@ STEPS = {
     "dispatch.answer": Step("server.delivery.grants:Grants.answer", "leader"),
     "dispatch.cursor": Step("server.delivery.grants:CursorKeeper.send", "leader"),
     "dispatch.expired": Step("server.delivery.maintenance:LeaseExpiry._expired", "leader"),
-    # Checkpoints and snapshots.
     "checkpoint.begin": Step("server.checkpoints:Checkpoints.begin"),
     "checkpoint.write": Step("storage.hours:DiskHourStore.write_some"),
     "checkpoint.sync": Step("platform.disk:Disk.sync_files"),
@@ -89,7 +84,6 @@ STEPS = {
     "snapshot.verify": Step("storage.snapshots:Installer._complete", "empty"),
     "snapshot.switch": Step("storage.store:roll_forward", "start"),
     "snapshot.finish": Step("raft.snapshot:Snapshots._finish", "empty"),
-    # Names.
     "disk.rename": Step("platform.disk:Disk.rename", "start"),
     "disk.sync-dir": Step("platform.disk:Disk.sync_dir", "start"),
     "disk.identity": Step("storage.identity:write_identity", "empty"),
@@ -105,7 +99,7 @@ def step_of(point: str) -> Step:
 
 
 def arm(path: str | os.PathLike[str], point: str) -> None:
-    """Let the process that was started with that file end at `point`; "": at no point."""
+    """Make the process that was started with this points file end at crash point `point`; "": at no point."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o640)
     try:
         os.ftruncate(handle, ARMED_BYTES + len(POINTS))
@@ -115,13 +109,13 @@ def arm(path: str | os.PathLike[str], point: str) -> None:
 
 
 def passed(path: str | os.PathLike[str]) -> set[str]:
-    """Crash points that processes with this file have reached."""
+    """Crash points that processes with this points file have reached."""
     with open(path, "rb") as file:
         return set(compress(POINTS, file.read()[ARMED_BYTES:]))
 
 
 def install(path: str) -> None:
-    """Wrap every step with a crash point, before this process serves; a step reads the file each time it runs.
+    """Wrap all steps that have crash points, before the process serves; each step reads the points file when it runs.
 
     And make the journal small: by themselves, journals are long.
     """
@@ -142,7 +136,7 @@ def install(path: str) -> None:
 
 
 def _comes_by(armed: mmap.mmap, name: str, when: str) -> Callable[[], bool]:
-    """Function that marks the point as reached in the file, and returns whether the point is armed."""
+    """Make a function that marks the crash point as reached, and returns whether the point is armed."""
     point = f"{name}:{when}"
     at, wanted = ARMED_BYTES + POINTS.index(point), point.encode() + b"\0"
 
@@ -169,7 +163,7 @@ def _ending(step: Callable[..., Any], name: str, armed: mmap.mmap) -> Callable[.
 
 
 def _tearing(step: Callable[..., Any], name: str, armed: mmap.mmap) -> Callable[..., Any]:
-    """Crash in the middle of File.pwritev: write the first half of the bytes."""
+    """Wrap File.pwritev so that a crash comes after it wrote the first half of the bytes."""
     within = _comes_by(armed, name, "within")
 
     @wraps(step)

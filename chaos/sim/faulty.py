@@ -13,7 +13,7 @@ from runpy import run_module
 
 
 def main(argv: list[str]) -> None:
-    """Ends with SystemExit, as the command line does."""
+    """Run hadelay with the faults that the options name. Ends with SystemExit, as the command line does."""
     parser = argparse.ArgumentParser(prog="python -m chaos.sim.faulty", allow_abbrev=False)
     parser.add_argument("--mutation")
     parser.add_argument("--points")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from chaos.sim.disk import SimDisk
 
 
-#: One read in so many misses the page cache and has to wait for the disk.
+#: One read in this many misses the page cache, and has to wait for the disk.
 _COLD = 8
 
 
@@ -45,11 +45,11 @@ class Flight:
         self.disk = disk
         self.stage = 0
         self.cost_s = 0.0
-        #: Durable length after each sync, in order.
+        #: For each sync of the job, in order: function that makes its changes durable.
         self.syncs: list[Callable[[], None]] = []
 
     def end(self) -> float:
-        """The job has run; returns the seconds until `land`."""
+        """End of the job's code; returns the seconds until its last sync is done (`land`)."""
         self.disk.flight = None
         self.disk.flights.append(self)
         return self.cost_s
@@ -61,15 +61,15 @@ class Flight:
                 settle()
 
     def reach(self, syncs: int) -> None:
-        """Crash during the job: only the first `syncs` syncs happened, and no later change."""
+        """Crash during the job: its first `syncs` syncs are durable, later changes are lost."""
         for settle in self.syncs[:syncs]:
             settle()
         self.stage = syncs
 
 
 class Buffer(bytearray):
-    """Weakly referenceable bytearray: views of a buffer that was replaced by a larger one stay up to date while they
-    live."""
+    """Bytearray with weak references: views of a buffer that was replaced by a larger one stay up to date as long as
+    they exist."""
 
     __slots__ = ("__weakref__",)
 
@@ -101,7 +101,7 @@ class Inode:
         grow = max(size, 2 * len(self.live), 4096) - len(self.live)
         try:
             self.live.extend(bytes(grow))
-        except BufferError:  # the file is mapped: start a larger buffer, and keep writing to the old buffer too
+        except BufferError:  # mapped: old maps need the old buffer, too
             old = self.live
             self.live = Buffer(len(old) + grow)
             self.live[: len(old)] = old
@@ -149,8 +149,8 @@ class Inode:
         self.ops = [op for op in self.ops if not op.durable]
 
     def rebuild(self) -> None:
-        """Rebuild the volatile content from durable content and operations, in new buffers (old buffers belong to a
-        dead process)."""
+        """Rebuild the volatile content from the durable content and the unsynced operations, in a new buffer: the old
+        one belongs to a dead process."""
         self.live = Buffer(self.durable)
         for op in self.ops:
             apply(self.live, op)
@@ -179,7 +179,7 @@ class Directory:
 
 @dataclass(slots=True, eq=False)
 class NameOp:
-    """One atomic change of names; a rename changes two names."""
+    """An atomic, not yet durable change of names in directories; a rename changes two names."""
 
     parts: list[tuple[Directory, str, Inode | Directory | None]]
     flight: Flight | None
@@ -260,7 +260,7 @@ class SimFile(File):
         self._disk.step(self._epoch, "sync", self.path)
         inode, ops = self._inode, list(self._inode.ops)
         if self._disk.sync_fails():
-            # The page cache treats these pages as clean, but the disk may have only some of them.
+            # After the failed sync, these pages count as clean in the page cache, but the disk may lack some.
             inode.settle(op for op in ops if self._disk.random.random() < 0.5)
             for op in ops:
                 op.durable = True

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 #: Topics of the fuzz client; the last topic has settings and no messages.
 TOPICS = ("side", "aside", "bare")
 _URL = "https://a.example/in"
-#: Settings for the fuzz client's topics, and for webhooks and alerts of the topic without messages; valid and invalid
-#: ones.
+#: Settings, valid and invalid, of the fuzz client's topics with messages; then of the topic without messages, with
+#: webhooks and alerts.
 _SETTINGS: tuple[dict[str, Any], ...] = (
     {"max_attempts": 1, "dead_letter": "aside"}, {"max_attempts": 2, "backoff": [5]}, {"dead_letter": None},
     {"dead_retention_ms": 1000, "retention_ms": 1000}, {"lease_ms": 900}, {"ttl_ms": 600}, {"concurrency": 3},
@@ -48,15 +48,15 @@ _BARE: tuple[dict[str, Any], ...] = (
         5, "https://a b", "https://[a", "ftp://a", "https://", "https://b:c@a", "https://a#b", "http://a:0",
     )),
 )  # fmt: skip
-#: Limits without effect here, and unknown limits.
+#: Cluster limits that the fuzz client sets: without effect in these runs, or invalid.
 _LIMITS: tuple[Any, ...] = (
     {"max_reasons": 9_000}, {}, {"max_reasons": 0}, {"none": 1}, {"max_delay_ms": 1 << 52}, [],
 )  # fmt: skip
 #: Scopes of the tokens that the fuzz client creates.
 _SCOPES = ("publish:a*d*", "read:side")
-#: Time after which the cluster answers in most runs.
+#: Time, in seconds, after which the cluster answers in most runs.
 _FOUNDED_S = 1.0
-#: Header of a command (kind, size); and kinds of commands that may be sent truncated.
+#: Layout of a command's header (kind, size); and kinds of commands that the fuzz client may truncate.
 _FRAME = struct.Struct("<BI")
 _BREAKABLE = (Command.PUBLISH, Command.CANCEL, Command.RESCHEDULE, Command.REDRIVE, Command.TOPIC_PUT)
 
@@ -188,7 +188,7 @@ class FuzzClient(Client):
 
 
 def _look(node: Any) -> list[int]:
-    """Send requests that only read: rights, due counts, file contents. Repair a sound entry. Returns the hours with
+    """Read rights, counts of due messages, and files; ask for the repair of an undamaged entry. Returns the hours with
     entries."""
     for token in node.ledger.tokens.values():
         rights = Rights(token.scopes if token.holds(node.ledger.now_ms) else ())
@@ -203,7 +203,7 @@ def _look(node: Any) -> list[int]:
     for hour in hours[-2:]:
         try:
             assert len(store.read_file(hour, ".idx", 0, 320)) <= 320
-        except OSError as error:  # a far hour has to be written out first; HTTP answers 503 meanwhile
+        except OSError as error:  # buffered messages of the hour have to be written first
             if not is_disk_full(error):
                 raise
         node._damaged(hour, store.count(hour) - 1, "nothing")

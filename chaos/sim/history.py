@@ -1,4 +1,4 @@
-"""What clients saw: every request, answer and hand-out with its true time; and what the nemesis did.
+"""What clients of a simulated run saw: requests, answers and hand-outs with their true times; and the faults meanwhile.
 
 The checks (chaos/sim/promises.py) read nothing else for what is promised to users. Times are true seconds since the
 start unless a name says `_ms`, which is cluster time as a node told it.
@@ -15,7 +15,7 @@ _NUMBER = struct.Struct("<I")
 
 
 class Violation(AssertionError):
-    """A promise was broken. `ids` are the messages concerned, `who` the node."""
+    """A broken promise. ids: messages concerned; who: name of the node."""
 
     def __init__(self, invariant: str, text: str, ids: frozenset[int] = frozenset(), who: str = "") -> None:
         super().__init__(f"{invariant}: {text}")
@@ -34,7 +34,7 @@ class Message:
     when_ms: int
     padding: int
     invoked: float
-    #: Time and content of the first confirmation.
+    #: First answer that confirmed the publish: its time, and the id and due time in it.
     stored: float | None = None
     id: int | None = None
     deliver_at_ms: int | None = None
@@ -68,14 +68,11 @@ def number_of(body: bytes) -> int | None:
 
 @dataclass(slots=True, eq=False)
 class HandOut:
-    """One hand-out of a message to a consumer."""
-
     id: int
     attempt: int
     term: int
     seq: int
     position: int
-    #: Token of the lease.
     lease: str
     node: str
     consumer: str
@@ -113,9 +110,9 @@ class Order:
     kind: str
     topic: str
     invoked: float
-    #: Bits of ledger/topics.py (purges).
+    #: States that a purge names, as bits of ledger/topicchanges.py.
     states: int = 0
-    #: Ids to redrive; None for all dead letters (redrives).
+    #: Ids that a redrive names; None: all dead letters.
     ids: frozenset[int] | None = None
     answered: float | None = None
 
@@ -125,7 +122,7 @@ class Order:
         return self.topic == message.topic and named and (self.answered is None or message.invoked < self.answered)
 
     def between(self, start: float, end: float) -> bool:
-        """Whether the request may have taken effect, or begun to, in that interval."""
+        """Whether the request may have taken effect between these times."""
         return self.invoked < end and (self.answered is None or self.answered > start)
 
 
@@ -133,41 +130,41 @@ class Order:
 class History:
     messages: list[Message] = field(default_factory=list)
     hand_outs: list[HandOut] = field(default_factory=list)
-    #: Receives that ended by a hang-up before anything was granted to them: (consumer, request_id).
+    #: Receives as (consumer, request_id) whose consumer hung up before messages were granted to them.
     hung_up: set[tuple[str, bytes]] = field(default_factory=set)
-    #: Receipts that contradict an earlier receipt for the same key: (number, first id, other id).
+    #: Contradictory receipts: one idempotency key got two ids: (message number, first id, other id).
     second_ids: list[tuple[int, int, int]] = field(default_factory=list)
-    #: Client keys with a message that may have been cancelled or replaced: (topic, key).
+    #: (topic, client key) of messages that may have been cancelled or replaced.
     replaced_keys: set[tuple[str, bytes]] = field(default_factory=set)
-    #: Client keys in reschedule requests: the request may have affected any message with the key.
+    #: (topic, client key) in reschedule requests, which may have affected any message with the key.
     moved_keys: set[tuple[str, bytes | None]] = field(default_factory=set)
-    #: Requests of the limited topic's administrator; and times at which the topic's limits were confirmed.
+    #: Purges and redrives of the administrator; time at which the limit of the administrator's topic was confirmed.
     orders: list[Order] = field(default_factory=list)
     limited: float | None = None
-    #: True after hours have passed: the cluster has forgotten messages that ended.
+    #: True after a suspension for hours: the cluster may have forgotten messages that ended.
     slept: bool = False
-    #: True if the limited topic was slowed down at some time.
+    #: True once the administrator slowed its topic down.
     slowed: bool = False
     notes: deque[tuple[float, str, str, frozenset[int]]] = field(default_factory=lambda: deque(maxlen=20_000))
-    #: Number of faults by kind, and of answers by kind of request.
+    #: Event counts by name, such as faults, answers and checked cases.
     counts: dict[str, int] = field(default_factory=dict)
 
     def count(self, what: str, n: int = 1) -> None:
         self.counts[what] = self.counts.get(what, 0) + n
 
     def decide(self, promise: str, broken: bool, text: str, *ids: int | None, who: str = "") -> None:
-        """Count a case that decides on `promise`. Violation: the promise is broken. ids: messages."""
+        """Count a case in which a promise was checked. Raises Violation if it is broken. ids: messages concerned."""
         self.count(f"checked {promise}")
         if broken:
             raise Violation(promise, text, frozenset(i for i in ids if i is not None), who)
 
     def message_of(self, body: bytes) -> Message | None:
-        """Message published with this body, according to the number in the body."""
+        """Message with this body, found by the number in the body; None for a damaged body."""
         number = number_of(body)
         return self.messages[number] if number is not None and number < len(self.messages) else None
 
     def meant(self, kind: str, message: Message, message_id: int) -> list[Order]:
-        """Purges or redrives that may have affected this message."""
+        """Orders of this kind ("purge" or "redrive") that may have affected the message."""
         return [order for order in self.orders if order.kind == kind and order.may_mean(message, message_id)]
 
     def moved(self, message: Message) -> bool:

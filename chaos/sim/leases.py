@@ -1,4 +1,4 @@
-"""Promises about leases: who holds a message, and for how long (chaos/sim/promises.py has the others)."""
+"""Checks of leases: which consumer has a message, and for how long (others: chaos/sim/promises.py)."""
 
 from collections import defaultdict
 from itertools import pairwise
@@ -49,8 +49,8 @@ def _by_id(hand_outs: list[HandOut]) -> dict[int, list[HandOut]]:
 
 
 def _beyond(one: HandOut, two: HandOut, message: Message, cluster: SimCluster, excused: set[int]) -> None:
-    """Whether `one` was the last attempt that the topic's limits allow. (In interval mode a hand-out that was not
-    recorded in time may count twice.) excused: attempts given back without counting, if the nack arrived."""
+    """Check that no attempt follows the last one that the topic's limit allows, in commit mode: in interval mode, an
+    unrecorded hand-out may count twice. excused: attempts nacked without being counted, if the nack arrived."""
     limited, most = cluster.history.limited, cluster.workload.max_attempts
     if cluster.sync != "commit" or message.topic != cluster.workload.limited or limited is None:
         return
@@ -61,7 +61,7 @@ def _beyond(one: HandOut, two: HandOut, message: Message, cluster: SimCluster, e
 
 
 def _share_fate(hand_outs: list[HandOut]) -> None:
-    """A repeated receive gives one lease: copy the consumer's settlement of one answer to the other."""
+    """Copy the settlement of a hand-out to its repetitions: repeated receives get the same lease."""
     answers: dict[tuple[int, str, bytes], list[HandOut]] = defaultdict(list)
     for h in hand_outs:
         answers[h.attempt, h.consumer, h.request_id].append(h)
@@ -77,7 +77,7 @@ def _same_request(one: HandOut, two: HandOut) -> bool:
 
 
 def _repeated(one: HandOut, two: HandOut, cluster: SimCluster) -> None:
-    """Check of repeated hand-outs in interval mode."""
+    """Check, in interval mode, that a repeated attempt of a message is marked as redelivered."""
     if one.attempt == two.attempt and not _same_request(one, two):
         marked = one.term != two.term and (one if one.term > two.term else two).redelivered
         text = f"{one.id:x}: attempt {one.attempt} went to {one.consumer} and {two.consumer}, unmarked"
@@ -85,7 +85,7 @@ def _repeated(one: HandOut, two: HandOut, cluster: SimCluster) -> None:
 
 
 def _overlap(one: HandOut, two: HandOut, cluster: SimCluster) -> None:
-    """Check of overlapping leases in commit mode."""
+    """Check, in commit mode, that leases of one message do not overlap."""
     decide, what = cluster.history.decide, f"{one.id:x}: attempt {two.attempt} to {two.consumer}"
     again = two.attempt < one.attempt or (two.attempt == one.attempt and not _same_request(one, two))
     text = f"{what} after attempt {one.attempt} to {one.consumer}"
@@ -93,7 +93,7 @@ def _overlap(one: HandOut, two: HandOut, cluster: SimCluster) -> None:
     if two.attempt != one.attempt + 1 or (one.nack_invoked is not None and one.nack_invoked < two.answered):
         return
     extended_ms = cluster.extended.get((one.term, one.seq, one.position))
-    # Both times are cluster time, which never runs backwards, so the comparison is exact.
+    # The lease's end and the next grant are in cluster time, which never runs backwards: the comparison is exact.
     early_ms = (one.until_ms if extended_ms is None else extended_ms) - two.now_ms
     text = f"{what} {early_ms} ms before {one.consumer}'s lease ends"
     decide("I6 double lease, overlap", early_ms > 0, text, one.id)
@@ -105,8 +105,8 @@ def _overlap(one: HandOut, two: HandOut, cluster: SimCluster) -> None:
 
 
 def calls_apart(cluster: SimCluster) -> None:
-    """Webhooks: in commit mode the receiver gets one call about a message at a time, and no call before the time of its
-    Retry-After, unless the message was rescheduled or became a dead letter."""
+    """Webhooks: in commit mode, the receiver gets one call at a time about a message. After an answer with Retry-After,
+    no call comes earlier, unless the message was rescheduled or became a dead letter."""
     history = cluster.history
     for some in _by_id([h for h in history.hand_outs if h.consumer == CONSUMER]).values():
         for one, two in pairwise(some):
@@ -119,7 +119,7 @@ def calls_apart(cluster: SimCluster) -> None:
             if one.attempt >= cluster.workload.max_attempts:
                 continue  # the message became a dead letter and was redriven
             if cluster.sync == "interval" and two.leading > one.leading:
-                continue  # the first leader ended before it recorded the call: no other node knows of the Retry-After
+                continue  # the old leader may have ended before it recorded the Retry-After
             passed_ms = (two.answered - one.ended) * 1000
             short_ms = one.retry_after_ms - passed_ms * (1 + RATE) - ahead_ms(cluster, one.answered, two.answered)
             text = f"{one.id:x}: called {short_ms:.1f} ms before the time of its Retry-After"

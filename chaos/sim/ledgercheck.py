@@ -22,7 +22,7 @@ def check(ledger: Ledger) -> None:
     _check_grants(ledger)
     hours = {hour: ledger.store.entries(hour, slice(0, ledger.store.count(hour))) for hour in ledger.store.hours()}
     alive = {hour: rows for hour, rows in hours.items() if hour < DEAD_HOURS}
-    #: By topic: open entries, their bytes, and how many of them no topic owes any more.
+    #: Per topic: number of open entries, their bytes, and number of open entries that were purged.
     counted = np.zeros((3, len(ledger.topics.all)), np.int64)
     for hour, rows in alive.items():
         _check_hour(ledger, hour, rows, counted)
@@ -100,7 +100,7 @@ def _check_seconds(ledger: Ledger, hour: int, open_rows: np.ndarray) -> None:
 
 
 def _check_dead(ledger: Ledger, hours: dict[int, np.ndarray]) -> None:
-    """Every dead letter has one row, one index entry and one count, and no other entry has any."""
+    """Check that each dead letter has one row, one index entry and one count, and that no other entry has any."""
     letters = {}
     for hour, rows in hours.items():
         hour_state = ledger.hours.get(hour)
@@ -122,7 +122,7 @@ def _check_dead(ledger: Ledger, hours: dict[int, np.ndarray]) -> None:
 
 
 def _check_ttl(ledger: Ledger, hours: dict[int, np.ndarray]) -> None:
-    """Every open entry with a TTL has a time at which TTL_EXPIRE looks at it: the end of its TTL or of its lease."""
+    """Check that TTL_EXPIRE will look at each open entry with a TTL when its TTL or its lease ends."""
     filed = [ttl.KEY.unpack(key) for key, _ in ledger.tables.range(ttl.TTL, b"", None, 1 << 30)]
     looked_at = {first_id: at_ms for at_ms, first_id in sorted(filed, reverse=True)}
     for hour, rows in hours.items():

@@ -1,4 +1,4 @@
-"""I13 and other promises of Raft, checked on the wire and on every running process.
+"""Checks of I13 and other promises of Raft, on messages between nodes and on every running process.
 
 Used by the whole cluster (chaos/sim/cluster.py), by Raft alone (chaos/sim/raftsim.py) and by the small clusters of
 tests/raft. What left a node counts, not what the node says of itself: a vote that was sent has to be on its disk after
@@ -14,25 +14,25 @@ from hadelay.raft import messages
 from hadelay.raft.journal import Journal
 from hadelay.raft.node import RaftNode
 
-#: Tolerance of timers: quartz clocks drift by 50 ppm, so a timer may fire this much early.
+#: Tolerance of timers, in seconds: quartz clocks drift by 50 ppm, so a timer may fire this much early.
 _TOLERANCE_S = 1e-3
 _NEVER = float("-inf")
 
 
 class Decide(Protocol):
-    """Count a case that decides on `promise`; note a violation by node `who` when the promise is broken."""
+    """Function that counts a checked case of a promise, and notes a violation by node `who` if it is broken."""
 
     def __call__(self, promise: str, broken: bool, text: str, *, who: str) -> None: ...
 
 
 @dataclass
 class _Heard:
-    """Leaders' messages that one process received."""
+    """Newest messages that a process received from leaders."""
 
     leader: str = ""
     term: int = 0
     at: float = _NEVER
-    #: Term in which the leader told this process to take over.
+    #: Raft term in which the leader told this process to start an election.
     called: int = 0
 
 
@@ -45,7 +45,7 @@ class LogSafety:
         net.observer = self
         #: Term → name of the term's leader.
         self.leaders: dict[int, str] = {}
-        #: Hooks for the next frame of a kind that a node sends: (node, kind) → function, called once.
+        #: (node, kind of frame) → function that is called once, when the node next sends such a frame.
         self.at_send: dict[tuple[str, int], Callable[[], None]] = {}
         self._heard: dict[SimNetwork, _Heard] = {}
         self._commit: dict[RaftNode, int] = {}
@@ -80,8 +80,8 @@ class LogSafety:
             heard.at = _NEVER
 
     def _campaign(self, process: SimNetwork, kind: int, term: int) -> None:
-        """No node requests votes soon after a heartbeat of a leader, unless the leader handed over or closed the
-        link."""
+        """Check that no node requests votes soon after a leader's heartbeat, unless that leader handed over or closed
+        the connection."""
         heard = self._heard.get(process, _Heard())
         called = kind == messages.VOTE and term == heard.called
         silent_s = self.world.now - heard.at
@@ -97,7 +97,7 @@ class LogSafety:
         self._promised[name] = max(before, (term, candidate))
 
     def reopened(self, name: str, journal: Journal) -> None:
-        """The node's journal was read from disk: it has to contain the votes that the node sent."""
+        """Check, after a node read its journal from disk, that the journal has the votes that the node sent."""
         if name in self._promised:
             term, candidate = self._promised[name]
             broken = journal.term < term or (journal.term == term and journal.voted_for != candidate)
@@ -105,12 +105,12 @@ class LogSafety:
             self.decide("I13 log safety, vote on disk", broken, text, who=name)
 
     def wiped(self, name: str) -> None:
-        """The node's disk was replaced by an empty disk."""
+        """Note that the node's disk was replaced by an empty disk."""
         self._promised.pop(name, None)
         self._wiped.add(name)
 
     def look(self, nodes: Mapping[str, RaftNode]) -> None:
-        """At one instant. nodes: those that are up and may have done something since the last look."""
+        """Check Raft's promises at one instant. nodes: running nodes that may have changed since the last call."""
         for name, raft in nodes.items():
             if raft.is_leader:
                 first = self.leaders.setdefault(raft.term, name)

@@ -24,28 +24,28 @@ from hadelay.raft.node import RaftNode
 from hadelay.server.node import Node
 from hadelay.server.service.node import NodeService
 
-#: Seconds between two checks of the log's safety.
+#: Seconds between two checks of Raft's log on all running nodes.
 WATCH_S = 0.01
-#: Limit of a sync's duration, failed syncs included, on a slow disk, in seconds.
+#: Limit, in seconds, of the duration of a sync on a slow disk, failed syncs included.
 FAILED_S = 4.0
 
 
 @dataclass(eq=False)
 class Machine:
-    """Parts of a machine that outlive its processes: the disk, and clocks with their faults."""
+    """A machine: its disk and clocks, which outlive its processes, and the faults of its clocks."""
 
     name: str
     disk: SimDisk
     drift: float
     wall_offset_ms: int
-    #: Error that the nemesis added to the wall clock.
+    #: Error, in ms, that a fault has added to the wall clock.
     stepped_ms: int = 0
     process: Process | None = None
     founded: bool = False
     #: Other nodes named in the machine's configuration file.
     others: tuple[str, ...] = ()
-    #: Newest entry that the node's journal ever reported as synced; and newest committed entry that was reported as
-    #: synced when the last process ended: the next process has to start with this entry.
+    #: Newest entry that the node's journal ever reported as synced; and newest committed entry that was synced when the
+    #: last process ended, which the next process must still have.
     had: int = 0
     held: int = 0
 
@@ -59,13 +59,13 @@ class Process:
     network: SimNetwork
     #: Event loop of the process, on virtual time.
     loop: SimLoop
-    #: Set after the start: Raft, and the node unless only Raft is simulated.
+    #: Raft node, and node of the process; None until started. If only Raft is simulated, `node` stays None.
     raft: RaftNode | None = None
     node: Node | None = None
     calls: list[Call] = field(default_factory=list)
     #: Receives that this process relays to the leader.
     relays: set[Call] = field(default_factory=set)
-    #: Number of failed syncs of the disk when the process began; time of the first failed sync of this process.
+    #: Number of failed syncs of the disk before the process began; and time of this process's first failed sync.
     failed_before: int = 0
     failed_at: float | None = None
     #: HTTP-level service of the node, set with the node.
@@ -73,8 +73,8 @@ class Process:
 
 
 class Machines:
-    """Base of SimCluster and of RaftSim, which boot their nodes. `kill`, `power_cut`, `wipe` and the like are the
-    nemesis's tools.
+    """Base of SimCluster and RaftSim, which start their own kinds of nodes. Faults use `kill`, `power_cut`, `wipe` and
+    similar methods.
 
     brief: brief syncs run on the loop. restart: a process that ended by itself is started again. only: see Parts."""
 
@@ -82,7 +82,7 @@ class Machines:
         self, world: SimWorld, names: tuple[str, ...], profile: NetworkProfile | None = None, *, brief: bool = False,
         restart: bool = True, only: frozenset[str] | None = None, quiet_s: float,
     ) -> None:  # fmt: skip
-        """quiet_s: see LogSafety."""
+        """quiet_s: time after a heartbeat in which a follower must not request votes."""
         self.world, self.seed, self.names, self.brief, self.restart = world, world.seed, names, brief, restart
         world.on_crash = self._crashed_at_io
         self.history, self.net, self.parts = History(), SimNet(world, profile), Parts(only)
@@ -91,15 +91,14 @@ class Machines:
         self.machines: dict[str, Machine] = {name: self._machine(name) for name in names}
         #: Machines whose nodes are no members any more.
         self.retired: dict[str, Machine] = {}
-        #: Durable Raft term of each node.
+        #: Node → its newest durable Raft term.
         self.terms: dict[str, int] = {}
         #: Nodes that know a Raft term and vote.
         self.admitted: set[str] = set()
         #: Nodes with flipped bits in their files: such a node may find the damage, and start again with an empty disk.
         self.rotten: set[str] = set()
-        #: Share of the answers to clients that is lost.
         self.lost_answers = 0.0
-        #: Member change that is under way.
+        #: Member change that is under way, such as "add m1"; "": none.
         self.changing = ""
         self.healed_at = float("inf")
         world.after(WATCH_S, self._watch)
@@ -117,14 +116,14 @@ class Machines:
         self.violations.append(violation)
 
     def decide(self, promise: str, broken: bool, text: str, *ids: int, who: str = "") -> None:
-        """Count a case that decides on `promise`, and note a violation when the promise is broken."""
+        """Count a case in which a promise was checked, and note a violation if it was broken."""
         try:
             self.history.decide(promise, broken, text, *ids, who=who)
         except Violation as violation:
             self.violate(violation)
 
     def raise_first(self) -> None:
-        """Violation: the first promise that was broken so far."""
+        """Raise the first Violation so far, if any."""
         for violation in self.violations:
             raise violation
 
@@ -150,11 +149,11 @@ class Machines:
         runtime.call_soon(self._boot, process)
 
     def _boot(self, process: Process) -> None:
-        """Event that starts the node of a process."""
+        """Start the node of a process."""
         raise NotImplementedError
 
     def transfer(self, asked: Process, to: str | None) -> None:
-        """Ask this process to have leadership handed over to `to`; None: to any other node."""
+        """Ask this process for a transfer of leadership to node `to`; None: to any other node."""
         raise NotImplementedError
 
     def _fatal(self, process: Process, error: BaseException) -> None:
@@ -165,7 +164,7 @@ class Machines:
         text = f"{process.name} ended itself: {error!r}"
         self.decide("I17 fail-stop, own error", not rotten and not is_injected(error), text, who=process.name)
         if machine.process is process:
-            # Later, not inside the process's own call: the stack below still belongs to the process.
+            # End the process in a later event: the call stack still runs its code.
             process.runtime.crash()
             self.world.at(self.world.now, self._end, machine, process)
             if rotten:
@@ -188,7 +187,7 @@ class Machines:
             self.world.after(self.world.random.uniform(0.05, 2.0), self.start, name)
 
     def _ending(self, machine: Machine, process: Process) -> None:
-        """A process is about to end."""
+        """Called before a process ends."""
 
     def _end(self, machine: Machine, process: Process) -> None:
         self._ending(machine, process)
@@ -205,7 +204,7 @@ class Machines:
             machine.disk.kill()
 
     def kill(self, name: str) -> None:
-        """kill -9."""
+        """End the process at once, as SIGKILL does."""
         machine = self.machines[name]
         if machine.process is not None:
             self._end(machine, machine.process)
@@ -226,7 +225,6 @@ class Machines:
             self.kill(name)
 
     def wipe(self, name: str) -> None:
-        """Replace the machine's disk by an empty disk."""
         self.kill(name)
         self._blank(self.machines[name])
 
@@ -235,7 +233,7 @@ class Machines:
         self._forget(machine)
 
     def _forget(self, machine: Machine) -> None:
-        """Forget the promises of the machine's node, which starts again with an empty disk."""
+        """Forget what the machine's node promised: it starts again with an empty disk."""
         machine.held = 0
         self.terms.pop(machine.name, None)
         self.admitted.discard(machine.name)
@@ -249,11 +247,10 @@ class Machines:
         machine.stepped_ms = stepped_ms
 
     def leading(self) -> RaftNode | None:
-        """The leader of the newest term, as Raft sees it."""
+        """The Raft node that leads the newest term."""
         return max((raft for raft in self.rafts() if raft.is_leader), key=lambda raft: raft.term, default=None)
 
     def rafts(self) -> list[RaftNode]:
-        """Raft nodes of the processes that have started."""
         return [m.process.raft for m in self.machines.values() if m.process is not None and m.process.raft is not None]
 
     def process(self, name: str | None) -> Process | None:
@@ -266,7 +263,7 @@ class Machines:
         return rng.choice(running) if running else None
 
     def _watch(self) -> None:
-        """I13, log safety, on everything that is up."""
+        """In a loop: check I13 (safety of Raft's log), syncs and terms on all running processes."""
         self.world.after(WATCH_S, self._watch)
         stirred: dict[str, RaftNode] = {}
         for name, machine in self.machines.items():
@@ -281,7 +278,7 @@ class Machines:
         self.safety.look(stirred)
 
     def _watch_process(self, process: Process, raft: RaftNode) -> None:
-        """Check a process with events since the last check."""
+        """Called for each process that did something since the last check."""
 
     def _watch_syncs(self, machine: Machine, process: Process) -> None:
         """I17: a node whose sync failed has to end, because it cannot know what its disk holds."""
@@ -295,7 +292,7 @@ class Machines:
             self.violate(Violation("I17 fail-stop, failed sync", text, who=machine.name))
 
     def _watch_votes(self, name: str, journal: Journal) -> None:
-        """Check that the durable term of a node never goes back. A term that is not durable has not left the node."""
+        """Check that a node's durable Raft term never goes back. Other terms have not left the node."""
         if not journal.all_synced:
             return
         if journal.term:

@@ -39,29 +39,29 @@ FAMILIES = {
     "rot": 0.3,
     "backup": 0.04,
 }
-#: Families that need two nodes: a single node that starts has no other to ask for the time.
+#: Fault families that need two nodes: a single node that starts has no other to ask for the time.
 _NOT_ALONE = {"reset", "partition", "one_way", "slow_link", "transfer", "wipe", "clock_step", "rot"}
 _LATER = {"members", "power_at_send", "rot", "backup"}
-#: Frames that promise that data are on the sender's disk.
+#: Kinds of frames in which the sender promises that data are on its disk.
 _PROMISES = {"vote": messages.VOTE_REPLY, "answer": messages.APPEND_REPLY, "snapshot": messages.SNAPSHOT_DONE}
-#: Timeout of a member change: longer than a node repeats a change that cannot be made yet.
+#: Timeout of a member change, in seconds: longer than a node retries a change that cannot be made yet.
 _CHANGE_TIMEOUT_S = 8.0
-#: Range of the pause between two requests for a change, in seconds.
+#: Range of the pause between two requests for a member change, in seconds.
 _ASK_AGAIN_S = (0.1, 0.6)
-#: Limit of members.
+#: Maximum number of members of a simulated cluster.
 _MOST_MEMBERS = 5
 
 
 class Nemesis:
-    """Nemesis: strikes until `until`, then heals all faults. At most a minority of clocks is wrong at a time, and at
-    most one disk is ever lost: no promise covers more."""
+    """Source of faults: injects faults until time `until`, then heals all. At most a minority of clocks is wrong at a
+    time, and at most one disk is ever lost: no promise covers more."""
 
     def __init__(
         self, cluster: Machines, until: float, families: dict[str, float] | None = None, *, pace_s: float = 1.0,
         down: int = 1,
     ) -> None:  # fmt: skip
-        """families: probability of each family; None: FAMILIES. pace_s: mean seconds between two strikes. down: number
-        of nodes that a strike at processes may hit."""
+        """families: probability of each fault family; None: FAMILIES. pace_s: mean seconds between two faults. down:
+        limit of nodes that one fault may stop."""
         self.cluster, self.world, self.until = cluster, cluster.world, until
         self.random = random.Random(f"{cluster.seed} nemesis")
         chances = FAMILIES if families is None else families
@@ -71,22 +71,22 @@ class Nemesis:
             if self._drawn(name) < chance and (len(cluster.names) > 1 or name not in _NOT_ALONE)
         ]
         names = [name for name, _ in self.faults]
-        # One of two clocks is no minority.
+        # With wrong clocks, keep three members: one of two clocks is not a minority.
         least = 3 if "clock_step" in names else 1
         self.operator = Operator(cluster, least) if "members" in names and isinstance(cluster, SimCluster) else None
         self.backups = Backups(cluster) if "backup" in names and isinstance(cluster, SimCluster) else None
         self.pace_s, self.down = pace_s, down
         self.strikes = 0
-        #: Kinds of faults that struck.
+        #: Fault families that were used so far.
         self.struck: set[str] = set()
         self.wiped = False
-        #: Node with flipped bits, and functions that flip the bits back.
+        #: Name of the node with flipped bits, and functions that flip the bits back.
         self.rotting = ""
         self._unrot: list[Callable[[], None]] = []
         self.liar = ""
 
     def _drawn(self, name: str) -> float:
-        """Newer fault families draw from a random stream of their own, so that existing seeds keep their runs."""
+        """Draw for a fault family. Newer families have their own random streams, so that old seeds keep their runs."""
         rng = random.Random(f"{self.cluster.seed} {name}") if name in _LATER else self.random
         return rng.random()
 
@@ -112,7 +112,6 @@ class Nemesis:
         if self.faults:
             part = f"f{self.strikes}"
             self.strikes += 1
-            # Each strike draws from a random stream of its own.
             self.random = random.Random(f"{self.cluster.seed} {part}")
             name, fault = self.random.choice(self.faults)
             alone = len(self.cluster.names) == 1 and name in _NOT_ALONE
@@ -129,7 +128,7 @@ class Nemesis:
         self.cluster.net.profile.hiccup = 0.0
         self.cluster.lost_answers = 0.0
         self.cluster.safety.at_send.clear()
-        for undo in reversed(self._unrot):  # checks at the end read every file
+        for undo in reversed(self._unrot):  # final checks read every file
             undo()
         for name, machine in self.cluster.machines.items():
             self._mend_disk(name)
@@ -142,14 +141,14 @@ class Nemesis:
         self.cluster.healed_at = max([self.world.now, *syncing_until])
 
     def _node(self) -> str:
-        """A node to strike: the leader in half of the cases."""
+        """Name of a node to hit with a fault: the leader in half of the cases."""
         leader = self.cluster.leading()
         if leader is not None and self.random.random() < 0.5:
             return leader.name
         return self.random.choice(self.cluster.names)
 
     def _nodes(self) -> list[str]:
-        """One node, or the largest number of nodes that may be down together."""
+        """Names of the nodes to hit: one node, or more, up to the number that may be down together."""
         names = [self._node()]
         others = [name for name in self.cluster.names if name not in names]
         return names + self.random.sample(others, min(self.random.randrange(self.down), len(others)))
@@ -238,7 +237,7 @@ class Nemesis:
             machine.disk.crash_in = steps
 
     def power_at_send(self) -> None:
-        """Cut the power of a node just after it sent a promise about its disk."""
+        """Cut the power of a node just after it sends a frame that promises that data are on its disk."""
         name = self._node()
         what, kind = self.random.choice(sorted(_PROMISES.items()))
         self.note(f"the power of {name} will be cut when it sends its next {what}")
@@ -260,8 +259,8 @@ class Nemesis:
             self.cluster.transfer(asked, to)
 
     def clock_step(self) -> None:
-        """Set one wall clock wrong, by up to hours. All strikes hit the same node: other nodes use its clock for ten
-        seconds, and two wrong clocks are more than the promises cover."""
+        """Set one wall clock wrong, by up to hours; always that of the same node: other nodes use a clock's time for
+        ten seconds, and promises do not cover two wrong clocks."""
         self.liar = name = self.liar or self._node()
         if name not in self.cluster.machines:
             return  # the node was removed from the cluster
@@ -271,7 +270,7 @@ class Nemesis:
         self.cluster.step_clock(name, ms)
 
     def _spoil(self, name: str, what: str, low: float, **state: float) -> None:
-        """Set these attributes of a node's disk for `low` to 3 seconds."""
+        """Set attributes of a node's disk, for a random time from `low` to 3 seconds."""
         self.note(what)
         for attribute, value in state.items():
             setattr(self.cluster.machines[name].disk, attribute, value)
@@ -296,8 +295,8 @@ class Nemesis:
         machine.disk.sync_delay_s, machine.disk.fail_syncs, machine.disk.capacity = 0.0004, 0, 1 << 30
 
     def _can_spare_a_disk(self) -> bool:
-        """Whether one disk may be lost: promises cover one lost disk, and a removal under way may leave two of three
-        nodes."""
+        """Whether the cluster survives the loss of a disk: all other nodes must be admitted, and, if members change,
+        enough voters must be left."""
         cluster = self.cluster
         if self.operator is None or not self.operator.begun:
             return cluster.admitted == set(cluster.names)
@@ -306,16 +305,16 @@ class Nemesis:
         return voters <= cluster.admitted and len(voters) >= (4 if "remove" in cluster.changing else 3)
 
     def wipe(self) -> None:
-        """Empty a disk, once per run, and only if every other disk is whole and admitted: a founder without any term
-        cannot prove that it lost nothing, and two of three nodes that do not vote would wait for each other."""
+        """Empty a disk, once per run, and only if every other disk is whole and admitted. Otherwise two of three nodes
+        might not vote, and wait for each other: a founder without a Raft term cannot prove that it lost nothing."""
         if self.wiped or self.rotting or not self._can_spare_a_disk():
             return
         self.wiped = True
         self._take_down("an empty disk for", self.cluster.wipe, [self._node()], 2.0)
 
     def rot(self) -> None:
-        """Flip bits in files of one node, always the same node, which may lose its disk by that: hour files, and
-        segments of the journal but the last one."""
+        """Flip bits in hour files and full journal segments of one node, always the same, which may lose its disk by
+        that."""
         if self.wiped or self.operator is not None or (not self.rotting and not self._can_spare_a_disk()):
             return
         name = self.rotting or self._node()
@@ -336,7 +335,7 @@ class Nemesis:
         self.cluster.rotten.add(name)
         for _ in range(self.random.choice((1, 10, 40, 200))):
             path = self.random.choice(sorted(sizes))
-            offset = int(sizes[path] * self.random.random() ** 0.3)  # the newest entries are read most
+            offset = int(sizes[path] * self.random.random() ** 0.3)  # prefer new entries, which are read most
             self.note(f"{path} of {name} rots at {offset}")
             self.cluster.history.count("bits rotted")
             self._unrot.append(disk.flip_bit(path, offset, self.random.randrange(8)))
@@ -349,7 +348,7 @@ class Operator(Client):
     def __init__(self, cluster: SimCluster, least: int) -> None:
         super().__init__(cluster, "operator")
         self.least = least
-        #: Number of changes begun so far.
+        #: Number of member changes begun so far.
         self.begun = 0
         self._made = 0
 

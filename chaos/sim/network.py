@@ -20,7 +20,7 @@ from hadelay.platform.network import MAX_FRAME, Buffer, Receiver
 if TYPE_CHECKING:
     from chaos.sim.logsafety import LogSafety
 
-#: Size of a socket's buffer: an urgent frame cannot overtake the bytes in it.
+#: Size of a socket's buffer, in bytes: an urgent frame cannot overtake the bytes in it.
 _SOCKET_BUFFER = 64 << 10
 
 
@@ -29,11 +29,11 @@ class NetworkProfile:
     """Delays and losses of the links; the nemesis changes them during the run."""
 
     delay_s: tuple[float, float] = (0.0001, 0.002)
-    #: Share of frames with an extra delay of up to `hiccup_s`.
+    #: Share of frames with an extra delay, and longest extra delay in seconds.
     hiccup: float = 0.002
     hiccup_s: float = 0.3
     bytes_per_s: float = 100e6
-    #: Time without an answer after which an end closes a silent connection.
+    #: Range of the time, in seconds, after which an end closes a silent connection.
     timeout_s: tuple[float, float] = (2.0, 8.0)
     retry_s: tuple[float, float] = (0.05, 0.4)
     #: Limit of the bytes in flight in one direction; `send` refuses more.
@@ -41,8 +41,8 @@ class NetworkProfile:
 
 
 class _Connection:
-    """One connection from its dial to the loss of both ends. `queued[a]` is a heap of what a sent and b has not
-    received."""
+    """A connection between two processes, until both ends have lost it. `queued[a]`: heap of frames that a sent and b
+    has not received."""
 
     __slots__ = ("arrival", "flying", "queued")
 
@@ -59,7 +59,6 @@ class SimNetwork:
     net: SimNet
     name: str
     runtime: SimRuntime
-    #: Set by `start`.
     receiver: Receiver = field(init=False)
     links: dict[str, _Connection] = field(default_factory=dict)
     #: Peers that this process connects to; None: all.
@@ -84,7 +83,6 @@ class SimNetwork:
         return True
 
     def frame(self, peer: str, data: bytes) -> None:
-        """A frame arrived: hand it to the receiver."""
         self.receiver.frame(peer, data)
         if self.net.observer is not None:
             self.net.observer.received(self, peer, data)
@@ -139,7 +137,7 @@ class SimNet:
                 self._dial_later(node.name, peer)
 
     def leave(self, node: SimNetwork) -> None:
-        """The process ended or closed its sockets: its peers see connection resets."""
+        """Close the connections of a process that ended: its peers see connection resets."""
         if self.nodes.get(node.name) is node:
             del self.nodes[node.name]
             for peer in sorted(node.links):
@@ -195,7 +193,7 @@ class SimNet:
         self.world.at(self.world.now, node.link_down, peer, reset, owner=node.runtime)
 
     def drop(self, a: str, b: str) -> None:
-        """a closes its connection to b (both dial again)."""
+        """Close the connection from a's end; both processes dial again."""
         node = self.nodes.get(a)
         connection = node.links.pop(b, None) if node is not None else None
         if node is None or connection is None:
@@ -213,7 +211,7 @@ class SimNet:
                 self._dial_later(one, two)
 
     def _lose_end(self, connection: _Connection, gone: str, peer: str, *, reset: bool) -> None:
-        """The end `gone` has closed: the peer sees a reset, or, while the network is cut, only its own timeout."""
+        """Tell `peer` that the end `gone` has closed: by a reset, or, while the network is cut, by a timeout."""
         connection.queued[peer].clear()
         delay = self.world.random.uniform(*self.profile.delay_s)
         if (gone, peer) in self.cuts:
@@ -230,7 +228,7 @@ class SimNet:
             self._dial_later(name, peer)
 
     def cut(self, a: str, b: str) -> None:
-        """Cut the direction from a to b; both ends close the connection after a while."""
+        """Cut the network from a to b, in this direction only; both ends close the connection after a while."""
         if (a, b) in self.cuts:
             return
         self.cuts.add((a, b))
@@ -245,7 +243,7 @@ class SimNet:
             self._end_lost(connection, name, peer, False)
 
     def heal(self) -> None:
-        """End all cuts and slow links; delayed frames arrive now."""
+        """End all cuts and slow links; frames that they held back arrive now."""
         healed, self.cuts = sorted(self.cuts), set()
         self.slow.clear()
         for a, b in healed:

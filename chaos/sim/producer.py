@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class _Batch:
-    """Messages that are published together, and the random stream for their later requests."""
+    """Messages that are published in one request, and the random stream that decides about later requests for them."""
 
     messages: list[Message]
     random: random.Random
-    #: Messages published once more after their confirmation.
+    #: True: a repetition of the publish after its confirmation.
     again: bool = False
 
 
@@ -51,7 +51,7 @@ class Producer(Client):
         if self.cluster.parts.take(part):
             self._begin(batch)
         else:
-            for message in batch.messages:  # the copies keep their message numbers
+            for message in batch.messages:  # left out: nobody publishes them
                 message.refused = True
         self._next()
 
@@ -66,7 +66,7 @@ class Producer(Client):
         workload = self.cluster.workload
         relative = rng.random() < 0.7
         delay_ms = workload.delay_ms(rng)
-        # Base of absolute times in requests of this client: the true time of day.
+        # Absolute due times count from the true time of day.
         when_ms = delay_ms if relative else self.world.wall_ms() + delay_ms
         padding = rng.choice((0, 20, 20, 200, 3000))
         message = Message(
@@ -153,8 +153,7 @@ class Producer(Client):
             self.world.after(rng.uniform(0.0, 3.0), self._send, batch)
 
     def _change(self, message: Message, request: Request, what: str, then: Reply, rng: random.Random) -> None:
-        """Request a cancel or a reschedule; call then(result, error) unless the answer names the state of the
-        message."""
+        """Send a cancel or reschedule. Calls then(result, error) for a success, or if the outcome is unknown."""
 
         def replied(result: Any, error: HadelayError | None) -> None:
             said = result if isinstance(result, str) else "done" if error is None else error.extra.get("outcome", "")

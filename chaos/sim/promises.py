@@ -28,7 +28,7 @@ def lost(cluster: SimCluster) -> None:
     by_id: dict[int, list[Message]] = defaultdict(list)
     for message in history.messages:
         if message.id is not None:
-            by_id[message.id].append(message)  # a publish that another message suppressed has that message's id
+            by_id[message.id].append(message)  # a suppressed publish has the other message's id
     acked = {h.id for h in history.hand_outs if h.ack_invoked is not None}
     for message_id, messages in by_id.items():
         place, state = where(nodes[0], message_id)
@@ -81,7 +81,7 @@ def purged_means_never(cluster: SimCluster) -> None:
         for order in purges:
             if message.stored < order.invoked:
                 late = order.answered is not None and begun > order.answered
-                # A redrive of all dead letters may continue, at its rate, long after its answer.
+                # A redrive of all dead letters (no ids) may continue long after its answer.
                 redriven = any(r.between(order.invoked if r.ids else 0.0, h.answered) for r in redrives)
                 text = f"message {message.number} handed out after a purge"
                 history.decide("I3 phantom, purged", late and not redriven, text, message.id)
@@ -122,8 +122,8 @@ def two_ids(cluster: SimCluster) -> None:
 
 
 def converged(cluster: SimCluster, drained: bool, seconds: float) -> None:
-    """I15: within a bound after healing one node leads, every node has applied all entries, and no due message is left:
-    each was handed out and acked, or ended as its clients asked, and no dead letter is left."""
+    """I15: within a time limit after all faults are healed, one node leads, every node has applied all entries, and no
+    due message or dead letter is left: each was acked, or ended as clients asked."""
     nodes = cluster.nodes()
     leaders = [node.name for node in nodes if node.leading]
     applied = {node.name: (node.raft.applied_index, node.raft.last_index) for node in nodes}
@@ -133,7 +133,7 @@ def converged(cluster: SimCluster, drained: bool, seconds: float) -> None:
 
 
 def unsettled(cluster: SimCluster) -> list[Message]:
-    """Due messages that are not known to be settled."""
+    """Messages that are due, and that neither clients nor the leader know to be settled."""
     done = {h.id for h in cluster.history.hand_outs if h.acked is not None}
     now_ms = max((node.ledger.now_ms for node in cluster.nodes()), default=0)
     return [
@@ -148,8 +148,8 @@ def unsettled(cluster: SimCluster) -> list[Message]:
 
 
 def _settled(cluster: SimCluster, message_id: int, message: Message) -> bool:
-    """Whether the message ended without a confirmation: the answer was lost, or its TTL or a purge ended it. Also true
-    for a dead letter whose client key a pending message has: no redrive brings it back."""
+    """Whether the message ended without a confirmation to a client: the answer was lost, or its TTL or a purge ended
+    it. Also True for a dead letter that cannot be redriven, because a pending message has its client key."""
     leader = cluster.leader()
     if leader is None:
         return False
@@ -160,7 +160,7 @@ def _settled(cluster: SimCluster, message_id: int, message: Message) -> bool:
     return state not in (*WAITING, State.DEAD)
 
 
-#: Checks that read the history, and checks that read the healed replicas.
+#: Checks that read the clients' history, and checks that compare the nodes after all faults are healed.
 OUTSIDE = (
     as_published, two_ids, lost, cancelled_means_never, purged_means_never, fenced, resurrected, double_leases, early,
     clock_runs_true, calls_apart, in_time, debounced, nothing_forgotten, late,

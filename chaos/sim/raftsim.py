@@ -27,9 +27,9 @@ from hadelay.storage import snapshots
 from hadelay.storage.identity import Identity
 from hadelay.storage.snapshots import Manifest, SnapshotFile
 
-#: Simulated seconds under faults, and until everything has converged after them.
+#: Simulated seconds with faults, and limit of seconds until the nodes agree afterwards.
 FAULTS_S, CONVERGES_S = 20.0, 12.0
-#: Families of faults that need more than Raft.
+#: Fault families that a simulation of Raft alone does not have.
 _OF_NODES = {"clock_step", "stop", "full_disk", "lost_answers", "members", "rot", "backup"}
 #: Fault families, and the probability that a run has each family.
 FAULTS = {name: chance for name, chance in FAMILIES.items() if name not in _OF_NODES}
@@ -46,13 +46,13 @@ class RaftSim(Machines):
         )
         names = tuple(f"n{n + 1}" for n in range(size))
         super().__init__(world, names, quiet_s=self.config.election_min_ms / 1000)
-        #: First application of each index, by any node: (term, command).
+        #: Index of each applied entry → (term, command), from the first node that applied it.
         self.entries: dict[int, tuple[int, bytes]] = {}
         self.acked: set[int] = set()
         #: Commands that were refused definitely.
         self.refused: set[int] = set()
         self.number = 0
-        #: Whether the last entry is committed; None: the entry is not proposed yet.
+        #: Whether the run's last entry is committed; None: not proposed yet.
         self.final: bool | None = None
 
     def applied(self, name: str, index: int, term: int, command: bytes) -> None:
@@ -105,7 +105,6 @@ class RaftSim(Machines):
         self.check()
 
     def check(self) -> None:
-        """Check what has to hold at the end of a run."""
         decide, rafts = self.history.decide, self.rafts()
         state = {raft.name: (raft.applied_index, raft.last_index, raft.term, raft.leader) for raft in rafts}
         decide("I15 liveness", not self.converged(), str(state))
@@ -130,7 +129,7 @@ class RaftSim(Machines):
         return self.final_ok() and len({(raft.applied_index, raft.last_index) for raft in self.rafts()}) == 1
 
     def final_ok(self) -> bool:
-        """Whether a last entry is committed; proposes the entry when there is a leader, and again after a failure."""
+        """Whether the run's last entry is committed; proposes it when there is a leader, and again after a failure."""
         leader = self.leading()
         if self.final is None and leader is not None:
             self.final = False
@@ -176,7 +175,7 @@ class RaftSim(Machines):
                 self.read(*someone)
 
     def read(self, process: Process, raft: RaftNode) -> None:
-        """Linearizable read: the state contains every command that was acknowledged before the read."""
+        """Start a linearizable read, and check that it sees every command that was acknowledged before the read."""
         acked = frozenset(self.acked)
 
         def done(error: HadelayError | None) -> None:
@@ -197,7 +196,7 @@ def _remembered(raft: RaftNode) -> RaftMachine:
 
 
 def run_seed(seed: int, families: dict[str, float] | None = None) -> Report:
-    """families: probability of each fault family; None: FAULTS."""
+    """Run one seed. families: probability of each fault family; None: FAULTS."""
     rng = random.Random(seed)
     sim = RaftSim(seed, size=rng.choice((3, 5)))
     nemesis = Nemesis(sim, FAULTS_S, FAULTS if families is None else families, pace_s=rng.choice((0.2, 1.0, 2.0)))
@@ -207,7 +206,7 @@ def run_seed(seed: int, families: dict[str, float] | None = None) -> Report:
 
 
 class PlainMachine:
-    """State machine with constant members and permanent checkpoints, which ignores all notices of Raft."""
+    """Base of a state machine with constant members and permanent checkpoints; ignores all notices of Raft."""
 
     incarnations: dict[str, int]
 
@@ -230,7 +229,7 @@ class PlainMachine:
 
 
 class RaftMachine(PlainMachine):
-    """State machine that holds all applied numbers. A checkpoint is one file."""
+    """State machine whose state is the set of all applied numbers. A checkpoint is one file."""
 
     def __init__(self, sim: RaftSim, process: Process, disk: SimDisk) -> None:
         self.sim, self.process, self.disk, self.runtime = sim, process, disk, process.runtime

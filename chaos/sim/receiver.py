@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     from chaos.sim.cluster import SimCluster
     from chaos.sim.machines import Process
 
-#: Share of runs in which the limited topic has a webhook.
+#: Share of runs in which the administrator's topic has a webhook.
 HOOKED = 0.25
-#: Settings that the topic's administrator changes.
+#: Webhook settings that the topic's administrator sets in turns.
 SETTINGS: dict[str, Any] = {"url": "https://receiver.example/jobs", "timeout_ms": 800}
-#: Retry-After of the receiver: longer than the topic's backoff, and shorter than the rest of a lease after a call.
+#: Retry-After in answers, in ms: longer than the topic's backoff, shorter than the rest of a lease after a call.
 RETRY_AFTER_MS = 1_500
-#: Behaviours of the receiver while it is unreliable, and their weights.
+#: Behaviour while unreliable, and its weight: HTTP status, no answer (silence), or connection refused.
 _FATES = {"200": 0.3, "200 late": 0.2, "500": 0.1, "429": 0.2, "silence": 0.1, "refused": 0.1}
 
 
 class Receiver:
-    """Receiver of webhook calls. While `good`, in the drain, the receiver accepts every call at once."""
+    """Receiver of webhook calls. In the drain (`good`), it accepts every call at once."""
 
     def __init__(self, cluster: SimCluster) -> None:
         self.cluster, self.world, self.history = cluster, cluster.world, cluster.history
         self.random = random.Random(f"{cluster.seed} receiver")
         self.good = False
-        #: Calls, by lease: (term, seq, position).
+        #: Lease (term, seq, position) → call made with this lease.
         self._calls: dict[tuple[int, int, int], HandOut] = {}
 
     def fate(self, body: bytes) -> str:
@@ -49,7 +49,7 @@ class Receiver:
         return self.random.choices(list(_FATES), list(_FATES.values()))[0]
 
     def called(self, process: Process, request: CallRequest, job: CallJob) -> HandOut:
-        """Handle a request that arrived."""
+        """Record a webhook call that arrived."""
         node, headers = process.node, request.headers
         assert node is not None
         (term, seq, position, _, _), now = job.lease, self.world.now
@@ -79,14 +79,14 @@ class Receiver:
         self.history.note(self.world.now, CONSUMER, f"answers {status}", frozenset({call.id}))
 
     def settled(self, lease: tuple[int, int, int]) -> None:
-        """An ack of this lease is committed."""
+        """Note that an ack of this lease is committed."""
         call = self._calls.get(lease)
         if call is not None and call.acked is None:
             call.acked = self.world.now
 
 
 class Caller:
-    """Caller of one process; without effect once the process has ended. Its `call` is a webhooks.calls.Call."""
+    """HTTP caller of one process; without effect once the process ended. `call` is a webhooks.calls.Call."""
 
     def __init__(self, receiver: Receiver, process: Process) -> None:
         self.receiver, self.process, self.door = receiver, process, receiver.cluster.door
@@ -100,7 +100,7 @@ class Caller:
         call = receiver.called(self.process, request, job) if fate != "refused" else None
 
         def end(status: int, reason: str, retry_after_ms: int | None = None) -> None:
-            """End the call on the node."""
+            """End the call: pass the reply to the node."""
             nonlocal over
             if not over:
                 over = True
@@ -125,5 +125,4 @@ class Caller:
             self._travel(end, int(status), reason, RETRY_AFTER_MS if status == "429" else None)
 
     def _travel(self, end: Callable[..., None], *answer: object) -> None:
-        """Send the answer back to the node."""
         self.receiver.world.after(self.door.latency(), end, *answer, owner=self.process.runtime)

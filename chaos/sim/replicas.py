@@ -1,4 +1,4 @@
-"""Promises about the nodes once everything has converged: equal, consistent, and honest."""
+"""Checks of the nodes once all have applied the same entries: equal, consistent, and honest."""
 
 import zlib
 from typing import Any
@@ -18,17 +18,17 @@ from hadelay.storage.store import Storage
 
 
 def measured(node: Node) -> dict[str, Any]:
-    """Values of /metrics by the family's name without its prefix."""
+    """Name of each metric family without its prefix → its values, as in /metrics."""
     return {family.name.removeprefix("hadelay_"): values for family, values in whole(NodeMetrics(node).collect())}
 
 
 def honest(cluster: SimCluster) -> None:
-    """I18: counters in /metrics lie between the confirmed requests and all requests of clients."""
+    """I18: each counter in /metrics lies between the numbers of confirmed and of all requests of clients."""
     history = cluster.history
     stored = len({m.id for m in history.messages if m.id is not None})
     acked = len({h.id for h in history.hand_outs if h.acked is not None})
     asked = len({h.id for h in history.hand_outs if h.ack_invoked is not None})
-    # Replicas are equal by now: ask one of them for the state of every message.
+    # Ask only one node for the state of every message: all nodes are equal by now.
     ids = {m.id for m in history.messages if m.id is not None}
     waiting = sum(where(node, i)[1] in WAITING for node in cluster.nodes()[:1] for i in ids)
     for node in cluster.nodes():
@@ -49,7 +49,7 @@ def honest(cluster: SimCluster) -> None:
 
 
 def diverged(cluster: SimCluster) -> None:
-    """I12: at one applied index every node has byte-identical files, equal state, and the same chain of entries."""
+    """I12: at one applied index, all nodes have byte-identical files, equal state, and one checksum of all entries."""
     first, *others = cluster.nodes()
     want = fingerprint(first)
     for node in others:
@@ -98,8 +98,8 @@ def conserved(cluster: SimCluster) -> None:
 
 
 def nothing_forgotten(cluster: SimCluster) -> None:
-    """Check that the sweeper finds no owed message that the wheels do not know, and no broken link of a chain, except
-    on a node with flipped bits."""
+    """Check that the sweeper finds no due message that is missing from the timing wheels, and no broken link between
+    entries, except on a node with flipped bits."""
     for node in (node for node in cluster.nodes() if node.name not in cluster.rotten):
         found, links = node.delivery.sweeper_found, node.delivery.damaged_links
         text = f"{node.name} found {found} by the sweeper, {links} broken links"
@@ -107,8 +107,8 @@ def nothing_forgotten(cluster: SimCluster) -> None:
 
 
 def one_per_key(cluster: SimCluster) -> None:
-    """At most one message per client key is pending, and the key finds it; unless a dead letter may have been redriven
-    before the cluster enforced this (codec/formats.py, ONE_PER_KEY)."""
+    """Check that at most one message per client key is pending, and that a look-up by key finds it. Dead letters
+    redriven before the cluster enforced this (codec/formats.py, ONE_PER_KEY) are exempt."""
     orders = cluster.history.orders
     redrives = [order for order in orders if order.kind == "redrive" and order.invoked < cluster.switched]
     for node in cluster.nodes():

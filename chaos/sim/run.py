@@ -1,4 +1,4 @@
-"""One seed: build a cluster, run clients and nemesis, heal, drain, check."""
+"""A run of one seed: build a cluster, run clients and faults, heal, drain all messages, check promises."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from hadelay.codec.wire import Malformed
 from hadelay.ledger.lookup import find_entry
 from hadelay.model import Event, unpack_id
 
-#: Limit of the simulated seconds until everything has converged and is drained.
+#: Limit of simulated seconds, after the faults, until all nodes agree and all due messages are settled.
 DRAIN_S = 30.0
-#: Start of an hour that most runs cross: 2026-11-20T11:00:00Z.
+#: An hour's start that most runs pass, 2026-11-20T11:00:00Z, in Unix ms.
 _AN_HOUR_MS = 494_579 * HOUR_S * 1000
-#: Limit of the lines of a story.
+#: Maximum number of lines of the trace in a report.
 _STORY_LINES = 70
 
 
@@ -51,17 +51,17 @@ class Report:
     entries: int = 0
     terms: int = 0
     drained_s: float = 0.0
-    #: Mode of hand-outs, number of nodes, and the kinds of faults that struck.
+    #: Mode of hand-outs ("commit" or "interval"), number of nodes, and fault families that were used.
     mode: str = ""
     size: int = 0
     struck: list[str] = field(default_factory=list)
-    #: Parts of the run's clients and nemesis, done or left out (cluster.Parts).
+    #: Names of the parts of the run (workload.Parts), both those done and those left out.
     parts: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Shape of a run besides its faults, drawn from the seed; each part has its own random stream (swarm testing)."""
+    """Properties of a run besides its faults, drawn from the seed, each with its own random stream (swarm testing)."""
 
     size: int
     sync: str
@@ -71,13 +71,13 @@ class Shape:
     consumers: int
     #: Mean seconds between two publishes of one producer.
     interval_s: float
-    #: Nodes that one fault of a process may hit at once.
+    #: Maximum number of nodes that one fault may stop at once.
     down: int
-    #: Mean seconds between two faults: from brutal to calm.
+    #: Mean seconds between two faults.
     pace_s: float
-    #: Hours for which all machines are suspended in the midst of faults, which end with it; 0: none.
+    #: Hours for which all machines are suspended during the faults, which then end; 0: no suspension.
     nap_h: int
-    #: Time for which idempotency keys are kept: short, so that keys expire within the run, or longer than the nap.
+    #: Time, in ms, for which idempotency keys are kept: shorter than the run, or longer than the suspension.
     window_ms: int
     workload: Workload
 
@@ -124,8 +124,8 @@ def build(seed: int, only: frozenset[str] | None = None, sync: str = "") -> tupl
 def run_seed(
     seed: int, families: dict[str, float] | None = None, only: frozenset[str] | None = None, sync: str = ""
 ) -> Report:
-    """families: probability of each fault family; None: the usual ones. only: see cluster.Parts. sync: mode of
-    hand-outs; "" for the seed's own."""
+    """Run one seed. families: probability of each fault family; None: the usual ones. only: names of the parts to run
+    (workload.Parts). sync: mode of hand-outs; "": as the seed draws."""
     cluster, shape = build(seed, only, sync)
     nemesis = Nemesis(cluster, shape.faults_s, families, pace_s=shape.pace_s, down=shape.down)
 
@@ -199,13 +199,13 @@ def play(cluster: SimCluster, nemesis: Nemesis, shape: Shape, report: Report) ->
         drain(cluster)
     for stopping in (*producers, *others):
         stopping.stopped = True
-    world.run_for(0.5)  # the last requests are answered, and no new ones are sent
+    world.run_for(0.5)  # wait for the answers to the last requests
     settle(cluster)
     report.drained_s = max(0.0, world.now - cluster.healed_at)
 
 
 def drain(cluster: SimCluster) -> None:
-    """Run until no message is owed, for at least two seconds."""
+    """Run until no due message is unsettled, for two seconds at least."""
     world, start = cluster.world, cluster.world.now
     while world.now < start + DRAIN_S and not cluster.violations:
         world.run_for(0.25)
@@ -214,7 +214,7 @@ def drain(cluster: SimCluster) -> None:
 
 
 def sleep(cluster: SimCluster, hours: int) -> None:
-    """Suspend all machines for hours: all messages that fall due meanwhile are due at once afterwards."""
+    """Suspend all machines for hours. Afterwards, all messages that fell due meanwhile are due at once."""
     cluster.note(f"{hours} hours pass")
     cluster.history.count("hours passed")
     cluster.history.slept = True
@@ -228,8 +228,8 @@ def drained(cluster: SimCluster) -> bool:
 
 
 def settle(cluster: SimCluster) -> None:
-    """Wait until every node has applied the same index and writes nothing. A checkpoint on a slow disk continues at 1.5
-    s per sync of a file, and a node that fetches files waits for the checkpoint."""
+    """Wait until every node has applied the same index. On a slow disk, a running checkpoint takes 1.5 s per file, and
+    a node that fetches files waits for the checkpoint."""
     for _ in range(120):
         nodes = cluster.nodes()
         if cluster.violations:
@@ -240,7 +240,7 @@ def settle(cluster: SimCluster) -> None:
 
 
 def check(cluster: SimCluster) -> None:
-    """Violation: the first broken promise."""
+    """Check all promises. Raises Violation for the first broken one."""
     cluster.raise_first()
     for definition in promises.OUTSIDE:
         definition(cluster)
@@ -252,8 +252,7 @@ def check(cluster: SimCluster) -> None:
 
 
 def tell(sim: Machines, violation: Violation) -> list[str]:
-    """Trace by time: the last lines about the violation's messages (or its node), and all actions of the nemesis
-    meanwhile."""
+    """Trace of a violation, by time: the last notes about its messages (or its node), and the faults meanwhile."""
     ids, who = violation.ids, violation.who
     lines = [
         (at, actor, text)
@@ -267,7 +266,7 @@ def tell(sim: Machines, violation: Violation) -> list[str]:
 
 
 def _entries(cluster: SimCluster, ids: frozenset[int]) -> Iterator[tuple[float, str, str]]:
-    """Committed commands that name one of these messages: by id, by entry, or by a grant that includes the message."""
+    """Trace lines of committed commands that concern these messages: by id, by entry, or by a grant."""
     places = {unpack_id(i)[1:] for i in ids}
     for node in cluster.nodes()[:1]:
         places |= {(ref.hour, ref.index) for i in ids if (ref := find_entry(node.ledger, i)) is not None}
@@ -278,7 +277,7 @@ def _entries(cluster: SimCluster, ids: frozenset[int]) -> Iterator[tuple[float, 
             _, now_ms, commands = decode_entry(entry)
             decoded = [(kind, decode(kind, body)) for kind, body in commands]
         except Malformed:
-            continue  # refused command of a fuzz client
+            continue  # a fuzz client sent it; refused
         for kind, command in decoded:
             text = _about(command, kind, places, grants, ids)
             if text:

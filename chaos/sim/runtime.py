@@ -25,14 +25,14 @@ from chaos.sim.disk import SimDisk
 from chaos.sim.file import Flight, SimCrash
 from hadelay.platform.runtime import Brevity, Ended, Runtime
 
-#: Limit of events at one instant; more events mean a loop that never sleeps.
+#: Maximum number of events at one simulated instant; more mean that a loop never sleeps.
 _MAX_EVENTS_PER_INSTANT = 200_000
-#: Delay from the end of a thread's job until the event loop gets its result.
+#: Delay, in seconds, from the end of a thread's job until the event loop gets its result.
 _HANDOVER_S = 20e-6
 
 
 class Livelock(AssertionError):
-    """A node runs events without end at one instant."""
+    """A node runs events without end at one simulated instant."""
 
 
 class Event:
@@ -47,24 +47,24 @@ class Event:
         self.fn, self.args = None, ()
 
 
-#: Time due, number, event. Entries of one time run in the order of their numbers.
+#: Entry of the event queue: (due time, number, event). Entries with one time run in the order of their numbers.
 Entry = tuple[float, int, Event]
 
 
 class SimWorld:
-    """True time (seconds since the start), the event queue, and the trace that proves two runs equal."""
+    """Simulated world: true time in seconds, event queue, and checksum `trace`, equal for equal runs."""
 
     def __init__(self, seed: int, *, epoch_ms: int = 1_790_000_000_000) -> None:
         self.seed = seed
         self.random = random.Random(f"world {seed}")
         self.now = 0.0
-        #: True wall-clock time at the start of the run.
+        #: True time of day at the start of the run, in Unix ms.
         self.epoch_ms = epoch_ms
         #: Number of events run so far.
         self.events = 0
         #: CRC over all frames and disk writes: equal for equal runs.
         self.trace = 0
-        #: Called when a node crashes at an I/O step: (runtime) -> None.
+        #: Called with a process's runtime when an injected crash ends the process at an I/O step.
         self.on_crash: Callable[[SimRuntime], None] = lambda runtime: None
         self._queue: list[Entry] = []
         self._seq = 0
@@ -87,8 +87,8 @@ class SimWorld:
         return self.at(self.now + delay_s, fn, *args, owner=owner)
 
     def run_as(self, owner: SimRuntime, fn: Callable[..., None], *args: Any, first: bool = False) -> None:
-        """Run an event of `owner` at once, not within another one; hold it while the owner is paused or stalled.
-        first: before everything that is held."""
+        """Run an event of the process `owner` now, but not inside another event; keep it for later while the process is
+        paused or stalled. first: before all events that were kept."""
         if owner.busy:
             self._seq += 1
             owner.held.append((float("-inf") if first else self.now, self._seq, Event(owner, fn, args)))
@@ -100,12 +100,12 @@ class SimWorld:
                 self.on_crash(owner)
 
     def put_back(self, entries: Iterable[Entry]) -> None:
-        """Queue held entries again, with their old times: no event that was added later overtakes them."""
+        """Queue events of a resumed process again, with their old times: later events do not overtake them."""
         for entry in entries:
             _push(self._queue, entry)
 
     def run_until(self, when: float, stop: Callable[[], bool] | None = None) -> None:
-        """Run events up to `when` (or until `stop()` holds), then set the time to it."""
+        """Run the events until time `when`, or until stop() is true; after all events, set the time to `when`."""
         queue = self._queue
         while queue and queue[0][0] <= when:
             entry = _pop(queue)
@@ -135,7 +135,7 @@ class SimWorld:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A job of one of the process's threads. on_loop: whether the job runs on the event loop instead, decided at its
+    """A job for a thread of the process. on_loop: True if it runs on the event loop instead, as decided at its
     start."""
 
     fn: Callable[[], Any]
@@ -199,16 +199,16 @@ class SimRuntime(Runtime):
         return self.world.at(self.world.now + max(0.0, delay_s) / self._rate, fn, *args, owner=self)
 
     def in_thread(self, lane: str, fn: Callable[[], Any], done: Ended, *, brief: bool = False) -> None:
-        """Run `fn` a moment later, at one instant. Its synced data become durable, and `done` is called, when the disk
-        has taken its time. So a sync covers exactly the writes before its start, and a crash in between keeps a prefix
-        of the job (SimDisk.begin)."""
+        """Run `fn` as a job of a thread: a moment later, in one instant. Its syncs become durable, and `done` is
+        called, only after the time that the disk takes. So a sync covers exactly the writes before it, and a crash in
+        between keeps only the first part of the job."""
         jobs = self._jobs.setdefault(lane, deque())
         jobs.append(_Job(fn, done, brief and self._brief))
         if len(jobs) == 1:
             self._start_next(lane)
 
     def join(self, lane: str) -> None:
-        """Do nothing: a job runs at one instant, so no job is under way while the event loop runs."""
+        """Return at once: each job runs in one instant, so no job is under way while the event loop runs."""
 
     def _start_next(self, lane: str) -> None:
         job = self._jobs[lane][0]
@@ -240,8 +240,8 @@ class SimRuntime(Runtime):
         self.world.after(cost_s, self._job_over, lane, job, flight, result, error)
 
     def _job_over(self, lane: str, job: _Job, flight: Flight | None, result: Any, error: BaseException | None) -> None:
-        """End of a job. The kernel finishes a sync even if the process is paused meanwhile. The end of a job that ran
-        on the event loop precedes the events that fell due meanwhile."""
+        """Finish a job: its syncs become durable even if the process is paused, as in a kernel. If the job ran on the
+        event loop, its result comes before events that fell due meanwhile."""
         if flight is not None:
             flight.land()
         if job.on_loop:
@@ -258,17 +258,16 @@ class SimRuntime(Runtime):
         job.done(result, error)
 
     def stirred(self) -> bool:
-        """Whether an event of this process ran since the last call; without events the process's state does not
-        change."""
+        """Whether an event of this process has run since the last call; otherwise the process's state is unchanged."""
         ran, self.ran = self.ran, False
         return ran
 
     def pause(self) -> None:
-        """SIGSTOP."""
+        """Stop running events, as SIGSTOP does."""
         self.paused = self.busy = True
 
     def resume(self) -> None:
-        """SIGCONT: events that fell due meanwhile run now, in order."""
+        """Continue, as SIGCONT does: events that fell due meanwhile run now, in order."""
         self.paused, self.busy = False, self._stalled
         self._go_on()
 
@@ -285,8 +284,8 @@ class SimRuntime(Runtime):
 
 
 class SimLoop:
-    """The part of an asyncio loop that coroutines of a node use, on the virtual time of one process. Its name server
-    knows no name. Every callback is an event: a pause delays the callback, and a crash loses it."""
+    """Part of an asyncio event loop that a node's coroutines use, on the simulated time of one process. Each callback
+    is an event: a pause delays it, a crash drops it. Name look-ups fail."""
 
     def __init__(self, runtime: SimRuntime) -> None:
         self._runtime, self._disk = runtime, runtime.disk
@@ -296,7 +295,7 @@ class SimLoop:
     def run(
         self, work: Coroutine[Any, Any, Any], done: Callable[[Any, BaseException | None], None]
     ) -> asyncio.Task[Any]:
-        """Start `work`; done(result, error), one of them None, unless the task is cancelled."""
+        """Run the coroutine `work`; then done(result, error), with one of them None, unless cancelled."""
         self._works.add(work)
         task = self.create_task(work)
 
@@ -310,7 +309,7 @@ class SimLoop:
         return task
 
     def close(self) -> None:
-        """The process has ended: close the coroutines that never started, so that Python does not warn of each."""
+        """Close the coroutines that never started, after the process's end, so that Python does not warn of them."""
         for work in self._works:
             if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
                 work.close()

@@ -1,5 +1,5 @@
-"""Simulated LmdbBackend: dicts, made durable by one appended record per commit on the simulated disk, so that power
-cuts, torn writes and crashes during a commit affect the record like any other file.
+"""Simulated stand-in for LmdbBackend: keeps tables in dicts, and appends one record per commit to a file of the
+simulated disk, so that power cuts, torn writes and crashes affect commits like other writes.
 
 A record: length u32, crc32 u32, then pickled (dropped, puts) (never read by anything but this class). A record that
 does not verify ends the log: that commit never happened.
@@ -18,7 +18,7 @@ _HEAD = struct.Struct("<II")
 
 
 class SimBackend:
-    """storage.tables.Backend over a file of a SimDisk."""
+    """Backend (storage/tables.py) that stores its rows in a file of a SimDisk."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._tables: dict[bytes, dict[bytes, bytes]] = {}

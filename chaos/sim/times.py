@@ -1,4 +1,4 @@
-"""Promises about time: nothing early, nothing late, TTL and max_wait (chaos/sim/promises.py has the others)."""
+"""Checks of time: nothing early, nothing late, TTL and max_wait (others: chaos/sim/promises.py)."""
 
 from chaos.sim import evidence
 from chaos.sim.cluster import SimCluster
@@ -10,16 +10,16 @@ from hadelay.server.node import Node
 
 #: Tolerance of absolute times, in ms: the difference of the wall clocks that a majority accepts.
 _SKEW_MS = 250.0
-#: Time after the last fault and the last change of leader after which no message is late by more than _LATE_MS.
+#: Seconds after the last fault and change of leader; largest lateness after that, in ms.
 _QUIET_S, _LATE_MS = 2.0, 1_000
-#: Time within which the end of a TTL is written to the log, while there is a leader.
+#: Time, in ms, within which the end of a TTL has to be written to the log while there is a leader.
 _EXPIRES_MS = 3_000
 
 
 def early(cluster: SimCluster) -> None:
-    """I9: no message is handed out before its due time in cluster time (exactly), nor, for a delay, before that much
-    true time since the request, nor, for an absolute time, before that true time less the skew bound. After a cold
-    start of a majority, cluster time comes from the wall clocks again and may be off by the skew bound."""
+    """I9: no message is handed out before its due time in cluster time. By true time: none before its delay has passed
+    since the request, or before its absolute time less the skew bound. After a cold start of a majority, cluster time
+    comes from the wall clocks, and may be off by the skew bound, too."""
     history = cluster.history
     for h in history.hand_outs:
         message = history.message_of(h.body)
@@ -43,8 +43,8 @@ def early(cluster: SimCluster) -> None:
 
 
 def clock_runs_true(cluster: SimCluster) -> None:
-    """I9, its cause: between any two committed entries cluster time advances no faster than slew and drift allow (until
-    a majority has to start cold)."""
+    """I9, clock: from one committed entry to the next, cluster time advances no faster than true time plus slewing and
+    drift allow. The check ends at a cold start of a majority."""
     least: tuple[float, int] | None = None
     change_ms = evidence.change_bound_ms(cluster)
     for at, now_ms in sorted(cluster.stamps):
@@ -52,7 +52,7 @@ def clock_runs_true(cluster: SimCluster) -> None:
             return
         lead_ms = now_ms - at * 1000 * (1 + evidence.RATE)
         if least is not None:
-            # A leader is seen up to WATCH_S after it began.
+            # Count leaders up to WATCH_S later: a new leader is noticed with that delay.
             leaders = sum(t <= at + WATCH_S for t in cluster.elected) - least[1]
             gained_ms = lead_ms - least[0]
             text = f"cluster time ran {gained_ms:.1f} ms ahead between two entries, now {now_ms}, t={at:.4f}"
@@ -63,8 +63,8 @@ def clock_runs_true(cluster: SimCluster) -> None:
 
 
 def late(cluster: SimCluster) -> None:
-    """I10: some seconds after the last fault and the last change of leader, due messages are handed out within a
-    second, since consumers poll all topics all the time; unless the topic was slowed down meanwhile."""
+    """I10: when the last fault and the last change of leader are some seconds ago, due messages are handed out within a
+    second, because consumers poll all topics all the time. A topic that was slowed down is exempt."""
     history, quiet = cluster.history, max([cluster.healed_at, *cluster.elected]) + _QUIET_S
     for h in history.hand_outs:
         message = history.message_of(h.body)
@@ -76,8 +76,8 @@ def late(cluster: SimCluster) -> None:
 
 
 def in_time(cluster: SimCluster) -> None:
-    """TTL: no message is leased after the end of its TTL (in commit mode, where apply decides), and none ends
-    before."""
+    """TTL: no message is leased after the end of its TTL (checked in commit mode only), and no message expires before
+    that end."""
     history = cluster.history
     for h in history.hand_outs if cluster.sync == "commit" else ():
         message, (_, begun_ms) = history.message_of(h.body), evidence.lease_began(cluster, h)
@@ -93,7 +93,7 @@ def in_time(cluster: SimCluster) -> None:
 
 
 def _expired(cluster: SimCluster, node: Node, message_id: int, over_ms: int) -> None:
-    """The end of this message's TTL is written to the log in time, and not before the end."""
+    """Check that the expiry of a message is in the log soon after the end of its TTL, and not before."""
     place, state = evidence.where(node, message_id)
     if place is None or state != State.EXPIRED:
         return
@@ -108,8 +108,8 @@ def _expired(cluster: SimCluster, node: Node, message_id: int, over_ms: int) -> 
 
 
 def _over_ms(cluster: SimCluster, message: Message, message_id: int) -> int | None:
-    """End of the message's TTL; None without a TTL, if its id may belong to another message that was kept, or if the
-    deciding due time is unknown."""
+    """End of the message's TTL in cluster time; None without a TTL, if its id may belong to another message that was
+    kept, or if its due time is uncertain."""
     if not message.ttl_ms or message.id != message_id or message.deliver_at_ms is None:
         return None
     kept = message.client_key is not None and message.on_conflict == KEEP
@@ -120,8 +120,8 @@ def _over_ms(cluster: SimCluster, message: Message, message_id: int) -> int | No
 
 
 def debounced(cluster: SimCluster) -> None:
-    """max_wait: among messages that replaced one another, none is due later than max_wait after the first publish, or
-    after a redrive, which starts the wait anew."""
+    """max_wait: a message that replaced others under one client key is due at most max_wait after the first publish of
+    the series, or after its last redrive."""
     history = cluster.history
     replaced = {m.id: m.replaces for m in history.messages if m.id is not None and m.replaces is not None}
     for node in evidence.latest(cluster):
@@ -141,12 +141,11 @@ def debounced(cluster: SimCluster) -> None:
 
 
 def _published_ms(node: Node, message_id: int) -> int:
-    """Time of the publish; 0 if unknown."""
     description = describe(node.ledger, message_id)
     return 0 if description is None else description.published_at_ms
 
 
 def _ended_ms(node: Node, message_id: int, event: Event) -> list[int]:
-    """Times of these events of a message."""
+    """Times, in Unix ms, of all events of one type in a message's history."""
     description = describe(node.ledger, message_id)
     return [] if description is None else [one.at_ms for one in description.history if one.event is event]

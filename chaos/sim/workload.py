@@ -1,4 +1,4 @@
-"""Workload of a run: rates, shares, and which parts of the workload are done."""
+"""Load of a simulated run: topics, rates and shares; and the parts of a run, each of which can be left out."""
 
 import random
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ HOUR_S = 3600
 @dataclass(frozen=True)
 class Workload:
     topics: tuple[str, ...] = ("orders", "mail", "jobs")
-    #: Topics; the last one has an administrator (chaos/sim/admin.py), and some of its messages always fail.
+    #: Limit of attempts in the last topic, which has an administrator; share of its messages that always fail.
     max_attempts: int = 2
     failing: float = 0.3
     purges: float = 0.15
@@ -17,16 +17,16 @@ class Workload:
     cancels: float = 0.04
     #: Share of batches that are published again under the same key after they were answered.
     repeated: float = 0.05
-    #: Shares of messages that have one of a few client keys, that are rescheduled, and that have a TTL.
+    #: Share of messages with a client key, number of keys, share of rescheduled messages, share with a TTL.
     keyed: float = 0.15
     keys: int = 8
     reschedules: float = 0.08
     ttls: float = 0.15
-    #: Share of messages that have tags, and share of receives that ask for tags.
+    #: Share of messages with tags, the tags, and share of receives with tag filters.
     tagged: float = 0.4
     tags: tuple[str, ...] = ("red", "green", "blue")
     selective: float = 0.25
-    #: No delay is longer than this, but for the few that stay until the end.
+    #: Longest delay, in ms, and share of messages with a far longer delay, which stay until the end of the run.
     longest_ms: int = 4500
     far: float = 0.03
 
@@ -46,12 +46,12 @@ class Workload:
 
 
 class Parts:
-    """Parts of a run's clients and nemesis, each with a name and its own random stream: a run can leave one out without
-    changing the others (chaos/sim/cli.py). only: names of the parts to do, or all."""
+    """Parts of the work of a run's clients and faults. Each part has a name and its own random stream, so a run can
+    leave one out without changing the others. only: names of the parts to do; None: all."""
 
     def __init__(self, only: frozenset[str] | None = None) -> None:
         self.only = only
-        #: Names of all parts that the run drew, in order.
+        #: Names of all parts of the run so far, in order.
         self.seen: list[str] = []
 
     def take(self, name: str) -> bool:

@@ -4,8 +4,7 @@ import sys
 
 
 def main() -> None:
-    # Print the version without importing the rest of hadelay: scripts ask for it often, and imports take most of a
-    # start.
+    # Print the version without importing the rest of hadelay: scripts ask for it often, and imports are slow.
     if sys.argv[1:] == ["--version"]:
         from hadelay.version import VERSION
 

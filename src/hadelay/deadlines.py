@@ -1,5 +1,4 @@
-"""Keys with a time each, to find the keys whose time has come: ends of leases, deferred deliveries, timeouts of polls,
-tokens of a rate."""
+"""A priority queue of keys by time, for lease ends, deferred deliveries, poll timeouts and rate limits."""
 
 import heapq
 from collections.abc import Iterator
@@ -7,17 +6,17 @@ from typing import Generic, TypeVar
 
 K = TypeVar("K")
 
-#: Limit of replaced and discarded items that may stay in the heap, beyond one for each live key.
+#: Limit of replaced and discarded items in the heap, beyond one for each current key; then the heap is rebuilt.
 _SPARE = 1_024
 
 
 class Deadlines(Generic[K]):
-    """Heap of keys with a time each, of any clock. Equal times come out in the order of `set`. Replaced and discarded
-    items are dropped when they come up, and all at once when they outnumber the live ones."""
+    """Heap of keys by time, on any clock. Keys with equal times come out in the order of `set`. Replaced and discarded
+    items are dropped when they come up, or all at once when they outnumber the current items."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, K]] = []
-        #: Each key's item in the heap.
+        #: Current heap item of each key: (time, sequence number, key).
         self._live: dict[K, tuple[float, int, K]] = {}
         self._count = 0
 
@@ -31,7 +30,7 @@ class Deadlines(Generic[K]):
         return iter(self._live)
 
     def set(self, key: K, at: float) -> None:
-        """Set the key's time, which replaces an earlier one."""
+        """Set the key's time, or replace its earlier time."""
         known = self._live.get(key)
         if known is not None and known[0] == at:
             return

@@ -1,4 +1,4 @@
-"""Every error hadelay raises or answers. Two questions decide what a caller does: may I retry, and did it happen?
+"""All errors that hadelay raises or answers. They tell a caller: may I retry, and did the request take effect?
 
 docs/reference/errors.md says when each error is answered. ConfigError and FatalError end a process instead.
 """
@@ -55,7 +55,7 @@ class HadelayError(Exception):
 
     @property
     def outcome(self) -> str | None:
-        """State that forbids the operation (leased, acked, …), where the refusal names one."""
+        """State of the message that forbids the operation (leased, acked, …); None if the error names no state."""
         return self.extra.get("outcome")
 
     @property
@@ -70,7 +70,7 @@ class BadRequest(HadelayError):
 
 class Unauthorized(HadelayError):
     type, title, http_status = "unauthorized", "Unauthorized", 401
-    #: Reason for the node's log and metrics, one of a few words (http/access.py).
+    #: Reason of the refusal in the node's log and metrics; http/access.py has all reasons.
     reason = "unknown"
 
 
@@ -137,7 +137,7 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 
 class DamagedFile(HadelayError):
-    """Bytes of a file that were once synced do not verify. The message names the file, the offset and what is wrong.
+    """Synced bytes of a file fail their check. The error's text names the file, the offset and the problem.
 
     size: of the record or entry at that offset, when it is one: what to ask a peer for. 0 otherwise.
     """
@@ -160,11 +160,10 @@ class ConfigError(HadelayError):
 
 
 class Taken(ConfigError):
-    """An address or directory of the configuration is used by another process, or does not exist yet: a retry may
-    help."""
+    """A configured address or directory is in use by another process, or does not exist yet: a retry may help."""
 
 
 class FatalError(HadelayError):
-    """The node must stop now: going on could break a promise. The error goes to the code that started the node."""
+    """The node must stop now: going on could break a guarantee. The code that started the node gets this error."""
 
     type, title = "fatal", "Fatal error"

@@ -2,24 +2,24 @@
 
 from collections.abc import Callable
 
-#: Least time between two lines about one key, in seconds.
+#: Minimum time between two log lines about one key, in seconds.
 INTERVAL_S = 10.0
-#: Limit of keys with lines of their own at a time; further keys share one line.
+#: Limit of keys with log lines of their own; all further keys share one line.
 _MAX_KEYS = 16
 _OTHERS = "others"
 
 
 class LogLimit:
-    """Says which occurrences to log: one per key in INTERVAL_S, and at most 17 lines in that time, whatever keys
-    clients make up. `monotonic`: seconds."""
+    """Decides which events to log: one per key in INTERVAL_S, and at most 17 lines in that time, whatever keys clients
+    make up. `monotonic`: clock in seconds."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
-        #: By key: time of the next log line, and number of occurrences since the last line.
+        #: By key: time of the next log line, and number of events since the last line.
         self._keys: dict[str, tuple[float, int]] = {}
 
     def count(self, key: str) -> int:
-        """Count one occurrence. Returns how many to report in a line now, this one included; 0: log nothing now."""
+        """Count an event. Returns how many events a log line should report now, with this event; 0: log nothing."""
         now = self._monotonic()
         if key not in self._keys:
             self._make_room(now)
@@ -33,7 +33,7 @@ class LogLimit:
         return unreported + 1
 
     def _make_room(self, now: float) -> None:
-        """Forget keys that have been quiet for an interval; their last unreported occurrences stay in the metrics."""
+        """Forget keys without a log line for INTERVAL_S; only the metrics count their last unreported events."""
         if len(self._keys) >= _MAX_KEYS:
             for key in [key for key, (until, _) in self._keys.items() if until <= now and key != _OTHERS]:
                 del self._keys[key]

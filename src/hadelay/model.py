@@ -12,16 +12,16 @@ from enum import IntEnum, StrEnum
 from msgspec import Struct
 
 HOUR_MS = 3_600_000
-#: Time in ms that never comes.
+#: Time in ms that stands for never.
 NEVER_MS = 1 << 62
 #: Limit of every rate that users set, in messages per second.
 MAX_RATE = 1_000_000
-#: Value of number fields that have no number: end of a chain, no previous event, no other hour.
+#: Value of a number field without a number, such as no previous event or no other hour.
 NONE32 = 0xFFFFFFFF
 #: First number of the hours of dead letters: DEAD_HOURS + the UTC hour in which the letters' retention ends.
 DEAD_HOURS = 1 << 23
 _DEAD = "dead-"
-#: Actions for a publish whose client key belongs to a pending message.
+#: Actions for a publish if a pending message has the same client key.
 KEEP, REPLACE, REJECT = 0, 1, 2
 #: Limit of the reason of a nack, in bytes.
 MAX_REASON = 128
@@ -45,7 +45,7 @@ class Event(IntEnum):
     REDRIVEN = 9
 
 
-#: Events after which the message is filed elsewhere: `other_hour` and `consumer` of the event say where.
+#: Events that move the message to a new index entry; the event's `other_hour` and `consumer` say where that entry is.
 MOVES = (Event.MOVED, Event.DEAD, Event.REDRIVEN)
 
 
@@ -64,7 +64,7 @@ class State(StrEnum):
 #: States of a message that may still be handed out or acked.
 PENDING = frozenset((State.SCHEDULED, State.READY, State.LEASED))
 
-#: Position of a message in a listing: (due_ms, id). A page holds messages after such a position.
+#: Position of a message in a listing: (due_ms, id). A page of a listing begins after such a position.
 Key = tuple[int, int]
 FIRST: Key = (-1, 0)
 
@@ -78,7 +78,7 @@ class PastEvent:
     node: str | None
     #: Reason that the consumer gave for a failed attempt.
     reason: str | None = None
-    #: Hours before and after an event that moved the message to another hour (MOVES).
+    #: For an event that moved the message (MOVES): hours of its index entry before and after the move.
     from_hour: int | None = None
     to_hour: int | None = None
     #: Due time of this attempt, for LEASED events only; the message itself has only the due time of its latest attempt.
@@ -103,7 +103,7 @@ class Description:
     history: list[PastEvent]
     #: Body of the message; None unless requested.
     body: bytes | None = None
-    #: Hour and number of the message's present entry.
+    #: Location of the message's current index entry: hour, and number of the entry in the hour.
     hour: int = 0
     index: int = 0
 
@@ -127,8 +127,7 @@ class Draft(Struct, frozen=True, gc=False):
     key: bytes | None = None
     #: action if a pending message has the same client key: KEEP, REPLACE or REJECT
     on_conflict: int = KEEP
-    #: Limit in ms, with REPLACE: time from the first of the publishes that replaced each other to the due time. 0: no
-    #: limit.
+    #: With REPLACE: limit in ms from the first of the replaced publishes to the due time. 0: no limit.
     max_wait_ms: int = 0
     #: Whether `meta` has a webhook URL of this message.
     callback: bool = False
@@ -139,7 +138,7 @@ def pack_id(group: int, hour: int, index: int) -> int:
 
 
 def unpack_id(message_id: int) -> tuple[int, int, int]:
-    """Split a message id into (group, hour, globalIndex)."""
+    """Split a message id into group, hour, and number of its first index entry in the hour (globalIndex)."""
     return message_id >> 56, message_id >> 32 & 0xFFFFFF, message_id & 0xFFFFFFFF
 
 

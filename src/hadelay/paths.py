@@ -1,4 +1,4 @@
-"""Paths, queries and redirects of the HTTP API, as the client and the command line write and follow them."""
+"""Paths, queries and redirects of the HTTP API, for the client and the command line."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -35,8 +35,7 @@ def relayed(target: str) -> str:
 
 
 def encrypted_too(url: str, location: str) -> str:
-    """Returns `location`, to which `url` redirects. Raises Forbidden if the redirect leads from https to an unencrypted
-    URL."""
+    """Return `location`, to which `url` redirects. Forbidden if it leads from https to an unencrypted URL."""
     if url.startswith("https:") and not location.startswith("https:"):
         raise Forbidden(f"{url} redirects to {location[:200]}, which is not encrypted: see http.advertise there")
     return location

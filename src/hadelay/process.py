@@ -42,12 +42,11 @@ from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.manifests import open_archive
 from hadelay.version import VERSION
 
-#: Exit code (EX_SOFTWARE) of a node that ended itself because going on could have broken a promise.
+#: Exit code (EX_SOFTWARE) of a node that ended itself because going on could have broken a guarantee.
 FATAL = 70
 #: Timeout of handing leadership over when a leader stops, in seconds.
 _HAND_OVER_S = 3.0
-#: At a stop of the node: time to wait for running webhook calls, and interval of checking whether the calls have ended,
-#: in seconds.
+#: When the node stops: timeout of running webhook calls, and interval of checking them, in seconds.
 _CALLS_S = 5.0
 _LOOK_S = 0.02
 #: Time before the log first says why the node is not ready, and the interval of its repeats, in seconds.
@@ -58,8 +57,8 @@ _CHECKPOINT_S = 10.0
 _CERTIFICATES_S = 10.0
 #: Days before a certificate expires from which on a daily log line warns; the alert HadelayCertificate warns as early.
 _SOON_DAYS, _DAY_S = 14, 86_400
-#: Thresholds of Python's garbage collector. A batch has many objects without cycles; with the default of 700 the
-#: collector would visit these objects twice.
+#: Thresholds of Python's garbage collector. A batch makes many objects without reference cycles; with the default
+#: threshold of 700, the collector would visit them twice.
 _GC = (20_000, 20, 50)
 #: Python's switch interval of threads, in seconds: longest wait of a thread for the interpreter after its sync has
 #: ended. The default of 5 ms is longer than most syncs.
@@ -99,7 +98,7 @@ async def _serve(config: Config, sockets: int, ready: Callable[[dict[str, Any]],
     def fatal(error: BaseException) -> None:
         full = {"next": ENDS} if is_disk_full(error) else {}
         log.critical("fatal", error=repr(error), exc_info=error, **full)
-        # Exit without clean-up, because any further write might break a promise.
+        # Exit without clean-up, because any further write might break a guarantee of the cluster.
         os._exit(FATAL)
 
     ending = _end_on_signals(loop)
@@ -199,8 +198,7 @@ def _watch(certificates: list[Certificates], runtime: Runtime) -> None:
 
 
 async def _ready(node: Node, ending: asyncio.Event) -> None:
-    """Wait until a leader is known and this node has applied all entries committed before now; a ReadIndex tells
-    both."""
+    """Wait until a leader is known and this node has applied all entries committed before now (ReadIndex)."""
     say_at = node.runtime.monotonic() + _PATIENCE_S
     while not ending.is_set():
         if node.runtime.monotonic() >= say_at:
@@ -232,8 +230,7 @@ async def _calls_over(pool: Pool) -> None:
 
 
 async def _within(seconds: float, start: Callable[[Callable[[], None]], None], failure: str) -> None:
-    """start(done) and wait at most `seconds` for the call of done(). A timeout is only logged: it does no harm but
-    delay."""
+    """Call start(done), then wait up to `seconds` until done() is called. A timeout is only logged."""
     over = asyncio.Event()
     start(over.set)
     try:

@@ -1,4 +1,4 @@
-"""Tokens, what their scopes allow, and the audit trail (ADR 122, 123).
+"""Access tokens, their scopes, and the audit trail (ADR 122, 123).
 
     scope := ("publish" | "consume" | "read" | "admin") [":" glob]        glob: topics; "*" in it is any text, also none
 
@@ -55,7 +55,7 @@ class AuditEntry:
     token: str
     action: str
     target: str
-    #: "done", or the reason why the request was refused.
+    #: Outcome of the request: "done", or the reason of the refusal.
     outcome: str
 
 
@@ -116,7 +116,7 @@ class Rights:
 
 
 class Audit:
-    """The last entries of the audit trail; `count`: entries ever added."""
+    """The last entries of the audit trail. count: number of all entries ever added."""
 
     def __init__(self, count: int = 0, entries: Iterable[AuditEntry] = ()) -> None:
         self.count = count

@@ -1,11 +1,11 @@
-"""URIs of storage outside this machine: which are understood, checked without importing pyarrow, which opens them."""
+"""Checks URIs of remote storage, without importing pyarrow, which opens them."""
 
 import re
 from urllib.parse import parse_qsl, urlsplit
 
 #: Schemes of URIs that pyarrow.fs opens.
 SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs", "file")
-#: Parameters refused in URIs: these secrets would stand in messages, lists of processes and Spark's event log.
+#: Query parameters refused in URIs: secrets would be visible in messages, process lists and Spark's event log.
 _SECRETS = {"access_key", "secret_key", "session_token", "account_key", "sas_token", "tenant_secret"}
 #: Schemes that pyarrow.fs does not open → the scheme that was probably meant.
 _MEANT = {"s3a": "s3", "s3n": "s3", "wasb": "abfs", "wasbs": "abfss"}

@@ -4,21 +4,21 @@ VERSION = "0.1.0"
 
 #: Highest feature level that this code knows. A replicated command switches the level on once every node knows it.
 FEATURE_LEVEL = 4
-#: From this level on: a redrive leaves a letter dead while another message has its client key; purges and commands that
-#: name their messages are bounded (ADR 160); a PUT may contain a webhook's header as GET shows it (ADR 162), and all
-#: versions of Python judge a webhook's URL alike; an ack from before a message died does not end the message after its
-#: redrive; and messages that were due when they were rescheduled are marked.
+#: From this feature level on: a redrive leaves a letter dead while another message has its client key; purges and
+#: commands that name their messages are bounded (ADR 160); a PUT may contain a webhook's header as GET shows it (ADR
+#: 162); all Python versions judge a webhook's URL alike; an ack from before a message died does not end the message
+#: after its redrive; and messages that were due when they were rescheduled are marked.
 ONE_PER_KEY = BOUNDED = MASKED_HEADERS = PLAIN_URLS = ACK_OF_THIS_LIFE = MARKS_WAS_DUE = 2
-#: Level that brought the members of the cluster into the log (ADR 150).
+#: Feature level from which the list of members is replicated in the log (ADR 150).
 MEMBERS_LEVEL = 2
-#: From this level on: new topics have the defaults of this level (ADR 205); retries of a webhook keep a minimum
-#: distance; and a settlement includes the delay of its hand-out (SETTLE, ADR 206).
+#: From this feature level on: new topics have the defaults of this level (ADR 205); a webhook's retries keep a minimum
+#: wait; and a settlement includes the delay of its hand-out (SETTLE, ADR 206).
 RETRY_DEFAULTS = WEBHOOK_FLOOR = SETTLE_LEVEL = 3
-#: From this level on a NACK may give a message back without counting the attempt (ADR 209).
+#: From this feature level on, a NACK may give a message back without counting the attempt (ADR 209).
 UNCOUNTED = 3
-#: From this level on, a masked header of a webhook is dropped if the URL changes to another origin (ADR 162).
+#: From this feature level on, a masked header of a webhook is dropped if the URL changes to another origin (ADR 162).
 MASKED_OF_ORIGIN = 3
 #: From this level on: schedules, message groups, bulk jobs and subscriptions, each with commands of its own.
 SCHEDULER_LEVEL = 4
-#: Level of a new cluster, whatever its first nodes support: their versions may differ.
+#: Feature level of a new cluster, whatever its first nodes support: their versions may differ.
 FIRST_LEVEL = 1

@@ -1,9 +1,9 @@
-"""Problems of values in the words of the caller, instead of those of msgspec's decoder."""
+"""Rewrites error texts of msgspec's decoder in plain words, for the sender of the value."""
 
 import re
 from collections.abc import Sequence
 
-#: Names of types in msgspec's error texts.
+#: Type names in msgspec's error texts → plain words.
 _TYPES = {
     "str": "text", "int": "a whole number", "float": "a number", "bool": "true or false", "array": "a list",
     "object": "an object", "null": "null", "bytes": "bytes",

@@ -1,4 +1,4 @@
-"""Deliberate bugs, switched on one at a time: each has to be noticed by the check named beside it."""
+"""Deliberate bugs, switched on one at a time: the checks named beside a bug have to notice it."""
 
 from chaos.sim.mutations import raft, server
 from chaos.sim.mutations.table import MUTATIONS, SEEDS, Mutation, broken

@@ -1,4 +1,4 @@
-"""Deliberate bugs of disks and of Raft."""
+"""Deliberate bugs in the use of disks, and in Raft."""
 
 import errno
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Deliberate bugs of the ledger, of hand-outs and of the server."""
+"""Deliberate bugs in the ledger, in hand-outs and in the server."""
 
 import dataclasses
 import errno
@@ -45,7 +45,7 @@ from hadelay.storage.tables import Tables
 
 
 def _published_as(change: Callable[[Draft], Draft]) -> tuple[Any, str, Callable[..., Any]]:
-    """Replacement that stores other drafts than the published ones."""
+    """Patch (owner, name, function) that stores changed drafts instead of the published ones."""
     encode = vars(groupcommit)["encode_publish"]
     return groupcommit, "encode_publish", lambda node, drafts, key=None: encode(node, [*map(change, drafts)], key)
 

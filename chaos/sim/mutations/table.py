@@ -1,4 +1,4 @@
-"""A deliberate bug, and how it is patched in.
+"""Table of deliberate bugs, and how a bug is patched into the server.
 
 A check that cannot fail is no check. Each bug breaks the shipped classes in place for the time of a run.
 """
@@ -10,34 +10,34 @@ from typing import Any, TypeVar
 from unittest.mock import patch
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-#: Replacements of methods and functions of the server while the bug is patched in.
+#: Patches that put a bug into methods and functions of the server.
 Bug = list[AbstractContextManager[Any]]
 #: Original method or function that a bug replaces.
 Original = Callable[..., Any]
 
-#: Faults under which most promises are hard to keep.
+#: Names of fault families under which most promises are hard to keep.
 CRASHES = "kill power_cut power_cut_all reset partition"
-#: Checks that notice a lost log. A journal that lost synced entries may notice by itself, and stop.
+#: Promises that break when log entries are lost. I17: the node may notice and stop.
 LOG = ("I1 ", "I12", "I13", "I14", "I17")
-#: Seeds that are tried before a bug counts as not noticed.
+#: Seeds to try; a bug that none of their runs shows counts as not noticed.
 SEEDS = range(1, 61)
 
 
 @dataclass(frozen=True)
 class Mutation:
     what: str
-    #: Prefixes of the promises' names; a violation of any of them counts as noticed.
+    #: Prefixes of names of promises; the bug is noticed if any of these promises is broken.
     caught_by: tuple[str, ...]
     faults: tuple[str, ...]
     apply: Callable[[], Bug]
-    #: Fault families for the simulator of Raft alone (chaos/sim/raftsim.py), which notices the bug.
+    #: True: the simulator of Raft alone (chaos/sim/raftsim.py) runs the bug.
     raft: bool = False
     #: Mode of hand-outs in which the bug matters; "" for both.
     sync: str = ""
 
     @property
     def families(self) -> dict[str, float]:
-        """Nemesis with all of these fault families, and no others."""
+        """Probabilities for the nemesis: 1 for each of the bug's fault families."""
         return dict.fromkeys(self.faults, 1.0)
 
 
@@ -57,9 +57,9 @@ def broken(name: str) -> Iterator[Mutation]:
 def bug(
     what: str, faults: str, *caught_by: str, at: tuple[Any, Any] | None = None, raft: bool = False, sync: str = ""
 ) -> Callable[[Function], Function]:
-    """Add a bug to the table, under the function's name. faults: families that give it a chance to matter. at: (owner,
-    name) of what the decorated function replaces; it is called with the original first. Without `at` the function
-    returns the patches."""
+    """Decorator: add a bug to the table under the function's name. faults: fault families under which the bug matters.
+    at: (owner, name) of the attribute that the function replaces; the function gets the original as its first argument.
+    Without `at`, the function returns the patches."""
 
     def add(function: Function) -> Function:
         def apply() -> Bug:
@@ -84,7 +84,7 @@ def stub(
     name: str, what: str, faults: str, caught_by: tuple[str, ...], *stand_ins: tuple[Any, str, Callable[..., Any]],
     sync: str = "",
 ) -> None:  # fmt: skip
-    """Add a bug that only replaces functions: (owner, name, replacement)."""
+    """Add a bug that replaces whole functions. stand_ins: (owner, name, replacement)."""
 
     def apply() -> Bug:
         return [patch.object(*one) for one in stand_ins]

@@ -28,7 +28,7 @@ class Instant(int):
 
 
 class Request(Struct, forbid_unknown_fields=True):
-    """Query or body of a request. Unknown names are refused: `?dealy=1h` would deliver at once."""
+    """Query or body of a request. Unknown names are refused: a misspelt `?dealy=1h` would deliver at once."""
 
 
 class Nothing(Request):
@@ -36,7 +36,7 @@ class Nothing(Request):
 
 
 class Document(Struct, omit_defaults=True, frozen=True):
-    """Body of an answer. Clients ignore unknown members, so newer nodes may add some."""
+    """Body of an answer. Clients ignore unknown fields, so newer nodes may add fields."""
 
 
 def null() -> None:
@@ -50,7 +50,7 @@ def decode_hook(kind: type, value: Any) -> Any:
         if kind is Instant:
             return Instant(parse_instant("time", value))
     except BadRequest as error:
-        # Remove the name from the error's text: msgspec adds the member's name to a ValueError.
+        # Cut the name from the error's text: msgspec puts the field's name in front of a ValueError's text.
         raise ValueError(error.detail.partition(": ")[2]) from None
     raise NotImplementedError(kind)
 

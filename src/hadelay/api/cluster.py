@@ -1,4 +1,4 @@
-"""The cluster, its members, health, tokens and audit trail, and the files of a node."""
+"""Documents about the cluster: members, health, tokens, audit trail, and the files of a node."""
 
 from typing import Generic, Literal
 
@@ -8,7 +8,7 @@ from hadelay.api.base import At, DispatchSync, Document, Duration, Request
 
 
 class Dispatch(Document, frozen=True):
-    """The replicated dispatch cursor: all messages before this hour, second and localIndex were made ready."""
+    """Replicated dispatch cursor: position (hour, second, rank in the second) up to which messages are made ready."""
 
     hour: str
     second: int
@@ -91,7 +91,7 @@ class Health(Document, omit_defaults=False, frozen=True):
 
 
 class QuorumQuery(Request):
-    #: Name of the node that would stop; None: the node that answers the request.
+    #: Name of the node that would stop; None: the node that answers.
     without: str | None = None
 
 
@@ -166,7 +166,7 @@ class Hour(Document, frozen=True):
 
 
 class Hours(Document, frozen=True):
-    """Hour files of one node at one applied index."""
+    """Lengths and checksums of a node's hour files, all at one applied index of the Raft log."""
 
     applied_index: str
     hours: list[Hour]
@@ -188,16 +188,15 @@ class Snapshot(Document, frozen=True):
     index: str
     term: int
     feature_level: int
-    #: Cluster time of the last entry of the hour.
+    #: Cluster time at which the snapshot was opened.
     time: str
     files: list[SnapshotFileOut]
 
 
 class Names(Document, frozen=True):
-    """Number of each topic, consumer, node and reason that hour files refer to by number."""
+    """Names (topics, consumers, nodes, failure reasons) → the numbers that hour files have in place of them."""
 
     topics: dict[str, int]
     consumers: dict[str, int]
     nodes: dict[str, int]
-    #: Numbers of the reasons of failed attempts.
     reasons: dict[str, int]

@@ -1,4 +1,4 @@
-"""Receiving messages, and settling their leases."""
+"""Documents for receiving messages and settling their leases."""
 
 from typing import Any, Generic, Literal
 
@@ -18,9 +18,9 @@ class Receive(Request):
     lease: Duration | None = None
     consumer: str | None = None
     request_id: str | None = None
-    #: Only messages that have all these tags.
+    #: Filter: only messages that have all these tags.
     tags: list[str] = field(default_factory=list)
-    #: Only messages that also have one of these tags.
+    #: Filter: only messages that have at least one of these tags, in addition to all of `tags`.
     any_tags: list[str] = field(default_factory=list)
 
 
@@ -29,14 +29,13 @@ class ReceiveTopics(Receive, kw_only=True):
 
 
 class Received(Struct, Generic[At], omit_defaults=True, kw_only=True):
-    """A leased message in an answer. Times are cluster times. Not frozen: http moves the payload to the member that the
-    client wants."""
+    """A leased message in an answer. Times are cluster times. Not frozen: the HTTP layer moves the payload to the field
+    that the client asked for."""
 
     id: str
     lease: str
     topic: str
-    #: Payload in base64. `body` has the payload instead with `Accept: application/msgpack` (bytes) or `Accept-Body:
-    #: text` (text).
+    #: Payload in base64; but in `body` with `Accept: application/msgpack` (bytes) or `Accept-Body: text` (text).
     body_base64: bytes | None = None
     body: Any = UNSET
     content_type: str
@@ -47,7 +46,7 @@ class Received(Struct, Generic[At], omit_defaults=True, kw_only=True):
     late_ms: int
     #: Number of this attempt to deliver the message, from 1.
     attempt: int
-    #: W3C Trace Context span that published the message. Link to the span: it may have ended long ago.
+    #: W3C Trace Context of the span that published the message. Link to the span: it may have ended.
     traceparent: str | None = None
     #: Whether the message may have been handed out before.
     redelivered: bool

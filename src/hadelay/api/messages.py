@@ -26,10 +26,10 @@ class History(Document, Generic[At], frozen=True):
     node: str | None
     #: Reason of a failed attempt, if the consumer gave one.
     reason: str | None = None
-    #: Hours that a moved message left and entered.
+    #: For an event that moved the message: hours that the message left and entered.
     from_hour: str | None = field(default=None, name="from")
     to_hour: str | None = field(default=None, name="to")
-    #: Due time of this leased attempt; the message's deliver_at is the due time of its latest attempt.
+    #: For a leased event: due time of this attempt. The message's own deliver_at is the due time of its latest attempt.
     due_at: At | None = None
 
 
@@ -53,16 +53,15 @@ class Message(Document, Generic[At], frozen=True):
 
 
 class ListQuery(Request, rename={"from_": "from"}):
-    #: States to list, separated by commas: scheduled, ready, leased, acked, cancelled, expired, dead, pending (the
-    #: first three) or all.
+    #: States to list, joined by commas: scheduled, ready, leased (or pending), acked, cancelled, expired, dead; or all.
     state: str = "pending"
     #: List only messages due at or after `from`, and before `to`.
     from_: Instant | None = None
     to: Instant | None = None
-    #: Only messages with all these tags, separated by commas.
+    #: Filter: only messages with all these tags, separated by commas.
     tag: str | None = None
     limit: int = 100
-    #: Cursor from the previous page.
+    #: Value of `cursor` in the previous page.
     cursor: str | None = None
     stale: bool = False
 

@@ -1,4 +1,4 @@
-"""Errors from answers, for client and command line: problem documents, and answers that no node gave."""
+"""Turns answers into errors, for client and command line: problem documents, and answers that no node sent."""
 
 import http.client
 import time
@@ -12,14 +12,14 @@ import msgspec
 from hadelay import errors
 from hadelay.errors import HadelayError, OutcomeUnknown
 
-#: Errors that decoding raises for an answer that no node sent.
+#: Exceptions of decoding that show that an answer did not come from a node.
 NONSENSE = (msgspec.MsgspecError, ValueError, RecursionError)
 _OF_A_PROBLEM = ("type", "title", "status", "detail", "retryable", "outcome_known", "retry_after_ms")
 #: Headers of an answer; names of headers match in any case.
 Headers = Mapping[str, str] | http.client.HTTPMessage
 #: Status codes with which a proxy refuses a request before it reaches a node.
 _REFUSED_BEFORE = {400, 401, 403, 408, 413, 429}
-#: Errors that refuse a request or its token: they do not tell the outcome of an earlier try.
+#: Errors that refuse a request or its token; they say nothing about the outcome of an earlier try of the request.
 NO_NEWS = (errors.BadRequest, errors.Unauthorized, errors.Forbidden, errors.TooLarge)
 
 
@@ -53,14 +53,14 @@ def not_a_node(
 
 
 def unsettled(idempotency_key: str | None) -> str:
-    """Text for the user of a command whose outcome is unknown."""
+    """Text for the user of a command whose outcome is unknown, with advice if the request had an Idempotency-Key."""
     words = f": the same command with --idempotency-key {idempotency_key} finds out, and makes no second message"
     return f"It may or may not have happened{words if idempotency_key else ''}."
 
 
 def retry_after_ms(said: str, longest_s: float = 86_400.0, now_s: float | None = None) -> int | None:
-    """Milliseconds of a Retry-After header, seconds or a date (RFC 9110, 10.2.3), at most `longest_s`; None:
-    invalid."""
+    """Wait in ms that a Retry-After header asks for, as seconds or a date (RFC 9110, 10.2.3), at most `longest_s`; None
+    for an invalid header."""
     said = said.strip()
     try:
         if said.isascii() and said.isdecimal():
@@ -81,7 +81,7 @@ def refusal(url: str, method: str, status: int, headers: Headers, body: bytes) -
         document = msgspec.json.decode(body, type=dict[str, Any])
     except NONSENSE:
         document = {}
-    if "outcome_known" in document:  # every problem document of a node has outcome_known
+    if "outcome_known" in document:  # only problem documents of a node have outcome_known
         return error_of(document, status)
     extra = {name: value for name, value in document.items() if name not in _OF_A_PROBLEM}
     error: HadelayError = not_a_node(url, method, status, headers, body, **extra)
@@ -93,15 +93,13 @@ def refusal(url: str, method: str, status: int, headers: Headers, body: bytes) -
 
 
 def error_of(document: Mapping[str, Any], status: int) -> HadelayError:
-    """The exception for a problem document; its class follows from `type`, or from the status if the type is
-    unknown."""
+    """The exception for a problem document. Its class follows from `type`; for an unknown type, from the status."""
     kind = _BY_TYPE.get(str(document.get("type", ""))) or _BY_STATUS.get(status, HadelayError)
     if issubclass(kind, errors.DamagedFile):
         kind = HadelayError
     extra = {name: value for name, value in document.items() if name not in _OF_A_PROBLEM}
     error = kind(document.get("detail", ""), retry_after_ms=document.get("retry_after_ms"), **extra)
-    # The document's `retryable` and `outcome_known` override those of the class, which another version may have set
-    # otherwise.
+    # The document's `retryable` and `outcome_known` override the class's values: a node of another version may differ.
     for name in ("retryable", "outcome_known"):
         if name in document:
             setattr(error, name, bool(document[name]))
@@ -114,7 +112,7 @@ def _all_errors(kind: type[HadelayError]) -> Iterator[type[HadelayError]]:
         yield from _all_errors(child)
 
 
-# Only the errors of errors.py: nodes answer no others.
+# Only the error classes of errors.py: nodes answer with no others.
 _KINDS = [kind for kind in _all_errors(HadelayError) if kind.__module__ == errors.__name__]
 _BY_TYPE = {kind.type: kind for kind in _KINDS}
 _BY_STATUS = {kind.http_status: kind for kind in reversed(_KINDS)}

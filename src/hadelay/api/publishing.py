@@ -1,4 +1,4 @@
-"""Publishing one message or many."""
+"""Documents for publishing one message or many."""
 
 from typing import Any, Generic, Literal
 
@@ -27,8 +27,7 @@ class Published(Document, Generic[At], frozen=True):
     #: Due time of the message, in cluster time.
     deliver_at: At
     key: str | None = field(default_factory=null)
-    #: Whether the message was published before, or its key has a pending message; `id` and `deliver_at` are then those
-    #: of the earlier message.
+    #: Whether this publish is a repetition, or its key has a pending message, whose `id` and `deliver_at` are given.
     duplicate: bool = False
     #: Id of the message that this message replaced (on_conflict="replace").
     replaced: str | None = None

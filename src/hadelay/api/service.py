@@ -1,4 +1,4 @@
-"""Arguments and results of calls to a node (server/service) that are no documents of the API."""
+"""Arguments and results of calls to a node (server/service), except documents of the API."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hadelay.api.consuming import Received
 from hadelay.errors import HadelayError
 from hadelay.model import Key, State
 
-#: Files of an hour that other nodes and Spark may read.
+#: Hour files that other nodes and Spark may read, by name suffix.
 HourFile = Literal["log", "idx", "dsp"]
 HOUR_FILES: tuple[HourFile, ...] = ("log", "idx", "dsp")
 SettleKind = Literal["ack", "nack", "extend"]
 
 
 class Receipts(Struct):
-    """Results of one publish, in the order of its drafts, as columns."""
+    """Results of one publish: columns with a row per message, in the order of the request."""
 
     ids: list[int]
     deliver_at_ms: list[int]
@@ -32,7 +32,7 @@ class Receipts(Struct):
     replaced: dict[int, int] = {}
 
 
-#: A message, by its id or by (topic, client key).
+#: Reference to a message: its id, or (topic, client key).
 Target = int | tuple[str, bytes]
 
 #: Callback of a publish, called exactly once, on the event loop, with receipts or with the error of the whole request.
@@ -44,8 +44,7 @@ class ReceiveRequest(Struct):
 
     topics: list[str]
     consumer: str
-    #: Id of 1 to 64 bytes: a repetition with the same consumer and id gets the messages of the first grant that are
-    #: still leased.
+    #: Id, 1 to 64 bytes. A repetition by the consumer with this id gets the first grant's still leased messages.
     request_id: bytes
     max: int
     wait_ms: int
@@ -57,21 +56,21 @@ class ReceiveRequest(Struct):
 
 
 class Handed(NamedTuple):
-    """Messages for one receive, each with its payload as `body`. The caller may change them."""
+    """Messages that one receive leased, each with its payload as `body`. The caller may change the messages."""
 
     messages: list[Received[str]]
-    #: Function that the caller calls when the answer is written.
+    #: Function that the caller must call once the answer is written.
     answered: Callable[[], None] = lambda: None
 
 
 class ListRequest(Struct):
-    """Query of a topic's messages in one of these states, due in [from_ms, to_ms), with all these tags."""
+    """Query of a topic's messages that are in one of `states`, due in [from_ms, to_ms), and have all `tags`."""
 
     states: frozenset[State]
     from_ms: int
     to_ms: int
     tags: tuple[str, ...]
-    #: Key of the last message of the previous page.
+    #: Position (due time, id) of the last message of the previous page.
     after: Key
     limit: int
 
@@ -93,7 +92,7 @@ class Histogram(Struct):
 
 
 class Family(NamedTuple):
-    """One metric; its name, kind and help text are public."""
+    """A metric. Its name, kind and help text are public: do not change them."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -103,7 +102,7 @@ class Family(NamedTuple):
 
 #: Value of a family: one number, a number per tuple of label values, or a histogram.
 Values = float | Mapping[tuple[str, ...], float] | Histogram
-#: Values at scrape time. Counters count since the process began, except counters of messages, which the cluster keeps.
+#: Metrics at scrape time. Counters count since the process began, except replicated counters of messages.
 Measured = list[tuple[Family, Values]]
 
 
@@ -127,7 +126,7 @@ class Granting(asyncio.CancelledError):
 
 
 async def answered(begin: Callable[[Callable[..., None]], object]) -> Any:
-    """Await a callback function: `begin` gets `done` as its callback; returns the result or raises the error."""
+    """Call begin(done), and wait until done(result, error) is called; returns the result or raises the error."""
     future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     begin(settled_by(future))
     return await future

@@ -16,7 +16,7 @@ from hadelay.errors import BadRequest, Impossible
 from hadelay.model import decode_id
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-#: The most common duration: a whole number of one unit, far below any limit.
+#: Pattern of most durations, such as "15m": a whole number of one unit, far below any limit.
 _WHOLE = re.compile(r"([0-9]{1,9})(ms|s|m|h|d)")
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+", re.ASCII)
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", re.ASCII)
@@ -32,11 +32,11 @@ LONGEST_TOPIC = 255
 #: Path segments that clients resolve to another path (RFC 3986, 5.2.4).
 DOTS = frozenset((".", ".."))
 
-#: Smallest number read as Unix milliseconds (1973); smaller ones were meant as seconds.
+#: Smallest number read as Unix milliseconds (1973); smaller numbers were probably meant as seconds.
 SMALLEST_INSTANT_MS = 10**11
 #: Limit of the characters of a time or duration: to parse a million digits takes seconds.
 _LONGEST_TEXT = 100
-#: Limit of times and durations in ms: larger than every max_delay, and far from the end of an i64.
+#: Limit of times and durations in ms: above every max_delay, and far below the maximum of a 64-bit integer.
 LARGEST_MS = 10**15
 
 DURATION_HELP = 'write it as "250ms", "15m", "2h30m" or "7d"; a bare number is seconds'
@@ -44,7 +44,7 @@ INSTANT_HELP = 'write it as RFC 3339, "2026-11-20T18:00:00Z", with any offset, o
 
 
 def parse_duration(name: str, value: object) -> int:
-    """Milliseconds from text, or from a number of seconds. name: for errors."""
+    """Parse a duration, text or a number of seconds, into ms. name: of the field, for errors."""
     if type(value) is int and 0 <= value < LARGEST_MS // 1000:
         return value * 1000
     if type(value) is str and (whole := _WHOLE.fullmatch(value)):
@@ -81,7 +81,7 @@ def format_duration(ms: int) -> str:
 
 
 def parse_instant(name: str, value: object) -> int:
-    """Unix milliseconds from RFC 3339 or from Unix milliseconds. 0 means now."""
+    """Parse a time, RFC 3339 text or Unix milliseconds, into Unix ms. 0 means now. name: of the field, for errors."""
     if type(value) is int and SMALLEST_INSTANT_MS <= value < LARGEST_MS:
         return value
     if isinstance(value, bool) or not isinstance(value, str | int | float):
@@ -117,8 +117,7 @@ def _rfc3339_ms(name: str, text: str, match: re.Match[str]) -> int:
     offset_s = int(offset_hours or 0) * 3600 + int(offset_minutes or 0) * 60
     if sign is not None and (int(offset_hours) > 23 or int(offset_minutes) > 59):
         raise BadRequest(f"{name}: {text!r} has an offset of more than a day")
-    # POSIX time counts a leap second as the second after :59. A space in the text is a "+" that query decoding has
-    # changed.
+    # Second 60 (leap second) counts as the second after :59. A " " in the text is a "+" changed by query decoding.
     try:
         at = datetime(year, month, day, hour, minute, min(second, 59), tzinfo=UTC)
     except ValueError as error:
@@ -176,7 +175,6 @@ def check_new_topic(name: str, max_bytes: int) -> str:
 
 
 def check_limit(limit: int) -> int:
-    """Check the limit of a page, and return it. Raises BadRequest."""
     if not 1 <= limit <= _MAX_LIMIT:
         raise BadRequest(f"limit: 1 to {_MAX_LIMIT}, not {limit}")
     return limit

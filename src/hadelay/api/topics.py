@@ -1,4 +1,4 @@
-"""Topics: settings, counts, and histograms of due times."""
+"""Documents about topics: settings, counts, and histograms of due times."""
 
 from typing import Generic
 
@@ -18,8 +18,8 @@ class Backoff(Request):
 
 class Webhook(Request):
     url: str
-    #: One secret, or several valid ones, newest first. Without either, the present secrets stay. Answers show secrets
-    #: masked.
+    #: Secret that signs webhook calls, or several valid secrets, newest first. Without either field, the current
+    #: secrets stay. Answers show secrets masked.
     secret: str | UnsetType = UNSET
     secrets: list[str] | UnsetType = UNSET
     timeout: Duration | UnsetType = UNSET
@@ -43,14 +43,14 @@ class PutTopic(Request):
     end; `"defaults": null` gives them the newest defaults."""
 
     lease: Duration | UnsetType | None = UNSET
-    #: Limit of attempts; 0: no limit.
+    #: Limit of attempts to deliver a message; 0: no limit.
     max_attempts: int | UnsetType | None = UNSET
     #: Waits before retries: a list of durations, or the bounds between which waits grow.
     backoff: list[str | int | float] | Backoff | UnsetType | None = UNSET
-    #: Destination of dead letters: keep, or the name of another topic.
+    #: Destination of dead letters: keep (this topic), or the name of another topic.
     dead_letter: str | UnsetType | None = UNSET
     dead_retention: Duration | UnsetType | None = UNSET
-    #: Limits in messages per second.
+    #: Limits in messages per second: hand-outs, publishes, hand-outs of messages that fell due in an outage or pause.
     rate: float | UnsetType | None = UNSET
     publish_rate: float | UnsetType | None = UNSET
     catch_up_rate: float | UnsetType | None = UNSET
@@ -68,7 +68,6 @@ class PutTopic(Request):
 
 
 class Pause(Request):
-    #: Reason that is shown with the topic while it is paused.
     reason: str | None = None
 
 
@@ -97,8 +96,8 @@ class AlertOut(Document, frozen=True):
 
 
 class Lateness(Document, frozen=True):
-    """Time from deliver_at to the hand-out, over the last five minutes of this leader. p50 and p99 are at most 0.8 %
-    too high; the maximum is exact."""
+    """Time from deliver_at to the hand-out, for messages that this leader handed out in the last five minutes. p50 and
+    p99 are at most 0.8 % too high; the maximum is exact."""
 
     count: int
     p50_ms: float
@@ -121,7 +120,7 @@ class Topic(Document, Generic[At], frozen=True):
     leased: int
     dead: int
     oldest_ready_age_ms: int | None
-    #: Size of the records of pending messages.
+    #: Size of the records of pending messages, in bytes.
     bytes: int
     #: Lateness of recent hand-outs; None: there were none.
     lateness: Lateness | None

@@ -134,7 +134,7 @@ GROUPS = {
 
 def build(typed: Sequence[str] = ()) -> App:
     """The application. typed: words of the command line; only the typed command gets its docstring as help text."""
-    # Flags get no --no-… variants, and a list option takes one value per flag.
+    # Flags have no --no-… variants, and an option that takes a list has one value each time it is given.
     default = Parameter(negative="", consume_multiple=False)
     app = App(
         name="hadelay",
@@ -144,7 +144,7 @@ def build(typed: Sequence[str] = ()) -> App:
         default_parameter=default,
         error_console=Console(stderr=True),
         help_format="plaintext",
-        suppress_keyboard_interrupt=False,  # run() returns an exit code for KeyboardInterrupt
+        suppress_keyboard_interrupt=False,  # run() handles KeyboardInterrupt and returns an exit code
     )
     groups = {"": app}
     for path, text in GROUPS.items():
@@ -171,7 +171,6 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run one command line; returns the exit code."""
     app = build(argv)
     call: Callable[..., Any] = app
     as_json = wants_json(argv)
@@ -213,7 +212,7 @@ def run(argv: Sequence[str]) -> int:
     return code
 
 
-#: Option names that users know from other systems → the options here.
+#: Option names of other systems → the names in hadelay, for error messages.
 _SYNONYMS = {
     "--at": "--deliver-at", "--in": "--delay", "--after": "--delay", "--eta": "--deliver-at", "--countdown": "--delay",
     "--max-retries": "--max-attempts", "--retries": "--max-attempts", "--visibility-timeout": "--lease",
@@ -223,7 +222,6 @@ _SYNONYMS = {
 
 
 def _usage(error: CycloptsError) -> str:
-    """Error message for a wrong command line, with the help command."""
     path = " ".join(error.command_chain or ())
     text = str(error)
     found = re.match(r"Unknown option: (--[a-z-]+)", text)
@@ -235,7 +233,7 @@ def _usage(error: CycloptsError) -> str:
 
 
 def wants_json(argv: Sequence[str]) -> bool:
-    """Whether errors go out as JSON, read from the typed words: a wrong command line has no parsed options."""
+    """Whether to print errors as JSON. Reads the typed words: a wrong command line has no parsed options."""
     typed = re.search(r"\0(?:-o|--output)[=\0]?([^\0]*)", "\0".join(["", *argv]).partition("\0--\0")[0])
     return (typed[1] if typed else os.environ.get("HADELAY_OUTPUT")) == "json"
 

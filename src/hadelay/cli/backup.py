@@ -26,7 +26,7 @@ from hadelay.storage.backup import BLOCK, Archive, Backup, Contents, LocalBackup
 #: Limit in bytes of one read of a snapshot's file.
 _PART = 4 << 20
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-#: Errors after which the backup is tried on another node.
+#: Errors of a node after which the backup is tried on another node.
 _ELSEWHERE = (ConnectionError, TimeoutError, NoLeader, NotFound, Overloaded, DamagedFile)
 
 
@@ -64,7 +64,7 @@ def create(directory: str, /, *, rate: str = "", keep: int = 2, remote: Remote =
             note(f"{url}: {error}")
             problem = error
             continue
-        except OSError as error:  # the backup's disk or store failed, not the node
+        except OSError as error:  # the backup's own disk or object store failed, not the node
             raise OSError(
                 f"{archive.where}: {error}. No backup was added, and earlier backups are unchanged. Fix the cause and "
                 "run the command again to continue"
@@ -107,7 +107,6 @@ def summary(backup: Backup) -> dict[str, Any]:
 
 
 def _rate(text: str) -> float:
-    """Parse a rate in bytes per second; inf for an empty text."""
     if not text:
         return float("inf")
     found = re.fullmatch(r"(\d+)(|KiB|MiB|GiB)", text, re.ASCII)
@@ -118,8 +117,7 @@ def _rate(text: str) -> float:
 
 
 def _nodes(remote: Remote) -> list[str]:
-    """URLs of all nodes: followers by lag, then the leader, then --servers, because advertised URLs may be unreachable
-    from this machine."""
+    """URLs of all nodes: followers by lag, the leader, then --servers, as advertised URLs may be unreachable."""
     members = call(remote, "GET", "/v1/cluster", needs="members")["members"]
     live = [member for member in members if member["http"] and member["role"] in ("leader", "follower")]
     live.sort(key=lambda member: (member["role"] == "leader", member["lag"]))
@@ -127,8 +125,8 @@ def _nodes(remote: Remote) -> list[str]:
 
 
 class Copying:
-    """Copies one snapshot of one node to the backup's location. ask: `call` to that node. hidden: show no progress
-    bar."""
+    """Copies a snapshot of a node to the backup's location. ask: function that sends a request to the node. hidden:
+    show no progress bar."""
 
     def __init__(self, archive: Archive, ask: Callable[..., Any], rate: float, *, hidden: bool = False) -> None:
         self.archive, self.ask, self.rate, self.hidden = archive, ask, rate, hidden

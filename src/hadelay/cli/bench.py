@@ -31,7 +31,7 @@ def bench(
     """
     if min(count, batch, threads) < 1 or size < 0:
         raise BadRequest("--count, --batch and --threads are at least 1")
-    # Fails at once without a cluster, whereas the client would retry
+    # Without a cluster, this request fails at once; the client's requests would be retried.
     call(remote, "GET", "/v1/cluster", needs="members")
     topic = f"bench-{secrets.token_hex(3)}"
     batches = iter([batch] * (count // batch) + [count % batch] * (count % batch > 0))

@@ -1,5 +1,4 @@
-"""`hadelay cluster certs`: a small certificate authority (CA) for one cluster, run by the openssl command, version 3
-or newer.
+"""`hadelay cluster certs`: a small certificate authority (CA), run by the openssl command, version 3 or later.
 
 docs/howto/security.md says what a node's certificate needs if another CA signs it.
 """

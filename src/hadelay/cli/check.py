@@ -52,7 +52,7 @@ def _same_index(timeout_s: float, remote: Remote) -> dict[str, Any]:
 
 
 def _differences(answers: dict[str, Any]) -> list[dict[str, Any]]:
-    """A row per file that differs between nodes: its length and checksum on each node."""
+    """Rows for the files that differ between nodes: length and checksum of the file on each node."""
     seen: dict[tuple[str, str], dict[str, str]] = {}
     for name, answer in answers.items():
         for hour in answer["hours"]:

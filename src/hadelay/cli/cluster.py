@@ -158,7 +158,7 @@ def _wait(remote: Remote, name: str) -> None:
 
 
 def _say_how_many(remote: Remote) -> None:
-    with suppress(HadelayError, OSError):  # ignored: the change is done, and the asked node may be the removed node
+    with suppress(HadelayError, OSError):  # ignore errors: the change is done; the asked node may be the removed node
         voters = sum(member["role"] != "learner" for member in _members(remote).values())
         spare = (voters - 1) // 2
         loss = {0: "stops when one of them is lost", 1: "survives the loss of any one"}
@@ -172,7 +172,7 @@ def bootstrap(*, printing: Printing = Printing()) -> None:
     The command does not use the network. The hash goes into a node's configuration, so only operators who can change
     the configuration can create the first token.
     """
-    # Same format as in http/access.py, which the command line does not import.
+    # Same token format as in http/access.py, which the command line does not import.
     token = "hadelay_" + secrets.token_urlsafe(32)
     digest = hashlib.sha256(token.encode()).hexdigest()
     show({"token": token, "security.bootstrap_token_hash": digest}, printing)

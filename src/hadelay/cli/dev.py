@@ -31,8 +31,7 @@ _libc = ctypes.CDLL(None)
 
 
 class Layout(msgspec.Struct, kw_only=True):
-    """Content of cluster.json. founded: every node was ready once, so a node whose data directory is empty has lost
-    data."""
+    """Content of cluster.json. founded: all nodes were ready once; an empty data directory is now a data loss."""
 
     id: str
     nodes: int
@@ -199,7 +198,6 @@ class _Cluster:
         raise HadelayError(f"{name} ended before it was ready; {self._log_tail(name)}")
 
     def _greet(self) -> None:
-        """Record that the nodes hold data from now on, then print the nodes and a first command."""
         self.layout.founded = True
         self.layout.save(self.directory)
         nodes = [

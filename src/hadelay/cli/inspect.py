@@ -106,7 +106,6 @@ def _cell(name: str, value: Any) -> Any:
 
 
 def _text(value: Any) -> Any:
-    """Bytes as text if printable, else as hex."""
     if not isinstance(value, bytes):
         return value
     try:

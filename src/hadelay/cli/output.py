@@ -19,7 +19,7 @@ from hadelay.errors import BadRequest, HadelayError
 
 R = TypeVar("R")
 Format = Literal["table", "json"]
-#: Addresses of the nodes of `hadelay dev`, and of the files in cluster/.
+#: Default node addresses, used by `hadelay dev` and by the configuration files in the directory cluster/.
 LOCAL_SERVERS = "http://127.0.0.1:8400,http://127.0.0.1:8401,http://127.0.0.1:8402"
 #: Number of messages per page of a listing.
 PAGE = 1_000
@@ -60,14 +60,13 @@ class Remote(Printing):
 
 
 def option(name: str, kind: Any, default: Any, help: str) -> Argument:
-    """An option of a command that is declared elsewhere. default: dataclasses.MISSING for a required option."""
+    """Make an option for `takes`. default: dataclasses.MISSING for a required option."""
     default = Argument.empty if default is MISSING else default
     return Argument(name, Argument.KEYWORD_ONLY, default=default, annotation=Annotated[kind, Parameter(help=help)])
 
 
 def takes(options: Iterable[Argument], help: str = "") -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """Decorator that adds `options` to a command, which receives them in **given. help: docstring for a command without
-    one."""
+    """Decorator that adds `options` to a command, as **given. help: docstring for a command that has none."""
 
     def decorate(command: Callable[..., R]) -> Callable[..., R]:
         own = [one for one in signature(command, eval_str=True).parameters.values() if one.kind is not one.VAR_KEYWORD]
@@ -88,7 +87,6 @@ def emit_json(value: Any) -> None:
 
 
 def note(text: str) -> None:
-    """Print a note for people, on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -111,7 +109,6 @@ class Declined(HadelayError):
 
 
 def table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    """Print rows as a table (see `table_lines`)."""
     for line in table_lines(rows, columns):
         print(line)
 
@@ -145,7 +142,6 @@ def _columns() -> int:
 
 
 def _lines(text: str, width: int) -> list[str]:
-    """Lines of at most `width` characters, or of a single longer word."""
     return wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
@@ -178,8 +174,7 @@ def _grid_lines(rows: Sequence[Mapping[str, str]], widths: Mapping[str, int]) ->
 def progress(
     total: int | None, done: int = 0, *, hidden: bool = False, sizes: bool = False
 ) -> Iterator[Callable[..., None]]:  # fmt: skip
-    """Progress bar on a terminal's stderr; yields update(completed=…) or update(advance=…). sizes: the bar counts
-    bytes."""
+    """Progress bar on a terminal's stderr; yields update(completed=…), or advance=…. sizes: count bytes."""
     from rich import progress as rich
     from rich.console import Console
 
@@ -192,7 +187,7 @@ def progress(
 
 
 def fields(value: Mapping[str, Any]) -> None:
-    """Print one mapping, a line per field."""
+    """Print a mapping, one line per field."""
     for line in _field_lines(value):
         print(line)
 
@@ -218,7 +213,7 @@ def cell(value: Any) -> str:
         return " ".join(f"{k}={cell(v)}" for k, v in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(cell(item) for item in value)
-    # A key or a reason may contain control sequences of terminals.
+    # Replace control sequences of terminals, which a key or a reason may contain.
     return "".join(c if c.isprintable() else "�" for c in str(value))
 
 

@@ -16,13 +16,13 @@ from hadelay.errors import ConfigError
 from hadelay.pipeline import jobs
 from hadelay.pipeline.schema import Options
 
-__all__ = ["Format"]  # type annotations inherited from Printing are resolved in this module
+__all__ = ["Format"]  # needed to resolve the type annotations inherited from Printing
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Running(Printing):
-    """Options of every job."""
+    """Options of every pipeline job."""
 
     endpoint: Annotated[str, Parameter(env_var="HADELAY_SERVERS")] = ""
     "URLs of nodes, separated by commas."
@@ -63,9 +63,9 @@ class SourceOptions(Running):
     "Compare every file with its checksum before reading. Archiving always does."
 
     def options(self, given: dict[str, Any]) -> Options:
-        """Move the data source's options out of `given`, the typed options of a command, and return them as Options."""
+        """Remove the data source's options from `given` (the options of a command), and return them as Options."""
         read = {name: given.pop(name) for name in Options.__dataclass_fields__ if name in given}
-        # Check no row checksums where the job compares whole files with their checksums, that is, without onTorn=skip.
+        # Without onTorn=skip, the job compares whole files with their checksums and need not check each row's checksum.
         verify = self.verify and read.get("on_torn") == "skip"
         endpoint = "" if read.get("path") else self.endpoint
         return Options(endpoint=endpoint, token=self.token, verify=verify, **read)
@@ -76,8 +76,7 @@ _READ = ("path", "hour_from", "hour_to", "on_torn", "as_of")
 
 
 def _takes(kind: Any, *read: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Decorator that adds options to a command: the fields of `kind` with a help text, and the data source's options in
-    `read`."""
+    """Decorator that adds options to a command: fields of `kind` with a help text, and `read`, of the data source."""
     types = get_type_hints(kind) | get_type_hints(Options)
     shown = [field for field in fields(kind) if "help" in field.metadata]
     shown += [Options.__dataclass_fields__[name] for name in read]
@@ -96,8 +95,7 @@ def _run(name: str, options: Any, source: Running) -> int:
 
 
 def _tell(summary: jobs.JobSummary, printing: Printing) -> int:
-    """Print the summary as JSON, or its rows as a table; returns the exit code. The column `hour` has no thousands
-    separators."""
+    """Print the summary as JSON or its rows as a table; returns the exit code. Hours have no thousands separators."""
     if printing.output == "json":
         emit_json(dict(summary))
     elif summary.columns:
@@ -195,7 +193,7 @@ def schedule(
     rejected = rejected or f"{Path(file).name}.rejected"
     write = WriteOptions(running.endpoint, running.token, topic, key, prefix, rejected, timeout=timeout)
     options = ScheduleOptions(write, file, format, columns)
-    total = count(options) if spark is None else 0  # no bar with Spark, which has its own
+    total = count(options) if spark is None else 0  # no bar with Spark, which shows a bar of its own
     with progress(total, hidden=total == 0) as update:
         done = run(spark, options, lambda published: update(completed=published.rows))
     if running.output == "json":

@@ -23,7 +23,7 @@ from hadelay.paths import encrypted_too, relayed, with_query
 #: Timeout of connecting, in seconds; the answer has its own timeout.
 _CONNECT_S = 3.0
 _MAX_REDIRECTS = 3
-#: Errors after which the next address is tried.
+#: Errors of a node after which the request is sent to the next address.
 _ASK_ANOTHER = (errors.NoLeader, errors.Overloaded, NotANode)
 
 
@@ -32,7 +32,7 @@ def call(
     query: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None, timeout_s: float = 15.0,
     decode: Callable[[bytes], Any] = msgspec.json.decode, node: str = "",
 ) -> Any:  # fmt: skip
-    """Send a request; returns the decoded answer (default: JSON). Refusals are raised as errors.*
+    """Send a request; returns the decoded answer (default: JSON). Raises a refusal as the class of hadelay.errors.
 
     body: bytes are sent unchanged, other values as JSON. needs: a member that every node's answer has, to recognise
     other servers; without `needs`, the answer is empty (204). Other content must have a node's header.
@@ -59,15 +59,14 @@ def call(
 
 
 def _cause(problems: Sequence[Exception], key: str | None) -> Exception:
-    """The error to raise for a request that failed at every address. problems: the errors, in order of the
-    addresses."""
+    """The error to raise for a request that failed at every address. problems: the errors, one per address."""
     if not problems:
         return ConnectionError("no server was given: use --servers")
     said = [error for error in problems if isinstance(error, HadelayError)]
     if not said:
         return type(problems[-1])("; ".join(map(str, problems)))
     unknown = next((error for error in said if not error.outcome_known), None)
-    # Errors such as BadRequest (NO_NEWS) do not tell the outcome of an earlier try, which may be unknown.
+    # Errors such as BadRequest (NO_NEWS) say nothing about the outcome of an earlier try, which may be unknown.
     if unknown is None or (said[-1].outcome_known and not isinstance(said[-1], (*_ASK_ANOTHER, *NO_NEWS))):
         return said[-1]
     if key is not None:
@@ -76,8 +75,8 @@ def _cause(problems: Sequence[Exception], key: str | None) -> Exception:
 
 
 def call_member(remote: Remote, member: Mapping[str, Any], method: str, path: str, **options: Any) -> Any:
-    """`call` to one member of GET /v1/cluster: at its advertised address, or at any of --servers where this member
-    answers, because this machine may not resolve an advertised name."""
+    """`call` to one member of the cluster: at its advertised address, or, because this machine may not resolve that
+    name, at any of --servers where the member answers."""
     servers = ",".join(filter(None, (member["http"], *remote.addresses())))
     return call(replace(remote, servers=servers), method, path, node=member["name"], **options)
 
@@ -135,7 +134,7 @@ def read_answer(
 
 
 def _exchange(url: str, request: _Request) -> RemoteAnswer:
-    """The answer of the node at `url`, or of the leader to which that node redirects."""
+    """Send the request to the node at `url`, or to the leader if the node redirects; returns the answer."""
     redirected_by = ""
     for _ in range(_MAX_REDIRECTS + 1):
         try:
@@ -168,7 +167,7 @@ def _connected(url: str, request: _Request) -> http.client.HTTPConnection:
         raise errors.BadRequest(f"{url!r}: expected a URL such as http://127.0.0.1:8400 (--servers, HADELAY_SERVERS)")
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname, parts.port, timeout=_CONNECT_S)
-    # Build the request before connecting: an invalid one must not open a connection.
+    # Build the request before connecting: an invalid request must not open a connection.
     connection.putrequest(request.method, request.target)
     for name, text in request.headers.items():
         connection.putheader(name, text.encode())

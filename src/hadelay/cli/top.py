@@ -10,13 +10,13 @@ from hadelay.cli.output import Remote, cell, emit_json, table_lines
 from hadelay.cli.remote import call, call_member
 from hadelay.errors import BadRequest, HadelayError
 
-#: Minimum number of observations in a bucket for interpolating a quantile in it.
+#: Minimum number of observations in a histogram bucket for interpolating a quantile within the bucket.
 _MANY = 30
 _TOPICS = ("topic", "scheduled", "ready", "leased", "dead", "oldest_ready_age_ms", "late_p99_ms")
 _NODES = ("node", "role", "lag", "cpu", "memory_mb", "sync_p99_ms", "loop_p99_ms", "clock_ms", "connections", "detail")
-#: Limit of free disk space for a warning, in bytes; the same as in the alert HadelayDiskFull.
+#: Free disk space, in bytes, below which a warning is shown; the same as in the alert HadelayDiskFull.
 _LITTLE = 1 << 30
-#: Sample of a node's metrics: series, as /metrics writes its name and labels → value.
+#: Sample of a node's metrics: series, named as in /metrics with labels → value.
 Sample = dict[str, float]
 
 
@@ -85,7 +85,7 @@ def _parse(text: str) -> Sample:
 
 
 def _rates(before: dict[str, Sample], now: dict[str, Sample], leader: str | None, seconds: float) -> dict[str, Any]:
-    """Rates per second between two samples; None if a sample of a node, or of the leader, is missing."""
+    """Rates per second between two samples of the metrics; None if a node's or the leader's sample is missing."""
     both = [(before[name], now[name]) for name in now if name in before]
     requests = sum(
         value - first.get(series, 0)
@@ -109,7 +109,7 @@ def _rates(before: dict[str, Sample], now: dict[str, Sample], leader: str | None
 
 
 def _late(part: float, before: Sample | None, now: Sample | None) -> float | None:
-    """The quantile `part` of lateness between two samples, in ms, limited to the node's maximum."""
+    """Quantile `part` (0 to 1) of the lateness between two samples, in ms, limited to the node's maximum."""
     found = _quantile(part, "hadelay_delivery_lateness_seconds", before, now)
     most = (now or {}).get("hadelay_delivery_lateness_max_seconds")
     return found if found is None or most is None else min(found, round(most * 1000, 1))

@@ -68,7 +68,7 @@ def get(topic: Topic, /, *, remote: Remote = Remote()) -> None:
     show(call(remote, "GET", f"/v1/topics/{segment(topic)}", needs="scheduled"), remote)
 
 
-#: Settings with their own commands or options.
+#: Topic settings that have commands or options of their own.
 _OTHERS = ("webhook", "alert", "paused", "paused_reason")
 _DEFAULT = "default"
 
@@ -217,7 +217,6 @@ def _retries(topic: dict[str, Any]) -> dict[str, Any]:
 
 
 def _backoff(settings: TopicSettings) -> Any:
-    """The backoff in the API's format."""
     of = settings.backoff
     if not isinstance(of, Exponential):
         return list(of)

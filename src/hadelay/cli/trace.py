@@ -31,7 +31,7 @@ def trace(
     query = {"stale": stale}
     message = call(remote, "GET", message_path(id, topic, key), needs="state", query=query)
     settings: dict[str, Any] = {}
-    with suppress(HadelayError):  # deleted topic: the trace continues without its settings
+    with suppress(HadelayError):  # a deleted topic has no settings; the trace continues without them
         settings = call(remote, "GET", f"/v1/topics/{segment(message['topic'])}", needs="scheduled", query=query)
     cluster = call(remote, "GET", "/v1/cluster", needs="members", query={"stale": True})
     nodes = [_at(member, message, remote) for member in cluster["members"]]
@@ -83,7 +83,7 @@ def _paused(topic: dict[str, Any]) -> str:
 
 
 def _waits_for(topic: dict[str, Any], now: str) -> str:
-    """The first reason why a due message has not been handed out."""
+    """The main reason why a due message has not been handed out."""
     limit, consumers = topic.get("concurrency"), topic.get("consumers")
     if paused := _paused(topic):
         return paused.removeprefix("; ")
@@ -104,13 +104,11 @@ def _waits_for(topic: dict[str, Any], now: str) -> str:
 
 
 def _ms(start: str, end: str) -> float:
-    """Milliseconds between two instants, at least 0."""
     return max(0.0, (_instant(end) - _instant(start)).total_seconds() * 1000)
 
 
 def _at(member: dict[str, Any], message: dict[str, Any], remote: Remote) -> dict[str, Any]:
-    """One member's own view of the message, which may lag. If there is no view, `state` is None and `detail` has the
-    error."""
+    """A member's own view of the message, which may lag; on failure, `state` is None and `detail` has the error."""
     row = {"node": member["name"], "role": member["role"], "state": None, "events": None, "detail": ""}
     try:
         path = f"/v1/messages/{message['id']}"
@@ -123,7 +121,7 @@ def _at(member: dict[str, Any], message: dict[str, Any], remote: Remote) -> dict
 
 
 def _timeline(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Events of the message by time, with the due time of each attempt."""
+    """Events of the message in order of time, and an event for the due time of each attempt."""
     due = sorted({message["deliver_at"], *(e["due_at"] for e in message["history"] if e.get("due_at"))})
     happened = [{"at": message["published_at"], "event": "published"}, *message["history"]]
     happened += [{"at": at, "event": "due"} for at in due]
@@ -133,7 +131,7 @@ def _timeline(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _places(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Hours whose files have entries of the message, in order."""
+    """Hours whose files have index entries of the message, oldest first."""
     _, hour, index = unpack_id(decode_id(message["id"]))
     yield {"hour": hour_name(hour), "entry": index, "as": "filed first"}
     for entry in message["history"]:

@@ -1,4 +1,4 @@
-"""`AsyncClient`, its blocking twin `Client`, and their types. `X as X` makes X public for type checkers."""
+"""`AsyncClient`, the blocking `Client`, and their types. `import X as X` makes X public for type checkers."""
 
 from hadelay.api.problems import NotANode as NotANode
 from hadelay.api.problems import Unreachable as Unreachable

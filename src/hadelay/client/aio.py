@@ -126,7 +126,6 @@ class AsyncClient(Requests):
         return results
 
     async def _put_batch(self, key: str, n: int, items: list[dict[str, Any]], timeout: float | None) -> list[PutResult]:
-        """Send request number `n` of a `put_many`."""
         headers = {**wire.MSGPACK, "Idempotency-Key": f"{key}.{n}"}
         if trace := wire.present_span():
             headers["traceparent"] = trace
@@ -137,8 +136,7 @@ class AsyncClient(Requests):
                 "POST", "/v1/messages:batch", read, data=data, headers=headers, timeout_s=timeout
             )
         except HadelayError as error:
-            # The error has the key of the whole put_many: a repetition with this key publishes no message of earlier
-            # requests again.
+            # Set the key of the whole put_many: a repetition with it publishes no earlier request's messages again.
             error.extra["idempotency_key"] = key
             raise
 
@@ -205,5 +203,5 @@ class AsyncClient(Requests):
                 finally:
                     await consumer.drain(drain_s)
         finally:
-            consumer.give_up()  # gives back messages whose tasks were cancelled before their first turn
+            consumer.give_up()  # also gives back messages whose tasks were cancelled before they began
             await consumer.close()

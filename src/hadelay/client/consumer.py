@@ -21,19 +21,19 @@ from hadelay.errors import BadRequest, HadelayError
 
 log = logging.getLogger(__name__)
 
-#: Shortest and longest pause after a poll that failed with all its retries, in seconds.
+#: Minimum and maximum pause after a poll that failed with all its retries, in seconds.
 _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _MAX_POLL = 1_000
-#: Timeout in seconds of the last poll after a stop: it fetches messages that the cancelled poll was granted.
+#: Timeout in seconds of the last poll after a stop, which fetches messages that the cancelled poll was granted.
 _LAST_POLL_S = 2.0
-#: How a lease is settled: verb, delay, reason.
+#: Settlement of a lease: verb, delay, reason.
 _How = tuple[str, Delay | None, str | None]
 _ACK: _How = ("ack", None, None)
 _GIVE_BACK: _How = ("give back", None, "the consumer stopped")
 
 
 class Leased(Message, kw_only=True):
-    """A message of a consumer. Leave `async with` cleanly to ack it, by an exception to nack it.
+    """A message of a consumer. `async with` acks the message at the end, or nacks it on an exception.
 
     A stop is no failure: after a cancellation, Ctrl-C or SystemExit the message goes back at once, and the attempt does
     not count. So put a timeout inside: one around `async with` cancels it.
@@ -43,13 +43,11 @@ class Leased(Message, kw_only=True):
     _settled: bool = False
 
     async def ack(self) -> AckOutcome:
-        """Ack the message. Returns `acked`, `already_acked`, or `lease_lost`: another consumer may have the message
-        now."""
+        """Ack the message. Returns `acked`, `already_acked` or `lease_lost` (others may have the message now)."""
         return await self._consumer.settle(self, _ACK)  # type: ignore[no-any-return]
 
     async def nack(self, delay: Delay | None = None, *, reason: str | None = None) -> NackOutcome:
-        """Nack the message: it is due again after `delay`, or after the topic's backoff; `reason` is kept with the
-        message."""
+        """Nack the message: it is due again after `delay`, or the topic's backoff. `reason` is stored."""
         return await self._consumer.settle(self, ("nack", delay, reason))  # type: ignore[no-any-return]
 
     async def extend(self, lease: Delay) -> ExtendOutcome:
@@ -121,7 +119,7 @@ class Consumer:
             await self.close()
 
     async def __anext__(self) -> Leased:
-        """The next message, for callers that always `close` the consumer themselves."""
+        """Get the next message; for callers that always `close` the consumer themselves."""
         if not self._tasks and not self._stopped:
             self._registry.add(self)
             self._tasks = [asyncio.create_task(self._fetch()), asyncio.create_task(self._extend())]
@@ -180,8 +178,7 @@ class Consumer:
         try:
             await self._poll()
         except asyncio.CancelledError:
-            # The poll is cancelled by `stop`, or by the end of the event loop, which waits for no task that begins
-            # later.
+            # Poll cancelled by `stop`, or by the end of the event loop, which does not wait for tasks created later.
             self._give_back_queued()
             if self._sender is not None:
                 await asyncio.wait([self._sender])
@@ -200,13 +197,12 @@ class Consumer:
             try:
                 messages = await self._receive(request_id=request_id, max=min(room, _MAX_POLL))
             except asyncio.CancelledError:
-                # The cancelled request may have been granted messages: repeat the request to get them, and give them
-                # back.
+                # The cancelled poll may have been granted messages: repeat its request to give them back.
                 with contextlib.suppress(Exception):
                     self._take(await self._receive(request_id=request_id, max=1, wait=0, timeout=_LAST_POLL_S))
                 raise
             except Exception as error:
-                # The user must learn that the poll ended: after a refusal, and also after an answer that no node sent.
+                # Raise for the user after a refusal, and after an answer that no node sent: retries would not help.
                 if not isinstance(error, HadelayError) or not error.retryable:
                     self._queue.put_nowait(error)
                     return
@@ -248,17 +244,16 @@ class Consumer:
         return await asyncio.shield(self._order(message, how))
 
     async def give_back(self, message: Leased, why: BaseException) -> None:
-        """Give back a message; the attempt does not count. why: the exception; SystemExit and KeyboardInterrupt also
-        stop the consumer."""
+        """Give back a message; the attempt does not count. why: SystemExit and KeyboardInterrupt stop the consumer."""
         if not isinstance(why, asyncio.CancelledError):
             self.stop()
         if self._tasks[0].cancelling():
-            # Wait for the end of the poll: its last request might be granted the given-back message again.
+            # Wait for the end of the poll: its last request could be granted this message again.
             await asyncio.wait(self._tasks[:1])
         await self.settle(message, _GIVE_BACK)
 
     def give_up(self) -> None:
-        """Give back messages that were handed out and are not settled: no handler works on them any more."""
+        """Give back all messages that were handed out and are not settled, because their handlers have ended."""
         for message in self.held.values():
             if not message._settled:
                 self._order(message, _GIVE_BACK)
@@ -276,12 +271,11 @@ class Consumer:
         try:
             await self._send_orders()
         finally:
-            # At its end, the event loop cancels every task, this one too; send the settlements of cancelled handlers
-            # first.
+            # The event loop, when it ends, cancels this task too: first send settlements of cancelled handlers.
             await self._send_orders()
 
     async def _send_orders(self) -> None:
-        """Send settlements until none is left, with one request per kind of settlement in turn."""
+        """Send settlements until none is left: one request per kind of settlement (ack, nack, give back), in turn."""
         while self._orders:
             how = next(iter(self._orders))
             leases = list(self._orders[how])
@@ -296,7 +290,7 @@ class Consumer:
                     future.set_result(outcome)
                 else:
                     future.set_exception(outcome)
-                    future.exception()  # no warning from asyncio if no caller waits for the future any more
+                    future.exception()  # asyncio would warn if no caller waits for the future any more
                 self._forget(lease)
             if futures:
                 self._orders[how] = futures

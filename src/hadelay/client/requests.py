@@ -36,7 +36,7 @@ from hadelay.paths import message_path, segment, with_query
 T = TypeVar("T")
 Topics = str | Sequence[str]
 
-#: Time in seconds that a poll may last beyond its wait; then its node counts as not answering.
+#: Time in seconds that the answer to a poll may take beyond the poll's wait; then the node counts as unreachable.
 _POLL_GRACE_S = 5.0
 #: Limit of leases in one request; nodes have the same limit.
 _MAX_LEASES = 10_000
@@ -60,7 +60,7 @@ class Requests:
         body: bool = False,
         stale: bool = False,
     ) -> MessageInfo:
-        """State and history of a message: by its id, or the message published last under `key` in `topic`."""
+        """State and history of a message: by id, or by topic and key (the message published last with the key)."""
         return await self._get(message_path(message_id, topic, key), MessageInfo, body=body, stale=stale)
 
     async def messages(
@@ -106,7 +106,7 @@ class Requests:
         delay: Delay | None = None,
         at: When | None = None,
     ) -> Rescheduled:
-        """Make a message due at another time, `delay` from now or `at`; its id stays. By id, or by topic and key.
+        """Make a message due `delay` from now, or `at` a time; its id stays. Name it by id, or by topic and key.
 
         Raises Conflict when it is not pending; `outcome` of the error: leased, acked, cancelled, expired or dead.
         """
@@ -118,7 +118,7 @@ class Requests:
     async def deliver_now(
         self, message_id: str | None = None, *, topic: str | None = None, key: str | None = None
     ) -> Rescheduled:
-        """`reschedule` a message to now. A message that is already due keeps its place in due order."""
+        """Make a message due now. A message that is already due keeps its position in due order."""
         return await self.reschedule(message_id, topic=topic, key=key, delay=0)
 
     async def receive(
@@ -213,7 +213,7 @@ class Requests:
     async def purge(
         self, name: str, states: Sequence[Literal["scheduled", "ready", "dead"]] = ("scheduled", "ready")
     ) -> None:
-        """Cancel all messages that are in `states` now, without a look at each message; dead letters are deleted."""
+        """Cancel a topic's messages that are in `states` now, without reading each one; dead letters are deleted."""
         await self._send("POST", f"/v1/topics/{segment(name)}:purge", {"states": each(states)}, messages.Purged)
 
     async def dead(
@@ -267,7 +267,7 @@ class Requests:
         await self._delete(f"/v1/cluster/members/{segment(name)}")
 
     async def hours(self) -> HoursInfo:
-        """Hour files of the node that answers. A client with a single address knows which node that is."""
+        """Hour files of the node that answers. With a single address, a client knows which node answers."""
         return await self._get("/v1/hours", HoursInfo)
 
     async def names(self) -> Names:

@@ -1,4 +1,4 @@
-"""The blocking twin: the same methods, run on one background event loop.
+"""The blocking client: AsyncClient's methods, run on a background event loop that all clients share.
 
 Methods are declared once, on AsyncClient; `_blocking` gives them here with the same parameters, types and docstrings.
 All clients of a process share the loop's thread, which a fork starts again. A client without `close` is closed when
@@ -26,8 +26,7 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 _THREAD = "hadelay-client"
-#: Reentrant lock: garbage collection on a thread that holds the lock may close an abandoned iteration, which takes the
-#: lock.
+#: Reentrant lock: garbage collection in the thread that holds the lock may close an iteration, which takes the lock.
 _lock = threading.RLock()
 _background: asyncio.AbstractEventLoop | None = None
 #: Clients of this process that may have connections.
@@ -60,7 +59,7 @@ async def _leave(client: AsyncClient) -> None:
 
 def _at_exit() -> None:
     clients = list(_used)
-    _used.clear()  # before the wait: after Ctrl-C ends it, nothing may wait for the event loop
+    _used.clear()  # before the wait: if Ctrl-C ends the wait, nothing else may wait for the event loop
 
     async def leave() -> None:
         await asyncio.gather(*map(_leave, clients), return_exceptions=True)
@@ -70,8 +69,7 @@ def _at_exit() -> None:
 
 
 def _dropped(client: AsyncClient) -> None:
-    """Close the AsyncClient of a garbage-collected Client. Waits for nothing: this may run on any thread, which may
-    hold any lock."""
+    """Close the AsyncClient of a garbage-collected Client. Must not wait: any thread, with any lock, may run this."""
     if client in _used and _background is not None:
         _used.discard(client)
         asyncio.run_coroutine_threadsafe(_leave(client), _background)
@@ -101,8 +99,7 @@ def _wait(coroutine: Coroutine[Any, Any, R], _: Client | None = None) -> R:
 def _blocking(
     method: Callable[Concatenate[AsyncClient, P], A], result: Callable[[A, Client], R]
 ) -> Callable[Concatenate[Client, P], R]:
-    """Make a method of Client from `method`, with its parameters, types and docstring. result: turns the method's
-    result into a blocking one."""
+    """Make a method of Client from `method`. result: function that makes the method's result blocking."""
 
     @functools.wraps(method)
     def call(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -112,7 +109,7 @@ def _blocking(
 
 
 def _each(iterator: AsyncIterator[R], client: Client) -> Generator[R, None, None]:
-    """Items of an async iterator of `client`. The generator keeps `client` from being garbage-collected meanwhile."""
+    """Iterate over an async iterator, blocking. The reference to `client` keeps it from being garbage-collected."""
     of = client._client
     try:
         while True:
@@ -124,7 +121,7 @@ def _each(iterator: AsyncIterator[R], client: Client) -> Generator[R, None, None
                 return
     finally:
         if of not in _used:
-            pass  # the iterator is the parent process's, or was closed at the interpreter's end
+            pass  # the iterator belongs to the parent process, or was closed at the interpreter's end
         elif threading.current_thread().name == _THREAD:
             # The generator is garbage-collected on the event loop's own thread, which must not wait for itself.
             asyncio.run_coroutine_threadsafe(_end(iterator), _loop())
@@ -133,19 +130,19 @@ def _each(iterator: AsyncIterator[R], client: Client) -> Generator[R, None, None
 
 
 async def _end(iterator: Any) -> None:
-    """Close a consumer, or a generator, even if the wait for its next item was cancelled a moment ago."""
+    """Close a consumer or a generator. Works even if the wait for its next item was cancelled a moment ago."""
     while getattr(iterator, "ag_running", False):  # noqa: ASYNC110
         await asyncio.sleep(0.001)
     await (iterator.close() if isinstance(iterator, Consumer) else iterator.aclose())
 
 
 class Delivered:
-    """A message of `Client.consume`: all members of Message, and `with` to ack it or, on an exception, nack it."""
+    """A message of `Client.consume`, with all fields of Message. `with` acks it, or nacks it on an exception."""
 
     def __init__(self, leased: Leased, client: Client) -> None:
         self.message: Message = leased
         self._leased = leased
-        # The references keep the client from being garbage-collected while the message may be settled.
+        # These references keep the client from being garbage-collected while the message may be settled.
         self._client, self._of = client, client._client
 
     def __getattr__(self, name: str) -> Any:
@@ -185,7 +182,7 @@ class Consuming(Iterator[Delivered]):
         return Delivered(next(self._messages), self._client)
 
     def stop(self) -> None:
-        """Fetch no more, and end the loop after the message in hand. Other fetched messages go back at once, and the
+        """Fetch no more, and end the loop after the current message. Other fetched messages go back at once, and their
         attempt does not count. Any thread and any signal handler may call this."""
         _loop().call_soon_threadsafe(self._consumer.stop)
 

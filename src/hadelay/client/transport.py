@@ -41,7 +41,7 @@ class HttpAnswer(NamedTuple):
     status: int
     headers: Mapping[str, str]
     body: bytes
-    #: Whether the request was repeated: the node may have carried out an earlier try, too.
+    #: Whether the request was sent more than once: the node may have carried out an earlier try, too.
     resent: bool = False
 
 
@@ -71,7 +71,7 @@ def _address(text: str) -> bool:
     try:
         parts = urlsplit(text)
         found = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # raised for an invalid port
+    except ValueError:  # urlsplit raises ValueError for an invalid port
         return False
     return bool(found) and not parts.path and not parts.query and not re.search(r"\s", text)
 
@@ -111,9 +111,9 @@ class Transport:
         except OSError as error:
             raise OSError(f"ca {ca}: {error.strerror or error}") from None
         self.timeout_s = timeout_s
-        #: Address of the leader at the last redirect; receives go there first.
+        #: Address to which a node last redirected, which is the leader's; receives go there first.
         self.leader: str | None = None
-        #: Redirect address that could not be connected → monotonic time until which it is not tried again.
+        #: Redirect addresses that refused a connection → monotonic time until which an address is not tried again.
         self._avoided: dict[str, float] = {}
         self._at = random.randrange(len(self.urls))
         self._headers = {"User-Agent": f"hadelay-python/{VERSION}"}
@@ -169,7 +169,7 @@ class Transport:
         total_s = self.timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + total_s
         if retry and answer_within_s is None:
-            # A frozen node never answers, so each address gets its share of the time.
+            # A frozen node never answers, so each address gets an equal part of the total time.
             answer_within_s = total_s / len(self.urls)
         backoff_s = _FIRST_BACKOFF_S
         failures = strangers = 0
@@ -182,11 +182,11 @@ class Transport:
                 if not error.outcome_known:
                     unknown = error
                 failures += 1
-                # No node answers at this address, but another address may be right. If no address has a node, waiting
-                # does not help.
+                # Something other than a node answers at this address; another address may be right. If no address has a
+                # node, waiting does not help.
                 strangers = strangers + 1 if isinstance(error, NotANode) and not error.retryable else 0
                 again = strangers < len(self.urls) if strangers else _worth_retrying(error)
-                # A Retry-After of a proxy or another server concerns only the server's own address.
+                # A Retry-After from a proxy or another server concerns only that server's address.
                 alone = not error.of_a_node and len(self.urls) > 1
                 pause_s = 0.0 if alone else (error.retry_after_ms or 0) / 1000
                 # Try all addresses without a pause in between; pause only when each has failed.
@@ -204,9 +204,8 @@ class Transport:
     async def _try(
         self, request: _Request, read: Callable[[HttpAnswer], T], within_s: float, resent: bool, at: str = ""
     ) -> T:
-        """Try a request at one address, redirects included. at: address to use instead of the current one. A node may
-        advertise a name that this machine cannot resolve or reach; then the node that redirected there relays the
-        request."""
+        """Try a request at one address, redirects included. at: address to use instead of the current one. If this
+        machine cannot reach the address that a node redirects to, the redirecting node relays the request."""
         method, path, data, headers, to_leader = request
         until = time.monotonic() + within_s
         base = at or (self.leader if to_leader and self.leader else self.urls[self._at])
@@ -252,7 +251,7 @@ class Transport:
             raise _in_words(error, base, request, answered=answered) from None
 
     def _turn(self, failed: str) -> None:
-        """Go on from the failed address to the next, unless another request has done so already."""
+        """Switch from the failed address to the next, unless another request has switched already."""
         if failed == self.leader:
             self.leader = None
         if failed == self.urls[self._at]:

@@ -1,5 +1,5 @@
-"""Documents of the API with datetimes, as the client returns them. Unknown members are ignored, and enumerations are
-plain text, so that newer servers may add members and values."""
+"""API documents that the client returns, with datetimes. Unknown fields are ignored, and enumerations are plain text,
+so that newer servers may add fields and values."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -11,7 +11,6 @@ from msgspec import Struct, field
 from hadelay.api import cluster, messages, publishing, topics
 from hadelay.errors import HadelayError
 
-#: Types that users import from hadelay.client.
 __all__ = [
     "AckOutcome", "Alert", "Backoff", "Bucket", "ClusterInfo", "DeadLetter", "Delay", "ExtendOutcome", "Failure",
     "HoursInfo", "Member", "Message", "MessageInfo", "NackOutcome", "OnConflict", "Put", "PutResult", "Receipt",
@@ -28,7 +27,7 @@ When = datetime | str | int
 Body = Any
 
 State = Literal["scheduled", "ready", "leased", "acked", "cancelled", "expired", "dead"]
-#: Effect of a publish whose key has a pending message.
+#: Effect of a publish if a pending message has the same key.
 OnConflict = Literal["keep", "replace", "reject"]
 AckOutcome = Literal["acked", "already_acked", "lease_lost"]
 NackOutcome = Literal["nacked", "already_acked", "lease_lost"]
@@ -57,7 +56,7 @@ class Put(Struct, kw_only=True):
 class Receipt(publishing.Published[datetime], frozen=True):
     """Result of a publish: the message is on disk at a majority of the nodes."""
 
-    #: Whether the request was repeated because an answer was lost: `duplicate` may then come from the earlier try.
+    #: Whether the request was repeated because an answer was lost: `duplicate` may then come from an earlier try.
     resent: bool = False
 
 
@@ -66,8 +65,7 @@ class Rescheduled(messages.Rescheduled[datetime], frozen=True):
 
 
 class Message(Struct, kw_only=True):
-    """A leased message. The message is handed out again unless it is acked, or its lease extended, before
-    `lease_until`."""
+    """A leased message, which is handed out again unless acked or extended before `lease_until`."""
 
     id: str
     lease: str
@@ -77,7 +75,7 @@ class Message(Struct, kw_only=True):
     key: str | None = None
     tags: list[str] = []
     meta: dict[str, str] = {}
-    #: Span that published the message, if it was traced.
+    #: W3C traceparent of the span that published the message, if that was traced.
     traceparent: str | None = None
     deliver_at: datetime
     late_ms: int
@@ -131,7 +129,7 @@ class Redriven(messages.RedriveResult, frozen=True):
 
 
 class Backoff(TypedDict, total=False):
-    """Retry n waits min × factor^(n-1), at most max, less up to the part `jitter` of it."""
+    """Retry n waits min × factor^(n-1), at most max, changed by a random part of up to `jitter`."""
 
     min: Delay
     max: Delay
@@ -161,23 +159,23 @@ class Alert(TypedDict, total=False):
 class TopicSettings(TypedDict, total=False):
     """Settings of `put_topic`. Omitted settings are unchanged; None resets a setting."""
 
-    #: Default length of leases.
+    #: Default length of the topic's leases.
     lease: Delay | None
-    #: Attempts before a message is a dead letter; 0: no limit. Topics of feature level 3 or later: 84.
+    #: Attempts before a message is a dead letter; 0: no limit. Default of topics of feature level 3 or later: 84.
     max_attempts: int | None
-    #: Waits before retry 1, 2, …, the last repeats; or exponential. Topics of feature level 3 or later: 1 s doubling to
-    #: 1 h, each up to 10 % longer, so that 84 attempts take 72 hours at least.
+    #: Waits before retry 1, 2, …, of which the last repeats; or exponential. Default of topics of feature level 3 or
+    #: later: 1 s doubling to 1 h, each up to 10 % longer, so that 84 attempts take at least 72 hours.
     backoff: Sequence[Delay] | Backoff | None
-    #: "keep", or the topic that dead letters move to.
+    #: Destination of dead letters: "keep" (their own topic), or the name of another topic.
     dead_letter: str | None
     dead_retention: Delay | None
     #: Limits per second: hand-outs, publishes, and hand-outs of messages that fell due in an outage.
     rate: float | None
     publish_rate: float | None
     catch_up_rate: float | None
-    #: Limit of leased messages.
+    #: Limit of messages that are leased at the same time.
     concurrency: int | None
-    #: Limits of pending messages, and of the bytes of their records.
+    #: Limits of a topic's pending messages, and of the bytes of their records.
     max_messages: int | None
     max_bytes: int | None
     #: Time from the due time until a message expires.

@@ -1,5 +1,5 @@
-"""Headers, queries and bodies of the client's requests, and its answers. An error of decoding means that the answer is
-not a node's."""
+"""Encodes the client's requests and decodes the answers. A decoding error means that the answer did not come from a
+node."""
 
 import math
 import os
@@ -21,10 +21,10 @@ from hadelay.errors import BadRequest
 
 T = TypeVar("T")
 
-#: Text that a header carries unchanged: no space around it, and no control character.
+#: Pattern of texts that a header carries unchanged: no space around the text, and no control characters.
 HEADER_VALUE = re.compile(r"([^\0-\x20\x7f]([^\0-\x1f\x7f]*[^\0-\x20\x7f])?)?")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-#: Limits of one request of put_many: large enough that requests cost little, small enough that no message waits long.
+#: Limits of one put_many request, in messages and bytes: requests cost little, and no message waits long.
 BATCH_ITEMS, _BATCH_BYTES = 1_000, 8 << 20
 _HEADERS = {
     "delay": "Hadelay-Delay", "deliver_at": "Hadelay-Deliver-At", "key": "Hadelay-Key", "tags": "Hadelay-Tags",
@@ -39,7 +39,7 @@ def new_key() -> str:
 
 
 def own_or_new_key(given: str | None) -> str:
-    """The given Idempotency-Key, or a new one. ValueError for an empty key: all publishes with it would be the same."""
+    """The given Idempotency-Key, or a new one. ValueError for an empty key, which different publishes would share."""
     if given is None:
         return new_key()
     if not given or not HEADER_VALUE.fullmatch(given):
@@ -48,13 +48,11 @@ def own_or_new_key(given: str | None) -> str:
 
 
 def each(values: str | Iterable[str]) -> list[str]:
-    """A list of the values; a string is one value."""
     return [values] if isinstance(values, str) else list(values)
 
 
 def plain(value: Any) -> Any:
-    """Encode a duration, or settings with durations, for JSON. ValueError for nan and inf, which JSON would send as
-    null."""
+    """Encode a duration, or settings with durations, for JSON. ValueError for nan and inf, which JSON lacks."""
     if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, timedelta):
@@ -103,7 +101,7 @@ def payload_of(body: Body, content_type: str | None) -> tuple[bytes, str]:
 
 
 def batches(puts: Iterable[Put]) -> Iterator[list[dict[str, Any]]]:
-    """Items of each request of `put_many`."""
+    """Split puts into requests of `put_many`; yields the items of each request."""
     items: list[dict[str, Any]] = []
     size = 0
     for put in puts:
@@ -132,7 +130,7 @@ def _item(put: Put) -> dict[str, Any]:
 
 
 def options_of(put: Put) -> dict[str, Any]:
-    """Options of a put that both a header and a batch item can carry, by their names in the item."""
+    """Options of a put that can be sent as a header or in a batch item, by their names in the batch item."""
     _check_text("topic", put.topic)
     if put.key is not None:
         _check_text("key", put.key)

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from hadelay.codec.formats import U32, Rows
 
 _U32 = 0xFFFF_FFFF
-#: Below this number of rows, one CRC call per row is faster than the table look-ups with their fixed cost.
+#: Below this number of rows, one CRC call per row is faster than looking the rows up in a table.
 _FEW = 96
-#: Rows per step: temporary arrays of this size stay in the cache.
+#: Number of rows per step: temporary arrays of this size stay in the CPU cache.
 _MANY = 1024
 _NONE = np.zeros(0, np.intp)
 
@@ -34,7 +34,7 @@ def crc32c(data: bytes | bytearray | memoryview, crc: int = 0) -> int:
 
 def masked(crc: int) -> int:
     """Mask a CRC before it is stored in a row: rotate it and add a constant, as LevelDB's log does. Without the mask,
-    all rows that end with their own CRC would have the same CRC, and so would different files of such rows."""
+    all rows that end with their own CRC would have the same CRC, and files of such rows too."""
     return ((crc >> 15 | crc << 17) + 0xA282_EAD8) & _U32
 
 
@@ -46,7 +46,7 @@ class RowCrc:
         assert dtype.names[-1].endswith("crc")
         self.covered = covered = dtype.itemsize - 4
         zeroes = google_crc32c.value(bytes(covered))
-        #: Table by (position, byte value): CRC of a row that has only this byte, XOR the CRC of a row of zeroes.
+        #: Table by (position, byte value): CRC of a row whose other bytes are zero, XOR the CRC of a row of zeroes.
         table = np.zeros((covered, 256), np.uint32)
         every = np.arange(256)
         for position in range(covered):

@@ -35,23 +35,23 @@ from hadelay.members import Member, Members
 from hadelay.members import is_whole as whole_members
 from hadelay.model import MAX_RATE, MAX_REASON, Draft
 
-#: Default limits of entries per slice of a job.
+#: Default limits of the index entries that one slice of a maintenance job looks at.
 _LIMITS = {
     Job.SWEEP: 16_384, Job.ROLL_FORWARD: 1_000, Job.RETIRE: 16_384, Job.TTL_EXPIRE: 500, Job.DROP_DEAD: 1_000,
     Job.REDRIVE: 500,
 }  # fmt: skip
 
-#: Head of each encoded command: the command's number, and the size of its body.
+#: Layout of an encoded command's head: number of the command, and size of its body in bytes.
 COMMAND = struct.Struct("<BI")
 _GRANT = struct.Struct("<IIqIBBBBH")
-#: Head of the body of an ACK, NACK or EXTEND: size of the node's name, leases, value_ms.
+#: Layout at the start of an ACK, NACK or EXTEND: length of the node's name, number of leases, value_ms.
 LEASES = struct.Struct("<BIq")
 _COUNT = struct.Struct("<I")
 _PAIR = struct.Struct("<II")
 _WHEN = struct.Struct("<q?")
 _CURSOR = struct.Struct("<III")
 _LONG = struct.Struct("<Q")
-#: Section number of the hand-out delays, the only section of a SETTLE command.
+#: Number of the section with the hand-out delays; a SETTLE command has only this section.
 _DELAYS = 1
 #: Flag bits of a member in an encoded MEMBERS command.
 _VOTER, _JOINED = 1, 2
@@ -92,14 +92,13 @@ def encode_ack(node: str, rows: Rows) -> bytes:
 
 
 def uncounted(delay_ms: int) -> int:
-    """Convert a delay in ms into the delay_ms of a NACK that does not count the attempt, or back. Below the feature
-    level UNCOUNTED such a value means the topic's backoff."""
+    """Convert a delay in ms into the negative delay_ms of a NACK that does not count the attempt, or back. Below the
+    feature level UNCOUNTED, apply reads a negative delay_ms as the topic's backoff."""
     return -2 - delay_ms
 
 
 def encode_nack(node: str, rows: Rows, delay_ms: int = -1, reason: str = "") -> bytes:
-    """Encode a NACK. delay_ms: −1 for the topic's backoff; for less see `uncounted`. reason: cut to MAX_REASON
-    bytes."""
+    """Encode a NACK. delay_ms: −1: the topic's backoff; less: see `uncounted`. reason: cut to MAX_REASON bytes."""
     cut = reason.encode()[:MAX_REASON].decode(errors="ignore")
     return _leases(Command.NACK, node, rows, delay_ms, pack_name(cut) if cut else b"")
 
@@ -115,8 +114,7 @@ def encode_settle(command: bytes, delays: U32) -> bytes:
 
 
 def encode_expire(grants: Iterable[tuple[int, int]]) -> bytes:
-    """Encode an EXPIRE: return expired leases of these grants, (term, seq) each. Apply compares lease ends with
-    state.now."""
+    """Encode an EXPIRE: end the leases of these grants, (term, seq) each, that are over by cluster time."""
     pairs = np.array(list(grants), _U32).reshape(-1, 2)
     return _frame(Command.EXPIRE, _COUNT.pack(len(pairs)), pairs.tobytes())
 
@@ -141,13 +139,12 @@ def _pack_targets(ids: Sequence[int] | NDArray[np.uint64], keys: Sequence[tuple[
 
 
 def encode_cursor(hour: int, second: int, local: int) -> bytes:
-    """Encode a CURSOR: hour tick, second tick and localIndex up to which the leader has made messages ready."""
+    """Encode a CURSOR: hour, second and number within the second, up to which the leader has made messages ready."""
     return _frame(Command.CURSOR, _CURSOR.pack(hour, second, local))
 
 
 def encode_topic_put(name: str, config: dict[str, Any]) -> bytes:
-    """Encode a TOPIC_PUT: change the settings in `config`, which apply validates; None resets a setting to its
-    default."""
+    """Encode a TOPIC_PUT: change the settings in `config`; None resets a setting. Apply validates `config`."""
     return _frame(Command.TOPIC_PUT, pack_name(name), msgpack.packb(config))
 
 
@@ -156,15 +153,14 @@ def encode_topic_delete(name: str, force: bool = False) -> bytes:
 
 
 def encode_redrive(node: str, topic: str, ids: Sequence[int], *, all: bool = False, rate: float | None = None) -> bytes:
-    """Encode a REDRIVE of dead letters: `ids` at once, or all of the topic in slices (REDRIVE_SOME) at `rate` per
-    second."""
+    """Encode a REDRIVE of dead letters: `ids` at once, or all of the topic, in slices, at `rate` per second."""
     head = _REDRIVE.pack(all, rate or 0.0, len(ids))
     return _frame(Command.REDRIVE, pack_name(node), pack_name(topic), head, np.asarray(ids, _U64).tobytes())
 
 
 def encode_maintain(job: Job, hour: int = 0, limit: int | None = None, topic: str = "") -> bytes:
-    """Encode one slice of a maintenance job on `hour`, or on `topic` for a REDRIVE. limit: largest number of entries to
-    look at."""
+    """Encode one slice of a maintenance job on `hour`, or on `topic` for a REDRIVE. limit: maximum of entries to look
+    at; None: the job's default."""
     count = _LIMITS[job] if limit is None else limit
     of = pack_name(topic) if job is Job.REDRIVE else _COUNT.pack(hour)
     return _frame(job, of, _COUNT.pack(count))
@@ -205,8 +201,7 @@ def encode_incarnation(node: str, incarnation: int) -> bytes:
 
 
 def encode_members(members: Members) -> bytes:
-    """Encode the new list of members, in force as soon as it is in the log (ADR 150). Must be the only command of its
-    entry."""
+    """Encode the new list of members, in force once in the log (ADR 150). Must be alone in its entry."""
     assert whole_members(members), members
     packed = [
         pack_name(m.name) + pack_name(m.address) + bytes([_VOTER * m.voter | _JOINED * m.joined]) for m in members
@@ -215,8 +210,7 @@ def encode_members(members: Members) -> bytes:
 
 
 def encode_settings(settings: dict[str, Any]) -> bytes:
-    """Encode a SETTINGS: limits that apply enforces, replicated because nodes may have different configuration
-    files."""
+    """Encode a SETTINGS: limits that apply enforces, replicated as nodes' configuration files may differ."""
     return _frame(Command.SETTINGS, msgpack.packb(settings))
 
 
@@ -225,8 +219,7 @@ def encode_noop() -> bytes:
 
 
 def decode(kind: int, body: memoryview) -> Any:
-    """Decode a command's body into Publish, Grant, SettleLeases, … or a tuple. Raises Malformed, also for an unknown
-    kind."""
+    """Decode a command's body into Publish, Grant, … or a tuple. Raises Malformed, also for an unknown kind."""
     if kind == Command.PUBLISH:
         return decode_publish(body)
     decoder = _DECODERS.get(kind)
@@ -277,7 +270,7 @@ def _decode_settle(reader: WireReader) -> tuple[int, SettleLeases]:
 def _decode_redrive(reader: WireReader) -> RedriveCommand:
     node, topic = reader.name(), _named(reader)
     everything, rate, count = reader.unpack(_REDRIVE)
-    # This check keeps infinity and NaN out of the ledger.
+    # The range check on `rate` keeps infinity and NaN out of the replicated state.
     if not 0 <= rate <= MAX_RATE:
         raise Malformed(f"a rate is above 0 and at most {MAX_RATE}")
     return RedriveCommand(node, topic, bool(everything), rate or None, reader.array(_U64, count))

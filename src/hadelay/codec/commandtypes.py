@@ -14,14 +14,13 @@ MAX_REQUEST_ID = 64
 MAX_GRANT = 65_535
 #: Highest sequence number of a grant: lease tokens hold this number as a u32.
 MAX_SEQ = (1 << 32) - 1
-#: Limit, in ms, of the time by which a grant may be committed before its messages are due; they are handed out when
-#: due.
+#: Maximum time in ms from a grant's commit to the due time of its messages; they are handed out when due.
 MAX_AHEAD_MS = 100
 
 
 class Command(IntEnum):
-    """Numbers are in the log: never renumber. 32–63 are for keys, reschedule, retries, webhooks and flow, 64–79 for
-    access, 80–95 for the cluster, 96–127 for schedules, groups, bulk jobs and settlements."""
+    """Command numbers, which are in the log: never renumber. 32–63 are for keys, reschedule, retries, webhooks and
+    flow, 64–79 for access, 80–95 for the cluster, 96–127 for schedules, groups, bulk jobs and settlements."""
 
     NOOP = 0
     PUBLISH = 1
@@ -55,17 +54,17 @@ class Command(IntEnum):
 
 
 class Job(IntEnum):
-    """Background work in slices, each a command of its own number (`Command`)."""
+    """Maintenance jobs, done in slices: each slice is a replicated command, with the job's number in `Command`."""
 
-    #: Write the events of messages that deletions and purges of topics cancelled.
+    #: Write the `cancelled` events of messages that a deletion or purge of their topic cancelled.
     SWEEP = Command.SWEEP
-    #: Move messages that still wait in a past hour to the running hour.
+    #: Move pending messages from the files of a past hour to the files of the current hour.
     ROLL_FORWARD = Command.CARRY
-    #: Delete an hour that has no open messages any more.
+    #: Delete the files of an hour whose messages are all settled.
     RETIRE = Command.RETIRE
-    #: End messages that wait and are past their TTL.
+    #: Expire messages that are not leased and whose TTL has passed.
     TTL_EXPIRE = Command.TTL_EXPIRE
-    #: Delete an hour of dead letters whose retention is over.
+    #: Delete the dead letters whose retention ended in one hour.
     DROP_DEAD = Command.DROP_DEAD
     #: Continue the redrive of a topic's dead letters, as far as the redrive's rate allows.
     REDRIVE = Command.REDRIVE_SOME
@@ -77,7 +76,7 @@ LEVEL_OF: dict[int, int] = {Command.MEMBERS: MEMBERS_LEVEL, Command.SETTLE: SETT
 
 
 class Audited(NamedTuple):
-    """A command with its entry of the audit trail (who asked for what). The result is that of the command inside."""
+    """A command with its audit trail entry (who asked for what). The result is the inner command's result."""
 
     node: str
     token_id: str
@@ -89,10 +88,10 @@ class Audited(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """Lease these messages to `consumer`: a proposal, decided by apply message by message."""
+    """Proposal to lease messages to `consumer`; apply decides for each message."""
 
     term: int
-    #: Sequence number that the leader chose, from 1 to MAX_SEQ; unique among the held grants of the same term.
+    #: Sequence number that the leader chose, 1 to MAX_SEQ; unique among the grants of a term that still have leases.
     seq: int
     lease_ms: int
     consumer: str
@@ -108,15 +107,14 @@ class Grant(NamedTuple):
 
 
 class SettleLeases(NamedTuple):
-    """An ACK, NACK or EXTEND of leases. `value_ms`: delay of a NACK (−1: the topic's backoff), or new lease time of an
-    EXTEND."""
+    """An ACK, NACK or EXTEND. `value_ms`: delay of a NACK (−1: the topic's backoff), or lease time of an EXTEND."""
 
     node: str
     value_ms: int
     rows: Rows
     #: Reason of a NACK, for people; at most MAX_REASON bytes.
     reason: str = ""
-    #: For each lease the ms from its grant until the message was handed to the consumer; NONE32: unknown.
+    #: Hand-out delay of each lease: ms from the grant until the message was handed to the consumer; NONE32: unknown.
     delays: U32 | None = None
 
 
@@ -131,7 +129,7 @@ class RedriveCommand(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """Cancel messages, named by id, and then by (topic, hash of the client key)."""
+    """Cancel messages: those with these ids, then those with these keys (topic, hash of the client key)."""
 
     node: str
     ids: NDArray[np.uint64]
@@ -139,8 +137,8 @@ class Cancel(NamedTuple):
 
 
 class RescheduleCommand(NamedTuple):
-    """Reschedule messages, named as in Cancel. `when_ms`: new due time in Unix ms, or a delay in ms if `relative`;
-    times in the past, zero and negative mean now."""
+    """Reschedule the messages with these ids and keys. `when_ms`: new due time in Unix ms, or a delay in ms if
+    `relative`; times in the past, zero and negative mean now."""
 
     node: str
     when_ms: int

@@ -1,10 +1,10 @@
-"""Durations as codes that can be counted: exact to the millisecond below 1,024 ms, at most 0.8 % too high above."""
+"""Durations as small integer codes, for counting: exact below 1,024 ms, at most 0.8 % too high above."""
 
 import numpy as np
 
 from hadelay.codec.formats import I64
 
-#: Each ms below EXACT_MS has a code of its own; longer durations keep 8 significant bits: STEPS codes per power of two.
+#: Durations below EXACT_MS have a code each; longer ones keep 8 significant bits: STEPS codes per power of two.
 EXACT_MS, STEPS = 1024, 128
 
 

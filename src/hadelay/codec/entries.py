@@ -29,8 +29,7 @@ def encode_entry(now_ms: int, commands: Sequence[bytes], level: int = 1) -> byte
 
 
 def decode_entry(entry: bytes | memoryview) -> tuple[int, int, list[tuple[int, memoryview]]]:
-    """Decode a log entry into (level, now_ms, [(type, body)]). Raises Malformed. Bodies are not checked: `decode` does
-    that."""
+    """Decode a log entry into (level, now_ms, [(type, body)]), without decoding bodies. Raises Malformed."""
     reader = WireReader(memoryview(entry))
     version, level, count, now_ms = reader.unpack(_ENTRY)
     if version != ENTRY_VERSION:
@@ -51,7 +50,7 @@ def is_whole(command: object) -> bool:
 
 
 def kind_of(command: bytes) -> int:
-    """Number of one encoded command, or of the command in an AUDITED."""
+    """Number of an encoded command; for an AUDITED command, number of the inner command."""
     if command[0] != Command.AUDITED:
         return command[0]
     try:
@@ -73,7 +72,7 @@ def leases_in(command: bytes) -> Rows | None:
 
 
 def members_in(entry: bytes | memoryview) -> Members | None:
-    """The members that an entry, once it is in the log, puts in force; None for every other entry."""
+    """The list of members in a log entry, in force once the entry is in the log; None if there is no list."""
     if len(entry) <= _ENTRY.size or entry[_ENTRY.size] != Command.MEMBERS:
         return None
     try:

@@ -14,7 +14,7 @@ FORMAT_VERSION = 1
 
 SECONDS_PER_HOUR = 3600
 
-#: Types of arrays: rows of a layout (INDEX unless a docstring says otherwise), a truth value per row, numbers per row.
+#: Array types: rows of a layout (INDEX unless a docstring names another), a boolean per row, a number per row.
 Rows = NDArray[np.void]
 Mask = NDArray[np.bool_]
 U32 = NDArray[np.uint32]
@@ -23,34 +23,34 @@ I64 = NDArray[np.int64]
 #: Entry of `hours/<hour>.idx`; entry n is at offset n × 64.
 INDEX = np.dtype(
     [
-        ("offset", "<u8"),  # offset of the record in the hour's .log;
-        ("first_id", "<u8"),  # id of the message: names the first entry that the message had;
+        ("offset", "<u8"),  # offset of the message's record in the hour's .log;
+        ("first_id", "<u8"),  # id of the message, made from the number of its first index entry;
         ("deliver_at_ms", "<i8"),  # due time in Unix ms; `second` may be later
         ("tag_mask", "<u8"),
-        ("size", "<u4"),  # size of the whole record, header included;
+        ("size", "<u4"),  # size of the record in bytes, header included;
         ("local", "<u4"),  # localIndex: number of earlier entries of the same second;
         ("index", "<u4"),  # globalIndex: number of this entry in the hour;
         ("pre", "<u4"),  # preGlobalIndex: number of the previous entry of the same second, NONE32 if none
         ("topic", "<u4"),
-        ("attempt", "<u2"),  # number of hand-outs of the message before this entry was filed
+        ("attempt", "<u2"),  # number of hand-outs of the message before this entry was added
         ("flags", "<u2"),
-        ("second", "<u2"),  # second of the hour, 0..3599; later than deliver_at_ms if the entry was filed late;
-        ("generation", "<u2"),  # the topic's generation at that time, which a deletion raises (ledger/topics.py);
+        ("second", "<u2"),  # second of the hour, 0..3599; later than deliver_at_ms if the entry was added late;
+        ("generation", "<u2"),  # generation of the topic when the entry was added; each deletion raises the generation;
         ("crc", "<u4"),  # crc32c of the entry's first 60 bytes
     ]
 )
 INDEX_SIZE = 64
 
-#: Entry of `hours/<hour>.dsp`: an event of a message that has its index entry in this hour. The event may happen later.
+#: Entry of `hours/<hour>.dsp`: an event (lease, ack, …) of a message in the hour's .idx. It may happen after the hour.
 DISPATCH = np.dtype(
     [
-        ("index", "<u4"),  # globalIndex of the message's entry;
+        ("index", "<u4"),  # number of the message's entry in the .idx file (globalIndex);
         ("previous", "<u4"),  # number of the previous event of the same entry, NONE32 for the first;
-        ("other_hour", "<u4"),  # hour that a moved message went to, NONE32 for other events
+        ("other_hour", "<u4"),  # new hour of a moved message; ack: hand-out delay in ms; nack: see REASON_BITS
         ("consumer", "<u4"),
         ("at_ms", "<i8"),  # cluster time of the event
         ("attempt", "<u2"),
-        ("event", "u1"),  # model.Event
+        ("event", "u1"),  # kind of the event: a value of model.Event
         ("node", "u1"),
         ("crc", "<u4"),  # crc32c of the event's first 28 bytes
     ]
@@ -58,7 +58,7 @@ DISPATCH = np.dtype(
 DISPATCH_SIZE = 32
 
 #: Bits of `other_hour` in a nacked event: the lowest REASON_BITS hold the reason's number (all ones: no reason), the
-#: others the hand-out delay in ms plus 1 (0: unknown). Below SETTLE_LEVEL: only the reason's number, or NONE32.
+#: higher bits the hand-out delay in ms plus 1 (0: unknown). Below SETTLE_LEVEL: only the reason's number, or NONE32.
 REASON_BITS = 14
 NO_REASON = (1 << REASON_BITS) - 1
 MAX_NACK_DELAY_MS = (1 << (32 - REASON_BITS)) - 3
@@ -92,7 +92,7 @@ RECORD = np.dtype(
         ("topic", "<u4"),
         ("first_id", "<u8"),
         ("published_at_ms", "<i8"),
-        ("deliver_at_ms", "<i8"),  # first due time; a moved message's present due time is in its index entry
+        ("deliver_at_ms", "<i8"),  # first due time, Unix ms; a moved message's current due time is in its index entry;
         ("payload_crc", "<u4"),  # crc32c of meta and body;
         ("header_crc", "<u4"),  # masked crc32c of this header's first 44 bytes
     ]
@@ -102,14 +102,14 @@ RECORD_CRC_AT = 44
 RECORD_MAGIC = 0x4448  # the characters "HD", with which every record begins
 RECORD_VERSION = 1
 
-#: Entry of the file `names`; the name follows as `size` bytes of UTF-8. `kind` is one of the numbers below; a REASON is
-#: the reason of a failed attempt.
+#: Entry of the file `names`, followed by the name in UTF-8, `size` bytes. `kind`: TOPIC, CONSUMER, NODE, or REASON (the
+#: reason of a failed attempt).
 NAME = np.dtype([("kind", "u1"), ("pad", "u1"), ("size", "<u2"), ("number", "<u4"), ("crc", "<u4")])
 NAME_SIZE = 12
 TOPIC, CONSUMER, NODE, REASON = 1, 2, 3, 4
 
-#: Header of the file `hours/<hour>.heads`; 3600 HEAD and `counters` COUNTER follow. The file is a cache of data in
-#: .idx.
+#: Header of the file `hours/<hour>.heads`, a cache of data in .idx. After the header: 3600 HEAD rows, one per second,
+#: and `counters` COUNTER rows.
 HEADS = np.dtype(
     [
         ("magic", "<u4"),
@@ -123,11 +123,10 @@ HEADS = np.dtype(
 )
 HEADS_MAGIC = 0x53484448  # the characters "HDHS", with which the file begins
 HEAD = np.dtype([("last", "<u4"), ("count", "<u4")])
-#: Number of entries of one topic in one minute of the hour. Zeroes are left out; the order is (topic, minute).
+#: Row of a .heads file: count of a topic's entries in one minute; sorted by (topic, minute), no zero counts.
 COUNTER = np.dtype([("topic", "<u4"), ("minute", "<u4"), ("count", "<u4")])
 
-#: Row of a checkpoint for one hour: lengths of the hour's files at the applied index, and crc32c of exactly those
-#: bytes.
+#: Row of a checkpoint for one hour: lengths of the hour's files at the applied index, and CRC32C up to there.
 HOUR_ROW = np.dtype(
     [
         ("log_bytes", "<u8"),

@@ -1,4 +1,4 @@
-"""Lease tokens: what a consumer sends back to ack, nack or extend.
+"""Lease tokens, which a consumer sends back to ack, nack or extend.
 
 A token has 29 characters of Crockford base32, big-endian, of 18 bytes {group u8, term u32, seq u32, position u16, hour
 u24, index u32} and one zero bit at the end. Grant and position name the lease; hour and index let a later leader settle
@@ -15,8 +15,7 @@ from hadelay.codec.formats import Mask, Rows
 #: Layout of a lease in an ACK, NACK or EXTEND.
 LEASE = np.dtype([("term", "<u4"), ("seq", "<u4"), ("pos", "<u4"), ("hour", "<u4"), ("index", "<u4")])
 
-#: Layout of a token's 18 bytes. `hour` has 3 bytes but is read as 4: the first is the last byte of `pos`, and is
-#: masked.
+#: Layout of a token's 18 bytes. `hour` (3 bytes) is read as 4 bytes; the first, the end of `pos`, is masked.
 _TOKEN = np.dtype(
     {
         "names": ["group", "term", "seq", "pos", "hour", "index"],
@@ -43,8 +42,8 @@ def encode_leases(
 ) -> list[str]:  # fmt: skip
     """Encode one lease token for each of these positions of the grant {term, seq}."""
     pairs, letters = _PAIRS, _ALPHABET
-    # A token's bits in three parts: 60 bits that all tokens of the grant share; 60 bits that end within the index; the
-    # other 24 bits of the index with the zero bit.
+    # Encode a token as three integers: `first`, 60 bits that all tokens of the grant share; `v`, 60 bits up to the
+    # index's first byte; `w`, the index's other 24 bits and the zero bit.
     first = group << 52 | term << 20 | seq >> 12
     head = "".join([pairs[first >> shift & 1023] for shift in range(50, -1, -10)])
     columns = (np.asarray(column).tolist() for column in (positions, hours, indexes))
@@ -60,8 +59,7 @@ def encode_leases(
 
 
 def decode_leases(group: int, tokens: Sequence[str]) -> tuple[Rows, Mask]:
-    """Decode lease tokens into (LEASE rows, ok). Where a token is malformed or of another group, ok is False and the
-    row zero."""
+    """Decode tokens into (LEASE rows, ok). For a wrong token or another group's, ok is False and the row zero."""
     raw = [_parse(group, token) for token in tokens]
     fields = np.frombuffer(b"".join(raw), _TOKEN)
     rows = np.zeros(len(tokens), LEASE)

@@ -1,4 +1,4 @@
-"""The linked index (S2): every entry knows its position in its second, and the entry before it in that second.
+"""The linked index: each index entry has its position in its second, and the number of the second's previous entry.
 
 A batch is grouped by key with one stable sort; then each entry gets the rank within its group and the number of the
 entry before it, continuing from the heads {last, count} that the key had before. Keys are seconds of one hour, or (slot
@@ -17,20 +17,20 @@ from hadelay.model import NONE32
 Numbers = NDArray[np.integer]
 INDEX_CRC, DISPATCH_CRC, RECORD_CRC = RowCrc(INDEX), RowCrc(DISPATCH), RowCrc(RECORD)
 
-#: Below this number of rows, a Python loop is faster than a dozen numpy calls.
+#: Number of rows below which a Python loop links rows faster than numpy does.
 _FEW = 12
 
 
 class Heads(NamedTuple):
-    """For each second of an hour: globalIndex of the second's last entry (NONE32 if none), and number of its
-    entries."""
+    """Per second of an hour. last: number (globalIndex) of the second's last index entry, NONE32 for none. count:
+    number of the second's entries."""
 
     last: U32
     count: U32  # type: ignore[assignment]  # shadows tuple.count, which nobody needs
 
 
 class Groups(NamedTuple):
-    """Rows grouped by key: `order` sorts them (stable), group g is order[firsts[g] : firsts[g] + sizes[g]]."""
+    """Rows grouped by key. order: stable sort by key. Group g: order[firsts[g] : firsts[g] + sizes[g]]."""
 
     order: NDArray[np.intp]
     firsts: NDArray[np.intp]
@@ -38,7 +38,7 @@ class Groups(NamedTuple):
 
 
 def no_heads(hours: int = 1) -> Heads:
-    """Heads of hours without entries, one after another."""
+    """Heads of this number of hours without entries: 3600 seconds per hour, one hour after another."""
     n = hours * SECONDS_PER_HOUR
     return Heads(np.full(n, NONE32, np.uint32), np.zeros(n, np.uint32))
 
@@ -60,8 +60,8 @@ def group(keys: Numbers) -> Groups:
 def chain(
     keys: Numbers, numbers: Numbers, last: Numbers, count: Numbers, groups: Groups | None = None
 ) -> tuple[Numbers, Numbers]:
-    """(rank, previous) of each row. rank: number of earlier rows with the same key. previous: number of the latest of
-    these earlier rows.
+    """Link rows with equal keys; returns (rank, previous) of each row. rank: number of earlier rows with the row's key.
+    previous: number of the latest earlier row with the row's key.
 
     numbers: what the rows are called, in the dtype of `last`. last, count: per key, continued in place.
     """
@@ -86,8 +86,8 @@ def chain(
 
 
 def place(keys: Numbers, sizes: I64, ends: I64, groups: Groups | None = None) -> I64:
-    """Offset of each item when the items are appended to the files of their keys. sizes: of the items. ends: of the
-    files, moved on in place."""
+    """Offset of each item in the file of its key, where items are appended. sizes: bytes of each item. ends: length of
+    each key's file, updated in place."""
     if len(keys) == 1:
         key = int(keys[0])
         start = ends[key : key + 1].copy()
@@ -104,7 +104,7 @@ def place(keys: Numbers, sizes: I64, ends: I64, groups: Groups | None = None) ->
 
 
 def link(rows: Rows, heads: Heads) -> None:
-    """Set `local` and `pre` of INDEX rows of one hour, and update the heads. `second` and `index` must be set."""
+    """Set `local` and `pre` of new INDEX rows of one hour, and update the heads. Needs `second` and `index`."""
     last, count = heads
     if len(rows) < _FEW:
         for row, second, index in zip(rows, rows["second"].tolist(), rows["index"].tolist(), strict=True):
@@ -116,10 +116,8 @@ def link(rows: Rows, heads: Heads) -> None:
 
 
 def catch_up(keys: Numbers, indexes: U32, last: U32, count: U32) -> None:
-    """Update heads for entries that are linked already (after a rebuild, or when a cached copy of the heads is
-    behind)."""
-    # Take the maximum of index + 1 (NONE32 + 1 wraps to 0): after a plain assignment, any of several values for the
-    # same key might win.
+    """Update the heads for entries that are linked already: after a rebuild, or if a cached copy was behind."""
+    # Maximum of index + 1 (NONE32 + 1 wraps to 0): a plain assignment could keep any value of a repeated key.
     ends = last + np.uint32(1)
     np.maximum.at(ends, keys, indexes + np.uint32(1))
     np.subtract(ends, np.uint32(1), out=last)

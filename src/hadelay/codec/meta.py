@@ -1,4 +1,4 @@
-"""Meta of a message, a msgpack map in front of the body in the message's record; and masks of a message's tags.
+"""Meta of a message: a msgpack map in front of the body in the message's record. Also bit masks of a message's tags.
 
     ct  content type          key  client key            tags  list of tags       meta  the caller's own map
     ttl  as the publish gave it, in ms                    cb  webhook URL of this message alone
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from hadelay.codec.formats import Mask
 
 OCTETS = "application/octet-stream"
-#: Bits that one tag sets in a mask.
+#: Number of bits that one tag sets in a mask.
 _TAG_BITS = 4
 
 
@@ -54,7 +54,7 @@ def retried(meta: bytes) -> bytes:
 
 
 def unpack(meta: bytes | memoryview) -> Meta:
-    """Decode the meta map. The result may be shared: do not change it. Unknown keys, of later versions, are dropped."""
+    """Decode the meta map. The result may be shared: do not change it. Keys of newer versions are dropped."""
     return _decode(meta) if meta else _NOTHING
 
 
@@ -77,12 +77,12 @@ def mask_of(tags: Iterable[str]) -> int:
 
 
 def has_all(masks: NDArray[np.uint64], wanted: int) -> Mask:
-    """Which messages may have all wanted tags; the others certainly have not. wanted: `mask_of` the tags."""
+    """Per message: whether it may have all wanted tags; False is certain. wanted: `mask_of` these tags."""
     return np.asarray(masks & np.uint64(wanted) == np.uint64(wanted))
 
 
 def has_any(masks: NDArray[np.uint64], wanted: Iterable[str]) -> Mask:
-    """Which messages may have at least one of the wanted tags; the others certainly have none."""
+    """Per message: whether it may have at least one of the wanted tags; False is certain."""
     found = np.zeros(len(masks), np.bool_)
     for tag in wanted:
         found |= has_all(masks, tag_bits(tag))

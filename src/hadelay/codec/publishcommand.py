@@ -1,4 +1,4 @@
-"""PUBLISH: messages on their way into the log, as columns.
+"""The PUBLISH command: new messages on their way into the Raft log, stored as columns.
 
     body := head {node u1, topics u2, rows u4, keys u4, client keys u4, blob u4}  node name  topics × {size u1, name}
             rows × PUBLISH_ROW  keys × KEY_ROW  client keys × CLIENT_KEY_ROW  blob                little-endian
@@ -56,8 +56,6 @@ _KEY, _CLIENT_KEY = struct.Struct("<16sQII"), struct.Struct("<IB3xq16s")
 
 @dataclass(slots=True)
 class Publish:
-    """A decoded PUBLISH command."""
-
     node: str
     topics: list[str]
     rows: Rows
@@ -70,7 +68,7 @@ class Publish:
 
 
 def hash_key(scope: bytes, key: bytes) -> bytes:
-    """16-byte hash of an Idempotency-Key. `scope` keeps the keys of whole requests apart from those of rows."""
+    """16-byte hash of an Idempotency-Key. Different scopes separate keys of requests from keys of messages."""
     return blake2b(key, digest_size=16, key=scope).digest()
 
 
@@ -80,7 +78,7 @@ def hash_client_key(key: bytes) -> bytes:
 
 
 def encode_publish(node: str, drafts: Sequence[Draft], request_key: bytes | None = None) -> bytes:
-    """The body of a PUBLISH of `drafts`, in order; `request_key` is the Idempotency-Key that covers all of them."""
+    """Encode the body of a PUBLISH of `drafts`, in order. request_key: Idempotency-Key that covers all messages."""
     names, when, relative, mask, ttl, metas, bodies, idems, client, _, _, callback = zip(
         *map(astuple, drafts), strict=True
     )
@@ -90,7 +88,7 @@ def encode_publish(node: str, drafts: Sequence[Draft], request_key: bytes | None
     rows["when_ms"] = np.fromiter(when, np.int64, count)
     rows["flags"] = np.fromiter(relative, np.bool_, count)
     payloads: Sequence[bytes] = bodies
-    # Columns that most messages do not use stay zero.
+    # Columns that no message uses stay zero, which saves time.
     if any(metas):
         payloads = list(map(add, metas, bodies))
         rows["meta_size"] = list(map(len, metas))
@@ -148,8 +146,8 @@ def _key_rows(
 
 
 def decode_publish(body: memoryview) -> Publish:
-    """Decode the body of a PUBLISH. Raises Malformed unless all lengths, topic numbers and key ranges fit, as apply
-    needs."""
+    """Decode the body of a PUBLISH. Raises Malformed unless all lengths, topic numbers and key ranges are consistent:
+    apply relies on that."""
     reader = WireReader(body)
     node_size, topic_count, row_count, key_count, client_count, blob_size = reader.unpack(_HEAD)
     node = reader.text(node_size)

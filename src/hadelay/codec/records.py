@@ -1,4 +1,4 @@
-"""One record of a delay log: header, meta, body."""
+"""Records of the delay log (.log files): header, meta, body."""
 
 import struct
 from typing import Any, NamedTuple
@@ -10,8 +10,7 @@ _HEADER = struct.Struct("<HBBIIIQqqII")
 
 
 class Record(NamedTuple):
-    """Record of a delay log: the header's fields in the order of formats.RECORD, then the payload's parts, meta and
-    body."""
+    """Record of a delay log: the header's fields in the order of formats.RECORD, then meta and body."""
 
     magic: int
     version: int
@@ -40,8 +39,7 @@ def decode_record(data: bytes) -> Record:
 
 
 def check_record(data: bytes, size: int | None = None) -> str | None:
-    """Describe what is wrong with the record at the start of `data`; None if it is valid. size: the record's expected
-    length."""
+    """Problem of the record at the start of `data`; None if it is valid. size: expected length in bytes."""
     if len(data) < RECORD_SIZE:
         return "the record's header is cut off"
     magic, version, _, meta_size, body_size, *_, payload_crc, header_crc = _HEADER.unpack_from(data)

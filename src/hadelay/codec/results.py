@@ -10,7 +10,7 @@ from hadelay.codec.formats import I64, Mask
 
 
 class RowCode(IntEnum):
-    """Outcome of one row of a PUBLISH."""
+    """Outcome of one message (row) of a PUBLISH."""
 
     OK = 0
     #: The due time is beyond max_delay: refused, never clamped (422).
@@ -19,7 +19,7 @@ class RowCode(IntEnum):
     KEY_CONFLICT = 2
     #: The topic does not exist and auto_create_topics is off (404).
     NO_TOPIC = 3
-    #: The hour is full: 2³² − 1 messages are already filed under it (429).
+    #: The hour of the due time is full: it has 2³² − 1 index entries (429).
     HOUR_FULL = 4
     #: The topic is new, and the limit max_topics is reached (429).
     TOO_MANY_TOPICS = 5
@@ -40,16 +40,15 @@ class RowCode(IntEnum):
 class LeaseOutcome(IntEnum):
     """Outcome of one lease of an ACK, NACK or EXTEND."""
 
-    #: The lease was acked, nacked or extended as requested.
     DONE = 0
     ALREADY_ACKED = 1
     LEASE_LOST = 2
-    #: NACK only: the command had too much for one apply. The lease is still held: propose its nack again.
+    #: NACK only: apply moves a limited number of bytes per command. The lease is unchanged: propose its nack again.
     AGAIN = 3
 
 
 class TargetOutcome(IntEnum):
-    """Outcome of one target of a RESCHEDULE."""
+    """Outcome of one message of a RESCHEDULE."""
 
     DONE = 0
     LEASED = 1
@@ -60,7 +59,7 @@ class TargetOutcome(IntEnum):
     CANCELLED = 6
     #: The new due time is beyond max_delay (422).
     TOO_FAR = 7
-    #: The command had too many targets for one apply: propose this target again.
+    #: The command exceeded the limits of messages or moved bytes of one apply: propose this message again.
     AGAIN = 8
 
 
@@ -101,7 +100,7 @@ class PublishResult:
     #: True for rows that stored no new message. `ids` and `deliver_at_ms` are those of the first answer to the same
     #: Idempotency-Key, or of the pending message with the same client key.
     duplicate: Mask
-    #: For rows with client keys: id of the message that was replaced, or that is in the way; 0 for none.
+    #: For rows with client keys: id of the replaced message, or of the message that blocks the row; 0: none.
     others: NDArray[np.uint64] | None = None
 
     def note_others(self, rows: int | slice, ids: int | NDArray[np.uint64]) -> None:
@@ -118,15 +117,14 @@ class GrantResult:
     granted: Mask
     attempts: NDArray[np.uint16]
     until_ms: int
-    #: (term, seq) of a grant that the same {consumer, request_id} still holds: nothing was granted; hand that grant out
-    #: again.
+    #: (term, seq) of an earlier grant of the same {consumer, request_id} that still has leases: nothing new was
+    #: granted; hand out the earlier grant again.
     existing: tuple[int, int] | None = None
 
 
 @dataclass(slots=True)
 class LeaseResult:
-    """Result of ACK, NACK and EXTEND: a LeaseOutcome per lease, and for EXTEND `until_ms`, the new end of the
-    leases."""
+    """Result of ACK, NACK and EXTEND: a LeaseOutcome per lease. until_ms: new lease end, for EXTEND only."""
 
     outcomes: NDArray[np.uint8]
     until_ms: int = 0
@@ -134,8 +132,8 @@ class LeaseResult:
 
 @dataclass(slots=True)
 class ExpireResult:
-    """Result of EXPIRE: number of messages that went back to waiting, and which of the named grants still have leased
-    messages."""
+    """Result of EXPIRE. returned: number of messages whose expired leases were ended. held: those of the named grants
+    that still have leases."""
 
     returned: int
     held: list[tuple[int, int]]
@@ -165,7 +163,7 @@ class RescheduleResult:
 
 @dataclass(slots=True)
 class JobResult:
-    """Result of a maintenance job, or of the start of a redrive: propose the next slice until `done`."""
+    """Result of one slice of a maintenance job, or of the start of a redrive. Propose the next slice until `done`."""
 
     done: bool
     count: int
@@ -173,7 +171,7 @@ class JobResult:
 
 @dataclass(slots=True)
 class Done:
-    """Result of all other commands. `changed` is False if the command found nothing to do."""
+    """Result of commands without a result type of their own. `changed` is False if the command found nothing to do."""
 
     changed: bool = True
 

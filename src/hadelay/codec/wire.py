@@ -1,4 +1,4 @@
-"""Reading of untrusted bytes: every decoder of the core returns a value or raises Malformed, and nothing else."""
+"""Reads untrusted bytes: every decoder of the core returns a value or raises Malformed, and nothing else."""
 
 import struct
 from typing import Any
@@ -7,7 +7,7 @@ import msgpack
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-#: Longest name of a topic, consumer or node, in bytes.
+#: Limit of the names of topics, consumers and nodes, in bytes.
 MAX_NAME = 255
 
 
@@ -54,7 +54,6 @@ class WireReader:
         return np.frombuffer(self.take(count * dtype.itemsize), dtype)
 
     def msgpack(self) -> Any:
-        """Decode the remaining bytes as one msgpack value."""
         try:
             return msgpack.unpackb(self.take(len(self.view) - self.at), strict_map_key=False)
         except (ValueError, TypeError, msgpack.UnpackException, RecursionError, OverflowError) as error:

@@ -1,5 +1,5 @@
-"""The dispatcher, pure: told the time and what apply did, it answers which messages to offer to whom, and when to
-look again. It runs on the leader only, from `start` on, and keeps nothing that a new leader could not find again.
+"""The dispatcher decides which ready messages to offer to which waiting receives (polls), and when to decide next.
+Callers pass the time and the changes made by apply. It runs on the leader only; a new leader rebuilds its whole state.
 
     preload (a Second, 10 s ahead) → due: windows of its topic → a poll → Offer (server/delivery proposes the offer as
     a grant; apply decides)
@@ -44,8 +44,7 @@ OFFERED = 1 << 16
 
 
 class Dispatcher(LedgerListener):
-    """Decides which messages to offer to which polls, from `start` to the end of leadership; a new leader makes a new
-    one."""
+    """Decides which messages to offer to which polls. Each leader makes its own dispatcher."""
 
     def __init__(
         self,
@@ -60,9 +59,9 @@ class Dispatcher(LedgerListener):
         on_ttl: Callable[[int], None],
         read_ahead: Prefetch | None,
     ) -> None:
-        """Callbacks. wake: something changed, so call `advance` soon. on_lease: a grant was applied or extended,
-        whether or not its proposer still waits for it. watch: a topic was made, changed or deleted, or messages of it
-        died. on_ttl: see ledger.ports.LedgerListener."""
+        """Callbacks. wake: asks for an early `advance`, because something changed. on_lease: a grant was applied or
+        extended, even if its proposer timed out. watch: a topic was created, changed or deleted, or got dead letters.
+        on_ttl: see ledger.ports.LedgerListener."""
         self.ledger, self.store = ledger, ledger.store
         self.turns = Turns(ledger.topics)
         self._owed = Owed(ledger, self._spoiled)
@@ -71,22 +70,21 @@ class Dispatcher(LedgerListener):
         self.matcher = Matcher(self.windows, self.waiting)
         self.scans = Scans(self.windows, self._damaged)
         self._preload = Preload(self.windows, preload_ms, self._damaged, read_ahead)
-        #: Nothing is handed out before this time, which is that of the previous leader's cursor.
+        #: Cluster time in ms before which no message is handed out: the time that the previous leader reached.
         self.resume_ms = 0
-        #: Broken chains of seconds, as (hour, second), in the order in which they were found.
+        #: Reported seconds whose linked list of index entries is damaged: (hour, second of the hour), an ordered set.
         self._damages: dict[tuple[int, int], None] = {}
-        #: Seconds (since 1970) of which entries were repaired while the second ran; the dispatcher scans each of them
-        #: after its end.
+        #: Seconds (since 1970) whose index was repaired before they ended; each is scanned after its end.
         self._repaired: Deadlines[int] = Deadlines()
-        #: Damaged entries, hour → indexes, each once, in the order in which they were found.
+        #: Damaged index entries: hour → entry numbers, as an ordered set.
         self._bad_entries: dict[int, dict[int, None]] = {}
         self._leased: dict[int, BitMap] = {}
         self.wake, self._on_damage, self._on_lease, self._watch, self._on_ttl = wake, on_damage, on_lease, watch, on_ttl
 
     def start(self, now_ms: int) -> None:
-        """Take over at cluster time now_ms, with all committed entries applied. Clock alignment (S2): if the previous
-        leader's tick is ahead of the clock, hand out nothing until the clock reaches the tick. Otherwise scan for
-        messages that fell due meanwhile, from the oldest owed second on, while the preload starts at the present."""
+        """Begin as the new leader at cluster time now_ms, when all committed entries are applied. Clock alignment (S2):
+        if the previous leader's dispatch cursor is ahead of the clock, hand out nothing until the clock reaches the
+        cursor. Scan for messages that fell due before, oldest first, while the preload loads from the present on."""
         hour, second, local = self.ledger.cursor
         self._preload.reached = (hour * SECONDS_PER_HOUR + second, local)
         self.resume_ms = self._preload.reached[0] * 1000
@@ -98,13 +96,12 @@ class Dispatcher(LedgerListener):
 
     @property
     def cursor(self) -> tuple[int, int, int]:
-        """The dispatch cursor: (hour tick, second tick, localIndex)."""
+        """The dispatch cursor: (hour, second of the hour, number of messages of that second made ready so far)."""
         hour, second = divmod(self._preload.reached[0], SECONDS_PER_HOUR)
         return hour, second, self._preload.reached[1]
 
     def advance(self, now_ms: int) -> int:
-        """Make messages ready that are due at now_ms. Returns when to call this again, NEVER_MS if no message is
-        coming."""
+        """Make messages ready that are due at now_ms. Returns the time (ms) for the next call, NEVER_MS for none."""
         if now_ms < self.resume_ms:
             return self.resume_ms
         self.turns.tick(max(now_ms, self.turns.now_ms))
@@ -119,18 +116,18 @@ class Dispatcher(LedgerListener):
 
     @property
     def busy(self) -> bool:
-        """Whether a second is being loaded or a scan runs. If so, the owner calls `work` soon, then `advance`."""
+        """Whether messages are being loaded or scanned. If so, the caller does `work` soon, then `advance`."""
         return bool(self._preload.loading or self.scans.jobs)
 
     def work(self) -> None:
-        """Do one slice of work, two or three milliseconds: load a part of a second, or advance the scans."""
+        """Do two or three milliseconds of work: load some messages of a second, or continue the scans."""
         if self._preload.loading:
             self._preload.work()
         if self.scans.jobs and not self._preload.late:
             self.scans.work()
 
     def on_filed(self, hours: int | NDArray[np.int64], rows: NDArray[np.void]) -> None:
-        self.wake()  # also if no filed message seems due: `turns.now_ms` may be old
+        self.wake()  # wake even if no new message seems due: `turns.now_ms` may be stale
         self._preload.filed(hours, rows)
 
     def on_granted(self, grant: HeldGrant) -> None:
@@ -154,8 +151,7 @@ class Dispatcher(LedgerListener):
             return
         if not self._preload.has_seen(hour):
             return
-        # The settled messages were waiting: cancelled, expired, or rolled forward. Windows drop them at their next
-        # look.
+        # The settled messages were not leased, but cancelled, expired or moved. Windows drop them when polled.
         rows = self.store.entries(hour, indexes, verify=False)
         due = rows["deliver_at_ms"] <= self.turns.now_ms
         self.windows.ready_counts.subtract(rows["topic"][due & self.ledger.topics.alive(rows)].tolist())
@@ -184,8 +180,7 @@ class Dispatcher(LedgerListener):
             leased |= bitmap(rows["index"][mine])
 
     def oldest_ready_ms(self, numbers: Collection[int]) -> dict[int, int]:
-        """Due time of the oldest ready message of each topic, in ms; rounded to a second if the message is not in
-        memory."""
+        """Due time (ms) of the oldest ready message of each topic; rounded to seconds if it is not in memory."""
         found: dict[int, int] = {}
         firsts: dict[int, dict[int, int]] = {}
         for number in numbers:
@@ -193,8 +188,7 @@ class Dispatcher(LedgerListener):
             hour, index = divmod(window.entries[0], 1 << 32) if window.entries else (DEAD_HOURS, 0)
             if hour < DEAD_HOURS and (window.rescan_from is None or hour <= window.rescan_from // SECONDS_PER_HOUR):
                 firsts.setdefault(hour, {})[number] = index
-        # A window's first entry nearly always is its oldest owed message. Looking at the first entries of all topics
-        # together takes a tenth of the time.
+        # A window's first entry is nearly always its oldest undelivered message: read these of all topics at once.
         for hour, indexes in firsts.items():
             rows, owed = self._owed.look(hour, np.array(list(indexes.values()), np.uint32))
             due = zip(indexes, rows["deliver_at_ms"].tolist(), owed.tolist(), strict=True)
@@ -209,8 +203,8 @@ class Dispatcher(LedgerListener):
         return self.turns.now_ms if window.rescan_from is None else window.rescan_from * 1000
 
     def match(self, now_ms: int) -> list[Offer]:
-        """Take messages out of their windows for waiting polls. The caller proposes each offer, then calls
-        `matcher.settle`. now_ms: cluster time; `advance` may have been called with a later time."""
+        """Make offers of ready messages to waiting polls. The caller proposes each offer as a grant, then calls
+        `matcher.settle`. now_ms: cluster time, perhaps earlier than at the last `advance`."""
         if self.turns.now_ms < self.resume_ms:
             return []
         return self.matcher.match(OFFERED - len(self.windows.in_flight), now_ms)
@@ -227,8 +221,7 @@ class Dispatcher(LedgerListener):
             self._on_damage(Damage(hour, NO_SECOND, index, 1, "the entry or its record does not verify"))
 
     def repaired(self, hour: int) -> None:
-        """Damaged entries of the hour were repaired: make them ready, and load or scan the seconds whose chains were
-        broken."""
+        """Make repaired entries of the hour ready; load or scan the seconds whose chains of entries were damaged."""
         if bad := self._bad_entries.pop(hour, None):
             rows, owed = self._owed.look(hour, np.array(list(bad), np.uint32))
             rows = rows[owed]

@@ -1,4 +1,4 @@
-"""Matching: ready messages for waiting polls, as offers."""
+"""Matches ready messages with waiting polls, and makes offers of them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,15 @@ from hadelay.handout.waiting import Waiting
 from hadelay.handout.windows import Windows
 from hadelay.ledger.hourstate import groups
 
-#: Size limit of one answer, in bytes, unless a single message is larger.
+#: Size limit of one answer to a poll, in bytes; a larger message is answered alone.
 GRANT_BYTES = 4 << 20
-#: Limit, in ms, of the time between the first and the last due time in an answer with messages that are not due yet:
-#: the answer waits until its last message is due.
+#: Longest time in ms between the first and the last due time of messages that are offered ahead of time, as one answer.
 _TOGETHER_MS = 8
-#: Limit of entries that are looked at in one go, after earlier looks found only entries that are not owed any more.
+#: Limit of entries checked at once when skipping a run of entries that need no delivery any more.
 _MAX_AHEAD = 4_096
 
 
 class OfferPart(NamedTuple):
-    """Messages of an offer from one window."""
-
     window: Window
     entries: list[int]
     rows: NDArray[np.void]
@@ -33,7 +30,7 @@ class OfferPart(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Offer:
-    """Messages taken out of their windows for one poll, to be proposed as a grant."""
+    """Ready messages taken for one poll; the leader proposes them as a grant."""
 
     poll: Poll
     parts: list[OfferPart]
@@ -49,8 +46,7 @@ class Offer:
 class Matcher:
     def __init__(self, windows: Windows, waiting: Waiting) -> None:
         self._windows, self._waiting, self._turns, self._owed = windows, waiting, windows.turns, windows.owed
-        #: Number of messages whose tags were read, and number of those whose tags did not match although their masks
-        #: did.
+        #: Numbers of messages whose tags were read for a filter, and of those that matched by their mask only.
         self.checked = self.false_positives = 0
 
     def match(self, room: int, now_ms: int) -> list[Offer]:
@@ -72,8 +68,8 @@ class Matcher:
         return offers
 
     def settle(self, offer: Offer, granted: NDArray[np.bool_] | None) -> None:
-        """Finish an offer that apply has decided, or that was not proposed (granted is None). Entries that were not
-        granted and are still owed return to the head of every window that gave them up."""
+        """Finish an offer. granted: which of its messages were granted; None if the offer was not proposed. Messages
+        not granted that still need delivery return to the head of the windows that gave them up."""
         if granted is None or not granted.all():
             self._give_back(offer, granted)
         for window, entries, _ in offer.parts:
@@ -102,8 +98,7 @@ class Matcher:
                         self._turns.activate(each.queue)
 
     def _offer(self, poll: Poll, first: WaitQueue, room: int, now_ms: int) -> Offer | None:
-        """Make an offer for a poll, from the queue `first`, whose turn it is, then from the poll's other queues; None
-        if empty."""
+        """Offer messages of the queue `first`, then of the poll's other queues; None if there are no messages."""
         want, size, until_ms = min(poll.max, room), GRANT_BYTES, now_ms
         parts: list[OfferPart] = []
         for queue in (first, *(queue for queue in self._waiting.queues[poll] if queue is not first)):
@@ -128,10 +123,10 @@ class Matcher:
         return Offer(poll, parts, entries, (numbers >> 32).astype(np.uint32), numbers.astype(np.uint32), rows)
 
     def _take(self, window: Window, want: int, size: int, until_ms: int, more: bool) -> tuple[OfferPart, int]:
-        """Take up to `want` owed entries of one hour out of the window, and drop entries that are not owed any more.
-        Returns the entries and their size in bytes; a size of 1 without entries means that none fits. until_ms:
-        messages due later stay in the window. more: the answer has messages already. Without `more`, the message that
-        is due first is taken whatever its size and due time, with messages due up to _TOGETHER_MS after it."""
+        """Take up to `want` messages of one hour that still need delivery out of the window; drop entries that need
+        none. Returns the messages and their bytes; no messages and a size of 1 mean that none fits. Messages due after
+        until_ms stay in the window. more: the offer has messages already. If not, the message due first is taken
+        whatever its size and due time, with messages due up to _TOGETHER_MS after it."""
         topic, waiting = window.queue.topic, window.entries
         hour = waiting[0] >> 32
         count = max(want, window.scan_ahead)
@@ -157,8 +152,7 @@ class Matcher:
             left = [entries[n] for n in chosen]
             self._windows.give_back(window, [entries[n] for n in rest])
             rows = rows[chosen]
-        # If none of the entries is owed any more, look at twice as many next time, to skip long runs of such entries
-        # quickly.
+        # If none of these entries needs delivery any more, check twice as many next time, to skip long runs fast.
         window.scan_ahead = 0 if left or rest else min(2 * looked, _MAX_AHEAD)
         cost = int(rows["size"].sum(dtype=np.int64)) or int(more and bool(rest))
         if cost > size:
@@ -175,8 +169,7 @@ class Matcher:
     def _choose(
         self, queue: WaitQueue, hour: int, rows: NDArray[np.void], owed: NDArray[np.bool_], want: int
     ) -> tuple[list[int], list[int]]:
-        """Positions of the first `want` owed rows that pass the filter, and of the owed rows after them, not yet
-        checked."""
+        """Positions of the first `want` undelivered rows that pass the filter, and of later undelivered rows."""
         waiting = np.flatnonzero(owed).tolist()
         if queue.filter is None:
             return waiting[:want], waiting[want:]

@@ -1,5 +1,4 @@
-"""Owed messages: due, neither settled nor leased, and of a topic that still exists. Only this module combines the
-index, the bitmaps, the topics and the tags."""
+"""Owed messages: due, neither settled nor leased, and of an existing topic. Only this module decides which are owed."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
@@ -19,20 +18,18 @@ from hadelay.model import DEAD_HOURS, HOUR_MS
 
 class Owed:
     def __init__(self, ledger: Ledger, on_spoiled: Callable[[int, U32], None]) -> None:
-        """on_spoiled(hour, indexes): called with entries that do not verify any more, or whose records do not."""
+        """on_spoiled(hour, indexes): called with index entries that are damaged, or whose records are."""
         self.ledger, self.store, self._on_spoiled = ledger, ledger.store, on_spoiled
 
     def look(self, hour: int, indexes: U32) -> tuple[Rows, Mask]:
-        """INDEX rows of an hour's entries with these indexes, and which of these entries are still owed."""
+        """INDEX rows of these entries of an hour, and a mask of the entries that are still owed (to be delivered)."""
         if not self.store.count(hour):
-            # The hour is retired: all its entries were settled, or rolled forward, while some of them stood in a
-            # window.
+            # The hour's files are gone: all its entries were settled or moved while a window still listed some.
             return np.zeros(len(indexes), INDEX), np.zeros(len(indexes), np.bool_)
         rows = self.store.entries(hour, indexes, verify=False)
         bad = INDEX_CRC.bad(rows)
         if len(bad):
-            # Report damaged entries, and do not offer them: apply would have to read them for a grant, and would stop
-            # the node.
+            # Do not offer damaged entries: apply would read them for a grant, and would stop the node.
             self._on_spoiled(hour, indexes[bad])
             rows = rows.copy()
             rows["topic"][bad] = 0
@@ -41,7 +38,7 @@ class Owed:
         return rows, owed
 
     def among(self, hour: int, rows: Rows) -> Mask:
-        """Which of these INDEX rows are neither settled, leased, cancelled with their topic, nor past their TTL."""
+        """Mask of INDEX rows to be delivered: not settled, leased or expired, and not cancelled with their topic."""
         owed = self.ledger.topics.owed(rows) & ~expired(self.ledger, rows, self.ledger.now_ms)
         hour_state = self.ledger.hours.get(hour)
         if hour_state is None:
@@ -49,14 +46,14 @@ class Owed:
         return owed & ~is_in(rows["index"], hour_state.settled, hour_state.leased)
 
     def next_second(self, second: int, now_ms: int) -> int | None:
-        """The first second at or after `second` that has an open entry, in hours that have begun; None without any."""
+        """First second (since 1970) from `second` on that has unsettled entries and has begun; None without any."""
         hour, slot = divmod(second, SECONDS_PER_HOUR)
         found = self._open_second(hour, slot)
         if found is not None:
             return found
         later = [h for h, s in self.ledger.hours.items() if h > hour and s.open_seconds is not None]
         if now_ms // HOUR_MS > self.ledger.now_hour:
-            # Add hours that began while nothing was committed: apply has not counted their open entries yet.
+            # Add hours that began while nothing was committed: apply has not counted their unsettled entries yet.
             hours = self.store.hours()
             first = max(hour, self.ledger.now_hour) + 1
             later += hours[bisect_left(hours, first) : bisect_right(hours, min(now_ms // HOUR_MS, DEAD_HOURS - 1))]
@@ -74,8 +71,7 @@ class Owed:
         return hour * SECONDS_PER_HOUR + slot + at if used[at] else None
 
     def passes(self, wanted: Filter | None, hour: int, row: np.void) -> bool:
-        """Whether the tags in a message's record match the filter. A damaged record is reported, and matches no
-        filter."""
+        """Whether the tags in a message's record match the filter. Reports a damaged record, which never matches."""
         if wanted is None:
             return True
         try:

@@ -1,4 +1,4 @@
-"""Receives that wait on the leader, their tag filters, and their answers."""
+"""Polls: receive requests that wait on the leader, with their tag filters and answers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ WAITING, PROPOSED, DONE = 0, 1, 2
 
 
 class Filter:
-    """Tag filter of a selective consumer: a message passes if it has every tag of `all_of`, and one of `any_of` unless
-    that is empty. The 64-bit mask of an index entry says "certainly not" or "perhaps" (S2); the tags in the record
-    decide before a grant is proposed. Filters that ask for the same are equal."""
+    """Tag filter of a consumer: a message passes if it has all tags of `all_of` and, unless `any_of` is empty, one of
+    its tags. The 64-bit tag mask in the index says "certainly not" or "perhaps" (S2); the tags in the record decide
+    before a grant is proposed. Filters that accept the same messages are equal."""
 
     __slots__ = ("_all_mask", "_hash", "all_of", "any_of")
 
@@ -30,7 +30,7 @@ class Filter:
         every, some = set(all_of), set(any_of)
         if len(some) == 1:
             every |= some
-        if some & every:  # `any_of` adds nothing: a tag of it is required anyway
+        if some & every:  # `any_of` adds nothing: `all_of` has one of its tags
             some = set()
         self.all_of, self.any_of = tuple(sorted(every)), tuple(sorted(some))
         self._all_mask = mask_of(self.all_of)
@@ -53,14 +53,14 @@ class Filter:
 
 
 def filter_of(tags: Iterable[str], any_tags: Iterable[str]) -> Filter | None:
-    """Filter for these tags; None: every message matches."""
+    """Filter for these tags; None if no tags are given, because then every message matches."""
     wanted = Filter(tags, any_tags)
     return wanted if wanted.all_of or wanted.any_of else None
 
 
 class Delivery(NamedTuple):
-    """Answer to a poll: a grant, or the part of a repeated grant that is still leased. Arrays run in parallel; all are
-    empty at a timeout."""
+    """Answer to a poll: a grant, or the part of a repeated grant that is still leased. Each array has one value per
+    message; all arrays are empty at a timeout."""
 
     term: int
     seq: int
@@ -90,7 +90,7 @@ class Poll:
     when nothing came within wait_ms, or with an error."""
 
     consumer: str
-    request_id: bytes  # id of an idempotent receive, b"" for none
+    request_id: bytes  # idempotency id of the receive, b"" without one
     topics: tuple[str, ...]
     max: int
     lease_ms: int

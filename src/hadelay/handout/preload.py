@@ -1,4 +1,4 @@
-"""Loading what falls due soon: hours → seconds of open hours → a Second, 10 s ahead → windows.
+"""Preload: loads messages 10 s before they are due, second by second, and moves them into windows when they are due.
 
 The preload sleeps until the next second that has messages, so an idle cluster costs nothing. A second that has passed
 may still grow, but apply reports what it grows by: a second is loaded up to its length at that time (the loading offset
@@ -22,7 +22,7 @@ from hadelay.ledger.chain import ChainWalk, Damage
 from hadelay.ledger.hourstate import bitmap, groups, indexes_of
 from hadelay.model import DEAD_HOURS, HOUR_MS, NEVER_MS
 
-#: Limit of messages in all loaded seconds. Beyond this limit, a second is loaded only when it begins within 1 s.
+#: Limit of messages loaded ahead of time; beyond it, messages are loaded only 1 s before their second begins.
 PRELOAD_ROWS = 1 << 20
 _LAST_MOMENT_MS = 1_000
 
@@ -46,16 +46,14 @@ class Preload:
         self.first_second = 0
         #: The dispatch cursor: the latest second of which messages were made ready, and the number of these messages.
         self.reached = (0, 0)
-        #: Like `reached`, but without messages that an earlier leader made ready: this leader may have begun within a
-        #: second.
+        #: Like the dispatch cursor `reached`, but counts only messages that this leader made ready.
         self._counted = (0, 0)
-        #: Future hours that have entries and are not open: none of their seconds is loaded yet.
+        #: Future hours that have entries, and of which no second is loaded yet.
         self._hours: Deadlines[int] = Deadlines()
-        #: Open hours → entries that were settled before they were due, some of which are loaded already.
+        #: Hours being loaded → entries that were settled before they were due, and must not become ready.
         self._open: dict[int, BitMap] = {}
-        #: Seconds of open hours that have entries and are not loaded.
+        #: Seconds that have entries and are not loaded yet, in hours that are being loaded.
         self._unloaded: Deadlines[int] = Deadlines()
-        #: Seconds that are loaded, or being loaded.
         self._seconds: dict[int, Second] = {}
         #: Seconds that are being loaded, with the walks over their index entries; `work` continues the first walk.
         self.loading: deque[tuple[Second, ChainWalk]] = deque()
@@ -71,7 +69,7 @@ class Preload:
                 self._hours.set(known, known)
 
     def advance(self) -> int:
-        """Make due messages ready. Returns when to call this again, NEVER_MS if no message is coming."""
+        """Make due messages ready. Returns the time in ms for the next call, NEVER_MS if no message is coming."""
         now_ms = self._turns.now_ms
         for hour in self._hours.due((now_ms + self._preload_ms) // HOUR_MS):
             self._open_hour(hour, 0)
@@ -107,8 +105,7 @@ class Preload:
             self._unloaded.set(at, at)
 
     def _load_seconds(self) -> int:
-        """Begin to load the next seconds. Returns the earliest second whose loading has not begun, NEVER_MS if there is
-        none."""
+        """Begin to load the next seconds. Returns the earliest second still to be begun, NEVER_MS for none."""
         budget = SLICE
         while (first := self._unloaded.next()) is not None:
             ahead = int(first) * 1000 - self._turns.now_ms
@@ -124,14 +121,14 @@ class Preload:
         return NEVER_MS
 
     def load(self, at: int) -> ChainWalk:
-        """Begin to load a second; also called when a broken chain of the second was repaired."""
+        """Begin to load the messages of a second; also used after a repair of the second's index."""
         second = self._seconds[at] = Second(at, PRELOAD_ROWS)
         walk = ChainWalk(self._store, second.hour, at % SECONDS_PER_HOUR)
         self.loading.append((second, walk))
         return walk
 
     def work(self) -> None:
-        """Load the next slice of the second that has been loading for longest."""
+        """Load up to SLICE entries of the second whose loading began first."""
         second, walk = self.loading[0]
         rows = walk.step(SLICE)
         if len(rows):
@@ -169,8 +166,7 @@ class Preload:
             self.reached = max(self.reached, self._counted)
 
     def _leave_spilled(self) -> int:
-        """Leave messages that did not fit into memory to scans, for seconds that have ended. Returns when the next such
-        second ends, NEVER_MS if there is none."""
+        """Let scans find left-out messages of seconds that are over. Returns the next second's end, or NEVER_MS."""
         for at in [at for at in self._spilled if at * 1000 + 1000 <= self._turns.now_ms]:
             self._windows.leave_out(at, self._spilled.pop(at))
         return min(self._spilled) * 1000 + 1000 if self._spilled else NEVER_MS
@@ -196,8 +192,7 @@ class Preload:
                 self._file_second(hour, first + slot, rows[mine])
 
     def _file_second(self, hour: int, at: int, rows: NDArray[np.void]) -> None:
-        # Rows of a second that has not begun wait in a Second, even overdue rows: scans skip seconds of the future, so
-        # no message of such a second may be ready.
+        # Keep even overdue rows out of the windows until their filing second has begun: scans skip later seconds.
         later = rows["deliver_at_ms"] > self._turns.now_ms
         if at * 1000 <= self._turns.now_ms and not later.all():
             now = rows[~later]
@@ -211,7 +206,7 @@ class Preload:
             second.add(rows)
 
     def has_seen(self, hour: int) -> bool:
-        """Whether entries of the hour may be loaded, or ready."""
+        """Whether entries of the hour may have been loaded or made ready already."""
         return hour <= self._turns.now_ms // HOUR_MS or hour in self._open
 
     def drop(self, hour: int, indexes: NDArray[np.uint32]) -> None:
@@ -220,6 +215,5 @@ class Preload:
             self._open[hour] |= bitmap(indexes)
 
     def forget(self, topic: int) -> None:
-        """Drop messages of a topic that was purged or deleted from all loaded seconds."""
         for second in self._seconds.values():
             second.forget(topic)

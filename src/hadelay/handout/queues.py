@@ -1,4 +1,4 @@
-"""State of one topic's hand-out: its wait queues, their windows, and its turn among the topics.
+"""Hand-outs of one topic: queues of waiting polls, their windows of ready messages, and the topic's turn.
 
 A topic has a queue of polls that take any message, and one for each filter that polls ask for (handout/polls.py).
 Each queue has a window of ready messages. A topic with a catch-up rate has a second window per queue, for *overdue*
@@ -26,15 +26,14 @@ class Window:
     def __init__(self, queue: WaitQueue, *, overdue: bool, rescan_from: int | None = None) -> None:
         self.queue, self.overdue = queue, overdue
         self.entries: deque[int] = deque()
-        #: Low-water mark: the earliest second (since 1970) with a message that found no room in the window; None
-        #: without one.
+        #: Low-water mark: earliest second (since 1970) with a message that did not fit into the window; or None.
         self.rescan_from = rescan_from
-        #: Like `rescan_from`, but only for messages that were left out since the running scan began.
+        #: Earliest second with a message that did not fit into the window since its running scan began; or None.
         self.missed_since_scan: int | None = None
         self.scanning = False
-        #: Minimum number of entries to look at next time; more than 0 if none of the last entries was owed any more.
+        #: Minimum number of entries to check next time; above 0 if the last entries needed no delivery any more.
         self.scan_ahead = 0
-        #: True if the window is given up: entries of failed offers do not return to this window.
+        #: True once the window is no longer used: entries of failed offers do not return to this window.
         self.closed = False
 
     @property
@@ -48,8 +47,7 @@ class Window:
         self.missed_since_scan = second if self.missed_since_scan is None else min(self.missed_since_scan, second)
 
     def pick(self, rows: NDArray[np.void]) -> NDArray[np.bool_]:
-        """Which of the topic's INDEX rows belong into this window, as far as the index tells: tags are compared by
-        their masks."""
+        """Mask of INDEX rows that belong into this window; tags are compared by masks only, so some may not fit."""
         topic, wanted = self.queue.topic, self.queue.filter
         picked = np.ones(len(rows), np.bool_) if wanted is None else wanted.may(rows["tag_mask"])
         if topic.overdue_before_ms:
@@ -63,14 +61,13 @@ class WaitQueue:
     __slots__ = ("filter", "in_turn", "now", "topic", "waiters", "windows")
 
     def __init__(self, topic: TopicTurn, wanted: Filter | None, rescan_from: int | None = None) -> None:
-        """rescan_from: low-water mark of the new windows: 0 if the topic may owe messages already, None if not."""
+        """rescan_from: second from which a scan fills the windows: 0 if the topic may have ready messages, or None."""
         self.topic, self.filter = topic, wanted
         self.waiters: OrderedDict[Poll, None] = OrderedDict()
         self.now = Window(self, overdue=False, rescan_from=rescan_from)
         self.windows: tuple[Window, ...] = (self.now,)
         if topic.overdue_before_ms:
             self.windows = (self.now, Window(self, overdue=True, rescan_from=rescan_from))
-        #: Whether the queue stands in `topic.turns`.
         self.in_turn = False
 
     @property
@@ -110,11 +107,11 @@ class TopicTurn:
         self.turns: deque[WaitQueue] = deque()
         self.active = False
         self.deficit = 0
-        #: Number of the last take of messages from this topic; takes are counted over all topics.
+        #: Number of the topic's latest hand-out, counted over all topics: the smallest number waited longest.
         self.served = 0
         #: Number of the topic's messages that were offered, and neither granted nor refused yet.
         self.in_flight = 0
-        #: Name of the limit that stops the topic, "" if none does.
+        #: Name of the limit that stops hand-outs of the topic, "" without one.
         self.cause = ""
 
     @property
@@ -136,8 +133,7 @@ def entries_of(hour: int, indexes: NDArray[np.uint32]) -> list[int]:
 
 
 def split(hour: int, indexes: NDArray[np.uint32], topics: NDArray[np.uint32]) -> Iterator[tuple[int, list[int]]]:
-    """Group entries of an hour by topic: yields (topic number, entries), with the entries of a topic in their given
-    order."""
+    """Group entries of an hour by topic: yields (topic number, entries), the entries in their given order."""
     first = int(topics[0])
     if len(topics) == 1 or (topics == first).all():
         yield first, entries_of(hour, indexes)

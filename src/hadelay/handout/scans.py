@@ -1,5 +1,5 @@
-"""Scans of the index for owed messages: after a take-over, when a window has run low, after a repair, and to be sure
-that none was forgotten (the sweep, S3).
+"""Scans of the index for messages still to deliver (owed): after a change of leader, when a window of ready messages
+runs low, after a repair, and to be sure that no message was forgotten (the sweep, S3).
 
 A scan starts at the oldest second that has open entries (apply counts them), walks that second's chain, and goes on to
 the next such second: never whole hours. Scans are generators that yield their cost after every slice, so that ten
@@ -24,12 +24,12 @@ from hadelay.model import NONE32
 SLICE = 8_192
 #: Minimum cost of scanning a second, counted in rows.
 _SECOND_COST = 128
-#: Cost of comparing rows with a window's entries, counted in rows: a fixed cost, and one row for so many entries.
+#: Cost of comparing rows with a window, counted in rows: a fixed cost, plus one row per _ENTRIES_PER_ROW entries.
 _WINDOW_COST, _ENTRIES_PER_ROW = 64, 8
-#: Limit of slices that a new leader scans before it hands out newly due messages, so that messages which fell due
-#: without a leader come first. Further slices are scanned beside the hand-out.
+#: Limit of slices that a new leader scans before it hands out newly due messages: messages that fell due without a
+#: leader come first. Later slices are scanned beside the hand-outs.
 _HEAD_START = 8
-#: Limit of rows of one second that a take-over keeps in memory; later scans of the topics find the others.
+#: Limit of rows per second that a new leader's first scan keeps in memory; later scans find the others.
 _CATCH_UP_ROWS = 1 << 18
 
 
@@ -37,14 +37,13 @@ class Scans:
     def __init__(self, windows: Windows, on_damage: Callable[[Damage], None]) -> None:
         self._windows, self._turns, self._owed = windows, windows.turns, windows.owed
         self._on_damage = on_damage
-        #: First second (since 1970) not loaded by the preload, which will make messages of this and later seconds
-        #: ready.
+        #: First second (since 1970) that the preload has not loaded; scans leave it and later seconds alone.
         self.first_unloaded = 0
         #: Number of owed messages that were in no window until the sweep found them: a bug if it is not 0.
         self.swept = 0
         #: Unfinished scans, as generators; each step of a scan yields its cost, counted in rows.
         self.jobs: deque[Iterator[int]] = deque()
-        # Take-over: seconds in [_catch_up, _catch_up_end) are still to be scanned.
+        # Seconds in [_catch_up, _catch_up_end) that fell due under earlier leaders and are still to be scanned.
         self._catch_up = self._catch_up_end = 0
         self._head_start = 0
         # Cost of the last slice, in rows.
@@ -53,15 +52,15 @@ class Scans:
         windows.on_low = self.rescan
 
     def start(self, second: int) -> None:
-        """Scan all seconds before `second`, where the preload starts."""
+        """Begin to scan all seconds before `second`, from which on the preload loads messages."""
         self.first_unloaded = self._catch_up_end = second
         self._head_start = _HEAD_START * SLICE
         self.jobs.append(self._catching_up())
 
     @property
     def first(self) -> bool:
-        """Whether messages owed from before the take-over are handed out first (at most _HEAD_START slices). While this
-        is True, call `work`, and neither `advance` nor `match` of the dispatcher."""
+        """Whether messages that fell due under earlier leaders go first (for at most _HEAD_START slices). While this is
+        True, call `work`, and neither `advance` nor `match` of the dispatcher."""
         return self._head_start > 0 and self._catch_up < self._catch_up_end
 
     def work(self) -> None:
@@ -76,17 +75,16 @@ class Scans:
         self._head_start -= SLICE - left
 
     def rescan(self, window: Window) -> None:
-        """Start a scan for a window that has run low, from the window's low-water mark on."""
+        """Start a scan that refills a window, from the first second with messages that found no room in the window."""
         window.scanning = True
         self.jobs.append(self._rescanning(window))
 
     def recover(self, second: int) -> None:
-        """Start a scan of a past second whose chain was repaired, to find the messages behind the damage."""
+        """Start a scan of a past second whose index was repaired, to find the messages that the damage had hidden."""
         self.jobs.append(self._recovering(second))
 
     def sweep(self) -> bool:
-        """Do one slice of the search for owed messages that were forgotten. Returns True when all seconds were
-        searched."""
+        """Search one slice for owed messages that were forgotten. Returns True after the last second."""
         if self._sweep is None:
             self._sweep = self._sweeping()
         if next(self._sweep, 0):
@@ -95,7 +93,7 @@ class Scans:
         return True
 
     def _owed_rows(self, second: int) -> Iterator[NDArray[np.void]]:
-        """INDEX rows of a second that are due and owed, a slice at a time."""
+        """INDEX rows of a second that are due and still to be delivered, up to SLICE rows at a time."""
         hour, slot = divmod(second, SECONDS_PER_HOUR)
         walk = ChainWalk(self._owed.store, hour, slot)
         while not walk.done:
@@ -116,7 +114,7 @@ class Scans:
             for rows in self._owed_rows(second):
                 found.add(rows)
                 yield self._cost
-            # Do not yield from here to the end of the loop: other code must not see the second half scanned.
+            # Do not yield before the end of the loop: other code must see all of these changes or none.
             self._catch_up = second + 1
             self._windows.make_ready(found.hour, second, *found.take(self._turns.now_ms))
             self._windows.leave_out(second, found.overflow)
@@ -133,8 +131,7 @@ class Scans:
                     break
                 window.rescan_from = second
                 if second >= self.first_unloaded:
-                    # Wait until the preload has loaded this second: its messages may be older than the window's ready
-                    # messages.
+                    # Wait until the preload has loaded this second: its messages may be older than the window's.
                     yield SLICE
                     continue
                 found = Second(second, room)
@@ -144,19 +141,17 @@ class Scans:
                     found.add(rows[self._windows.missing(window, entries_of(found.hour, rows["index"]))])
                     yield self._cost
                 if window.rescan_from is None:
-                    break  # the topic was deleted meanwhile, or no consumer asks for this topic any more
+                    break  # the window was emptied or closed during the scan
                 self._windows.refill(window, entries_of(found.hour, found.take(self._turns.now_ms)[0]))
                 if not found.overflow:
-                    # The second is done. Messages of it that fell due or were filed during the scan are in
-                    # `missed_since_scan`.
+                    # `missed_since_scan` is the first second with messages that fell due or were filed during the scan.
                     missed = window.missed_since_scan
                     window.rescan_from = second + 1 if missed is None else min(missed, second + 1)
         finally:
             window.scanning = False
 
     def _next_scannable(self, second: int) -> int | None:
-        """The first second from `second` on that has begun and has open entries, without those that the take-over still
-        scans."""
+        """First second from `second` on that has begun and has unsettled entries, except those left to the catch-up."""
         found = self._owed.next_second(second, self._turns.now_ms)
         if found is not None and self._catch_up <= found < self._catch_up_end:
             found = self._owed.next_second(self._catch_up_end, self._turns.now_ms)
@@ -171,8 +166,7 @@ class Scans:
     def _sweeping(self) -> Iterator[int]:
         at = 0
         while (second := self._next_scannable(at)) is not None:
-            # Leave seconds that have just passed to the next sweep: their messages may still be on their way into
-            # windows.
+            # Leave the last two seconds to the next sweep: their messages may still be on their way into windows.
             if second >= self.first_unloaded or second * 1000 + 2_000 > self._turns.now_ms:
                 break
             at = second + 1
@@ -180,9 +174,9 @@ class Scans:
                 self.swept += yield from self._add_forgotten(second, rows)
 
     def _add_forgotten(self, second: int, rows: NDArray[np.void]) -> Generator[int, None, int]:
-        """Add rows to windows that lack them: the row is neither in the window, nor in flight, nor behind the window's
-        low-water mark. Returns the number added; yields its cost as scans do, because many topics with many filters
-        take longer than a slice."""
+        """Add rows to the windows that lack them: the row is neither in the window, nor in an undecided offer, nor left
+        on disk for a later scan. Returns the number added; yields its cost as scans do, because many topics with many
+        filters take longer than a slice."""
         count, spent, hour = 0, self._cost, second // SECONDS_PER_HOUR
         # Sort key: by topic, then in the order of publishing
         by_topic = rows["topic"].astype(np.uint64) << np.uint64(32) | rows["index"]

@@ -1,4 +1,4 @@
-"""Messages of one loaded second in the order of their milliseconds, sorted once."""
+"""Messages of one loaded second, sorted by due time."""
 
 import heapq
 from collections import Counter
@@ -9,20 +9,18 @@ from numpy.typing import NDArray
 from hadelay.codec.formats import SECONDS_PER_HOUR
 from hadelay.model import NEVER_MS
 
-#: Minimum number of late rows for which all rows are sorted again; fewer late rows go into a heap.
+#: Number of rows, added after the first `take`, from which on all rows are sorted again; fewer rows go into a heap.
 _BULK = 256
 
 
 class Second:
-    """Messages of one second. Rows are added in any order, during loading and later; `take` returns them by due
-    time."""
+    """Messages of one second: rows are added in any order, at any time; `take` returns them by due time."""
 
     def __init__(self, second: int, limit: int) -> None:
-        """second: counted since 1970. limit: largest number of rows kept, those due first; `overflow` counts the
-        others."""
+        """second: since 1970. limit: largest number of rows kept, those due first; `overflow` counts the others."""
         self.second, self.limit = second, limit
         self.hour, self.start_ms = second // SECONDS_PER_HOUR, second * 1000
-        #: True once all rows were added that the hour's index had for this second when loading began.
+        #: True once all rows are added that the hour's index had for this second when loading began.
         self.loaded = False
         #: Number of rows beyond the limit, by topic number; a scan finds them later.
         self.overflow: Counter[int] = Counter()
@@ -37,7 +35,6 @@ class Second:
         self._late: list[tuple[int, int, int]] = []  # heap of rows that came late: (deliver_at_ms, index, topic)
 
     def add(self, rows: NDArray[np.void]) -> None:
-        """Add INDEX rows of this second."""
         if not len(rows):
             return
         self.size += len(rows)
@@ -54,8 +51,7 @@ class Second:
             self._sort()
 
     def take(self, now_ms: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-        """Remove the rows that are due at now_ms. Returns their (indexes, topics), in the order in which they fall
-        due."""
+        """Remove the rows that are due at now_ms. Returns their (indexes, topics), in the order of due times."""
         if self.next_ms > now_ms:
             return self._indexes[:0], self._topics[:0]
         self._started = True
@@ -76,7 +72,6 @@ class Second:
         return indexes, topics
 
     def forget(self, topic: int) -> None:
-        """Drop all rows of a topic that was purged or deleted."""
         self._sort()
         keep = self._topics != topic
         self._due, self._indexes, self._topics = self._due[keep], self._indexes[keep], self._topics[keep]

@@ -13,24 +13,24 @@ from hadelay.ledger.flow import UNLIMITED, Allowance
 from hadelay.ledger.topics import TopicBook
 from hadelay.model import NEVER_MS
 
-#: Limit of what a topic may hand out in one turn, in bytes; each message costs a fixed sum besides its size.
+#: Bytes that a topic may hand out per turn, and bytes that a message counts besides its size.
 _QUANTUM = 64 * 1024
 _MESSAGE_COST = 256
 
 
 class Turns:
     def __init__(self, topics: TopicBook) -> None:
-        #: Cluster time of the last `tick`: messages due by then were made ready.
+        #: Cluster time in ms of the last `tick`; messages due later are not ready yet.
         self.now_ms = 0
         #: How often a limit stopped a topic that had messages for a poll, by the limit's name.
         self.throttled: Counter[str] = Counter()
         self._topics = topics
         self._ring: deque[TopicTurn] = deque()
-        #: Number of takes of messages, over all topics.
+        #: Number of times that messages were taken from a window, over all topics.
         self._served = 0
         #: Topics that wait for tokens of their rate limits.
         self._refills: Deadlines[TopicTurn] = Deadlines()
-        #: Topics that have reached their limit of concurrency.
+        #: Topics that have reached their concurrency, the limit of leased messages.
         self._full: dict[TopicTurn, None] = {}
 
     def tick(self, now_ms: int) -> None:
@@ -39,7 +39,7 @@ class Turns:
             self.go_on(topic)
 
     def next_ms(self) -> int:
-        """When a topic that waits for tokens gets some, NEVER_MS if none waits."""
+        """Time in ms when a topic that waits for rate-limit tokens gets some, NEVER_MS if no topic waits."""
         at_ms = self._refills.next()
         return NEVER_MS if at_ms is None else int(at_ms)
 
@@ -63,8 +63,7 @@ class Turns:
             self.activate(queue)
 
     def leases_ended(self) -> bool:
-        """Leases ended, or offers were decided: resume topics that had reached their concurrency. Returns whether there
-        were any."""
+        """Resume topics stopped by their concurrency: leases ended or offers were decided. Returns whether any was."""
         full, self._full = self._full, {}
         for topic in full:
             self.go_on(topic)
@@ -129,7 +128,7 @@ class Turns:
         return topic.limits.allowance(self._topics[topic.number].leased + topic.in_flight, window.overdue, self.now_ms)
 
     def charge(self, window: Window, count: int, size: int) -> None:
-        """Count messages taken from the window, of `size` bytes together, as offered."""
+        """Charge messages taken from the window to their topic's limits and turn. size: bytes of all of them."""
         topic = window.queue.topic
         self._served += 1
         topic.served = self._served

@@ -5,8 +5,7 @@ from hadelay.handout.polls import Filter, Poll
 from hadelay.handout.queues import TopicTurn, WaitQueue
 from hadelay.handout.windows import Windows
 
-#: Limits of the number of different filters: of one topic, because each of its messages is checked against every
-#: filter; and of all topics together.
+#: Limits of the number of different filters: per topic (every message is checked against each), and in all.
 TOPIC_FILTERS = 256
 MAX_FILTERS = 2_048
 #: Limits over all waiting polls: number of topics that they name, counted once per poll; and number of names of topics
@@ -18,7 +17,7 @@ _LINGER_MS = 60_000
 
 class Waiting:
     def __init__(self, windows: Windows) -> None:
-        #: Waiting poll → the queues in which the poll stands, one per topic.
+        #: Waiting poll → the queues in which the poll waits, one per topic.
         self.queues: dict[Poll, list[WaitQueue]] = {}
         #: Waiting polls by the monotonic time at which they time out.
         self.deadlines: Deadlines[Poll] = Deadlines()
@@ -31,8 +30,8 @@ class Waiting:
         self.idle: dict[WaitQueue, int] = {}
 
     def problem(self, poll: Poll) -> str:
-        """Reason why the poll may not wait with the other polls, "" if it may. A poll of one topic is not refused
-        because others name many topics: the number of polls is limited elsewhere."""
+        """Reason to refuse the poll, "" if it may wait. A poll of one topic is never refused because other polls name
+        many topics: the number of polls is limited elsewhere."""
         windows = self._windows
         unknown = len(windows.by_name) - len(windows.by_number)
         if unknown + len(poll.topics) > MAX_UNKNOWN:
@@ -47,7 +46,7 @@ class Waiting:
         )
 
     def _admits(self, wanted: Filter, poll: Poll) -> bool:
-        """Whether the poll's filter is known in its topics, or fits the limits. Gives up idle queues to make room."""
+        """Whether the limits allow the poll's filter, or its topics know it. Gives up idle queues to make room."""
         topics = [self._windows.named(name) for name in poll.topics]
         new = [topic for topic in topics if wanted not in topic.filtered]
         while self.idle and self._filters + len(new) > MAX_FILTERS:
@@ -70,8 +69,7 @@ class Waiting:
         self.named += len(poll.topics)
         self.deadlines.set(poll, poll.deadline)
         queues = self.queues[poll] = []
-        # Begin with the topic that was served longest ago: if no polls were waiting, nothing else remembers whose turn
-        # it is.
+        # Begin with the topic served longest ago: without waiting polls, nothing else remembers whose turn it is.
         for topic in sorted(map(self._windows.named, poll.topics), key=lambda topic: topic.served):
             queue = topic.any if poll.filter is None else self._queue(topic, poll.filter)
             queue.waiters[poll] = None
@@ -94,7 +92,6 @@ class Waiting:
                 self._forget_name(queue.topic)
 
     def polls(self) -> list[Poll]:
-        """All waiting polls, in the order of their topics and queues."""
         queues = (queue for topic in self._windows.by_name.values() for queue in topic.queues())
         return list(dict.fromkeys(poll for queue in queues for poll in queue.waiters))
 
@@ -112,8 +109,7 @@ class Waiting:
         return queue
 
     def _end(self, queue: WaitQueue) -> None:
-        """Give up an idle queue of a filter. No message is lost: the topic's queue without a filter has all
-        messages."""
+        """Give up an idle queue of a filter. The topic's queue without a filter has all of its messages, too."""
         assert queue.filter is not None
         del self.idle[queue], queue.topic.filtered[queue.filter]
         self._filters -= 1

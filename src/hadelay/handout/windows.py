@@ -1,4 +1,4 @@
-"""All windows of ready messages, of all topics: filled by the preload and by scans, bounded by low-water marks.
+"""All windows of ready messages, of all topics: filled by the preload and by scans, and limited in size.
 
 When a window is full the rest stays on disk, and `rescan_from` remembers the earliest second from which the index has
 to be scanned again (handout/scans.py): ten million overdue messages cost no memory. While a window has that mark only
@@ -22,12 +22,11 @@ from hadelay.handout.turns import Turns
 from hadelay.ledger.flow import limits_of
 from hadelay.ledger.topics import TopicBook, TopicState
 
-#: Limit of entries in all windows together. Beyond it, a window with waiting polls gets at most _SMALL_WINDOW entries,
-#: and other windows get none.
+#: Limit of entries in all windows together; beyond it, only windows with waiting polls get some: _SMALL_WINDOW each.
 _TOTAL = 1 << 19
 _SMALL_WINDOW = 1_024
-#: Age in ms from which a message counts as overdue, when a topic with a catch-up rate first separates overdue messages
-#: from those on time. The limit is moved when a message that does not count as overdue is twice as old.
+#: Age in ms from which a message counts as overdue, when the time limit (`overdue_before_ms`) of a topic with a
+#: catch-up rate is set. The limit is set anew when a message that counts as on time is twice as old.
 OVERDUE_MS = 5_000
 
 
@@ -43,10 +42,9 @@ class Windows:
         self.ready_counts: Counter[int] = Counter()
         #: Count of entries in all windows.
         self.size = 0
-        #: Entries of undecided offers → the windows that gave the entry up or skipped it; they get it back if the offer
-        #: fails.
+        #: Entries of undecided offers → windows that get the entry back if the offer fails.
         self.in_flight: dict[int, tuple[Window, ...]] = {}
-        #: Callback for a window that has a low-water mark and has run low on entries.
+        #: Callback that starts a scan for a window with few entries left and more messages on disk.
         self.on_low: Callable[[Window], None] = lambda window: None
 
     def topic(self, number: int) -> TopicTurn:
@@ -83,8 +81,7 @@ class Windows:
         return max(0, limit - len(window.entries))
 
     def rescan_if_low(self, window: Window) -> None:
-        """Ask for a scan if messages found no room in the window, no scan runs yet, and three quarters of the window
-        are free."""
+        """Ask for a scan if the window had no room for some messages and is at most a fifth full now."""
         if window.rescan_from is None or window.scanning or not (window.queue.waiters or window.queue.filter is None):
             return
         if len(window.entries) * 4 <= self.room(window):
@@ -116,8 +113,7 @@ class Windows:
             self.rescan_low(queue)
 
     def on_time(self, topic: TopicTurn, rows: NDArray[np.void]) -> NDArray[np.bool_]:
-        """Which rows are not overdue. Moves the limit, `overdue_before_ms`, to later times if a row is far beyond
-        it."""
+        """Mask of rows that are not overdue. Sets a later limit, `overdue_before_ms`, if a row is far beyond it."""
         due = rows["deliver_at_ms"]
         if len(due) and int(due.min()) < self.turns.now_ms - 2 * OVERDUE_MS:
             before, topic.overdue_before_ms = topic.overdue_before_ms, self.turns.now_ms - OVERDUE_MS
@@ -127,15 +123,13 @@ class Windows:
         return np.asarray(due >= topic.overdue_before_ms)
 
     def make_ready(self, hour: int, second: int, indexes: NDArray[np.uint32], topics: NDArray[np.uint32]) -> None:
-        """Put entries of the hour that fell due into their topics' windows. second: since 1970, that the entries are
-        filed under."""
+        """Put due entries of an hour into their topics' windows. second: their filing second, since 1970."""
         for number, entries in split(hour, indexes, topics) if len(topics) else ():
             self.ready_counts[number] += len(entries)
             self.add(self.topic(number), second, entries)
 
     def leave_out(self, second: int, counts: Counter[int]) -> None:
-        """Note messages of a second that fell due and stay on disk until a window has room. counts: number by topic
-        number."""
+        """Note due messages of a second that stay on disk for lack of room. counts: number by topic number."""
         for number, count in counts.items():
             self.ready_counts[number] += count
             for queue in self.topic(number).queues():
@@ -144,8 +138,7 @@ class Windows:
                 self.rescan_low(queue)
 
     def add(self, topic: TopicTurn, second: int, entries: list[int]) -> None:
-        """Put entries of one hour into the windows that accept them; later a scan finds entries for which there was no
-        room."""
+        """Put entries of one hour into the windows that accept them; entries without room are left to scans."""
         if topic.plain:
             self.put(topic.any.now, second, entries)
             return
@@ -172,7 +165,6 @@ class Windows:
             self.rescan_low(window.queue)
 
     def refill(self, window: Window, entries: list[int]) -> None:
-        """Append these entries to the window, whose queue may take turns again."""
         window.entries.extend(entries)
         self.size += len(entries)
         self.turns.activate(window.queue)
@@ -183,7 +175,7 @@ class Windows:
         self.size += len(entries)
 
     def take_free(self, window: Window, entries: list[int]) -> list[int]:
-        """Those of the window's entries that are not in flight, without repetitions; the window drops the others."""
+        """Distinct entries that are in no undecided offer; the window gets the others back if their offer fails."""
         free = []
         for entry in dict.fromkeys(entries):
             if entry in self.in_flight:
@@ -193,8 +185,7 @@ class Windows:
         return free
 
     def missing(self, window: Window, entries: list[int]) -> NDArray[np.bool_]:
-        """Which of these entries are neither in the window nor in flight. The window gets entries in flight if their
-        offer fails."""
+        """Mask of entries that are neither in the window nor offered; offered ones come back if their offer fails."""
         ready, in_flight = set(window.entries), self.in_flight
         for entry in in_flight.keys() & entries if in_flight else ():
             self._skip(window, entry)
@@ -205,7 +196,7 @@ class Windows:
             self.in_flight[entry] += (window,)
 
     def _drop_gone(self, window: Window) -> None:
-        """Drop entries that are not owed any more: other windows may have handed them out."""
+        """Drop entries that need no delivery any more: other windows may have handed them out."""
         kept: list[int] = []
         entries = np.array(window.entries, np.int64)
         hours = entries >> 32
@@ -216,7 +207,7 @@ class Windows:
         window.entries = deque(kept)
 
     def oldest(self, topic: TopicTurn) -> tuple[Window, int | None]:
-        """The window with the topic's oldest ready messages, and the first entry in it that is owed."""
+        """The window with the topic's oldest ready messages, and its first entry that still needs delivery."""
         window = self.oldest_window(topic)
         while window.entries:
             some = list(islice(window.entries, 64))

@@ -47,8 +47,7 @@ def _with_reason(reason: str, error: AccessDenied) -> AccessDenied:
 
 
 class Denials:
-    """Refusals of authentication and of rights, counted by reason and logged: at most one line per reason in ten
-    seconds, with the number since the last line."""
+    """Counts refusals of tokens and rights by reason, and logs at most one line per reason in ten seconds."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self.counts: Counter[str] = Counter()
@@ -81,9 +80,9 @@ def check_site(method: str, headers: Mapping[str, str]) -> None:
 
 
 class Hosts:
-    """Host names that requests may use for this node, against DNS rebinding: an attacker's name may resolve to any
-    address, loopback too, and makes the attacker's web page and this node one site. Addresses in place of names are
-    safe. Browsers add no token by themselves, so with tokens names are checked only if `http.hosts` has some."""
+    """Checks Host headers, against DNS rebinding: an attacker's host name may resolve to this node's address, so that a
+    browser takes the attacker's page and this node for one site. Addresses in place of names are safe. Browsers add no
+    token by themselves, so with tokens names are checked only if `http.hosts` has some."""
 
     def __init__(self, config: HttpConfig, *, tokens: bool) -> None:
         self._checks = bool(config.hosts) or not tokens
@@ -98,7 +97,7 @@ class Hosts:
         return not name or _is_address(name) or any(fnmatchcase(name, pattern) for pattern in self._patterns)
 
     def check(self, hosts: Iterable[str]) -> None:
-        """Refuse Host headers that name another host. Raises Forbidden."""
+        """Raises Forbidden if a Host header has a name that is not allowed."""
         for host in hosts:
             if not self.allows(host):
                 what = f"this node is not asked by the name {host[:128]!r}: add it to http.hosts, or use an address"
@@ -106,7 +105,7 @@ class Hosts:
 
 
 def _host_of(address: str) -> str:
-    """Host of host, host:port or [v6]:port."""
+    """Host part of an address: host, host:port or [v6]:port."""
     if address.startswith("["):
         return address[1:].partition("]")[0]
     return address.rpartition(":")[0] if address.count(":") == 1 else address
@@ -121,11 +120,9 @@ def _is_address(name: str) -> bool:
 
 
 class RequestRights:
-    """Rights of one request's token."""
-
     def __init__(self, actor: Actor, rights: Rights, *, first_only: bool = False) -> None:
         self.actor, self.rights = actor, rights
-        #: The bootstrap token may create a token and nothing else.
+        #: True for the bootstrap token, which may only create a token.
         self.first_only = first_only
 
     def may(self, scope: str, topic: str | None) -> bool:
@@ -138,8 +135,7 @@ class RequestRights:
             raise Forbidden(f"the token {self.actor.token!r} has no scope {scope} {where}")
 
     def need_of(self, scope: str, topic: str, what: str) -> None:
-        """As `need`, for the topic of a message or a lease (`what`); the error does not name the topic, since the
-        request did not."""
+        """Raises Forbidden if the token lacks a scope for the topic of a message or lease; does not name the topic."""
         if not self.rights.may(scope, topic):
             raise Forbidden(f"the token {self.actor.token!r} has no scope {scope} for the topic of this {what}")
 
@@ -161,8 +157,7 @@ UNRESTRICTED = RequestRights(Actor(), Rights(("admin",)))
 
 
 class Authenticator:
-    """Finds the rights of a request's token. monotonic: returns seconds. forget: called when a token's rights end, to
-    clear other caches."""
+    """Finds the rights of a token. monotonic: clock in seconds. forget: clears other caches when tokens change."""
 
     def __init__(
         self, service: TokenService, config: SecurityConfig, monotonic: Callable[[], float], forget: Callable[[], None]
@@ -193,8 +188,7 @@ class Authenticator:
             self._until = self.monotonic() + min(_LOOK_S, (self._next_ms - now_ms) / 1000)
 
     def admit(self, headers: Sequence[str]) -> RequestRights:
-        """Rights of a request. headers: all its Authorization headers. Raises Unauthorized; NoLeader while the tokens
-        are not known yet."""
+        """Rights of a request by its Authorization headers. Raises Unauthorized; NoLeader while tokens are unknown."""
         if len(headers) != 1:
             what = "two Authorization headers" if headers else "no token"
             what += f": send Authorization: Bearer {PREFIX}… (hadelay token create makes one)"

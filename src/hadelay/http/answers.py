@@ -35,23 +35,22 @@ class Problem(msgspec.Struct):
     type: str
     title: str
     status: int
-    #: Advice to the client.
+    #: What is wrong, and what the client can do.
     detail: str
     #: Whether the same request may succeed later, here or at another node.
     retryable: bool
-    #: Whether the outcome is known. false: the request may or may not have had an effect; retry only with the same
-    #: Idempotency-Key or request_id.
+    #: False if the request may or may not have had an effect: retry only with the same Idempotency-Key or request_id.
     outcome_known: bool
     retry_after_ms: int | msgspec.UnsetType | None = msgspec.UNSET
-    #: State that forbids the operation (conflicts).
+    #: In a conflict: state of the message, which forbids the operation.
     outcome: Literal["pending", "leased", "acked", "cancelled", "expired", "dead"] | msgspec.UnsetType = msgspec.UNSET
-    #: Id of the message that has the key (conflicts over a key).
+    #: In a conflict over a client key: id of the message that has the key.
     id: str | msgspec.UnsetType = msgspec.UNSET
 
 
 def unexpected(error: BaseException | None, method: str) -> HadelayError:
-    """The error for an unexpected exception. The outcome is unknown: the request may already be in the log. Exception:
-    Overloaded for a read on a full disk, because another node may have space."""
+    """Error to answer after an unexpected exception. Its outcome is unknown: the request may already be in the log. A
+    read that failed on a full disk gets Overloaded, because another node may have space."""
     if is_disk_full(error) and method in ("GET", "HEAD"):
         what = "this node's disk is full, and it has to write before it can answer: ask another one"
         return Overloaded(what, retry_after_ms=1_000)
@@ -61,8 +60,7 @@ def unexpected(error: BaseException | None, method: str) -> HadelayError:
 
 
 def refusal(error: HadelayError) -> Answer:
-    """The answer for an error. Retry-After has whole seconds, rounded up: a retry that comes too early is refused
-    again."""
+    """The answer for an error. Retry-After is rounded up to seconds: an early retry would be refused again."""
     found = {"Content-Type": PROBLEM}
     if error.retry_after_ms is not None:
         found["Retry-After"] = str(-(-error.retry_after_ms // 1000))

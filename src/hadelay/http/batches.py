@@ -1,4 +1,4 @@
-"""Decodes the bytes of a batch in slices (ADR 190).
+"""Decodes a batch of messages in slices, between which other requests have their turn (ADR 190).
 
 A decoder holds the interpreter until it has finished, in a thread too. So a large batch is first cut at the ends of its
 items, which can pause anywhere and counts the items; then a few items at a time are decoded. A large item is cut again,
@@ -26,19 +26,17 @@ from hadelay.http.answers import JSON, MSGPACK, NDJSON
 from hadelay.http.bodies import ITEM
 from hadelay.http.decoding import MSGPACK_NAMES, decoded
 
-#: Limits of one slice of work: bytes of JSON and of MessagePack that are split, bytes that are decoded, and items.
+#: Limits of one slice: bytes of JSON and of MessagePack split into items, bytes decoded, number of items.
 _CUT_JSON, _CUT_MSGPACK, _DECODE, _ITEMS = 64 << 10, 256 << 10, 128 << 10, 500
-#: Limit of the weight of JSON that is decoded in one step. The weight is the number of bytes, plus _COMMA for each
-#: comma. This takes as long as _DECODE bytes of nothing but commas and braces.
+#: Limit of the weight of JSON decoded in one step, to bound its time: bytes, plus _COMMA for each comma.
 _LIGHT, _COMMA = 1 << 20, 100
-#: Limit of the members of an item.
+#: Limit of the number of members (fields) of a batch item.
 _MEMBERS = 32
 #: Limit of the number of JSON characters that stand for one byte of text.
 _GROWTH = 6
-#: Limit in bytes of a member that is no payload, and of a MessagePack payload that is neither bytes nor text: its
-#: conversion to JSON cannot pause.
+#: Size limit (bytes) of an item's members other than the payload, and of MessagePack payloads to convert to JSON.
 _BESIDES = 128 << 10
-#: Divisors of the size of light JSON, and of one large item, to get their work: both decode faster than other bytes.
+#: Work is size / _FRACTION for JSON within _LIGHT, and size / _LARGE for one large item: both decode fast.
 _FRACTION, _LARGE = 4, 32
 
 
@@ -71,8 +69,7 @@ _skim_lines = msgspec.json.Decoder(msgspec.Raw).decode_lines
 
 
 def slices(data: bytes, kind: str, max_items: int, max_body_bytes: int) -> Slices:
-    """Decode the items of a batch, in slices. kind: the batch's media type. Raises TooLarge, BadRequest,
-    UnsupportedMediaType."""
+    """Decode a batch in slices. kind: its media type. Raises TooLarge, BadRequest, UnsupportedMediaType."""
     lines = kind in (NDJSON, "application/ndjson", "application/jsonl")
     if lines or kind == JSON or kind.endswith("+json"):
         if len(data) <= _LIGHT and (weight := _weight(data, lines)) <= _LIGHT:
@@ -98,8 +95,7 @@ def _passed(items: list[Any], work: int, *, last: bool = False) -> Slices:
 
 
 def _work(size: int) -> int:
-    """Work of decoding `size` bytes. More bytes than _DECODE are a single item, mostly payload, which decodes
-    faster."""
+    """Work of decoding `size` bytes. Above _DECODE it is one item, mostly payload, which decodes faster."""
     return size if size <= _DECODE else size // _LARGE
 
 
@@ -119,8 +115,7 @@ def _groups(ends: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _decoded(decode: Callable[[], list[Any]], number: int, at: int) -> list[Any]:
-    """Decode items; `number` and `at` are the number and the offset of the first item. Raises BadRequest with numbers
-    and offsets of the whole batch."""
+    """Decode items; number, at: number and offset of the first. Errors name numbers and offsets in the batch."""
     try:
         return decoded(decode, BatchItem)  # type: ignore[no-any-return]
     except BadRequest as error:
@@ -150,7 +145,7 @@ def _json(data: bytes, max_items: int, max_body_bytes: int, lines: bool) -> Slic
         piece = data[start + 1 : end]
         problem = None
         if len(ends) == 2 and len(piece) <= _DECODE and not piece.strip(_SPACE):
-            return  # an empty list
+            return  # an empty batch
         if len(piece) > _DECODE:
             problem = yield from _problem_of_large_json(piece, number, largest)
         if problem is not None:
@@ -248,8 +243,7 @@ def _check_utf8(decoder: Any, piece: bytes) -> None:
 
 
 def _opening(piece: bytes, where: np.ndarray, opening: bytes) -> list[int]:
-    """List with the offset of the first bracket; empty if the piece is only whitespace. Raises BadRequest for other
-    text."""
+    """Offset of the first bracket, in a list; [] if there is only whitespace. Raises BadRequest for other text."""
     first = int(where[0]) if len(where) else len(piece)
     if piece[:first].strip(_SPACE) or piece[first : first + 1] not in (opening, b""):
         raise BadRequest("body: expected `array`: a batch is a list of messages")
@@ -324,8 +318,8 @@ _BYTES_OR_TEXT = b"\xc4\xc5\xc6\xd9\xda\xdb"
 def _cut_msgpack(
     data: bytes, header: Callable[[msgpack.Unpacker], int], values_each: int, check: Callable[[int], None]
 ) -> _Cut:
-    """Offsets of the first MessagePack value behind the header, and of the end of each value. check: raises for a bad
-    count."""
+    """Offsets of the first MessagePack value after the array or map header, and of the end of each value. check: raises
+    if the header's count is not allowed."""
     unpacker, ends, values = msgpack.Unpacker(max_buffer_size=len(data)), list[int](), 0
     skip, tell = unpacker.skip, unpacker.tell
     for at in range(0, len(data), _CUT_MSGPACK):

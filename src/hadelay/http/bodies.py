@@ -1,6 +1,5 @@
-"""Reads request bodies within three limits: bytes of one body, time to arrive, and bytes of all arriving bodies of a
-node together (ADR 180). Large requests take turns on the event loop: each does a slice of its work, then other requests
-have their turn (ADR 190)."""
+"""Reads request bodies within three limits: bytes of one body, time to arrive, and bytes of all arriving bodies
+together (ADR 180). Large requests take turns on the event loop, a slice of work at a time (ADR 190)."""
 
 import asyncio
 from dataclasses import dataclass
@@ -47,7 +46,7 @@ async def read_body(
     request: web.BaseRequest, limit: int, timeout_ms: int, name: str, reservation: Reservation
 ) -> bytes:
     """Read a request body. Raises TooLarge and Overloaded as early as possible: before the first byte if Content-Length
-    tells the size. name: setting of `limit`, for the error."""
+    tells the size. name: name of the setting that limits the size, for the error."""
     encoding = request.headers.get("Content-Encoding", "identity")
     if encoding.lower() not in ("", "identity"):
         raise UnsupportedMediaType(f"Content-Encoding {encoding[:40]!r} is not understood: send the body as it is")
@@ -85,8 +84,7 @@ async def read_body(
 
 
 class RequestTurns:
-    """Turns of large requests, one object per server: each pass of the event loop has at most one slice of one large
-    request."""
+    """Lets large requests take turns: each pass of the event loop does at most one slice of one large request."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -94,7 +92,6 @@ class RequestTurns:
         self.given = self.largest = 0
 
     def count(self, work: int) -> None:
-        """Note the work of the slice that was just done."""
         self.largest = max(self.largest, work)
 
     async def next(self) -> None:

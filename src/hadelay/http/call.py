@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class Context:
-    """State that all requests of a node share. max_delay_ms: `limits.max_delay`, checked here before the log checks it.
+    """State that all requests of a node share. max_delay_ms: `limits.max_delay`, checked here before apply does.
 
     Raises ConfigError if the certificate can't be used.
     """
@@ -62,8 +62,7 @@ class Context:
         return self.polls.draining
 
     def admit(self, route: Route, path: Mapping[str, str], authorization: Sequence[str]) -> RequestRights:
-        """Access of a request with these Authorization headers. Raises Unauthorized, Forbidden; NoLeader while this
-        node does not know the tokens yet."""
+        """Rights of a request with these headers. Raises Unauthorized, Forbidden; NoLeader if tokens are unknown."""
         if self.authenticator is None or route.scope == OPEN:
             return UNRESTRICTED
         access = self.authenticator.admit(authorization)
@@ -92,8 +91,7 @@ class Context:
             headers["Hadelay-Leader"] = leader
 
     def head_of(self, status: int, lines: bytes, size: int) -> bytes:
-        """Head of an answer with a body of `size` bytes. lines: the answer's own headers. The common headers are made
-        once a second."""
+        """Head of an answer with `size` bytes of body. lines: its own headers; the others are made once a second."""
         second, leader = int(time.time()), self.service.leader_name
         if self._common[0] != second or self._common[1] != leader:
             common = {"Date": formatdate(second, usegmt=True)}
@@ -110,15 +108,13 @@ class ParsedHead:
 
     def __init__(self, method: str, raw_path: str, raw_headers: tuple[tuple[bytes, bytes], ...]) -> None:
         self.method, self.raw_path, self.raw_headers = method, raw_path, raw_headers
-        # Query parameters, decoded as aiohttp decodes them.
+        # Decode header values as aiohttp does.
         pairs = [(name.decode(), value.decode("utf-8", "surrogateescape")) for name, value in raw_headers]
         self.headers = CIMultiDictProxy(CIMultiDict(pairs))
 
 
 @dataclass(slots=True)
 class Call:
-    """One request and its answer, for a handler."""
-
     context: Context
     #: The request: a web.BaseRequest, or a ParsedHead if connection.py answers without aiohttp.
     request: Any
@@ -129,7 +125,7 @@ class Call:
     #: Bytes of the request's body; None: not read yet.
     data: bytes | None = None
     access: RequestRights = UNRESTRICTED
-    #: Reader of the body; None: the body has been read.
+    #: Share of the byte budget, to read the body; None: the body has been read.
     reservation: Reservation | None = None
 
     @property
@@ -158,8 +154,7 @@ class Call:
         return await route.handler(self)
 
     async def read(self, limit: int, name: str) -> bytes:
-        """Read the request's body. limit: in bytes. name: the setting of the limit. Raises TooLarge, and the errors of
-        bodies.read_body."""
+        """Read the body. limit: in bytes. name: the limit's setting. Raises TooLarge and the errors of read_body."""
         if self.data is None:
             assert self.reservation is not None
             self.data = await read_body(self.request, limit, self.context.config.io_timeout_ms, name, self.reservation)

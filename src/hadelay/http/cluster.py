@@ -1,4 +1,4 @@
-"""The cluster and its members."""
+"""Routes for the cluster and its members."""
 
 from hadelay.api.cluster import AddedMember, AddMember, Cluster, Drain, Drained, Transfer, Transferred
 from hadelay.api.messages import ReadQuery

@@ -1,4 +1,4 @@
-"""One client's connection: aiohttp's, with a short way for the most frequent requests.
+"""One client's connection: aiohttp's protocol, with a short way (fast path) for the most frequent requests.
 
 aiohttp's parsed head, two tasks, request and response objects cost four times as much as the rest of a publish. So a
 request that arrives whole is read here, and `RequestHeads` finds its head among recent ones. A publish's body becomes a
@@ -28,9 +28,9 @@ from hadelay.http.requestheads import RequestHeads, ShortRequest
 
 log = logging.getLogger(__name__)
 
-#: Limit in bytes of a body that is copied behind its head, to send both in one piece.
+#: Size limit, in bytes, of a response body that is joined with its head into one write.
 _JOIN_BYTES = 64 << 10
-#: Limit in bytes of later requests that are read while the task of a request runs.
+#: Limit of bytes of later requests that are read while a request is being answered.
 _MAX_HELD = 64 << 10
 
 
@@ -47,7 +47,7 @@ class Connection(Protocol):
         super().__init__(server, **server.options)
         self.limit = limit
         self._context, self._heads, self._lost = context, heads, lost
-        #: Number of bytes until aiohttp's parser is between two requests again; −1: it never is again.
+        #: Bytes that aiohttp still needs to end its request; −1: unknown, so aiohttp reads all later requests.
         self._missing = -1 if limit else 0
         #: Whether a request is being answered without aiohttp; bytes that arrive meanwhile are held back.
         self._busy = False
@@ -157,8 +157,7 @@ class Connection(Protocol):
         else:
             transport.writelines((head, body))
         if self._held:
-            # Handle the held bytes in the next pass of the event loop: data_received may be the caller, and calls must
-            # not nest.
+            # Go on in the next pass of the event loop: data_received may be the caller, and calls must not nest.
             self.loop.call_soon(self._go_on)
         else:
             self._busy = False

@@ -1,4 +1,4 @@
-"""Receive, ack, nack, extend.
+"""Routes for consumers: receive, ack, nack, extend.
 
 A disconnect cancels the handler and its poll, so that nothing is leased to a client that left. Only the leader hands
 out; other nodes answer 307, or relay the poll for clients that cannot follow a redirect.
@@ -150,7 +150,7 @@ def _text(payload: Any, content_type: str) -> Any:
 
 _TEXTUAL = ("application/json", "application/xml", "application/x-ndjson", "application/x-www-form-urlencoded")
 
-#: Options of the routes that settle leases. max_bytes: a lease has 29 characters, plus quotes and comma in JSON.
+#: Options of routes that name leases. max_bytes: a lease token has 29 characters, plus quotes and comma in JSON.
 _SETTLING: Any = {"short": True, "scope": "consume", "own_topics": True, "max_bytes": _MAX_LEASES * 48}
 
 

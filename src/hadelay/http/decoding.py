@@ -93,7 +93,7 @@ def decoded(decode: Callable[[], Any], kind: type[Request]) -> Any:
         unknown = _UNKNOWN_FIELD.match(str(error))
         if unknown:
             where = f" at {unknown[2]}" if unknown[2] else ""
-            known = () if "." in where else _names(kind)  # a nested field belongs to another type than `kind`
+            known = () if "." in where else _names(kind)  # `kind` has only the top-level fields
             refuse_unknown("field", unknown[1], known, where)
         raise BadRequest(_words("body", error, kind)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -109,6 +109,6 @@ def _words(where: str, error: msgspec.ValidationError, kind: type[Request]) -> s
 
 
 def _choices(kind: Any) -> list[str]:
-    """Words that a type allows."""
+    """Values of a Literal type, or of the Literal types in a union."""
     inner = get_args(kind)
     return [str(word) for word in inner] if get_origin(kind) is Literal else [w for one in inner for w in _choices(one)]

@@ -1,4 +1,4 @@
-"""Files of this node: hours, and snapshots for backups."""
+"""Routes for this node's files: hour files, and snapshots for backups."""
 
 import re
 from collections.abc import Awaitable, Callable
@@ -33,7 +33,7 @@ async def hours(call: Call) -> Answer:
     return call.answer(Hours(str(applied_index), found))
 
 
-#: Limit of hours encoded in one slice.
+#: Limit of hours encoded before other requests have their turn.
 _HOURS = 200
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 #: Limit of bytes read at a time, so that other requests have their turn.

@@ -1,4 +1,4 @@
-"""/livez, /readyz, /v1/health/quorum, /metrics, /openapi.json."""
+"""Routes for health and metrics: /livez, /readyz, /v1/health/quorum, /metrics, /openapi.json."""
 
 from hadelay.api.cluster import CheckOut, Health, Quorum, QuorumQuery, ReadyQuery
 from hadelay.errors import Conflict
@@ -9,8 +9,7 @@ from hadelay.http.openapi import document
 from hadelay.http.routes import OPEN, Routes
 
 routes = Routes()
-#: Names of the health routes for orchestrators; they are served under any host name, and to connections above the
-#: limits.
+#: Health routes for orchestrators: served under any host name, and to connections above the limits.
 PROBES = frozenset(("livez", "readyz"))
 
 

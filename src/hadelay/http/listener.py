@@ -37,8 +37,8 @@ _SPARES, _SPARE_S = 64, 2.0
 
 class HttpListener:
     """Accepts client connections. make(lost, limit): makes the protocol of a connection, which calls `lost` when it is
-    disconnected. limit: name of the limit that a spare exceeds; "" within the limits. sockets: limit of connections
-    plus polls that this node relays; None: twice max_connections."""
+    disconnected. limit: name of the limit that the connection exceeds, "" for none. sockets: limit of connections plus
+    polls that this node relays; None: twice max_connections."""
 
     def __init__(
         self, context: Context, make: Callable[[Callable[[], None], str], Connection], sockets: int | None
@@ -50,7 +50,7 @@ class HttpListener:
         self._by_address: Counter[str] = Counter()
         #: Client address of each connection within the limits.
         self._inside: dict[socket.socket, str] = {}
-        #: Client address of each spare, oldest first, by the function that closes the spare.
+        #: Spares (connections above the limits), oldest first: function that closes the spare → client address.
         self._spares: dict[Callable[[], None], str] = {}
         self._listening: list[socket.socket] = []
         self._connecting: set[asyncio.Task[None]] = set()
@@ -83,8 +83,7 @@ class HttpListener:
         return int(self._listening[0].getsockname()[1])
 
     def close(self) -> None:
-        """Accept no more connections. Open connections stay, except spares and TLS handshakes, which have no request
-        yet."""
+        """Accept no more connections. Closes spares and TLS handshakes, which have no request yet, but no others."""
         for sock in self._listening:
             self._loop.remove_reader(sock)
             sock.close()
@@ -170,7 +169,7 @@ class HttpListener:
             if task.cancelled() or error is not None:
                 connection.close()
                 gone()
-            if error is not None and not isinstance(error, OSError):  # the client left, or its TLS handshake failed
+            if error is not None and not isinstance(error, OSError):  # OSError: client left, or TLS handshake failed
                 log.error("accept_failed", exc_info=error)
 
         task = self._loop.create_task(self._connect(connection, make))

@@ -1,4 +1,4 @@
-"""Messages, named by id or by client key: look at one, cancel it, reschedule it; lists of them; dead letters."""
+"""Routes for messages, named by id or by client key: get, cancel, reschedule and list messages; dead letters."""
 
 import struct
 from base64 import urlsafe_b64decode, urlsafe_b64encode
@@ -29,8 +29,7 @@ _MOVE: Any = {"returns": {200: api.Rescheduled[str]}, "errors": (404, 409), "sho
 _OWN: Any = {"own_topics": True}
 
 
-#: Limit in bytes of a key in a path. Release 0.1.0 allowed keys of this size: such messages can still be read and
-#: cancelled.
+#: Size limit of a key in a path, in bytes: that of release 0.1.0, whose messages can still be read and cancelled.
 _LONGEST_KEY = 1 << 10
 
 

@@ -20,10 +20,10 @@ from hadelay.server.service.node import NodeService
 from hadelay.version import VERSION
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-#: Limits of one slice: lines of a family, and seconds.
+#: Limits of one slice of writing: lines of a metric family, and seconds.
 _LINES = 200
 _SLICE_S = 0.0005
-#: Interval at which the loop's delay is measured, and bounds of the histogram's buckets, in seconds.
+#: Interval at which the event loop's delay is measured, and bounds of the histogram's buckets, in seconds.
 _LOOK_S = 0.1
 _DELAYS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
@@ -62,8 +62,6 @@ FAMILIES = (
 
 
 class Metrics:
-    """Counters of the HTTP layer."""
-
     def __init__(self, service: NodeService, denied: Counter[str], turns: RequestTurns) -> None:
         """denied: refusals of authentication and of rights, by reason."""
         self.service, self.denied, self.turns = service, denied, turns
@@ -113,7 +111,7 @@ class Metrics:
 
 
 def lines(family: Family, values: Values) -> Iterator[str]:
-    """Text of one family, some whole lines at a time; nothing for a family without values."""
+    """Text of one metric family, some whole lines at a time; nothing for a family without values."""
     name = family.name
     if isinstance(values, dict) and not values:
         return
@@ -144,8 +142,7 @@ def _process() -> tuple[float, ...]:
     times = os.times()
     size, resident = map(int, Path("/proc/self/statm").read_text().split()[:2])
     page = resource.getpagesize()
-    # Since Linux 6.2 the size of /proc/self/fd is the number of its entries; to list ten thousand entries takes
-    # milliseconds.
+    # Since Linux 6.2 the size of /proc/self/fd is the number of descriptors; listing them takes milliseconds.
     open_fds = os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd"))
     max_fds = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return times.user + times.system, resident * page, size * page, _STARTED_S, open_fds, max_fds

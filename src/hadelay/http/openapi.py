@@ -1,4 +1,4 @@
-"""OpenAPI 3.1 from the declared routes, with the types that validate requests."""
+"""Makes the OpenAPI 3.1 document from the declared routes and the types that validate requests."""
 
 import re
 from collections.abc import Iterable
@@ -35,7 +35,6 @@ _PLAIN: dict[Any, tuple[str, dict[str, Any]]] = {
 _HEADERS = {
     name: f"As the query parameter {name[8:].lower().replace('-', '_')}" for name in HEADERS if not name.endswith("*")
 } | {"Hadelay-Meta-*": "Any number of headers whose names begin so; they travel with the message"}
-#: Standard request headers that routes read, by operation.
 _STANDARD_HEADERS = {
     "publish": ("Idempotency-Key",),
     "publish_batch": ("Idempotency-Key",),
@@ -50,7 +49,7 @@ _HEADER_SCHEMAS: dict[str, dict[str, Any]] = {
 }
 #: Types of request bodies that their routes decode themselves.
 _RAW_BODIES: dict[str, Any] = {"publish_batch": list[BatchItem]}
-#: Operations that take the id which an operation returns.
+#: Operation that returns an id → operations that take this id.
 _LINKS = {"publish": ("get_message", "cancel_message", "reschedule_message", "deliver_now")}
 _ANSWER_HEADERS = {
     "Hadelay-Node": "The node that answers",
@@ -61,7 +60,7 @@ _ANSWER_HEADERS = {
 
 
 def document(routes: Iterable[Route], *, tokens: bool = False) -> bytes:
-    """The encoded document. tokens: whether requests need tokens."""
+    """The OpenAPI document as JSON. tokens: whether requests need tokens."""
     routes = list(routes)
     types: dict[Any, None] = {Problem: None}
     for route in routes:
@@ -86,13 +85,12 @@ def document(routes: Iterable[Route], *, tokens: bool = False) -> bytes:
             },
         }
     )
-    # Remove the type parameter of times from the schemas' names: times are always text.
+    # Remove `str`, the type parameter of times, from the names of schemas: times in answers are always text.
     return encoded.replace(b"_str_", b"").replace(b"[str]", b"")
 
 
 def _always_or_not(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of an answer, changed for members that are omitted if they have their default (api.base): no
-    default."""
+    """Adapt the schema of an answer that omits members with their default values (api.base)."""
     kinds: list[type[msgspec.Struct]] = [Received, *Document.__subclasses__()]
     kind = next((kind for kind in kinds if kind.__name__ == name.removesuffix("_str_")), None)
     if kind is None or not kind.__struct_config__.omit_defaults:
@@ -126,9 +124,9 @@ def _operation(route: Route, refs: dict[Any, Any], tokens: bool) -> dict[str, An
     if route.body or route.raw_body:
         refused.update((408, 413, 415, 422))
     if route.method != "GET":
-        # A command may find no leader, lose its leader half-way, or find the disk full.
+        # A change may find no leader (503), lose its leader half-way (504), or find the disk full (507).
         refused.update((503, 504, 507))
-        refused.add(403)  # for a request from a web page of another site
+        refused.add(403)  # the request may come from a web page of another site
     if route.scope != OPEN:
         refused.update((401, 403))
     for status in sorted(refused):

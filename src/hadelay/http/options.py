@@ -43,12 +43,9 @@ _PLAIN_QUERY = re.compile(r"(delay|deliver_at)=([0-9A-Za-z.:-]*)")
 class DraftTemplate(NamedTuple):
     """A publish of one message without its body."""
 
-    #: Draft with an empty body.
     draft: Draft
-    #: Idempotency-Key of the request.
     idempotency_key: bytes | None = None
-    #: Whether the content type is that of forms, which `curl -d` sends with any body; a body that is JSON is
-    #: recognised.
+    #: True for the content type of forms, which `curl -d` sends with any body: the body may be JSON.
     form: bool = False
 
     def with_body(self, body: bytes) -> Draft:
@@ -58,7 +55,7 @@ class DraftTemplate(NamedTuple):
 
 
 class PublishOptions(NamedTuple):
-    """Options in the headers of a publish; others may be in its request line."""
+    """Options in the headers of a publish; other options may be in the query."""
 
     found: dict[str, str]
     content_type: str
@@ -73,8 +70,7 @@ class PublishOptions(NamedTuple):
 def parse_head(
     limits: HttpConfig, max_delay_ms: int, topic: str, query: str, headers: Iterable[tuple[bytes, bytes]]
 ) -> DraftTemplate:
-    """Template of a publish from its topic, query and headers. query: without the question mark, percent-encoded.
-    Raises BadRequest, Impossible or UnsupportedMediaType."""
+    """Template of a publish. query: percent-encoded. Raises BadRequest, Impossible or UnsupportedMediaType."""
     return with_line(limits, max_delay_ms, topic, query, parse_headers(limits, headers))
 
 
@@ -138,8 +134,7 @@ def draft_of(
     limits: HttpConfig, max_delay_ms: int, item: BatchItem, times: tuple[int, bool], trace: str | None,
     body: bytes = b"",
 ) -> Draft:  # fmt: skip
-    """A message due at `times` with the options of `item`; the caller checks topic and body. Raises BadRequest or
-    Impossible."""
+    """Draft due at `times` with the options of `item`, its topic unchecked. Raises BadRequest or Impossible."""
     idem = None if item.idempotency_key is None else check_idempotency_key(item.idempotency_key.encode())
     key, on_conflict = item.key, item.on_conflict
     packed_key = None if key is None else key.encode()
@@ -167,8 +162,7 @@ def draft_of(
 
 
 def with_key(template: DraftTemplate, key: bytes, limits: HttpConfig) -> DraftTemplate | None:
-    """The template with a client key of printable ASCII; None: the key is invalid, or the template has a key
-    already."""
+    """The template with a client key in ASCII; None if the key is invalid, or the template has a key already."""
     draft = template.draft
     if draft.key is not None or len(key) > limits.max_key_bytes or key.decode() in DOTS:
         return None
@@ -184,7 +178,6 @@ def with_idempotency_key(template: DraftTemplate, key: bytes, limits: HttpConfig
 
 
 def with_trace(template: DraftTemplate, trace: bytes, limits: HttpConfig) -> DraftTemplate | None:
-    """The template with the traceparent of another span."""
     meta = pack(replace(unpack(template.draft.meta), tp=trace.decode()))
     return template._replace(draft=replace(template.draft, meta=meta))
 
@@ -237,8 +230,7 @@ def text_of(value: bytes) -> str:
 
 
 def when(max_delay_ms: int, delay: object, deliver_at: object) -> tuple[int, bool]:
-    """(when_ms, relative) of a draft, from `delay` or `deliver_at`; without both, a delay of zero. Raises BadRequest or
-    Impossible."""
+    """(when_ms, relative) of a draft from `delay` or `deliver_at`; default: now. Raises BadRequest, Impossible."""
     if delay is not None:
         if deliver_at is not None:
             raise BadRequest("delay and deliver_at contradict each other: give one of them")

@@ -1,4 +1,4 @@
-"""Waiting receives: a stop of the node ends them; Relay sends them to the leader for clients that do not redirect."""
+"""Waiting receives (polls): ends them when the node stops, or relays them to the leader for the client."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
@@ -19,8 +19,8 @@ _ANSWERED = ("Content-Type", "Retry-After", "Location")
 
 
 class Polls:
-    """Waiting receives. Draining answers them 503, or 504 if a grant may have been made; the consumer then asks another
-    node with the same request_id."""
+    """Waiting receives. When the node drains, they are answered 503, or 504 if a grant may have been made; the consumer
+    then asks another node with the same request_id."""
 
     def __init__(self) -> None:
         self.tasks: set[asyncio.Task[Any]] = set()
@@ -74,7 +74,7 @@ class Relay:
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), auto_decompress=False)
         sent = {name: headers[name] for name in _RELAYED if name in headers}
         if self._tls is not None and not leader.url.startswith("https:"):
-            sent.pop("Authorization", None)  # with TLS here, send the token only to an https URL
+            sent.pop("Authorization", None)  # if this node uses TLS, send the token only over TLS
         config = self._config
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=config.no_leader_wait_ms / 1000, sock_read=(wait_ms + config.io_timeout_ms) / 1000

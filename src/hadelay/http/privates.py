@@ -48,7 +48,7 @@ class Protocol(RequestHandler):
         return self._waiter is not None
 
     def begin_request(self) -> None:
-        """Mark a request as under way that aiohttp's handler does not know."""
+        """Mark a request as under way that is answered without aiohttp's handler."""
         self._request_in_progress = True
 
     def end_request(self) -> None:

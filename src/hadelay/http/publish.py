@@ -1,4 +1,4 @@
-"""POST /v1/topics/{topic}/messages and POST /v1/messages:batch.
+"""Routes for publishing: POST /v1/topics/{topic}/messages and POST /v1/messages:batch.
 
 connection.py answers most single publishes without a task. The handler here answers those that need more of HTTP
 (chunked bodies, Expect, a body in many pieces), and wrong ones.
@@ -112,7 +112,6 @@ class _Drafts:
         self.drafts: list[Draft] = []
         #: Refusals of items, by position in the batch.
         self.problems: dict[int, HadelayError] = {}
-        #: Number of items so far.
         self.total = 0
 
     def add(self, items: list[Any]) -> None:
@@ -121,7 +120,7 @@ class _Drafts:
         self.total += len(items)
         topics, when_of, one = self.topics, self._when, self._one
         max_body, max_delay_s = self.limits.max_body_bytes, self.max_delay_ms // 1000
-        # Limit of a key in characters that needs no count of bytes: one character has at most four bytes in UTF-8.
+        # Keys of this many characters are never too long: a character has at most four bytes in UTF-8.
         short_key = self.limits.max_key_bytes // 4
         for place, item in enumerate(items, first):
             if isinstance(item, HadelayError):
@@ -162,7 +161,7 @@ class _Drafts:
                 self.problems[place] = error
 
     def _when(self, delay: object, at: object) -> tuple[int, bool]:
-        # As keys of the cache, 1, 1.0 and True are the same; the item's type has refused True.
+        # The cache takes 1, 1.0 and True for the same key; the item's type has refused True before.
         times = self.whens.get((delay, at))
         if times is None:
             times = self.whens[delay, at] = options.when(self.max_delay_ms, delay, at)
@@ -189,7 +188,7 @@ class _Drafts:
 
 
 def payload(item: Any) -> tuple[bytes, str]:
-    """(bytes, content type) of a batch item."""
+    """Payload of a batch item: (bytes, content type). Raises BadRequest."""
     body, given = item.body, item.content_type or ""
     if item.body_base64 is not msgspec.UNSET:
         if body is not msgspec.UNSET and (not isinstance(body, msgspec.Raw) or bytes(body)):

@@ -15,17 +15,17 @@ from hadelay.errors import HadelayError
 from hadelay.http.bodies import ITEM, RequestTurns
 from hadelay.model import Draft, encode_id
 
-#: Limit of results encoded in one slice.
+#: Limit of results encoded before other requests have their turn.
 _RESULTS = 250
 _JSON = (b'{"id":"', b'","deliver_at":"', b'"},', b'{"results":[', b"]}")
-# MessagePack type bytes: fixmap of 2, fixstr of 2, fixstr of 13 … fixstr of 10, fixstr of 24
+# Parts of MessagePack answers: maps {id: 13 characters, deliver_at: 24 characters}, in a list `results`.
 _MSGPACK = (b"\x82\xa2id\xad", b"\xaadeliver_at\xb8", b"", b"\x81\xa7results", b"")
 #: One packer for all answers, because a packer has a buffer of 1 MiB.
 _array_header = Packer().pack_array_header
 
 
 def one(draft: Draft, receipts: Receipts) -> tuple[int, str, bytes]:
-    """(status, id, JSON) for a publish of one message. Raises the message's refusal."""
+    """Answer to a publish of one message: (status, id, JSON). Raises the error of a message that was refused."""
     if receipts.problems:
         raise receipts.problems[0]
     message_id = encode_id(receipts.ids[0])
@@ -110,7 +110,6 @@ def ids_text(ids: list[int]) -> NDArray[np.uint8]:
 def instants_text(times_ms: list[int]) -> NDArray[np.uint8]:
     """RFC 3339 text of the times: an array of n × 24 characters."""
     hours, rest = np.divmod(np.array(times_ms, np.int64), 3_600_000)
-    # The date is formatted once per distinct hour.
     distinct, which = np.unique(hours, return_inverse=True)
     text = np.datetime_as_string(distinct.astype("datetime64[h]"), unit="h").astype("S13")
     out = np.empty((len(times_ms), INSTANT_CHARS), np.uint8)

@@ -11,7 +11,7 @@ from hadelay.http.decoding import check_headers, decode_query, parse_query
 from hadelay.http.options import DraftTemplate
 from hadelay.http.routes import Route
 
-#: aiohttp's limits of a head, in bytes and lines.
+#: aiohttp's limits of a request head: bytes, and header lines.
 _MAX_HEAD, _MAX_LINES = 8_190, 128
 _TARGET = re.compile(rb'(GET|POST|PUT|DELETE|PATCH) (/[!"$-~]*) HTTP/1\.1\r\n')
 _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\x80-\xff]*)\r\n")
@@ -21,7 +21,7 @@ _DIGITS = re.compile(rb"\d{1,15}")
 _OWN = frozenset((b"idempotency-key", b"hadelay-key", b"traceparent"))
 #: Path parameters that identify a message; such paths rarely repeat.
 _OWN_PATH = frozenset(("id", "key"))
-#: Headers that change the framing, or that only aiohttp's way checks: requests with them go to aiohttp.
+#: Headers that change where a body ends, or that only aiohttp checks: requests with such a header go to aiohttp.
 _AIOHTTP_ONLY = frozenset(
     (b"transfer-encoding", b"expect", b"upgrade", b"content-encoding", b"te", b"trailer", b"origin", b"sec-fetch-site")
 )
@@ -54,8 +54,7 @@ class KnownHead(NamedTuple):
     """A parsed request head. Remembered only as long as the request's token is valid."""
 
     body_bytes: int
-    #: The publish or other request of the head. None: the head is invalid, or its route has no fast path; then aiohttp
-    #: and the routes answer.
+    #: The request of the head; None if it is invalid or its route has no fast path: then aiohttp handles it.
     asks: DraftTemplate | ShortRequest | None
 
 
@@ -69,8 +68,6 @@ _OWN_LINES = (
 
 
 class RequestHeads:
-    """Cache of recent request heads by their bytes, except heads that are unlikely to be repeated."""
-
     def __init__(self, context: Context, capacity: int = 1024) -> None:
         self.context = context
         self.capacity = capacity

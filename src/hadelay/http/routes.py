@@ -20,13 +20,13 @@ import msgspec
 from hadelay.api.base import Request, decode_hook
 from hadelay.errors import BadRequest, MethodNotAllowed, NotFound
 
-#: Takes a Call; returns an Answer, or aiohttp's response that was sent in pieces.
+#: Handler of a route: takes a Call; returns an Answer, or an aiohttp response that it has sent in pieces.
 Handler = Callable[[Any], Awaitable[Any]]
 H = TypeVar("H", bound=Handler)
 
 #: Scope of routes that take no token.
 OPEN = "open"
-#: Default limit of a body in bytes: a topic's settings are up to 20 KiB.
+#: Default size limit of a request body, in bytes; a topic's settings have up to 20 KiB.
 MAX_BYTES = 64 << 10
 _AUTHORITY = re.compile(r"https?://[^/?]*", re.IGNORECASE)
 #: Limit of the characters of an unknown name that an error shows and compares with known names.
@@ -48,19 +48,17 @@ class Route:
     raw_body: tuple[str, ...] = ()
     #: Whether the handler reads headers and query itself.
     own_head: bool = False
-    #: The handler returns an `Answer` and needs no more of the request than `ParsedHead` has: connection.py calls the
-    #: handler without aiohttp.
+    #: True if the handler needs only a `ParsedHead` and returns an `Answer`: connection.py calls it without aiohttp.
     short: bool = False
     #: Scope that a token needs (rights.py) for the topic in the path, or for all topics without one; or OPEN.
     scope: str = "admin"
-    #: The handler finds the topics and checks the scope for them; the route needs the scope for any topic.
+    #: True if the handler checks the scope for each topic; before that, the token needs the scope for any topic.
     own_topics: bool = False
     #: Limit of a decoded body, in bytes.
     max_bytes: int = MAX_BYTES
     #: Operation id and summary in OpenAPI; default: the handler's name and the first line of its docstring.
     name: str = ""
     summary: str = ""
-    #: Decoders of `body`.
     json: msgspec.json.Decoder[Any] = field(init=False)
     msgpack: msgspec.msgpack.Decoder[Any] = field(init=False)
 
@@ -73,8 +71,6 @@ class Route:
 
 @dataclass(slots=True)
 class Routes:
-    """All routes: declared at import, looked up by path."""
-
     all: list[Route] = field(default_factory=list)
     _static: dict[str, dict[str, Route]] = field(default_factory=dict)
     _patterns: list[tuple[re.Pattern[str], dict[str, Route]]] = field(default_factory=list)
@@ -109,8 +105,7 @@ class Routes:
             self._register(route)
 
     def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
-        """Find the route of a path. path: percent-encoded, so that %2F is part of a name. Raises NotFound,
-        MethodNotAllowed, BadRequest."""
+        """Find a route. path: percent-encoded: %2F is part of a name. Raises NotFound, MethodNotAllowed, BadRequest."""
         methods, found = self._static.get(path), {}
         if methods is None:
             for pattern, candidates in self._patterns:

@@ -1,4 +1,4 @@
-"""Tokens, and the audit trail of administrative requests."""
+"""Routes for tokens, and for the audit trail of administrative requests."""
 
 import re
 import secrets

@@ -1,4 +1,4 @@
-"""Topics, and histograms of what is due."""
+"""Routes for topics, and histograms of due messages."""
 
 import asyncio
 from typing import Any
@@ -19,7 +19,7 @@ from hadelay.http.routes import Routes
 routes = Routes()
 
 _MAX_BUCKETS = 10_000
-#: Limit of topics encoded in one slice.
+#: Limit of topics encoded before other requests have their turn.
 _TOPICS_AT_ONCE = 200
 _SECOND, _MINUTE = 1_000, 60_000
 
@@ -31,8 +31,7 @@ async def put_topic(call: Call) -> Answer:
     settings = settings_in(call.body)
     dead_letter = settings.get("dead_letter")
     if dead_letter not in (None, "keep"):
-        # Check the right to publish to the dead-letter topic: an administrator of one topic could otherwise publish to
-        # any other.
+        # Check that the token may publish to the dead-letter topic: routing must not give access to other topics.
         call.access.need("publish", dead_letter)
         if dead_letter in DOTS:
             check_new_topic(dead_letter, call.context.config.max_topic_bytes)

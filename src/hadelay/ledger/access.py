@@ -1,4 +1,4 @@
-"""Apply of tokens and of the audit trail, and their part of a checkpoint; rights.py has the values (ADR 122, 123)."""
+"""Applies commands that change tokens and the audit trail, and encodes both for checkpoints (ADR 122, 123)."""
 
 from dataclasses import astuple
 from typing import Any
@@ -43,7 +43,7 @@ def _problem(command: Any) -> str:
     if not isinstance(command, list) or len(command) != 4:
         return "a token is [name, hash, scopes, lifetime]"
     name, digest, scopes, lifetime_ms = command
-    # An explicit check, because str.isprintable may differ between versions of Python.
+    # Check for control characters here, because str.isprintable may differ between versions of Python.
     if not isinstance(name, str) or not 0 < len(name) <= MAX_TOKEN_NAME or min(name) < " " or "\x7f" in name:
         return f"name: 1 to {MAX_TOKEN_NAME} printable characters"
     if not isinstance(digest, bytes) or len(digest) != HASH_BYTES:
@@ -67,14 +67,13 @@ def apply_token_revoke(ledger: Ledger, token_id: str) -> Done | Refused:
 
 def note(ledger: Ledger, command: Audited, result: Result) -> Result:
     outcome = result.code if isinstance(result, Refused) else "done"
-    # Audited and AuditEntry begin alike: node, token_id, token, action, target.
+    # Audited and AuditEntry have the same first five fields: node, token_id, token, action, target.
     ledger.audit.add(AuditEntry(ledger.audit.count + 1, ledger.now_ms, *command[:5], outcome))
     return result
 
 
 def dump(ledger: Ledger) -> dict[str, Any]:
-    """Keys and values of tokens and audit trail for a checkpoint's main blob; empty without tokens and audited
-    commands."""
+    """Tokens and audit trail for the main blob of a checkpoint, as key → value; parts that are empty are left out."""
     found: dict[str, Any] = {}
     if ledger.tokens:
         found["tokens"] = [list(token) for token in ledger.tokens.values()]

@@ -1,4 +1,4 @@
-"""Apply of a committed log entry, command by command: the only way to change the ledger (laws: ledger/state.py)."""
+"""Applies a committed log entry, command by command: the only way to change the ledger (laws: ledger/state.py)."""
 
 import struct
 from collections.abc import Callable
@@ -57,8 +57,7 @@ def _apply_command(ledger: Ledger, kind: int, body: memoryview) -> Result:
 
 
 def _advance(ledger: Ledger, now_ms: int) -> None:
-    """Set cluster time to a later time: callers ignore earlier times, because a new leader's clock may be behind the
-    old one's."""
+    """Set cluster time to a later time; callers ignore earlier times, which a new leader's clock may give."""
     before = ledger.now_hour
     ledger.now_ms = now_ms
     if ledger.now_hour != before:
@@ -69,7 +68,7 @@ def _advance(ledger: Ledger, now_ms: int) -> None:
 
 
 def _begin_hour(ledger: Ledger, hour: int) -> None:
-    """Begin to count an hour's open entries by second, because the hour is running now."""
+    """Begin to count the unsettled entries in each second of an hour that has just begun."""
     hour_state = ledger.hour_state(hour)
     seconds = ledger.store.heads(hour).count.astype(np.uint32)
     settled = indexes_of(hour_state.settled)

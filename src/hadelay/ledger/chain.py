@@ -1,5 +1,5 @@
-"""Walk along one second's chain (S2), from the second's last entry back by preGlobalIndex: the only way to find the
-messages of a second. A step costs some 60 ns, and nothing is sorted until the second is near.
+"""Walks along the chain of one second's index entries (S2), from the last entry back by preGlobalIndex: the only way to
+find the messages of a second. A step costs some 60 ns.
 
 The walk checks every link. A link always points to an *older* entry, so a walk ends by construction and a cycle shows
 as a link forward; and every entry must have its own number, its second, the next smaller localIndex and a CRC that
@@ -16,21 +16,19 @@ from hadelay.codec.linking import INDEX_CRC
 from hadelay.ledger.ports import HourStore
 from hadelay.model import NONE32
 
-#: Limits for an hour that is not mapped, whose entries may be anywhere in the file: entries read at once, and entries
-#: per slice.
+#: Limits for an hour whose files are not mapped into memory: entries read at once, and entries per slice.
 _BLOCK = 64
 _UNMAPPED_SLICE = 1_024
 _STRIDE = INDEX_SIZE // 4
 _PRE = INDEX.fields["pre"][1] // 4  # type: ignore[index]
 NO_ROWS = np.zeros(0, INDEX)
 
-#: Value of Damage.second if the damage was found without a walk over a second.
+#: Value of Damage.second if the damage was found without a walk over a second's entries.
 NO_SECOND = 0xFFFF
 
 
 class Damage(NamedTuple):
-    """Damage of an index: the chain of `second` (of the hour, 0..3599) breaks at entry `at`; `lost` entries cannot be
-    reached."""
+    """Damaged index: the chain of `second` (0..3599) breaks at entry `at`; `lost` entries cannot be reached."""
 
     hour: int
     second: int
@@ -40,8 +38,8 @@ class Damage(NamedTuple):
 
 
 class ChainWalk:
-    """Walk over the entries of one second, newest first, in slices of any size. Entries filed after the walk began are
-    not part of it (loading offset of S1): apply reports them."""
+    """Walk over the index entries of one second, newest first, in slices of any size. Entries filed after the start are
+    not part of the walk (loading offset of S1): apply reports them to its listener."""
 
     def __init__(self, store: HourStore, hour: int, second: int) -> None:
         assert 0 <= second < SECONDS_PER_HOUR
@@ -60,7 +58,7 @@ class ChainWalk:
     def step(self, limit: int) -> Rows:
         """The next INDEX rows of the walk, newest first, at most `limit`, all verified; none when the walk is done."""
         if not self.store.count(self.hour):
-            self.left = 0  # the hour was retired since the last slice, so none of its messages is owed
+            self.left = 0  # the hour was deleted since the last slice: all its messages were settled
         if self.done:
             return NO_ROWS
         if not self.store.mapped(self.hour):
@@ -80,7 +78,7 @@ class ChainWalk:
         return rows
 
     def _follow(self, limit: int) -> list[int]:
-        # Every message passes this loop once, so it uses only a list and a typed memoryview.
+        # This loop runs once per message, so for speed it uses only a list and a typed memoryview.
         at = self._next
         found = [at]
         append = found.append
@@ -98,8 +96,7 @@ class ChainWalk:
         return found
 
     def _view(self, at: int) -> tuple[int, memoryview]:
-        """Piece of the index with entry `at`, as (number of the piece's first entry, its 32-bit words): the whole index
-        if mapped."""
+        """Piece of the index with entry `at`: (first entry number, 32-bit words); the whole index if it is mapped."""
         if self.store.mapped(self.hour):
             return 0, self.store.pre_view(self.hour)
         base = max(0, at - _BLOCK + 1)

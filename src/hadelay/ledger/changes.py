@@ -1,4 +1,4 @@
-"""CANCEL and RESCHEDULE: commands for messages named by id or by client key; each message gets a definite outcome."""
+"""Applies CANCEL and RESCHEDULE, for messages named by id or by client key; each message gets a definite outcome."""
 
 import numpy as np
 
@@ -25,7 +25,7 @@ def _ids(ledger: Ledger, command: Cancel | RescheduleCommand) -> list[int | None
 
 
 def _waiting(ledger: Ledger, message_id: int | None) -> tuple[EntryRef | None, TargetOutcome]:
-    """(present entry, DONE) of a message that waits; if the message does not wait, the outcome says why."""
+    """(present entry, DONE) of a scheduled or ready message; for others the outcome says why not."""
     place = None if message_id is None else find_entry(ledger, message_id)
     if place is None:
         return None, TargetOutcome.NOT_FOUND

@@ -1,4 +1,4 @@
-"""The whole ledger as bytes, and back: for checkpoints, snapshots and comparisons of replicas.
+"""Encodes and decodes the whole ledger: for checkpoints, snapshots and comparisons of replicas.
 
 One blob holds everything that is small, and one blob per hour its HourState. `dump` returns only the hours that changed
 since the last dump. Equal ledgers give equal bytes: maps are written in a fixed order, bitmaps in their one canonical
@@ -23,7 +23,7 @@ from hadelay.settings.cluster import Settings
 from hadelay.version import FEATURE_LEVEL
 
 VERSION = 1
-#: Numbers in the main blob: these names are keys of the blob and attributes of the ledger. They never change.
+#: Names of numbers in the main blob: keys of the blob, and attributes of the ledger. The names never change.
 _NUMBERS = (
     "now_ms", "applied", "term", "chain", "level", "key_epoch", "key_epoch_ends_ms", "key_count", "key_count_before",
     "keys_dropped_early",
@@ -39,8 +39,7 @@ _GRANT = ("term", "seq", "consumer", "consumer_number", "request_id", "granted_a
 
 
 def dump(ledger: Ledger, *, everything: bool = False) -> tuple[bytes, dict[int, bytes]]:
-    """(main blob, hour → blob) of a ledger: all hours that changed since the last dump; the blob of a retired hour is
-    b"".
+    """Encode a ledger: (main blob, hour → blob of each hour changed since the last dump, b"" if deleted).
 
     everything: all hours, and equal bytes for equal ledgers, for comparing replicas.
     """
@@ -73,8 +72,7 @@ def dump_main(ledger: Ledger) -> bytes:
 
 
 def dump_hour(hour_state: HourState, *, canonical: bool = False) -> bytes:
-    """Encode the state of an hour. canonical: equal contents give equal bytes, whatever order of changes led to them;
-    slower for large hours."""
+    """Encode the state of an hour. canonical: equal states give equal bytes, which is slower for large hours."""
     seconds = hour_state.open_seconds
     return _packed(
         [
@@ -98,8 +96,7 @@ def _packed(value: Any) -> bytes:
 
 
 def _dump_bits(bits: BitMap, canonical: bool) -> bytes:
-    # If run and array containers are equally long, a bitmap keeps the kind that it happens to have; a new bitmap does
-    # not.
+    # Copy into a new bitmap: where a run and an array container are equally long, an old bitmap may have either kind.
     packed = BitMap(bits.to_array()) if canonical else bits.copy()
     packed.run_optimize()
     return bytes(packed.serialize())
@@ -126,9 +123,8 @@ def _load_topic(values: list[Any]) -> TopicState:
 
 
 def load(ledger: Ledger, main: bytes, hours: dict[int, bytes]) -> None:
-    """Fill a new ledger from a checkpoint; its store, tables and names must be of the same applied index. FatalError if
-    a blob cannot be read: its checksum was right, so it is of another version or no blob at all. OSError: from the
-    disk."""
+    """Fill a new ledger, whose store, tables and names have the checkpoint's applied index. Raises FatalError for blobs
+    of another version, and OSError for disk errors; checksums were verified before."""
     try:
         _fill(ledger, _whole(main), hours)
         ledger.touched = set()

@@ -52,8 +52,7 @@ REDRIVE_BYTES = 4 << 20
 
 
 def die(ledger: Ledger, leaving: Leaving) -> None:
-    """End leased messages (INDEX rows) whose last attempt failed: keep them as dead letters, or route them to another
-    topic."""
+    """End leased messages (INDEX rows) after their last attempt: keep them as dead letters, or route them."""
     rows = leaving.rows
     for number, _ in by_topic(rows["topic"]):
         mine = rows["topic"] == number
@@ -117,8 +116,7 @@ def _file_now(
 
 
 def apply_redrive(ledger: Ledger, command: RedriveCommand) -> RedriveResult | JobResult | Refused:
-    """Redrive dead letters by id at once, with an outcome each; or begin to redrive the whole topic, which REDRIVE_SOME
-    continues."""
+    """Redrive dead letters by id, with an outcome each; or begin to redrive all, which REDRIVE_SOME continues."""
     topic = ledger.topic(command.topic)
     if topic is None:
         return Refused("no_topic", f"there is no topic {command.topic!r}")
@@ -159,7 +157,7 @@ def apply_redrive(ledger: Ledger, command: RedriveCommand) -> RedriveResult | Jo
 
 
 def _may_come(ledger: Ledger, row: np.void, coming: set[int]) -> bool:
-    """Add a letter to `coming`, the letters that are redriven. False if another message has its client key by now."""
+    """Add a dead letter to `coming`, the letters to redrive. False if its client key is another message's now."""
     first_id = int(row["first_id"])
     keyed = int(row["flags"]) & FLAG_KEYED and ledger.level >= ONE_PER_KEY
     if keyed and not take_again(ledger, first_id, coming):
@@ -169,7 +167,7 @@ def _may_come(ledger: Ledger, row: np.void, coming: set[int]) -> bool:
 
 
 def redrive_some(ledger: Ledger, command: Maintain) -> JobResult | Refused:
-    """Redrive the next slice of a topic's letters, at most as many as the rate allows, in the order of their deaths."""
+    """Redrive the next dead letters of a topic, in the order of their deaths, as many as the rate allows."""
     topic = ledger.topic(command.topic)
     if topic is None:
         return Refused("no_topic", f"there is no topic {command.topic!r}")
@@ -195,8 +193,7 @@ def redrive_some(ledger: Ledger, command: Maintain) -> JobResult | Refused:
     if count:
         died_ms, first_id = letters[count - 1]
         job.after = (died_ms, first_id + 1)
-    # Keep the redrive until the ms in which it began is over: letters may still die in this ms, and a purge has to know
-    # of the redrive.
+    # Keep the redrive until its first ms is over: times of death in this ms depend on it (last_death_ms).
     if count == len(found) < limit and ledger.now_ms > job.upto_ms:
         topic.redrive = None
         ledger.topics.note_work(topic)
@@ -235,7 +232,6 @@ def drop_hour(ledger: Ledger, command: Maintain) -> JobResult | Refused:
 
 
 def _forget(ledger: Ledger, hour: int, rows: Rows) -> None:
-    """Remove these dead letters of one hour from all look-ups."""
     forget_keys(ledger, hour, rows)
     for number, died_ms, first_id in zip(
         rows["topic"].tolist(), rows["deliver_at_ms"].tolist(), rows["first_id"].tolist(), strict=True
@@ -261,8 +257,7 @@ def apply_alerted(ledger: Ledger, command: tuple[str, int]) -> JobResult | Refus
 
 
 def listing(ledger: Ledger, topic: TopicState, after: bytes, limit: int) -> list[tuple[bytes, int]]:
-    """(cursor, message id) of the topic's next dead letters after the cursor `after` (b"": from the first), in the
-    order of their deaths."""
+    """(cursor, message id) of the next dead letters after the cursor `after` (b"": all), by time of death."""
     start = max(KEY.pack(topic.number, topic.dead_mark_ms + 1, 0), KEY.pack(topic.number, 0, 0)[:4] + after + b"\0")
     found = ledger.tables.range(DEAD, start, KEY.pack(topic.number + 1, 0, 0), limit)
     return [(at[4:], KEY.unpack(at)[2]) for at, _ in found]

@@ -1,5 +1,4 @@
-"""One message with its history, for GET: from the index, the record and the dispatch logs of all hours the message was
-filed in."""
+"""One message with its history, for GET: from the index, the record and the dispatch logs of the message's hours."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ def describe(ledger: Ledger, message_id: int, now_ms: int = 0, *, body: bool = F
     now_ms = max(now_ms, ledger.now_ms)
     found, topic = state_of(ledger, place, now_ms), ledger.topics[int(row["topic"])]
     if found in _OVER and history and history[-1].at_ms + _kept_ms(topic) <= now_ms:
-        return None  # past its topic's retention; other topics may keep the hour longer
+        return None  # past its topic's retention, even if the hour's files still exist
     return described(ledger, place.hour, row, found, max(attempts, int(row["attempt"])), history, body=body)
 
 
@@ -87,7 +86,7 @@ def _history(ledger: Ledger, message_id: int, place: EntryRef) -> tuple[list[Pas
             if kind is Event.LEASED or kind is Event.ACKED:
                 attempts = max(attempts, int(event["attempt"]))
             elif kind is Event.REDRIVEN or (kind is Event.DEAD and int(event["other_hour"]) < DEAD_HOURS):
-                attempts = 0  # a redrive or reschedule starts a new count
+                attempts = 0  # a redrive, or routing to another topic, starts a new count
             happened.append(_history_event(ledger, hour, event, kind))
         if following is None:
             break
@@ -105,11 +104,10 @@ def over(ledger: Ledger, topic: TopicState, hour: int, index: int, now_ms: int) 
 
 
 def _events_of(ledger: Ledger, hour: int, index: int) -> list[np.void]:
-    """Events of one entry, in order. Each event has the number of the previous event, so only the last event is
-    searched for."""
+    """Events of one entry, in order. Each event has its predecessor's number: only the last is searched for."""
     hour_state = ledger.hours.get(hour)
     if hour_state is None or (index not in hour_state.settled and index not in hour_state.leased):
-        return []  # the entry has no event: spare a search through the hour
+        return []  # the entry has no event: spare a search through the dispatch log
     last = _last_event(ledger, hour, index, hour_state.ended(index))
     mine: list[np.void] = []
     while last != NONE32:
@@ -122,8 +120,7 @@ def _last_event(ledger: Ledger, hour: int, index: int, ended: Event | None) -> i
     """Number of the entry's last event. Searches by turns from the end of the log, and forwards from the time when the
     entry could be leased, so that a search costs at most twice the shorter way."""
     start, end = 0, ledger.store.event_count(hour)
-    # For other entries, search the whole log: a late ack, of the attempt before, may be older than the entry's due
-    # time.
+    # Ends other than acks, and late acks, may be older than the entry's due time: search the whole log.
     if ended in (None, Event.ACKED) and index not in ledger.hours[hour].late:
         due_ms = int(ledger.store.entries(hour, slice(index, index + 1))["deliver_at_ms"][0])
         start = _first_event_at(ledger, hour, due_ms - MAX_AHEAD_MS)
@@ -139,8 +136,7 @@ def _last_event(ledger: Ledger, hour: int, index: int, ended: Event | None) -> i
 
 
 def _first_event_at(ledger: Ledger, hour: int, at_ms: int) -> int:
-    """Number of the hour's first event at or after at_ms, found by bisection, because events are in the order of
-    time."""
+    """Number of the hour's first event at or after at_ms, by bisection: events are in the order of time."""
 
     def time_of(number: int) -> int:
         return int(ledger.store.events(hour, slice(number, number + 1), verify=False)["at_ms"][0])

@@ -1,4 +1,4 @@
-"""GRANT: which of the proposed messages a consumer gets, decided message by message, written column by column."""
+"""Applies GRANT: decides for each proposed message whether the consumer gets it, and records the leases."""
 
 import numpy as np
 
@@ -61,8 +61,7 @@ def _fill(ledger: Ledger, hour: int, rows: Rows, handed: bool, due_ms: int) -> M
     entries = ledger.store.entries(hour, rows["index"])
     rows["topic"], rows["second"], rows["attempt"] = entries["topic"], entries["second"], entries["attempt"] + 1
     rows["size"] = entries["size"]
-    # Lease only messages that are due, or will be before the answer leaves (server/delivery/grants.py): never early,
-    # even if the leader was wrong.
+    # Lease only messages that are due before the answer leaves: never early, even if the leader was wrong.
     free = (entries["deliver_at_ms"] <= due_ms) & ledger.topics.owed(entries)
     bits = bitmap(rows["index"])
     if len(bits) != len(rows):
@@ -94,8 +93,7 @@ def _count_handed(ledger: Ledger, rows: Rows, node: int) -> None:
 
 
 def _apply_topic_limits(ledger: Ledger, topics: U32, free: Mask) -> None:
-    """Remove messages from `free` whose topic is paused or at its concurrency. The limits hold over a failover, because
-    apply decides."""
+    """Remove messages from `free` whose topic is paused or at its concurrency: apply enforces both limits."""
     for number, _ in by_topic(topics):
         topic = ledger.topics[number]
         if topic.settings.paused:

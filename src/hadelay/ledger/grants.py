@@ -7,8 +7,7 @@ from numpy.typing import NDArray
 
 from hadelay.codec.formats import Mask, Rows
 
-#: Row of a HeldGrant, one per message. `event`: number of the message's `leased` event in the hour's dispatch log.
-#: `open`: 1 while leased.
+#: Row of a HeldGrant, one per message. `event`: number of its `leased` event in the dispatch log; `open`: 1 if leased.
 HELD = np.dtype(
     [
         ("hour", "<u4"),
@@ -39,7 +38,7 @@ class HeldGrant:
     request_id: bytes
     granted_at_ms: int
     rows: Rows
-    #: Number of open rows; the grant is forgotten at 0.
+    #: Number of messages still leased; at 0 the grant is deleted.
     left: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -54,8 +53,7 @@ class HeldGrant:
         return int(self.rows["until_ms"][self.rows["open"] == 1].min())
 
     def take(self, leases: Rows) -> tuple[NDArray[np.intp], Mask]:
-        """(positions, held) of LEASE rows that name this grant. held: the row's position is open and is of the same
-        message.
+        """(positions, mask of the held ones) of LEASE rows of this grant. held: open, and of the same message.
 
         Of leases that name the same position twice only the first is held.
         """

@@ -37,8 +37,7 @@ def is_in(indexes: U32, bits: BitMap, others: BitMap = _NONE) -> Mask:
 
 
 def groups(column: NDArray[Any]) -> Iterator[tuple[int, slice | NDArray[np.intp]]]:
-    """Yield (value, positions) for each distinct value of a column; usually there is one value, and a slice of
-    everything."""
+    """Yield (value, positions) for each distinct value of a column; positions of a single value are a slice."""
     if not len(column):
         return
     first = column[0]
@@ -50,7 +49,7 @@ def groups(column: NDArray[Any]) -> Iterator[tuple[int, slice | NDArray[np.intp]
 
 
 class HourState:
-    """Bitmaps of one hour. Open entries are those in the hour's index, without `settled`; leased entries are open."""
+    """State of one hour's index entries. An entry that is not in `settled` is open; leased entries are open, too."""
 
     __slots__ = (
         "carried", "keyed", "late", "leased", "open_seconds", "others", "retire_at", "returned", "settled",
@@ -66,19 +65,16 @@ class HourState:
         self.late = BitMap()
         #: Leased entries; derived from the held grants.
         self.leased = BitMap()
-        #: Number of open entries per second of the hour, u4[3600]; kept while the hour runs, and after its end until no
-        #: entry is open.
+        #: Number of open entries in each second, u4[3600]; kept while the hour runs or has open entries.
         self.open_seconds: U32 | None = None
-        #: Number of entries whose message was first filed elsewhere; rows of the table `place` point at such entries.
+        #: Number of entries whose message was filed in another entry before; the table `place` points at such entries.
         self.returned = 0
         #: Number of entries whose message has a client key.
         self.keyed = 0
-        #: Time of the last end of a message in this hour, and topics of the ended messages: decide how long the hour is
-        #: kept.
+        #: When the last message of this hour ended, and topics of ended messages: decide when the hour is deleted.
         self.settled_at_ms = 0
         self.topics = BitMap()
-        #: Progress of maintenance: CARRY has done the entries before `carried`, RETIRE and DROP_DEAD those before
-        #: `retire_at`.
+        #: Numbers of the next entries for maintenance: `carried` for CARRY, `retire_at` for RETIRE and DROP_DEAD.
         self.carried = 0
         self.retire_at = 0
 

@@ -17,8 +17,7 @@ from hadelay.ledger.keys import find_key
 from hadelay.ledger.state import Ledger
 from hadelay.model import Draft
 
-#: Layout of a stored answer: fingerprint, number of rows; then ids u8[], deliver_at_ms i8[], codes u1[], and with
-#: client keys others u8[].
+#: Stored answer: fingerprint, number of rows; then ids u8[], deliver_at_ms i8[], codes u1[], maybe ids of others u8[].
 _HEAD = struct.Struct("<QI")
 #: Layout of a stored answer with a single row and without `others`.
 _ONE = struct.Struct("<QIQqB")
@@ -78,11 +77,9 @@ def repeat(ledger: Ledger, keys: Rows, result: PublishResult) -> tuple[list[int]
 
 
 def is_known(ledger: Ledger, drafts: Sequence[Draft], request_key: bytes | None) -> bool:
-    """Whether, as far as this node knows, the answer comes from an earlier publish with the same Idempotency-Key, or
-    from the message of a client key."""
+    """Whether this node knows a key of the publish, so that the answer may come from an earlier publish."""
     rows = [draft.idem for draft in drafts if draft.idem is not None]
-    # Keys as server/publishing.py makes them: a batch too large for one entry has a key per part; a single row has the
-    # request's key.
+    # Keys as in server/publishing.py: each part of a large batch has a key, a single row has the request's.
     requests = [] if request_key is None else [request_key, b"0:" + request_key]
     digests = [hash_key(b"row", key) for key in [*rows, *requests[:1]]] + [hash_key(b"request", k) for k in requests]
     epochs = (ledger.key_epoch, ledger.key_epoch - 1)

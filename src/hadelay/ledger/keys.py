@@ -1,5 +1,4 @@
-"""Client keys: look-up of the message last published under a key, and outcome of a publish while that message is
-pending.
+"""Client keys: look-up of the last message with a key, and outcome of a publish while that message is pending.
 
     table `key`    topic number u32 · lives u16 (big-endian) · hash of the key, 16 bytes  →  id u64, start i64
     table `keyof`  id u64 (big-endian)  →  its key in `key`, to find the row when its hour goes
@@ -40,11 +39,11 @@ def find_key(ledger: Ledger, topic: str, digest: bytes) -> int | None:
 
 @dataclass(slots=True)
 class Batch:
-    """A PUBLISH on its way through apply: the command, its result, and the decisions so far."""
+    """A PUBLISH command that is being applied, its result, and the decisions so far."""
 
     command: Publish
     result: PublishResult
-    #: Which rows are still to be filed.
+    #: Mask of the command's rows that are still to be filed.
     take: Mask
     #: Due time of each row, in Unix ms.
     deliver_at_ms: I64
@@ -61,7 +60,7 @@ class Batch:
 
 
 class Decision:
-    """Decides about the rows of a batch that have a client key, before anything is filed; `finish` carries it out.
+    """Decides about rows of a batch with client keys, before anything is filed; `finish` carries the decisions out.
 
     Between the two, rows may still be refused: `batch.take` says in the end which were filed.
     """
@@ -77,7 +76,7 @@ class Decision:
         self._same: list[tuple[int, int]] = []
         #: Replacements: (row, replaced row of this command or None, id of the replaced message if the row is None).
         self._replaced: list[tuple[int, int | None, int]] = []
-        #: Row → time at which the chain of replacements began that the row continues.
+        #: Row → time at which its chain of replacements began, that is, the first replaced message was published.
         self._starts: dict[int, int] = {}
         command, take, deliver_at_ms = batch.command, batch.take, batch.deliver_at_ms
         rows = command.client_keys
@@ -138,12 +137,10 @@ class Decision:
             self.result.duplicate[row] = True
 
     def replacing(self) -> set[int]:
-        """Rows of the command that replace another message."""
         return {row for row, _, _ in self._replaced}
 
     def finish(self) -> None:
-        """Carry out the decisions after the rows of `take` were filed: answer the other rows, cancel replaced messages,
-        store keys."""
+        """Carry out the decisions once the rows of `take` are filed: answers, cancelled messages, stored keys."""
         take, result, ledger = self.batch.take.tolist(), self.result, self.ledger
         for row, earlier in self._same:
             if not take[earlier]:
@@ -183,8 +180,7 @@ def _pending(ledger: Ledger, message_id: int) -> tuple[EntryRef | None, bool]:
 
 
 def take_again(ledger: Ledger, first_id: int, with_it: Collection[int]) -> bool:
-    """Give a redriven dead letter its client key again. False if another message with that key is pending, or is
-    redriven by the same command (`with_it`)."""
+    """Give a redriven dead letter its client key again. False if a pending message, or one of `with_it`, has it."""
     key = ledger.tables.get(KEYOF, ID_KEY.pack(first_id))
     if key is None:
         return True
@@ -198,7 +194,7 @@ def take_again(ledger: Ledger, first_id: int, with_it: Collection[int]) -> bool:
 
 def forget_keys(ledger: Ledger, hour: int, rows: Rows) -> int:
     """Forget the client keys of messages whose last entry is among these INDEX rows of an hour that is deleted; returns
-    the number of rows with a key. Call this before their places are forgotten."""
+    the number of rows with a key. Needs the messages' rows of the table `place`."""
     keyed = rows[rows["flags"] & FLAG_KEYED != 0]
     for first_id, index in zip(keyed["first_id"].tolist(), keyed["index"].tolist(), strict=True):
         place = ledger.tables.get(PLACE, ID_KEY.pack(first_id))
@@ -208,7 +204,6 @@ def forget_keys(ledger: Ledger, hour: int, rows: Rows) -> int:
 
 
 def forget_key(ledger: Ledger, first_id: int) -> None:
-    """Remove a message's client key from both tables."""
     message = ID_KEY.pack(first_id)
     key = ledger.tables.get(KEYOF, message)
     if key is None:

@@ -1,4 +1,4 @@
-"""ACK, NACK, EXTEND, EXPIRE: how leases end, decided message by message, written column by column.
+"""Applies ACK, NACK, EXTEND and EXPIRE: decides for each leased message how its lease ends or goes on.
 
 An attempt is an entry: the first hand-out leases the entry a message was filed with, and what returns to waiting is
 filed anew. So an entry is leased at most once, and "not leased since" is "this entry is neither leased nor moved".
@@ -39,12 +39,11 @@ from hadelay.version import ACK_OF_THIS_LIFE, UNCOUNTED, WEBHOOK_FLOOR
 
 Backoff = tuple[int, ...] | Exponential
 
-#: Limit of the number of waits of a backoff: no attempt has a higher number (INDEX.attempt, ledger/transitions.py).
+#: Limit of the number of waits of a backoff; also the highest attempt number (ledger/transitions.py).
 _MAX_STEPS = 65_534
-#: The jitter of a backoff is counted in parts of the wait; a wait has _PARTS parts.
+#: Number of parts of a wait; the jitter of a backoff is counted in such parts.
 _PARTS = 1 << 20
-#: Limit of bytes that an EXPIRE or NACK copies into other hours in one apply; further messages stay leased until the
-#: next command.
+#: Limit of bytes that an EXPIRE or NACK copies into other hours; messages beyond it wait for the next command.
 MOVE_BYTES = 4 << 20
 #: Fixed cost of returning a message, counted in bytes of MOVE_BYTES; copying its record costs extra.
 _MOVE_COST = 2_048
@@ -68,7 +67,7 @@ class _Held(NamedTuple):
 
     grant: HeldGrant
     positions: NDArray[np.intp]
-    #: Rows of the command that name the positions.
+    #: Rows of the command that name these positions.
     where: slice | NDArray[np.intp]
 
 
@@ -113,7 +112,7 @@ def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
 
 
 def _late_ack(ledger: Ledger, lease: np.void, node: int) -> LeaseOutcome:
-    """Ack a lease that is not held. The ack counts until its attempt is superseded, that is, leased again.
+    """Ack a lease that is not held any more. The ack counts until the message is leased again.
 
     Two kinds are honest: the lease ran out and the message waits again; or an earlier leader handed the message out
     and fell before the grant was replicated (interval mode), so that the message was never leased here.
@@ -186,20 +185,17 @@ def _note_acked(ledger: Ledger, command: SettleLeases, outcomes: NDArray[np.uint
 
 
 class ReturnedLeases:
-    """Ends attempts without an ack, within one apply: each message waits again, dies, or ends as cancelled or
-    expired."""
+    """Ends attempts without an ack, in one apply: messages wait again, die, expire or end as cancelled."""
 
     def __init__(self, ledger: Ledger, failure: FailedTry, delay_ms: int, node: int, *, counts: bool = True) -> None:
-        """delay_ms: delay of a NACK, negative for the topic's backoff. counts: False if the hand-outs do not count as
-        attempts."""
+        """delay_ms: of a NACK, negative for the topic's backoff. counts: whether the hand-outs count as attempts."""
         self.counts = counts
         self.ledger, self.failure, self.delay_ms, self.node = ledger, failure, delay_ms, node
         #: Number of bytes that may still be moved in this apply.
         self.left = MOVE_BYTES
 
     def give_back(self, grant: HeldGrant, positions: NDArray[np.intp], delays: U32 | None = None) -> int:
-        """Return the first of these held positions of a grant, as many as may be moved; returns their number. delays:
-        hand-out delays in ms, of a NACK that has them."""
+        """Return as many of these held positions as may be moved; returns their number. delays: of a NACK, in ms."""
         if self.left <= 0:
             return 0
         held = grant.rows[positions]
@@ -240,8 +236,7 @@ class ReturnedLeases:
         return later
 
     def _notes(self, count: int, delays: U32 | None) -> I64:
-        """Values of `other_hour` in nacked events: the reason, and the hand-out delay where it is known
-        (formats.nack_reason)."""
+        """Values of `other_hour` in nacked events: reason and hand-out delay, if known (formats.nack_reason)."""
         reason = self.failure.reason
         notes = np.full(count, reason, np.int64)
         if delays is None or NO_REASON <= reason < NONE32:
@@ -252,8 +247,7 @@ class ReturnedLeases:
         return notes
 
     def _end(self, leaving: Leaving, entries: Rows, due_ms: I64) -> None:
-        """End the attempts: each message is cancelled, expires, dies or waits again. leaving: HELD rows; entries: their
-        INDEX rows."""
+        """End attempts: messages are cancelled, expire, die or wait again. leaving: HELD rows; entries: INDEX rows."""
         ledger, failure, held = self.ledger, self.failure, leaving.rows
         gone = ~ledger.topics.alive(entries)
         over = ~gone & expired(ledger, entries, ledger.now_ms)
@@ -299,7 +293,7 @@ def apply_extend(ledger: Ledger, command: SettleLeases) -> LeaseResult:
 
 
 def apply_expire(ledger: Ledger, command: list[tuple[int, int]]) -> ExpireResult:
-    """Return the leases of these grants that are expired by state.now."""
+    """End the leases of these grants that have run out at the cluster time of the ledger."""
     result = ExpireResult(0, [])
     returned = ReturnedLeases(ledger, FailedTry(Event.LEASE_EXPIRED, NONE32), -1, NO_NODE)
     for key in command:

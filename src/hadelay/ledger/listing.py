@@ -1,4 +1,4 @@
-"""The messages of one topic in due order, a page at a time, without loading what is not asked for.
+"""Lists the messages of one topic in due order, a page at a time, without reading the whole topic.
 
 A page begins behind a key {due, id} and takes the next `limit` messages that fit. Hours are looked at in order; within
 an hour, in the cheapest of three ways:
@@ -33,17 +33,16 @@ from hadelay.ledger.lookup import expired
 from hadelay.ledger.state import Ledger
 from hadelay.model import DEAD_HOURS, HOUR_MS, PENDING, Event, Key, State
 
-#: Limit of a page's cost, except for the rest of its last hour. The unit is one entry of a pass over an index, some 20
-#: ns.
+#: Limit of a page's cost, except for its last hour. Unit: one entry of a pass over an index, some 20 ns.
 BUDGET = 3_000_000
 #: Cost between two yields of a listing: one or two milliseconds.
 _SLICE = 65_536
 #: Number of entries that a pass over an index looks at in one go.
 _ROWS = 16_384
 _HOUR_COST = 64
-#: Extra cost of an hour that is not mapped: its heads have to be read from files.
+#: Extra cost of an hour that is not mapped into memory: its heads have to be read from files.
 _FAR_HOUR = _SLICE // 4
-#: Cost of one entry in a walk, or fetched by number; by whether the hour is mapped: if not, each entry is a read.
+#: Cost of reading one entry alone, by whether its hour is mapped into memory; if not, each entry is a file read.
 _STEP_COST = {True: 10, False: 1_024}
 _SECOND_COST = 2_048
 _STATES = tuple(State)
@@ -57,14 +56,14 @@ _LAST_ID = (1 << 64) - 1
 
 
 def _first_ms(after: Key) -> int:
-    """First millisecond in which a message after this key may be due."""
+    """First millisecond in which a message behind this key (due time, id) may be due."""
     return after[0] + (after[1] == _LAST_ID)
 
 
 class ListQuery(NamedTuple):
     topic: int
     states: frozenset[State]
-    #: Only messages due in [from_ms, to_ms).
+    #: Range of due times: only messages due in [from_ms, to_ms).
     from_ms: int
     to_ms: int
     #: Bits that a message's tag mask must have. Other messages may have them by chance: the caller checks the tags.
@@ -74,8 +73,7 @@ class ListQuery(NamedTuple):
 
 
 class ListPage(NamedTuple):
-    """Messages of a page as columns, in due order. `after`: key after which the next page begins; None on the last
-    page."""
+    """Messages of a page as columns, in due order. `after`: key before the next page; None on the last page."""
 
     due_ms: I64
     hours: I64
@@ -85,7 +83,7 @@ class ListPage(NamedTuple):
 
 
 def listing(ledger: Ledger, query: ListQuery, now_ms: int, budget: int = BUDGET) -> Generator[None, None, ListPage]:
-    """Collect the next page. now_ms: cluster time of the request. DamagedFile if an entry that fits does not verify.
+    """Collect the next page. now_ms: cluster time of the request. Raises DamagedFile if a matching entry is damaged.
 
     Each message is shown as it was at some moment between the first slice and the last.
     """
@@ -116,8 +114,7 @@ class _Look:
         #: True if messages are wanted that are cancelled or expired but not yet marked as settled in the bitmaps.
         self.unswept_wanted = State.CANCELLED in query.states and ledger.topics[query.topic].tombstoned > 0
         self.unswept_wanted |= State.EXPIRED in query.states and bool(ttl.due(ledger, now_ms, b"", 1))
-        #: Messages found so far, as (due, hours, codes, rows): at least the first `limit` and, if there is one, the
-        #: next message.
+        #: Messages found so far, as (due, hours, codes, rows): at least the first `limit` + 1, if there are so many.
         self._found: list[tuple[I64, I64, NDArray[np.uint8], Rows]] = []
         self._size = 0
         #: Upper bound in ms: messages due later than this cannot be on the page.
@@ -128,8 +125,7 @@ class _Look:
         return self._size >= self.query.limit
 
     def page(self, reached: Key | None) -> ListPage:
-        """Make the page from the messages found. reached: key up to which all messages were looked at; None: all
-        messages."""
+        """Make the page from the messages found. reached: key up to which the search is complete; None: to the end."""
         if not self._size:
             return ListPage(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, INDEX), [], reached)
         self._cut()
@@ -150,7 +146,7 @@ class _Look:
         """Sort the messages found, and keep the first `limit` and one more."""
         due, hours, codes, rows = (np.concatenate(column) for column in zip(*self._found, strict=True))
         order = np.lexsort((rows["first_id"], due))
-        # Drop repeated rows: after damage in a second, the pass finds rows that the walk had found already.
+        # Drop repeated rows: if the chain of a second is damaged, `_pass` finds rows that `_walk` had found already.
         again = (np.diff(due[order]) == 0) & (np.diff(rows["first_id"][order]) == 0)
         order = np.delete(order, np.flatnonzero(again) + 1)[: self.query.limit + 1]
         self._found = [(due[order], hours[order], codes[order], rows[order])]
@@ -165,8 +161,7 @@ class _Look:
         return (h for h in self.store.hours() if first <= h <= last)
 
     def hour(self, hour: int, after: Key) -> Iterator[tuple[int, Key | None]]:
-        """Look through an hour. Yields after each slice (cost, key up to which all was looked at; None if no further
-        than before)."""
+        """Search an hour. Yields after each slice: (cost, key up to which all was searched; None if unchanged)."""
         end: Key = (hour * HOUR_MS + HOUR_MS - 1, _LAST_ID)
         count, bits = self.store.count(hour), self._bits(hour)
         few = sum(map(len, bits)) if bits is not None else count
@@ -184,7 +179,7 @@ class _Look:
         yield _HOUR_COST, end
 
     def _walk(self, hour: int, worth: int, after: Key, step: int) -> Iterator[tuple[int, Key | None]]:
-        """Look through an hour second by second, until it ends or the cost exceeds `worth`, the cost of a pass."""
+        """Search an hour second by second, to its end or until the cost exceeds `worth`, that of a full pass."""
         start_ms = hour * HOUR_MS
         used, hour_state = self.store.heads(hour).count, self.ledger.hours.get(hour)
         if self.query.states <= PENDING and hour_state is not None and hour_state.open_seconds is not None:
@@ -205,12 +200,12 @@ class _Look:
                     return  # retired meanwhile
                 yield self._take(hour, walk.step(max(1, _SLICE // step)), after) * step, None
             if walk.damage is not None:
-                return  # a pass finds the messages behind the damage, and reports damaged ones
+                return  # a pass over the index finds the messages behind the damage
             yield 0, (start_ms + second * 1000 + 999, _LAST_ID)
         yield 0, (start_ms + HOUR_MS - 1, _LAST_ID)
 
     def _pass(self, hour: int, count: int, after: Key, members: U32 | None, step: int) -> Iterator[tuple[int, None]]:
-        """Look through the whole index of an hour, or only through the entries `members`."""
+        """Search the whole index of an hour, or only the entries `members`."""
         store = self.store
         size = max(1, _ROWS // step)
         for at in range(0, count if members is None else len(members), size):
@@ -269,8 +264,7 @@ class _Look:
 
 
 def states_of(ledger: Ledger, hour: int, rows: Rows, now_ms: int) -> NDArray[np.uint8]:
-    """lookup.state_of for many INDEX rows of one hour, as indexes into `tuple(State)`; `_ELSEWHERE` for entries whose
-    message went on."""
+    """States of INDEX rows, as indexes into `tuple(State)`; _ELSEWHERE for entries whose message has another entry."""
     codes = np.where(rows["deliver_at_ms"] <= now_ms, _CODE[State.READY], _CODE[State.SCHEDULED]).astype(np.uint8)
     codes[~ledger.topics.owed(rows)] = _CODE[State.CANCELLED]
     ended = np.flatnonzero(expired(ledger, rows, now_ms) & (codes == _CODE[State.READY]))

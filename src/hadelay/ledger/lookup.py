@@ -32,13 +32,12 @@ ENDED = {
 
 
 def find_entry(ledger: Ledger, message_id: int) -> EntryRef | None:
-    """Present entry of a message; None if the id was never issued, the entry's hour is retired, or the dead letter
-    purged."""
+    """Present entry of a message; None for an unknown id, a deleted hour, or a purged dead letter."""
     hour, index = _present(ledger, message_id)
     if hour < 0 or index >= ledger.store.count(hour):
         return None
     rows = ledger.store.entries(hour, slice(index, index + 1))
-    # Compare ids: an entry that a moved message was filed in has a number that is not its message's id.
+    # Compare ids: if this entry was made for a moved message, the id that names the entry was never issued.
     if int(rows["first_id"][0]) != message_id:
         return None
     # deliver_at_ms of a dead letter is its time of death.
@@ -47,8 +46,7 @@ def find_entry(ledger: Ledger, message_id: int) -> EntryRef | None:
 
 
 def find_entries(ledger: Ledger, ids: list[int]) -> tuple[I64, I64]:
-    """(hours, globalIndexes) of the present entries of issued ids; hour -1 for messages that are gone. Reads no
-    entry."""
+    """(hours, globalIndexes) of the messages' present entries, hour -1 if gone. Does not read the entries."""
     found = np.array([_present(ledger, message_id) for message_id in ids], np.int64).reshape(-1, 2)
     return found[:, 0], found[:, 1]
 

@@ -1,4 +1,4 @@
-"""SWEEP, CARRY, RETIRE: work over whole hours, a slice per command, never O(n) in one apply."""
+"""Applies SWEEP, CARRY and RETIRE: maintenance of whole hours, a slice per command, so that no command takes long."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ from hadelay.ledger.topics import by_topic
 from hadelay.ledger.transitions import FLAG_KEYED, ID_KEY, PLACE, PLACE_VALUE, Leaving, fitting, move, settle
 from hadelay.model import DEAD_HOURS, Event, pack_id
 
-#: Limit of bytes of records that CARRY copies in one apply, beyond one record.
+#: Limit of bytes of records that CARRY copies in one apply; one larger record is copied in any case.
 ROLL_FORWARD_BYTES = 4 << 20
 #: Limit of keys that RETIRE forgets in one apply: each costs some look-ups in the tables.
 MAX_KEYS = 512
@@ -49,16 +49,14 @@ def _cancel_tombstoned(ledger: Ledger, hour: int, rows: Rows) -> Rows:
 
 
 def sweep(ledger: Ledger, command: Maintain) -> JobResult:
-    """Write cancelled events for deletions and purges: continue where the last SWEEP stopped, until no such entry is
-    left."""
+    """Write the cancelled events of deletions and purges, from where the last SWEEP stopped."""
     if not ledger.topics.to_sweep():
         return JobResult(True, 0)
     hour, start = ledger.sweep
     hours = (h for h in ledger.store.hours() if h < DEAD_HOURS)
     later = [h for h in hours if h > hour or (h == hour and start < ledger.store.count(h))]
     if not later:
-        # If tombstoned entries are left, they were filed during the sweep (for example by a returned lease): start
-        # again.
+        # Cancelled entries that are left were filed during the sweep (by a returned lease, say): start again.
         ledger.sweep = (0, 0)
         ledger.topics.swept()
         return JobResult(not ledger.topics.to_sweep(), 0)
@@ -85,17 +83,16 @@ def roll_forward(ledger: Ledger, command: Maintain) -> JobResult | Refused:
     if len(some):
         move(ledger, Leaving(hour, some), deliver_at_ms=some["deliver_at_ms"], flags=some["flags"], again=False)
     hour_state.carried = int(rows["index"][len(some)]) if len(some) < len(rows) else end
-    # Leased messages need no second look: if they return, they return into the running hour.
+    # Leased messages are not moved here: if their leases end without an ack, they return to the running hour.
     return JobResult(hour_state.carried >= ledger.store.count(hour), len(some))
 
 
 def retire(ledger: Ledger, command: Maintain) -> JobResult | Refused:
-    """Delete an hour without open entries: first the look-up rows that point into it, slice by slice, then its
-    files."""
+    """Delete an hour without open entries: first the table rows that point into it, in slices, then its files."""
     hour = command.hour
     if hour in ledger.retired or not ledger.store.count(hour):
         return JobResult(True, 0)
-    # This also refuses hours of dead letters, which DROP_DEAD deletes.
+    # The check also refuses hours of dead letters, which DROP_DEAD deletes.
     if hour > ledger.now_hour - 2:
         return Refused("hour_running", f"hour {hour} is not two hours past")
     if open_entries := ledger.open_entries(hour):
@@ -122,7 +119,7 @@ def _forget_places(ledger: Ledger, hour: int, rows: Rows) -> int:
     returned = rows[rows["first_id"] & _WITHOUT_GROUP != own]
     for first_id, index in zip(returned["first_id"].tolist(), returned["index"].tolist(), strict=True):
         key = ID_KEY.pack(first_id)
-        # Keep the row if the message has moved on to another entry.
+        # Keep the row of the table `place` if the message has moved on to another entry.
         if (ledger.tables.get(PLACE, key) or b"").startswith(PLACE_VALUE.pack(hour, index)):
             ledger.tables.delete(PLACE, key)
     return len(returned)

@@ -92,8 +92,7 @@ class LedgerListener:
     """
 
     def on_filed(self, hours: int | I64, rows: Rows) -> None:
-        """Entries were filed. rows: complete INDEX rows (`index`, `second`, …). hours: the hour of all rows, or one for
-        each row."""
+        """Entries were filed. rows: complete INDEX rows. hours: the hour of all rows, or the hour of each row."""
 
     def on_granted(self, grant: HeldGrant) -> None:
         """A grant was applied. Its messages with grant.rows["open"] == 1 are leased."""
@@ -104,13 +103,13 @@ class LedgerListener:
         """These entries were settled as ACKED, TTL_EXPIRED, CANCELLED, MOVED or DEAD."""
 
     def on_topic(self, topic: TopicState) -> None:
-        """The topic was created, changed or deleted, or has work for maintenance (Topics.with_work)."""
+        """The topic was created, changed or deleted, or has work for maintenance (TopicBook.with_work)."""
 
     def on_purged(self, topic: TopicState) -> None:
         """Waiting entries of generations before topic.floor are cancelled; `on_settled` names them later."""
 
     def on_dead(self, topic: TopicState) -> None:
-        """Messages of the topic died. An alert is owed while topic.settled[Event.DEAD] is ahead of topic.alerted."""
+        """Messages of the topic died. An alert is due while topic.settled[Event.DEAD] exceeds topic.alerted."""
 
     def on_ttl(self, at_ms: int) -> None:
-        """TTL_EXPIRE has a message to look at from this time on."""
+        """The TTL of a message ends at at_ms, so that TTL_EXPIRE has work from then on."""

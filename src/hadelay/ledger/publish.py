@@ -1,4 +1,4 @@
-"""PUBLISH: a committed batch is one numpy pass, from its columns to the hours' logs and linked indexes."""
+"""Applies PUBLISH: files the messages of a committed batch, whole columns at a time."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -1,5 +1,5 @@
-"""State of the replicated state machine: every message, and where it is in its life. Data and look-ups; the changes
-are in ledger/apply.py and the modules of its table.
+"""State of the replicated state machine: all messages with their states. This module has data and look-ups;
+ledger/apply.py and the modules that it calls change them.
 
 Law 1: only `apply_entry` changes the ledger, and only because a committed entry says so.
 Law 2: `now_ms` arrives inside the entry, stamped once by the leader. Nothing here asks what time it is.
@@ -23,7 +23,7 @@ from hadelay.rights import Audit, Token
 from hadelay.settings.cluster import Settings
 from hadelay.version import FIRST_LEVEL
 
-#: Node number in dispatch log entries of events that no node's request caused.
+#: Node number in dispatch log entries of events that were not caused by a request to a node.
 NO_NODE = 0xFF
 
 
@@ -44,8 +44,8 @@ class Ledger:
         self.chain = 0
         #: The feature level that the cluster has switched to.
         self.level = FIRST_LEVEL
-        #: Dispatch cursor: hour tick, second tick, localIndex. A new leader hands out nothing before the ticks; users
-        #: see the localIndex (ADR 191).
+        #: Dispatch cursor: hour, second of the hour, localIndex. A new leader hands out nothing before this second; the
+        #: localIndex is only shown to users (ADR 191).
         self.cursor = (0, 0, 0)
         self.topics = TopicBook()
         self.hours: dict[int, HourState] = {}
@@ -61,8 +61,7 @@ class Ledger:
         self.retired = BitMap()
         #: Position from which SWEEP continues: (hour, globalIndex).
         self.sweep = (0, 0)
-        #: Key of the table `ttl` before which TTL_EXPIRE has finished all rows. Not in checkpoints: b"" is right as
-        #: well.
+        #: TTL_EXPIRE has finished all rows of the table `ttl` before this key. Not in checkpoints: b"" is correct, too.
         self.ttl_from = b""
         self.key_epoch = 0
         self.key_epoch_ends_ms = 0
@@ -89,14 +88,13 @@ class Ledger:
         return self.hours[hour]
 
     def retire_hour(self, hour: int) -> None:
-        """Delete the hour's files and state."""
         self.store.retire(hour)
         self.retired.add(hour)
         self.touched.add(hour)
         self.hours.pop(hour, None)
 
     def number_of(self, kind: int, name: str) -> int:
-        """Number of a consumer, node or reason, given now if it has none. Beyond the limits: NONE32 and `no_node`."""
+        """Number of a consumer, node or reason, assigned if new; beyond the limit NONE32, for nodes NO_NODE."""
         try:
             return self.names.number(kind, name)
         except KeyError:
@@ -118,13 +116,12 @@ class Ledger:
         return self.store.count(hour) - (len(hour_state.settled) if hour_state else 0)
 
     def outcome_of(self, hour: int, index: int) -> tuple[Event | None, bool]:
-        """(event that ended the entry, whether the entry is leased); (None, False) while the entry waits, or if it
-        never was."""
+        """(event that ended the entry, whether the entry is leased); (None, False) for a waiting or unknown entry."""
         hour_state = self.hours.get(hour)
         return (hour_state.ended(index), index in hour_state.leased) if hour_state else (None, False)
 
     def held_by(self, consumer: str, request_id: bytes) -> HeldGrant | None:
-        """Grant that this request got and still holds, if any: handed out again (idempotent receive)."""
+        """Grant of an earlier receive with this request id, if still held: it answers the repeated receive, too."""
         key = self.requests.get(consumer, {}).get(request_id)
         return self.grants[key] if key is not None else None
 

@@ -1,4 +1,4 @@
-"""TOPIC_PUT, TOPIC_DELETE and PURGE. A deletion or purge changes one number (ledger/topics.py)."""
+"""Applies TOPIC_PUT, TOPIC_DELETE and PURGE, which change a topic but none of its messages (ledger/topics.py)."""
 
 from typing import Any
 
@@ -93,7 +93,7 @@ def apply_purge(ledger: Ledger, command: tuple[str, int]) -> Done | Refused:
     waiting = states & (SCHEDULED | READY)
     bounded = ledger.level >= BOUNDED
     if bounded and not topic.pending:
-        waiting = 0  # no message to cancel: do not use up a generation
+        waiting = 0  # no message to cancel: do not use up a generation number
     if bounded and waiting == SCHEDULED and len(topic.marks) >= MAX_MARKS:
         return Refused("too_many_marks", f"{MAX_MARKS} purges of {name!r} are still being written down: try later")
     if waiting and topic.generation == MAX_GENERATION:

@@ -1,4 +1,4 @@
-"""Topics: their settings and counters, and how a million messages are deleted in no time.
+"""Topics: their settings and counters, and how a deletion or purge cancels all messages at once.
 
 Every index entry has the *generation* of its topic at the time of filing. Deleting a topic adds one to the generation:
 messages that wait under an older one are cancelled from that moment on, untouched. Nobody hands them out, GET says
@@ -22,8 +22,7 @@ _FEW = 200
 
 @dataclass(slots=True)
 class PurgeMark:
-    """A partial purge: cancels messages of older generations that were ready (or scheduled) at at_ms. SWEEP writes
-    their events."""
+    """A partial purge: cancels messages of older generations that were ready (or scheduled) at at_ms."""
 
     generation: int
     at_ms: int
@@ -36,18 +35,18 @@ class PurgeMark:
 
 @dataclass(slots=True)
 class RedriveJob:
-    """The redrive of the letters that a topic had at upto_ms, in the order of their deaths."""
+    """The redrive of the dead letters that a topic had at upto_ms, in the order of their deaths."""
 
     upto_ms: int
-    #: Messages per second; None: as fast as possible.
+    #: Dead letters to redrive per second; None: as fast as possible.
     rate: float | None
     start_ms: int
-    #: Number of letters redriven since start_ms, and the key after which to continue: (died_at_ms, first id).
+    #: Number of dead letters redriven since start_ms, and the key after which to continue: (died_at_ms, first id).
     count: int = 0
     after: tuple[int, int] = (0, 0)
 
     def waits(self, now_ms: int) -> bool:
-        """Whether the redrive's rate allows no further letter at now_ms."""
+        """Whether the redrive's rate allows no further dead letter at now_ms."""
         return self.rate is not None and self._due(now_ms) <= 0
 
     def allowed(self, now_ms: int) -> int:
@@ -74,14 +73,13 @@ class TopicState:
     lives: int = 0
     #: Oldest valid generation: a deletion or purge cancelled the waiting entries of older generations.
     floor: int = 0
-    #: Settings as they were PUT, and (`settings`) completed by defaults (settings/topic.py). Only `configure` changes
-    #: them.
+    #: Settings as they were PUT, and (`settings`) completed by defaults. Only `configure` changes them.
     config: dict[str, Any] = field(default_factory=dict)
     settings: TopicSettings = field(init=False, repr=False)
-    #: Number of messages that wait or are leased, including those cancelled and not yet swept.
+    #: Number of messages that wait or are leased, with cancelled messages whose end SWEEP has not written yet.
     open: int = 0
     leased: int = 0
-    #: Number of messages that wait under an older generation: cancelled, not yet swept.
+    #: Number of cancelled messages (of older generations) whose end SWEEP has not written yet.
     tombstoned: int = 0
     published: int = 0
     #: Size of the records of open messages, in bytes.
@@ -128,8 +126,7 @@ class TopicBook:
 
     def __init__(self) -> None:
         self.all: list[TopicState] = []
-        #: By topic number: generation of new entries, and (`floors`) the oldest valid generation. Deletions and purges
-        #: raise both.
+        #: By topic number: generation of new entries, and `floors`, the oldest valid generation.
         self.generations = np.zeros(64, np.uint16)
         self.floors = np.zeros(64, np.uint16)
         #: Numbers of topics with cancelled messages to sweep, partial purges or a redrive.
@@ -160,21 +157,19 @@ class TopicBook:
         return meant
 
     def owed(self, rows: Rows) -> Mask:
-        """Which of these waiting INDEX rows are cancelled neither by a deletion nor by a whole or partial purge of
-        their topic."""
+        """Mask of waiting INDEX rows that no deletion or purge (whole or partial) of their topic has cancelled."""
         alive = self.alive(rows)
         return alive & ~self.marked(rows) if self.with_work else alive
 
     def end(self, topic: TopicState) -> None:
-        """Cancel all waiting messages of the topic. Leased messages may still be settled; they are cancelled if they
-        return."""
+        """Cancel all waiting messages of the topic; leased messages are cancelled if they return unsettled."""
         topic.tombstoned = topic.open - topic.leased
         topic.floor, topic.marks = topic.generation, []
         self.floors[topic.number] = topic.floor
         self.note_work(topic)
 
     def end_dead(self, topic: TopicState, now_ms: int) -> None:
-        """Purge the topic's dead letters; their bytes disappear with their hours (ledger/dead.py)."""
+        """Purge the topic's dead letters; their records are deleted with their hours (ledger/dead.py)."""
         topic.dead_mark_ms = topic.last_death_ms(now_ms)
         topic.dead, topic.redrive = 0, None
         self.note_work(topic)
@@ -186,7 +181,6 @@ class TopicBook:
             self.with_work.discard(topic.number)
 
     def unfinished(self) -> list[TopicState]:
-        """Topics with unfinished work for SWEEP or a redrive, by number."""
         return [self.all[number] for number in sorted(self.with_work)]
 
     def to_sweep(self) -> bool:

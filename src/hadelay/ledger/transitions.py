@@ -1,4 +1,4 @@
-"""The two changes of entries, done for whole columns: entries end, and messages are filed anew in other entries.
+"""The two ways in which index entries change: entries end, and messages are filed anew in other entries.
 
     filed ──▶ waiting ──GRANT──▶ leased ──ACK──▶ acked
                  │                 │
@@ -26,14 +26,11 @@ from hadelay.ledger.state import NO_NODE, Ledger
 from hadelay.ledger.topics import by_topic, by_topic_bytes
 from hadelay.model import DEAD_HOURS, HOUR_MS, MOVES, NONE32, Event
 
-#: Bit of INDEX.flags: the previous attempt's lease ran out. An ack of that attempt counts until the message is leased
-#: again.
+#: Bit of INDEX.flags: the last attempt's lease ran out. An ack of that attempt counts until the message is leased.
 FLAG_LEASE_EXPIRED = 1
-#: Bits of INDEX.flags: the message has a client key (KEYED), a TTL (table `ttlof`), a webhook URL of its own (meta
-#: `cb`).
+#: Bits of INDEX.flags: the message has a client key, a TTL (table `ttlof`), a webhook URL of its own (meta `cb`).
 FLAG_KEYED, FLAG_TTL, FLAG_CALLBACK = 2, 4, 8
-#: Marks a message that died in another topic and was routed to this topic: this topic keeps the message when it dies
-#: again.
+#: Bit of INDEX.flags: the message died in another topic and was routed to this one, which keeps it if it dies again.
 FLAG_ROUTED = 16
 #: Bit of INDEX.flags: the message was due, or nearly, when it was rescheduled. In interval mode a failed leader may
 #: have handed it out before, which `deliver_at_ms` no longer tells.
@@ -59,7 +56,7 @@ class FailedTry(NamedTuple):
     """Why an attempt ended without an ack; stored with its time and number."""
 
     event: Event
-    #: Number of the reason's name (kind REASON); NONE32 for no reason.
+    #: Number of the reason among the names of kind REASON; NONE32 without a reason.
     reason: int
 
 
@@ -68,7 +65,7 @@ class Leaving(NamedTuple):
 
     hour: int
     rows: Rows
-    #: Number of the last event of each row's entry so far.
+    #: Number of each entry's last event in the hour's dispatch log; NONE32 if there is none.
     previous: U32 | int = NONE32
     #: Number of the node that took the request.
     node: int = NO_NODE
@@ -86,8 +83,8 @@ def log_events(
     ledger: Ledger, hour: int, rows: Rows, event: Event, *, node: int, attempts: NDArray[np.uint16] | None = None,
     previous: U32 | int = NONE32, consumer: U32 | int = NONE32, other_hour: I64 | int = NONE32,
 ) -> U32:  # fmt: skip
-    """Append one event per row (INDEX or HELD) to the hour's dispatch log; returns their numbers. attempts: those of
-    the rows, unless given.
+    """Append one event per row (INDEX or HELD) to the hour's dispatch log; returns the events' numbers. attempts:
+    attempt numbers, if other than those of the rows.
 
     For MOVES, `consumer` is the globalIndex of the new entry in `other_hour`, which makes the chain from a message's
     first entry to its last one readable from the files alone. For NACKED, `other_hour` is the reason.
@@ -109,8 +106,8 @@ def settle(
     ledger: Ledger, leaving: Leaving, event: Event, *, attempts: NDArray[np.uint16] | None = None,
     consumer: U32 | int = NONE32, other_hour: I64 | int = NONE32,
 ) -> None:  # fmt: skip
-    """End open entries with this event; in an hour of dead letters, the letters are redriven. Columns as for
-    `log_events`."""
+    """End open entries with this event; in an hour of dead letters, this means that the letters are redriven. attempts,
+    consumer, other_hour: as in `log_events`."""
     hour, rows, leased = leaving.hour, leaving.rows, leaving.leased
     log_events(
         ledger, hour, rows, event, node=leaving.node, attempts=attempts, previous=leaving.previous, consumer=consumer,
@@ -240,8 +237,7 @@ def failures_of(ledger: Ledger, first_id: int) -> list[tuple[int, Event, int, in
 
 
 def fitting(costs: NDArray[np.integer], room: int, *, at_least: bool = True) -> int:
-    """Number of messages, from the first on, whose costs together fit into `room`. at_least: take one message in any
-    case."""
+    """Number of leading messages whose costs fit into `room` together. at_least: take one message in any case."""
     fits = int(np.cumsum(costs, dtype=np.int64).searchsorted(room, "right"))
     return max(fits, 1) if at_least and len(costs) else fits
 

@@ -47,14 +47,12 @@ def begin_again(ledger: Ledger, rows: Rows, due_ms: int) -> None:
 
 
 def wait_again(ledger: Ledger, rows: Rows) -> None:
-    """Tell the listener when these messages (INDEX rows), whose lease ended, expire. The search for expired messages
-    may have passed them just before, as leased."""
+    """Tell the listener when messages whose lease ended expire: TTL_EXPIRE may have passed them while leased."""
     for first_id in rows["first_id"][rows["flags"] & FLAG_TTL != 0].tolist():
         ledger.listener.on_ttl(expire_ms(ledger, first_id))
 
 
 def forget(ledger: Ledger, first_ids: list[int]) -> None:
-    """Delete the TTLs of these messages from both tables."""
     for first_id in first_ids:
         found = ttl_of(ledger, first_id)
         if found is not None:
@@ -80,7 +78,7 @@ def due(ledger: Ledger, now_ms: int, start: bytes, limit: int) -> list[bytes]:
 
 
 def ends_something(ledger: Ledger, keys: list[bytes]) -> bool:
-    """Whether one of these messages waits. TTL_EXPIRE has nothing to write for settled and leased messages."""
+    """Whether one of these messages is scheduled or ready; for others, TTL_EXPIRE has nothing to write."""
     hours, indexes = find_entries(ledger, [KEY.unpack(key)[1] for key in keys])
     for hour, where in groups(hours):
         hour_state = ledger.hours.get(hour)
@@ -94,7 +92,7 @@ def ends_something(ledger: Ledger, keys: list[bytes]) -> bool:
 
 
 def expire_due(ledger: Ledger, command: Maintain) -> JobResult:
-    """End messages that wait and are expired by state.now; drop the rows of those that ended otherwise."""
+    """Expire waiting messages whose TTL is over by cluster time; drop the TTLs of messages that ended before."""
     limit = min(max(command.limit, 1), MAX_SLICE)
     ids = []
     # New rows always have a later time than now, so there are none before `ttl_from`.
@@ -102,7 +100,7 @@ def expire_due(ledger: Ledger, command: Maintain) -> JobResult:
     for key in keys:
         ledger.tables.delete(TTL, key)
         first_id = KEY.unpack(key)[1]
-        # Skip a message whose expiry is later by now: leased when it expired, it died and was redriven since.
+        # Skip a message with a later expiry by now: it was leased at its first expiry, died, and was redriven.
         if expire_ms(ledger, first_id) <= ledger.now_ms:
             ids.append(first_id)
     ended = _expire(ledger, ids)
@@ -123,7 +121,7 @@ def _expire(ledger: Ledger, ids: list[int]) -> int:
         settled, leased = is_in(rows["index"], hour_state.settled), is_in(rows["index"], hour_state.leased)
         over_already += rows["first_id"][settled].tolist()
         for first_id in rows["first_id"][leased].tolist():
-            # A leased message does not expire: when the lease ends, that is checked again.
+            # A leased message does not expire: its expiry is checked again when the lease ends.
             _look_at(ledger, ledger.now_ms + ledger.settings.max_lease_ms, first_id)
         over_already += rows["first_id"][~settled & ~leased].tolist()
         # Leave out messages cancelled with their topic: SWEEP writes their events.

@@ -1,5 +1,5 @@
-"""Archive closed hours as Parquet, with a manifest per hour, written last, and a catalogue of all hours (format:
-docs/spec/archive.md). Every file in a manifest was read back.
+"""Archive the hours that are over as Parquet files, with a manifest per hour, written last, and a catalogue of all
+hours (docs/spec/archive.md). Every file in a manifest was read back and verified.
 
 An hour is closed when it is over and all its entries are settled: nothing is appended to it any more. File names depend
 on the hour alone, and files appear by rename, so a repeated task or run changes nothing.
@@ -40,24 +40,24 @@ _HOURS_AT_ONCE = 8
 _AGAIN = "fix the cause and run it again: it continues with the remaining hours"
 #: Limits of a Parquet row group, in rows and in bytes.
 _GROUP_ROWS, _GROUP_BYTES = 1 << 18, 128 << 20
-#: Columns written as Parquet dictionaries. Columns of types in _NUMBERS are written as differences, all others plainly:
-#: this is less work than dictionaries for all columns, and makes smaller files.
+#: Columns written as Parquet dictionaries. Columns of the types in _NUMBERS are written as differences, others plainly.
+#: Dictionaries for all columns would take longer, and make larger files.
 _FEW_VALUES = [*sorted(batches.CODED), "tags.list.element", "meta.key_value.key", "meta.key_value.value"]
 _NUMBERS = ("INT", "BIGINT", "TIMESTAMP")
 
 
 def run(spark: Any, options: ArchiveOptions, progress: Progress = silent) -> JobSummary:
-    """Run the job. If hours cannot be archived, DamagedFile is raised after all other hours are archived."""
+    """Archive the selected hours that are over. If some fail, DamagedFile is raised after all others are archived."""
     options = replace(options, out=absolute(options.out))
     store = open_store(options.source)
     found = listing(store, options.source)
     asked = [files for files in found.hours if files.hour < DEAD_HOURS and options.source.takes(files.hour)]
     over = [files for files in asked if (files.hour + 1) * HOUR_MS <= found.as_of_ms]
     out = Location(options.out)
-    out.make("_manifest")  # made also for an archive without hours
+    out.make("_manifest")  # needed even if no hour is archived
     out.make("_catalogue")
     _catalogue(out, set(), options.new_catalogue)
-    # Each task archives an hour, or a part of a large hour, which would keep one core busy for long.
+    # Run a task per hour, but several tasks for a large hour, which would keep one core busy for long.
     large = [f for f in over if spark is not None and max(f.entries, f.events) > options.source.split_rows]
     work = partial(archive_hour, store, options, uuid.uuid4().hex[:8])
     hours = each(spark, work, [files for files in over if files not in large], progress)
@@ -79,8 +79,8 @@ def run(spark: Any, options: ArchiveOptions, progress: Progress = silent) -> Job
 
 
 def _catalogue(out: Location, done: set[int], anew: bool) -> None:
-    """Add hours to the archive's catalogue: the hours of `done`, and archived hours that no catalogue lists, from an
-    interrupted run or a version without catalogues. anew: write one even if the catalogue is missing."""
+    """Add hours to the archive's catalogue: the hours in `done`, and archived hours that the catalogue lacks after an
+    interrupted run or an old version. anew: make a catalogue even if an archive with hours has none."""
     there, known = manifests.manifest_hours(out), manifests.load_catalogue(out)
     added: dict[int, Listed] = {}
     for hour in sorted(done | (there - known.hours.keys())):
@@ -91,7 +91,7 @@ def _catalogue(out: Location, done: set[int], anew: bool) -> None:
             added[hour] = known.row(data)
             proven = manifests.decode_manifest(data)["version"] > 1
         except ValueError:
-            continue  # an unreadable manifest is not listed; the audit reports the file
+            continue  # unreadable manifest: the audit reports it
         if proven and not known.names and not anew:
             raise NotFound(f"{out.path('_catalogue')}: {LOST}")
     if not added and len(known.names) == 1:
@@ -100,7 +100,7 @@ def _catalogue(out: Location, done: set[int], anew: bool) -> None:
     try:
         out.write(name, data)
         for merged in known.names:
-            with suppress(FileNotFoundError):  # another run has merged and removed this catalogue
+            with suppress(FileNotFoundError):  # removed by another run
                 out.remove(merged)
     except OSError as error:
         said = f"the archive's catalogue was not written, and nothing was deleted: {error}; {_AGAIN}"
@@ -156,15 +156,15 @@ def _write_hour(
     out.write(manifests.manifest_name(files.hour), manifests.encode_manifest(files.hour, source, parts))
     ours = {part["path"] for part in parts}
     for directory in directories.values():
-        for left in out.list(directory) or ():  # left by a run with another splitRows, or by an interrupted run
+        for left in out.list(directory) or ():  # left by another run
             if f"{directory}/{left}" not in ours and ".parquet" in left:
                 out.remove(f"{directory}/{left}")
     return {"status": "archived", "bytes": sum(part["bytes"] for part in parts)}
 
 
 def _unchanged(out: Location, hour: int, source: SourceFiles) -> dict[str, Any] | None:
-    """The result for an hour that is already archived from this source, with all its files whole; None for other
-    hours."""
+    """Result for an hour that was archived before from the same source files, if all its Parquet files are intact; else
+    None."""
     try:
         known = manifests.decode_manifest(out.load(manifests.manifest_name(hour)))
     except (FileNotFoundError, ValueError):
@@ -177,8 +177,8 @@ def _unchanged(out: Location, hour: int, source: SourceFiles) -> dict[str, Any] 
 
 
 def _checked(store: Store, options: Options, files: HourFiles, spark: Any) -> SourceFiles | int:
-    """Check an hour before archiving; returns its source files, or the number of its entries that are not settled.
-    DamagedFile if files are not as they were written, or refer to something missing."""
+    """Check an hour before archiving; returns its source files, or, if any entries are not settled, their number.
+    Raises DamagedFile if files are not as they were written, or name something missing."""
     strict = replace(options, on_torn="fail")
     # Check rows first: only sound rows tell the state of an entry.
     check(spark, store, [files], strict, ("idx", "dsp"))
@@ -195,7 +195,6 @@ def _checked(store: Store, options: Options, files: HourFiles, spark: Any) -> So
 
 
 def _not_settled(store: Store, options: Options, files: HourFiles) -> int:
-    """Number of entries that are not settled."""
     whole = replace(options, kind="messages", columns="state", body=False, topics="")
     states = batches.read(store, whole, ["state"], Split(files, 0, files.entries, 0))
     waiting = pa.array(("scheduled", "ready", "leased"))
@@ -203,7 +202,7 @@ def _not_settled(store: Store, options: Options, files: HourFiles) -> int:
 
 
 def _write(store: Store, options: ArchiveOptions, what: tuple[str, Split]) -> PartFile:
-    """Write the Parquet file of one (kind, split) pair."""
+    """Write one Parquet file. what: (kind of rows, range of rows)."""
     kind, split = what
     columns = [name for name in KINDS[kind] if name not in ("hour", "dead")]
     source = replace(options.source, kind=kind, columns="", topics="", verify=False, on_torn="fail")

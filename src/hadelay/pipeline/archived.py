@@ -39,15 +39,15 @@ _READERS = 8
 KIND = {"idx": "messages", "dsp": "events"}
 _COLUMNS = {
     "idx": ["entry", "first_id", "topic", "deliver_at"],
-    # Archives of versions before feature level 3 have no handout_delay_ms.
+    # Archives that were written before feature level 3 lack handout_delay_ms.
     "dsp": ["entry", "event", "at", "other_hour", "other_dead", "other_entry", "handout_delay_ms"],
 }
 _EVENTS = {event.name.lower(): int(event) for event in Event}
 
 
 def open_hours(options: Options, archive: str) -> Store:
-    """Open the store of the options. archive: directory or URI of an archive, whose deleted hours are added; "":
-    none."""
+    """Open the store that the options name. archive: directory or URI of an archive, which adds the hours that the
+    cluster has deleted; "": none."""
     store = open_store(options)
     if not archive:
         return store
@@ -56,7 +56,7 @@ def open_hours(options: Options, archive: str) -> Store:
 
 
 def difference(archive: Location, part: PartFile) -> str:
-    """Difference between a file and its manifest; "" for none. OSError from the store."""
+    """How a file differs from its manifest; "" if it does not. OSError if the store does not answer."""
     size, crc = archive.size(part["path"]), 0
     if size is None:
         return "the file is missing"
@@ -90,7 +90,7 @@ def read_manifest(archive: Location, hour: int, catalogue: Catalogue | None = No
 
 
 def parts(archive: Location, hour: int, kind: str) -> Sequence[PartFile]:
-    """Archived files of an hour and kind, in the order of their rows."""
+    """Archived files of an hour with this kind of rows, in the order of the rows."""
     return manifests.of_kind(read_manifest(archive, hour), kind)
 
 
@@ -102,9 +102,9 @@ class WithArchive:
     archive: Location
     #: Whether to compare each file with its manifest before use.
     verify: bool
-    #: Whether to omit hours of the catalogue that have no manifest.
+    #: Whether to skip hours that the catalogue lists but that have no manifest.
     skip_torn: bool
-    #: Numbers of the store's topics. Numbers are never reused, so they cover the archived hours.
+    #: Number of each topic in the store. Numbers are never reused, so they are valid for archived hours, too.
     topics: dict[str, int]
 
     def list(self) -> Listing:
@@ -147,7 +147,7 @@ class WithArchive:
         return found.view(np.uint8)
 
     def _table(self, files: HourFiles, suffix: str, part: PartFile) -> Any:
-        """Read the needed columns of an archived file. DamagedFile; OSError from the store."""
+        """Read the needed columns of an archived file. Raises DamagedFile, or OSError if the store does not answer."""
         path, hour = self.archive.path(part["path"]), f"hour {hour_name(files.hour)}"
         if self.verify and (problem := difference(self.archive, part)):
             raise DamagedFile(path, 0, f"{hour}: {problem}")
@@ -173,7 +173,7 @@ def _index(table: Any, rows: Rows, topics: dict[str, int]) -> None:
     rows["index"], rows["first_id"] = _numbers(table, "entry"), _numbers(table, "first_id")
     rows["deliver_at_ms"] = _numbers(table, "deliver_at") // 1000
     rows["topic"] = _coded(table, "topic", topics)
-    rows["size"] = 1  # size 0 would mean the end of a file
+    rows["size"] = 1  # a row with size 0 would end the file
 
 
 def _dispatch(table: Any, rows: Rows) -> None:
@@ -190,13 +190,13 @@ def _dispatch(table: Any, rows: Rows) -> None:
     if "handout_delay_ms" in table.column_names:
         known = table["handout_delay_ms"].is_valid().to_numpy()
         delays, nacked = _numbers(table, "handout_delay_ms"), rows["event"] == Event.NACKED
-        # Archived nacks get NO_REASON: reasons are not read from archives.
+        # Give archived nacks NO_REASON: the reasons in an archive are not read.
         delays = np.where(nacked, (delays + 1) << REASON_BITS | NO_REASON, delays)
         rows["other_hour"][known] = delays[known]
 
 
 def _numbers(table: Any, name: str) -> npt.NDArray[np.int64]:
-    """Values of a column as integers, timestamps in µs; null becomes 0."""
+    """Values of a column as integers; timestamps in µs, 0 for null."""
     column = table[name]
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.timestamp("us", "UTC"))

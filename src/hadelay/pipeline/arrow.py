@@ -24,10 +24,10 @@ ARROW = {
     "TIMESTAMP": pa.timestamp("us", "UTC"), "BINARY": pa.binary(), "ARRAY<STRING>": pa.list_(pa.string()),
     "MAP<STRING,STRING>": pa.map_(pa.string(), pa.string()),
 }  # fmt: skip
-#: Element of an Arrow binary_view: a reference into a buffer; up to 12 bytes stand in the element itself.
+#: Layout of an element of an Arrow binary_view: a reference to bytes, or up to 12 bytes themselves.
 _VIEW = np.dtype([("size", "<i4"), ("head", "V4"), ("buffer", "<i4"), ("offset", "<i4")])
 _IN_VIEW = 12
-#: Bits of an offset into a buffer. Offsets are int32, so a buffer starts at each GiB of the data.
+#: Number of bits of an offset into a buffer: offsets are int32, so a new buffer starts at each GiB of the data.
 _BUFFER_BITS = 30
 _SHORT_VIEW = np.dtype([("size", "<i4"), ("data", "u1", _IN_VIEW)])
 _ID_CHARS = np.frombuffer(b"0123456789ABCDEFGHJKMNPQRSTVWXYZ", np.uint8)
@@ -37,17 +37,17 @@ _ID = np.dtype({"names": ["head", "a", "b", "c"], "formats": ["u1", "<u4", "<u4"
 
 
 class Split(NamedTuple):
-    """Rows [start, stop) of an hour."""
+    """A task's part of an hour: the rows [start, stop)."""
 
     files: HourFiles
     start: int
     stop: int
-    #: Time at which the states of pending messages hold, in Unix ms.
+    #: Time for which the states of pending messages are computed, in Unix ms.
     as_of_ms: int
 
 
 def ids(first_ids: npt.NDArray[np.uint64]) -> pa.Array:
-    """Text of each message id, 13 characters."""
+    """Arrow array with the text of each message id, 13 characters."""
     n, numbers, four = len(first_ids), np.ascontiguousarray(first_ids).view(np.int64), _four_characters()
     chars = np.empty(n, _ID)
     chars["head"] = _ID_CHARS[numbers >> 60 & 0xF]
@@ -59,14 +59,13 @@ def ids(first_ids: npt.NDArray[np.uint64]) -> pa.Array:
 
 @cache
 def _four_characters() -> npt.NDArray[np.uint32]:
-    """Table with the four characters for each number of 20 bits."""
+    """Table: four characters of an id for each number of 20 bits."""
     shifts = np.arange(15, -1, -5)
     return np.asarray(_ID_CHARS[np.arange(1 << 20)[:, None] >> shifts & 31].view("<u4").ravel())
 
 
 def binaries(data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> pa.Array:
-    """Arrow array of pieces of `data`, which may overlap and be in any order. Each piece is copied once, from a view of
-    the data."""
+    """Arrow array of pieces of `data`, which may overlap and may be in any order. Each piece is copied once."""
     views = np.zeros(len(starts), _VIEW)
     views["size"], views["buffer"], views["offset"] = sizes, starts >> _BUFFER_BITS, starts & (1 << _BUFFER_BITS) - 1
     short = np.flatnonzero((sizes > 0) & (sizes <= _IN_VIEW))
@@ -82,19 +81,19 @@ def coded(names: Sequence[str], numbers: npt.NDArray[np.integer]) -> pa.Dictiona
     """Dictionary array with the name of each number; null for numbers without a name."""
     codes = numbers.astype(np.int32)
     unknown = codes.view(np.uint32) >= len(names)
-    if not unknown.any():  # usual case: an array without a mask is made twice as fast
+    if not unknown.any():  # faster without a mask
         return pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(names, pa.string()))
     codes[unknown] = 0
     return pa.DictionaryArray.from_arrays(pa.array(codes, mask=unknown), pa.array(names, pa.string()))
 
 
 def named(names: Sequence[str], numbers: npt.NDArray[np.integer]) -> pa.Array:
-    """Array with the name of each number as plain strings; see `coded`."""
+    """Arrow array of strings with the name of each number; null for numbers without a name."""
     return coded(names, numbers).cast(pa.string())
 
 
 def hour_ints(hours: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
-    """`hour_int` of each hour's number; 0 for numbers in damaged rows that are no hours."""
+    """Each hour's number as yyyymmddHH; 0 if a damaged row has a number that is no hour."""
     values, inverse = np.unique(hours, return_inverse=True)
     shown = [hour_int(value) if value < 2 * DEAD_HOURS else 0 for value in values.tolist()]
     return np.array(shown, np.int32)[inverse]
@@ -106,7 +105,7 @@ def instants(ms: npt.NDArray[np.int64]) -> pa.Array:
 
 
 def write_parquet(out: str, name: str, tables: Iterable[pa.Table]) -> None:
-    """Write a file of one or more tables. out: directory or URI."""
+    """Write tables to one Parquet file. out: directory or URI."""
     location, left = Location(absolute(out)), iter(tables)
     location.make("")
     first = next(left)
@@ -116,5 +115,5 @@ def write_parquet(out: str, name: str, tables: Iterable[pa.Table]) -> None:
 
 
 def without(values: pa.Array, missing: Mask) -> pa.Array:
-    """The values, with null where `missing` is true."""
+    """Copy of an Arrow array with null where `missing` is true."""
     return values if not missing.any() else pc.if_else(pa.array(missing), None, values)

@@ -20,7 +20,7 @@ from hadelay.storage import manifests
 from hadelay.storage.locations import Location, absolute
 from hadelay.storage.manifests import Catalogue, HourManifest, PartFile
 
-#: By kind: the column with a row's number in its hour, and columns that are never null.
+#: Kind of rows → (column with the row's number in its hour, columns that are never null).
 _NEEDED = {"messages": ("entry", ["id", "topic"]), "events": ("number", ["id", "topic", "event"])}
 _ROWS = 1 << 17
 
@@ -75,7 +75,7 @@ def audit_hour(where: str, catalogue: Catalogue, hour: int) -> dict[str, Any]:
 
 
 def _of_manifest(manifest: HourManifest, hour: int) -> list[str]:
-    """Texts about contradictions within an hour's manifest."""
+    """Describe each contradiction within an hour's manifest."""
     found = []
     if manifest["hour"] != hour_int(hour):
         found.append(f"is of hour {manifest['hour']}")
@@ -87,7 +87,7 @@ def _of_manifest(manifest: HourManifest, hour: int) -> list[str]:
 
 
 def _of_files(location: Location, manifest: HourManifest, hour: int, kind: str) -> list[str]:
-    """Texts about an hour's damaged files, and about files that the manifest does not name."""
+    """Describe an hour's damaged files, and files that its manifest does not name."""
     found, at = [], 0
     parts = manifests.of_kind(manifest, kind)
     for part in parts:
@@ -103,8 +103,8 @@ def _of_files(location: Location, manifest: HourManifest, hour: int, kind: str) 
 
 
 def problem_of(location: Location, part: PartFile, kind: str, at: int, entries: int) -> str:
-    """Problem of a file: `difference`, or wrong rows. at: number of the file's first row in its hour; entries: number
-    of the hour's entries."""
+    """Describe what is wrong with an archived file: it differs from its manifest, or has wrong rows. at: number of the
+    file's first row in its hour. entries: number of the hour's entries."""
     if problem := difference(location, part):
         return problem
     try:

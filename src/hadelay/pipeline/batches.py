@@ -1,4 +1,4 @@
-"""Hour files as Arrow record batches, made with numpy: no row becomes a Python object.
+"""Convert hour files to Arrow record batches with numpy; no row becomes a Python object.
 
 A message's meta, which is msgpack, is decoded once per distinct value of a batch.
 """
@@ -25,20 +25,20 @@ from hadelay.pipeline.schema import KINDS, Options, hour_int
 
 #: Columns with few different values; `read` returns them as dictionaries on request.
 CODED = frozenset(("topic", "state", "content_type", "event", "consumer", "node", "reason"))
-#: Limit of the bytes of records per batch.
+#: Maximum size of the records per batch, in bytes.
 _BATCH_BYTES = 64 << 20
-#: Limit of the unneeded bytes between two records that one read includes: cheaper than another request to a store.
+#: Maximum gap, in bytes, between two records read in one piece: cheaper than another request.
 _MAX_GAP = 1 << 20
-#: Offset of each field in a record's header.
+#: Field of a record's header → offset of the field.
 _AT = {name: int(field[1]) for name, field in (RECORD.fields or {}).items()}
-#: Layout of the sizes of meta and body in a record's header.
+#: Layout of two adjacent fields in a record's header: the sizes of meta and body.
 _SIZES = np.dtype([("meta", "<u4"), ("body", "<u4")])
 _STATE_NAMES = ("scheduled", "ready", "leased", "acked", "cancelled", "expired", "dead", "moved")
-#: State of an entry by its last event; "" for an entry that waits. Event numbers grow in the order in which events can
-#: follow each other, so the last event is the largest.
+#: Number of an entry's last event → state of the entry; "" if the entry waits. Events follow each other in the order of
+#: their numbers, so the last event has the largest number.
 _STATES = ("", "leased", "acked", "", "", "expired", "cancelled", "moved", "moved", "moved")
 _STATE_OF_EVENT = np.array([_STATE_NAMES.index(name) if name else -1 for name in _STATES], np.int8)
-_EVENT_NAMES = [event.name.lower() for event in Event]  # event numbers start at 1
+_EVENT_NAMES = [event.name.lower() for event in Event]  # event numbers start at 1, list positions at 0
 _IS_MOVE = np.isin(np.arange(256), (Event.MOVED, Event.DEAD, Event.REDRIVEN))
 
 
@@ -49,7 +49,7 @@ def schema(kind: str, columns: Sequence[str], *, as_codes: bool = False, require
 
 
 def splits(listing: Listing, options: Options, *, even: bool = False) -> list[Split]:
-    """Splits of all hours that the options select, oldest first, of up to split_rows rows each.
+    """Split all hours that the options select into parts of up to split_rows rows, oldest hours first.
 
     even: split a large hour into an even number of equal parts, so that no part is left over to run alone on one of two
     cores. Not into more parts: for `state` each reads all events. Else only the last part is smaller; archives name
@@ -71,7 +71,7 @@ def read(
     store: Store, options: Options, columns: Sequence[str], split: Split, *, as_codes: bool = False,
     required: Container[str] = (),
 ) -> Iterator[pa.RecordBatch]:  # fmt: skip
-    """Read a split's rows of the selected topics as record batches. DamagedFile names file, hour and entry; with
+    """Read the selected topics' rows of a split as record batches. Raises DamagedFile with file, hour and entry; with
     onTorn=skip, damaged rows are omitted.
 
     as_codes: return columns of few values as dictionaries, which Parquet is written from faster. required: columns that
@@ -90,22 +90,20 @@ def read(
 
 
 class _Batch:
-    """Rows of an hour."""
+    """Some rows of one hour, and columns made from them."""
 
     def __init__(self, reader: _Reader, rows: Rows) -> None:
         self.reader, self.rows = reader, rows
         self.names: NameMap = reader.names
 
     def column(self, name: str) -> Any:
-        """A column of the batch: an array of numpy or Arrow, as long as `rows`."""
+        """Make a column of the batch: a numpy or Arrow array as long as `rows`."""
         make = self.reader.columns.get(name)
         return np.ascontiguousarray(self.rows[name]) if make is None else make(self)
 
 
 class _Reader:
-    """Reads the selected rows of a split."""
-
-    #: Functions for columns that are not fields of the rows.
+    #: Name → function that makes the column; other columns are fields of the rows.
     columns: ClassVar[dict[str, Callable[[Any], Any]]]
 
     def __init__(self, store: Store, options: Options, split: Split) -> None:
@@ -115,11 +113,11 @@ class _Reader:
         self.selected = self.names.topic_mask(options.topics)
 
     def batches(self, start: int, stop: int, needs_log: bool) -> Iterator[_Batch]:
-        """Batches with the selected rows of [start, stop)."""
+        """Read the selected rows among [start, stop), in batches."""
         raise NotImplementedError
 
     def of_topics(self, numbers: npt.NDArray[np.uint32]) -> Mask:
-        """Whether each topic number is selected."""
+        """Mask of the rows whose topic number is selected."""
         assert self.selected is not None
         return np.asarray(self.selected[np.minimum(numbers, len(self.selected) - 1)])
 
@@ -136,15 +134,15 @@ _COLUMNS: dict[str, Callable[[_Batch], Any]] = {
 
 class _MessageBatch(_Batch):
     reader: _Messages
-    #: Bytes of the .log, position of each row's record in them, and size of the record; set if a column needs the .log.
+    #: Bytes of the .log; position of each row's record in them; record sizes. Set if a column needs the .log.
     log: Any = None
     at: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.int64]
 
     def gathered(self, kind: npt.DTypeLike, skip: int) -> npt.NDArray[Any]:
-        """Values of type `kind` at offset `skip` of each record."""
+        """Read a value of type `kind` at offset `skip` of each record."""
         kind = np.dtype(kind)
-        plain = f"V{kind.itemsize}"  # gather plain bytes: numpy would gather field by field
+        plain = f"V{kind.itemsize}"  # as bytes: numpy would copy field by field
         where = np.ndarray(len(self.log) - skip - kind.itemsize + 1, plain, self.log, skip, strides=(1,))
         return where[self.at].view(kind)
 
@@ -155,8 +153,8 @@ class _MessageBatch(_Batch):
         return found["meta"].astype(np.int64), found["body"].astype(np.int64)
 
     def pieces(self, skip: npt.NDArray[np.int64] | int, sizes: npt.NDArray[np.int64]) -> pa.Array:
-        """`sizes` bytes of each record, from `skip` bytes behind its header. Rows may share a record, and records may
-        be in any order."""
+        """Cut a piece out of each record: `sizes` bytes, from `skip` bytes behind its header. Rows may share a record,
+        and records may be in any order."""
         if (skip + sizes > self.lengths - RECORD_SIZE).any():
             where = self.reader.store.where(self.reader.files, "log")
             raise DamagedFile(where, 0, "a header's sizes do not fit; try verify=true")
@@ -164,7 +162,7 @@ class _MessageBatch(_Batch):
 
     @cached_property
     def metas(self) -> tuple[list[meta.Meta], pa.Array]:
-        """(list of distinct metas, index of each row's meta in this list)."""
+        """Decode the rows' metadata: (list of distinct metas, index of each row's meta in this list)."""
         encoded = self.pieces(0, self.sizes[0]).dictionary_encode()
         return [meta.unpack(data) for data in encoded.dictionary.to_pylist()], encoded.indices
 
@@ -205,7 +203,7 @@ class _Messages(_Reader):
             if len(found):
                 yield _MessageBatch(self, found)
             return
-        # Bodies may be large: limit the bytes of each batch's records.
+        # Limit the bytes of records in each batch: bodies may be large.
         lengths = found["size"].astype(np.int64)
         cuts = np.flatnonzero(np.diff(lengths.cumsum() // _BATCH_BYTES)) + 1
         for first, last in pairwise((0, *cuts.tolist(), len(found))):
@@ -232,7 +230,7 @@ class _Messages(_Reader):
         return np.where(states < 0, waiting, states)
 
     def _with_records(self, rows: Rows, lengths: npt.NDArray[np.int64]) -> _MessageBatch:
-        """A batch with the rows and their records. A row without a record is refused, or omitted with onTorn=skip."""
+        """Read the rows' records. A row whose record is missing or damaged is refused, or omitted with onTorn=skip."""
         offsets = rows["offset"].astype(np.int64)
         good = (offsets + lengths <= self.files.log_bytes) & (lengths >= RECORD_SIZE)
         if not good.all():
@@ -260,9 +258,9 @@ class _Messages(_Reader):
 def _records(
     store: Store, files: HourFiles, offsets: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """(bytes of the .log, position of each record in these bytes), read in few pieces."""
+    """Read records from the .log in few pieces: (bytes, position of each record in these bytes)."""
     starts = offsets
-    if (starts[1:] < starts[:-1]).any():  # sort offsets, which usually ascend already
+    if (starts[1:] < starts[:-1]).any():  # offsets are usually ascending
         order = offsets.argsort(kind="stable")
         starts, ends = offsets[order], ends[order]
     ends = np.maximum.accumulate(ends)
@@ -278,7 +276,7 @@ def _records(
 
 class _EventBatch(_Batch):
     reader: _Events
-    #: Position of each event in its file.
+    #: Number of each event: its position in the .dsp file.
     numbers: npt.NDArray[np.int64]
 
     @cached_property
@@ -288,8 +286,8 @@ class _EventBatch(_Batch):
 
     @cached_property
     def entries(self) -> tuple[Rows, npt.NDArray[np.int64], Mask]:
-        """(INDEX rows, position of each event's entry in these rows, mask of events without an entry). There is at
-        least one INDEX row."""
+        """Read the events' entries: (INDEX rows, at least one; position of each event's entry in these rows; mask of
+        events whose entry is missing)."""
         files = self.reader.files
         at = self.rows["index"].astype(np.int64)
         missing = at >= files.entries
@@ -306,14 +304,14 @@ class _EventBatch(_Batch):
         return np.asarray(index[name][at])
 
     def known(self, values: pa.Array) -> pa.Array:
-        """The values, with null for events without an entry."""
+        """Copy of an Arrow array with null for events whose entry is missing."""
         return without(values, self.entries[2])
 
 
 _EVENT_COLUMNS: dict[str, Callable[[_EventBatch], Any]] = {
     **_COLUMNS,
     "number": lambda b: b.numbers,
-    # Event 0 wraps around to a number without a name
+    # Event number 0 wraps around to a number without a name, which becomes null.
     "event": lambda b: coded(_EVENT_NAMES, b.rows["event"] - np.uint8(1)),
     "at": lambda b: instants(b.rows["at_ms"]),
     "consumer": lambda b: coded(b.names.consumers, np.where(b.moved, NONE32, b.rows["consumer"])),
@@ -334,7 +332,7 @@ _EVENT_COLUMNS: dict[str, Callable[[_EventBatch], Any]] = {
 
 
 def _some(values: npt.NDArray[np.int64], none: int) -> pa.Array:
-    """Arrow array of the values; the value `none` becomes null."""
+    """Arrow array of the values, with null for the value `none`."""
     return pa.array(values, mask=values == none)
 
 

@@ -1,5 +1,5 @@
-"""Check that hour files are as they were written, and that everything that their rows refer to exists. Jobs check files
-before they judge, count or copy them.
+"""Check that hour files are as they were written, and that all entries and names that their rows refer to exist. Jobs
+run this check before they use the files.
 
 A file with a known checksum is read once and compared with it: this covers every entry, event and body. If they differ,
 and in copies without a checkpoint, each row and record is checked, to name the damaged place and not the first symptom.
@@ -44,14 +44,13 @@ def check(
         return
     files, error, by_sum = found[0]
     if by_sum and sum(other is files and also for other, _, also in found) > 1:
-        # If several files of an hour are sound but differ from the checkpoint's checksums, the checksums are wrong, not
-        # all files.
+        # Blame the checkpoint if several files of an hour are sound in themselves, but differ from its checksums.
         error = DamagedFile(store.where(files, "state.mdb"), error.offset, error.what)
     raise error
 
 
 def _check_file(store: Store, names: NameMap, asked: tuple[HourFiles, str]) -> tuple[DamagedFile, bool] | None:
-    """Check one file: (error, whether only the file's checksum shows the damage); None for a sound file."""
+    """Check one file: (error, whether only the file's checksum shows it); None if the file is sound."""
     files, suffix = asked
     try:
         if files.archived:
@@ -64,15 +63,15 @@ def _check_file(store: Store, names: NameMap, asked: tuple[HourFiles, str]) -> t
                 said = f"hour {hour_name(files.hour)}: {what}; {WAY_OUT}"
                 return DamagedFile(store.where(files, suffix), 0, said), True
             if suffix == "idx":
-                check_references(store, files, names, "idx")  # in a copy, the file `names` may be shorter than needed
+                check_references(store, files, names, "idx")  # a copy may have an older `names` file
     except DamagedFile as error:
         return error, False
     return None
 
 
 def _check_archived(store: Store, files: HourFiles, suffix: str) -> None:
-    """Check archived files. DamagedFile if an hour's Parquet files are not as in its manifest: messages stand for .idx,
-    events for .dsp, and bodies are among the messages."""
+    """Raise DamagedFile if an hour's Parquet files differ from its manifest: for .idx those of the messages, for .dsp
+    those of the events. Bodies are in the messages, so .log has none."""
     if suffix not in KIND:
         return
     assert isinstance(store, WithArchive)
@@ -94,18 +93,18 @@ def crc_of(store: Store, files: HourFiles, suffix: str) -> int:
 
 
 class _Missing(NamedTuple):
-    """Rows that refer to something missing."""
+    """Mask of rows, and how they refer to a missing name or entry."""
 
     which: npt.NDArray[np.bool_]
-    #: Text of the problem, with a placeholder for the row's value in `values`.
+    #: Description of the problem, with a placeholder for the row's number in `values`.
     what: str
     values: npt.NDArray[np.integer]
-    #: Whether a name is missing, instead of an entry.
+    #: True if a name is missing, False if an entry is.
     name: bool = True
 
 
 def check_references(store: Store, files: HourFiles, names: NameMap, suffix: str) -> None:
-    """DamagedFile for the first entry (idx) or event (dsp) that refers to a missing name or entry."""
+    """Raise DamagedFile for the first entry (.idx) or event (.dsp) that refers to a missing name or entry."""
     count = files.entries if suffix == "idx" else files.events
     for at in range(0, count, _ROWS):
         found = rows(store, files, suffix, at, min(at + _ROWS, count))
@@ -140,7 +139,7 @@ def _of_events(files: HourFiles, found: Rows, names: NameMap) -> Iterator[_Missi
 
 
 def log_bytes(store: Store, files: HourFiles) -> int:
-    """Bytes of a .log up to the end of its last record: without a checkpoint, a .log may end in zeroes."""
+    """Length of a .log up to the end of its last record: without a checkpoint, a .log may end in zeroes."""
     end = 0
     for at in range(0, files.entries, _ROWS):
         found = rows(store, files, "idx", at, min(at + _ROWS, files.entries))

@@ -1,4 +1,4 @@
-"""Coming seconds in which more messages fall due than consumers can take, and advice.
+"""Job: find the coming seconds in which more messages fall due than consumers can take, and give advice.
 
 Only published messages count. Consumers that take `threshold` messages per second need more time for a busier second:
 the forecast computes how late that makes messages, and the jitter that avoids it. Jitter is a random time that the
@@ -17,10 +17,10 @@ from hadelay.pipeline.schema import hour_int
 from hadelay.pipeline.tasks import Progress, silent
 
 Counts = npt.NDArray[np.int64]
-#: Limit of the listed hot seconds, hottest first.
+#: Maximum number of seconds with too many messages that are listed, busiest first.
 _LISTED = 100
 _MAX_JITTER_S = 3600
-#: Time ahead, in seconds, whose load a catch-up must leave room for.
+#: Length, in seconds, of the near future whose load must leave room for overdue messages.
 _NEAR_S = 600
 
 
@@ -28,7 +28,7 @@ class DrainTime(NamedTuple):
     #: Maximum number of waiting messages, and their longest wait.
     backlog: int
     wait_s: float
-    #: First second after which no message waits; None: beyond the last second.
+    #: First second from which on no message waits; None: not within the forecast.
     clear: int | None
 
 
@@ -60,8 +60,8 @@ def run(spark: Any, options: ForecastOptions, progress: Progress = silent) -> Jo
 
 
 def _hottest(found: Rows, names: NameMap, counts: Counts, hot: npt.NDArray[np.intp], now: int) -> list[dict[str, Any]]:
-    """The hottest seconds: second (UTC), messages, topics (name → messages, the largest three). hot: seconds after
-    `now`."""
+    """List the busiest seconds: second (UTC), number of messages, and the three largest topics. hot: seconds as offsets
+    from `now`."""
     told = []
     for at in hot[np.argsort(-counts[hot], kind="stable")][:_LISTED].tolist():
         some = found[found["second"] == now + at]
@@ -84,8 +84,8 @@ def _hours(whole: Rows, threshold: int) -> list[dict[str, Any]]:
 
 
 def drain(counts: Counts, rate: int, waiting: int = 0) -> DrainTime:
-    """Backlog when consumers take `rate` messages per second, oldest first. counts: messages due in each second.
-    waiting: messages due before."""
+    """Simulate the backlog if consumers take `rate` messages per second, oldest first. counts: messages due in each
+    second. waiting: messages due before."""
     # Lindley's formula for a queue: the backlog is the sum of (due - rate) minus the minimum of this sum so far.
     total = waiting + np.cumsum(counts - rate)
     backlog = total - np.minimum.accumulate(np.minimum(total, 0))
@@ -96,8 +96,8 @@ def drain(counts: Counts, rate: int, waiting: int = 0) -> DrainTime:
 
 
 def jitter(counts: Counts, threshold: int) -> int | None:
-    """Smallest jitter of J seconds with which no second is above `threshold`, if each message is spread evenly over J
-    seconds. 0 if no second is above; None if an hour does not suffice."""
+    """Smallest jitter in seconds, evenly spread, with which no second has more than `threshold` messages; 0 if none is
+    needed, None if an hour is too short."""
     if int(counts.max()) <= threshold:
         return 0
     total = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])

@@ -1,4 +1,4 @@
-"""Hour files as their stores provide them: listings, rows, and where files are damaged.
+"""Access to hour files in a store: listings, rows, and the places of damage.
 
 Rows have checksums of their own, but a row that was removed, doubled or swapped with another one still verifies. Such
 damage is found by references: entry n contains its number n, an event names the previous event of its message, and the
@@ -29,14 +29,14 @@ Bytes = npt.NDArray[np.uint8]
 WAY_OUT = "copy it from another node, or leave it out with onTorn=skip"
 #: Limit of events that are read at a time.
 _EVENTS_AT_ONCE = 1 << 20
-#: Limits of rows and of bytes that are checked in one step.
+#: Maximum number of rows, and of bytes, that are checked in one step.
 _ROWS_AT_ONCE, _BYTES_AT_ONCE = 1 << 16, 8 << 20
 
 
 class RowKind(NamedTuple):
     dtype: np.dtype[Any]
     crc: RowCrc
-    #: Name of a row in error messages.
+    #: What error messages call a row.
     name: str
 
 
@@ -44,7 +44,7 @@ ROW = {"idx": RowKind(INDEX, INDEX_CRC, "entry"), "dsp": RowKind(DISPATCH, DISPA
 
 
 class HourFiles(NamedTuple):
-    """Sizes and checksums of the committed part of an hour's files."""
+    """Sizes and checksums of an hour's files, as far as their content is committed."""
 
     hour: int
     entries: int
@@ -52,11 +52,11 @@ class HourFiles(NamedTuple):
     log_bytes: int
     #: CRC-32C of the committed .log, .idx and .dsp; None without a checkpoint.
     crcs: tuple[int, int, int] | None = None
-    #: The hour is read from an archive (archived.py).
+    #: True if the hour is read from an archive.
     archived: bool = False
 
     def length(self, suffix: str) -> int:
-        """Number of committed bytes of the file with this suffix."""
+        """Length, in bytes, of the committed part of the file with this suffix."""
         return {"log": self.log_bytes, "idx": self.entries * INDEX_SIZE, "dsp": self.events * DISPATCH_SIZE}[suffix]
 
 
@@ -79,7 +79,7 @@ class Listing(NamedTuple):
 
 
 class NameMap(NamedTuple):
-    """Names by number."""
+    """Names of topics, consumers, nodes and reasons; a name's position is its number."""
 
     topics: list[str]
     consumers: list[str]
@@ -97,8 +97,8 @@ class NameMap(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes, path: str, *, tolerant: bool = False) -> NameMap:
-        """Decode the names in a file `names`. DamagedFile for a damaged name; tolerant: ignore the file from the damage
-        on."""
+        """Decode a file `names`. Raises DamagedFile for a damaged name; tolerant: ignore the damaged name and all later
+        ones."""
         found: dict[int, list[str]] = {kind: [] for kind in KINDS}
         try:
             for name in decode_names(data, path):
@@ -113,16 +113,16 @@ class NameMap(NamedTuple):
 
 
 class Store(Protocol):
-    """Read access to hour files. Stores are pickled into tasks."""
+    """Read access to hour files, locally or remotely. Spark tasks get pickled copies."""
 
     def list(self) -> Listing: ...
 
     def names(self) -> NameMap:
-        """Names by number: all names that rows of the last listing refer to, perhaps more."""
+        """All names that rows of the last listing refer to, by number; perhaps more."""
         ...
 
     def read(self, files: HourFiles, suffix: str, start: int, stop: int) -> Bytes:
-        """Bytes [start, stop) of .log, .idx or .dsp. DamagedFile if the file is shorter."""
+        """Read the bytes [start, stop) of a .log, .idx or .dsp file. Raises DamagedFile if the file is shorter."""
         ...
 
     def where(self, files: HourFiles, suffix: str) -> str:
@@ -139,8 +139,8 @@ def rows(store: Store, files: HourFiles, suffix: str, start: int, stop: int, *, 
 def usable(
     store: Store, files: HourFiles, suffix: str, start: int, stop: int, *, verify: bool = False, skip: bool = False
 ) -> tuple[Rows, npt.NDArray[np.bool_] | None]:  # fmt: skip
-    """(rows [start, stop), mask of usable rows; None: all are usable). Without skip, damaged rows raise DamagedFile, as
-    in `rows`."""
+    """Read the rows [start, stop): (rows, mask of usable rows; None: all). Without skip, a damaged row raises
+    DamagedFile, as in `rows`."""
     dtype = ROW[suffix].dtype
     found = store.read(files, suffix, start * dtype.itemsize, stop * dtype.itemsize).view(dtype)
     bad = _bad(found, suffix, start, crc=verify)
@@ -156,14 +156,14 @@ def usable(
 def events_of(
     store: Store, files: HourFiles, first: int, last: int, *, verify: bool = False, skip: bool = False
 ) -> Iterator[tuple[npt.NDArray[np.intp], Rows, npt.NDArray[np.uint32]]]:  # fmt: skip
-    """Usable events of the entries [first, last), in pieces: (entry - first of each event, events, entries that other
-    events name although the hour does not have them)."""
+    """Read the usable events of the entries [first, last), in pieces: (for each event, its entry's number minus
+    `first`; the events; numbers of missing entries that events name)."""
     for start in range(0, files.events, _EVENTS_AT_ONCE):
         stop = min(start + _EVENTS_AT_ONCE, files.events)
         events, good = usable(store, files, "dsp", start, stop, verify=verify, skip=skip)
         events = events if good is None else events[good]
         entries = np.ascontiguousarray(events["index"])
-        at = entries - np.uint32(first)  # numbers of entries before `first` wrap around and become large
+        at = entries - np.uint32(first)  # smaller numbers wrap around to large ones
         if at.max(initial=0) >= last - first:
             mine = at < last - first
             events, at = events[mine], at[mine]
@@ -171,7 +171,7 @@ def events_of(
 
 
 def _bad(found: Rows, suffix: str, start: int, *, crc: bool = True) -> npt.NDArray[np.intp]:
-    """Positions of damaged rows. found: rows `start`, `start` + 1, … of the file; crc: compare checksums, too."""
+    """Positions of the damaged rows in `found`, whose first row is row `start` of the file. crc: check CRCs, too."""
     bad = np.zeros(0, np.intp)
     if suffix == "idx":
         bad = np.flatnonzero(found["index"] != np.arange(start, start + len(found), dtype=np.uint32))
@@ -179,7 +179,6 @@ def _bad(found: Rows, suffix: str, start: int, *, crc: bool = True) -> npt.NDArr
 
 
 def _bad_row(store: Store, files: HourFiles, suffix: str, found: Rows, start: int, at: int) -> DamagedFile:
-    """The error for the damaged row found[at]."""
     _, crc, name = ROW[suffix]
     wrong = len(crc.bad(np.ascontiguousarray(found[at : at + 1])))
     what = f"the {name}'s CRC is wrong" if wrong else f"{name} {found['index'][at]} stands here"
@@ -187,15 +186,15 @@ def _bad_row(store: Store, files: HourFiles, suffix: str, found: Rows, start: in
 
 
 def damage(store: Store, files: HourFiles, suffix: str, number: int, what: str) -> DamagedFile:
-    """The error for damage at entry (idx) or event (dsp) `number`."""
+    """Make the error for damage at an entry (.idx) or event (.dsp) with this number."""
     size, name = ROW[suffix].dtype.itemsize, ROW[suffix].name
     said = f"hour {hour_name(files.hour)}, {name} {number}: {what}; {WAY_OUT}"
     return DamagedFile(store.where(files, suffix), number * size, said, size=size)
 
 
 def find_damage(store: Store, files: HourFiles, suffix: str) -> DamagedFile | None:
-    """The first damage of a file, or of the .idx that names the records of a .log; None if all parts verify by
-    themselves. Without a checkpoint (crcs), the .log may end in zeroes, and bytes behind its end are unknown."""
+    """Find the first damage of a file, or, for a .log, of the .idx that names its records; None if each part verifies.
+    Without checksums from a checkpoint, the .log may end in zeroes, and bytes behind its end are unknown."""
     if suffix == "dsp":
         return _in_events(store, files)
     index = store.read(files, "idx", 0, files.length("idx")).view(INDEX)
@@ -226,8 +225,8 @@ def _in_events(store: Store, files: HourFiles) -> DamagedFile | None:
     if not len(wrong := np.flatnonzero(found["previous"] != _before(found["index"]))):
         return None
     said, n = found["previous"][wrong], len(found)
-    # If an event's predecessor belongs to another message, blame the predecessor's position; else an event of the same
-    # message is missing before this one.
+    # Blame the predecessor's position if it has an event of another message; otherwise, an event of the same message is
+    # missing before this event.
     there = np.minimum(said, n - 1)
     own = (said == NONE32) | ((said < n) & (found["index"][there] == found["index"][wrong]) & (said < wrong))
     blamed = int(np.where(own, wrong, np.minimum(said, wrong)).min())
@@ -236,12 +235,12 @@ def _in_events(store: Store, files: HourFiles) -> DamagedFile | None:
 
 
 def _in_records(store: Store, files: HourFiles, index: Rows) -> DamagedFile | None:
-    """The first damaged record of a .log, or bytes that no entry names. index: a sound .idx."""
+    """Find the first damaged record of a .log, or bytes that belong to no entry. index: rows of a sound .idx."""
     order = np.argsort(index["offset"], kind="stable")
     offsets, sizes = index["offset"][order].astype(np.int64), index["size"][order].astype(np.int64)
     end, start, data = 0, 0, b""
     for n, at, size in zip(order.tolist(), offsets.tolist(), sizes.tolist(), strict=True):
-        if at + size <= end:  # the entry shares the record of an earlier entry of its message
+        if at + size <= end:  # record shared with an earlier entry
             continue
         if at != end:
             return _gap(store, files, end, at)
@@ -270,7 +269,7 @@ def _gap(store: Store, files: HourFiles, end: int, start: int) -> DamagedFile:
 
 
 def _before(keys: npt.NDArray[np.integer]) -> npt.NDArray[np.uint32]:
-    """For each row the position of the previous row with the same key; NONE32 for the first."""
+    """For each row, the position of the previous row with the same key; NONE32 if there is none."""
     found = np.full(len(keys), NONE32, np.uint32)
     if len(keys):
         order, firsts, _ = group(np.ascontiguousarray(keys))

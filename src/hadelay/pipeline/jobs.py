@@ -16,23 +16,23 @@ from typing import Any
 from hadelay.errors import BadRequest
 from hadelay.pipeline.schema import Options, option
 
-#: Members of summary.json and of -o json, by job.
+#: Job → members of its summary.json, which -o json also prints.
 FACTS = {
     "archive": "as_of_ms hours",
     "audit": "messages events hours problem",
-    # overdue: due before as_of and not handed out. hot: the busiest seconds. backlog, wait_s, clear_at: the queue at
-    # `threshold` per second. jitter_s: null if an hour is too short. catch_up_rate: null if no message is overdue.
+    # overdue: messages due and not handed out. hot: busiest seconds. backlog, wait_s, clear_at: longest queue, longest
+    # wait and end of the queue at `threshold`/s. jitter_s: null above an hour. catch_up_rate: null if none is overdue.
     "forecast": "as_of_ms threshold coming overdue hot_seconds hot table backlog wait_s clear_at jitter_s "
     "catch_up_rate advice",
-    # overdue: messages, excluded from percentiles. not_measured: hand-outs whose time is that of the grant. Quantiles
-    # are exact below 1,024 ms, and at most 0.8 % too high above; max_ms is exact.
+    # overdue: number of messages due and not handed out, excluded from percentiles. not_measured: number of hand-outs
+    # timed by their grant. Percentiles are exact below 1,024 ms, and at most 0.8 % too high above; max_ms is exact.
     "lateness": "as_of_ms handed_out overdue not_measured overall table",
     "load": "as_of_ms due handed_out acked table",
     "reconcile": "as_of_ms engine hours messages verdicts table offending failed",
     "replay": "looked_at fit outcomes",
     "tail": "batches rows",
 }
-#: Verdicts of `reconcile`. orphan: an event of a missing entry, without a message.
+#: Verdicts of the job `reconcile` on a message. orphan: an event whose entry, and so the message, is missing.
 VERDICTS = (
     "ok", "pending", "undelivered", "duplicate", "early", "late", "orphan", "unacked", "cancelled", "expired", "dead",
     "gone",
@@ -40,7 +40,7 @@ VERDICTS = (
 
 
 class JobSummary(dict[str, Any]):
-    """Result of a job: members of summary.json, also as attributes. A terminal shows `shown` and `notes`."""
+    """Result of a job: members of summary.json, also as attributes; `shown` (a table) and `notes` for a terminal."""
 
     def __init__(self, job: str, **facts: Any) -> None:
         assert " ".join(facts) == FACTS[job], f"{job} reports {list(facts)}"
@@ -58,7 +58,7 @@ class JobSummary(dict[str, Any]):
             raise AttributeError(name) from None
 
     def show(self, rows: Iterable[Mapping[str, Any]], columns: str, *notes: str, failed: bool = False) -> JobSummary:
-        """Set the rows, columns (separated by spaces) and notes for the terminal."""
+        """Set the rows, the columns (names separated by spaces) and the notes that a terminal shows."""
         self.shown, self.columns, self.failed = rows, tuple(columns.split()), failed
         self.notes += notes
         return self
@@ -182,7 +182,7 @@ class ReplayOptions:
             raise BadRequest("replay: limit and rate are 0 or more")
 
     def died(self) -> tuple[datetime | None, datetime | None]:
-        """Selected range of the time of death as (from, to); `to` is exclusive."""
+        """Range of the time of death of the letters to redrive, as (from, to); `to` is exclusive."""
         return _instant("died_from", self.died_from), _instant("died_to", self.died_to)
 
 

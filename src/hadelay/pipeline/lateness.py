@@ -16,7 +16,7 @@ from hadelay.pipeline.jobs import JobOptions, JobSummary
 from hadelay.pipeline.tasks import Progress, silent
 
 _QUANTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99, "p999_ms": 0.999}
-#: Limits of lateness, in ms, in the report's table of shares.
+#: Limits of lateness, in ms; the report shows the share of messages within each.
 _WITHIN = (10, 20, 50, 100, 200, 500, 1_000, 5_000, 60_000)
 
 

@@ -20,7 +20,7 @@ from hadelay.storage.locations import Location
 
 #: Interval of renewals, and time after which a lease ends that was not renewed, both in seconds.
 _RENEW_S, _ENDS_S = 20.0, 120.0
-#: Two leases of an hour written within this time, in ms, may have met each other: their runs try again.
+#: Two runs that write leases of one hour within this time, in ms, may have seen each other's lease: both try again.
 _TOGETHER_MS = 2_000
 _ATTEMPTS = 5
 
@@ -55,14 +55,14 @@ class Lease:
 
     def give_back(self) -> None:
         self._ended.set()
-        with suppress(OSError):  # otherwise the lease ends by itself, as nobody renews it
+        with suppress(OSError):  # if removing fails, the lease expires
             self._location.remove(self._name)
 
 
 @contextmanager
 def lease(location: Location, hour: int, run: str) -> Iterator[Lease]:
-    """Hold a lease on an hour. Busy if another run has a lease; OSError from the store. Tasks of the same run share the
-    hour, because they write the same files."""
+    """Hold a lease on an hour of an archive. Raises Busy if another run has one, and OSError from the store. Tasks of
+    one run may share an hour, because they write the same files."""
     location.make("_lease")
     for attempt in range(_ATTEMPTS):
         name = f"_lease/{hour_name(hour)}.{run}.{uuid.uuid4().hex[:8]}"
@@ -88,7 +88,7 @@ def lease(location: Location, hour: int, run: str) -> Iterator[Lease]:
 
 
 def _other(location: Location, hour: int, run: str, name: str) -> tuple[str, bool]:
-    """(description of another run's lease, "" for none; whether it may have been written at the same time)."""
+    """Find another run's lease: (description, "" for none; whether it may be as new as this run's)."""
     now_ms = location.modified_ms(name)
     for there in location.list("_lease") or ():
         if not there.startswith(f"{hour_name(hour)}.") or there.startswith(f"{hour_name(hour)}.{run}."):
@@ -105,7 +105,7 @@ def _other(location: Location, hour: int, run: str, name: str) -> tuple[str, boo
             said = json.loads(location.load(other))
             who = f"process {said['pid']} of {said['host']}, since {said['since']}"
         except (OSError, ValueError, KeyError, TypeError):
-            who = there  # the name is only used in the error message
+            who = there  # unreadable: show the file's name instead
         ends = max(0.0, _ENDS_S - age_ms / 1000)
         what = f"another run writes it: {who}; when that has died, its lease ends in {ends:.0f} s"
         return what, abs(age_ms) <= _TOGETHER_MS

@@ -1,4 +1,4 @@
-"""Job: numbers of messages due, handed out and acked, per hour and topic, with the busiest second; and per second."""
+"""Job: count messages due, handed out and acked, per hour and topic, with the busiest second; optionally per second."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ _COUNTS = ("due", "handed_out", "acked")
 
 
 def run(spark: Any, options: JobOptions, progress: Progress = silent) -> JobSummary:
-    """Run the job. With `out`, also write seconds.parquet."""
+    """Count the messages. With `out`, also write the counts per second to seconds.parquet."""
     as_of_ms, parts, names = timing.over_hours(spark, options, timing.per_second, progress)
     found = timing.of_topics(timing.merged(parts), options, names)
     due, handed_out, acked = (int(found[name].sum()) for name in _COUNTS)

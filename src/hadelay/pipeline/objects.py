@@ -19,23 +19,21 @@ if TYPE_CHECKING:
     from hadelay.storage.locations import Location
 
 PART = 8 << 20
-#: Age at which unneeded parts are removed, in ms; newer ones may belong to a running backup.
+#: Age, in ms, at which parts that no backup needs are removed; younger parts may belong to a running backup.
 _LEFT_MS = 24 * 3_600_000
 
 
 class Objects(LocalBackups):
-    """Backups in an object store."""
-
     format, part = 2, PART
 
     def __init__(self, location: Location) -> None:
         self._location, self.where = location, location.path("").rstrip("/")
-        #: Name and bytes of the part that was read last.
+        #: Cache of the part that was read last: (name, bytes).
         self._last = ("", b"")
 
     @cached_property
     def _listed(self) -> dict[str, tuple[int, int]]:
-        """(bytes, time of modification) by file name: from the last listing, and of parts written since."""
+        """File name → (size in bytes, time of modification), from the last listing and from later writes."""
         return self._location.walk()
 
     def prepare(self) -> None:
@@ -90,7 +88,7 @@ class Objects(LocalBackups):
 
     def keep(self, backups: list[dict[str, int]]) -> None:
         needed = {part for files in backups for name, length in files.items() for part, _, _ in _parts(name, length)}
-        # Present time by the store's clock: the manifest was just written
+        # Take the time from the newest file: the manifest was just written, and the store's clock may differ from ours.
         now = max(modified for _, modified in self._listed.values())
         for name, (_, modified) in list(self._listed.items()):
             if FILE.fullmatch(name.rpartition("/")[0]) and name not in needed and modified < now - _LEFT_MS:
@@ -102,7 +100,7 @@ def _part(name: str, start: int, end: int) -> str:
 
 
 def _parts(name: str, length: int) -> Iterator[tuple[str, int, int]]:
-    """(name, first byte, last byte + 1) of each part of a file."""
+    """Parts that a file is stored in: (name of the part, offset of its first byte, offset of its end)."""
     for start in range(0, length, PART):
         end = min(start + PART, length)
         yield _part(name, start, end), start, end

@@ -1,4 +1,4 @@
-"""Pack hadelay and the packages it needs, from this environment, as an archive for executors.
+"""Pack hadelay, and the packages that it needs, from this environment into an archive for Spark executors.
 
 Driver and executors then run the same versions, and workers need only Spark and a Python of the same minor version.
 """
@@ -16,18 +16,18 @@ import hadelay
 from hadelay.errors import BadRequest, ConfigError
 from hadelay.version import VERSION
 
-#: Packages that are packed, with their requirements. Spark is not packed: executors have it.
+#: Packages to pack, with their requirements. Spark is left out: executors have it.
 _ROOTS = ("hadelay", "pyarrow")
 
 
 @dataclass
 class Packed:
     out: str
-    #: Versions of Python and of the machine; executors need the same.
+    #: Version of Python, and platform, that executors need to have, too.
     python: str
     platform: str
     bytes: int
-    #: Version of each package, by the package's name.
+    #: Package name → its version.
     packages: dict[str, str]
 
 
@@ -50,7 +50,7 @@ def pack(out: str) -> Packed:
 
 
 def _needed() -> dict[str, Distribution]:
-    """Distributions to pack, by name: the packages of _ROOTS and their requirements."""
+    """Name → distribution, for all packages to pack and their requirements."""
     found: dict[str, Distribution] = {}
     wanted = list(_ROOTS)
     while wanted:
@@ -62,7 +62,7 @@ def _needed() -> dict[str, Distribution]:
         except PackageNotFoundError:
             if name in _ROOTS:
                 raise ConfigError(f"{name} is not installed: pip install 'hadelay[spark]'") from None
-            continue  # required only by another Python, or on another system
+            continue  # not required on this platform
         if dist.files is None:
             raise ConfigError(f"what belongs to {name} is not known: install hadelay[spark] into a venv, with pip")
         found[name] = dist
@@ -71,8 +71,8 @@ def _needed() -> dict[str, Distribution]:
 
 
 def _files(found: dict[str, Distribution]) -> Iterator[tuple[str, Path]]:
-    """(name in the archive, path) of each file to pack. The files of hadelay are the running ones, also of an editable
-    installation."""
+    """List the files to pack: (name in the archive, path). Files of hadelay are those of the running code, also in an
+    editable installation."""
     here = Path(hadelay.__file__).parent
     for path in sorted(here.rglob("*.py")):
         yield str(path.relative_to(here.parent)), path

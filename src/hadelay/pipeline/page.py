@@ -20,14 +20,14 @@ _STYLE = (
 )
 _COLOURS = ("#3b6ea5", "#d9822b", "#3ca951")
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 960, 260, 64, 12, 26, 24
-#: Limit of the points of a plotted line: the plot cannot show more.
+#: Maximum number of points of a plotted line, given its width.
 _POINTS = 400
 #: Limit of the rows of a table in a report.
 _ROWS = 200
 
 
 def page(title: str, lead: str, parts: Iterable[str]) -> str:
-    """HTML page of a report. lead: summary in a few sentences. parts: HTML."""
+    """Make a report's HTML page. lead: summary in a few sentences. parts: HTML of the plots and tables."""
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
         f'<h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p>{"".join(parts)}</html>\n'
@@ -52,7 +52,7 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
 def _cell(column: str, value: Any) -> str:
     if value is None:
         return "–"
-    if column == "hour":  # the hour is a number, yyyymmddHH
+    if column == "hour":  # an hour as the number yyyymmddHH
         day, hour = divmod(value, 100)
         return f"{day // 10_000}-{day // 100 % 100:02}-{day % 100:02} {hour:02}:00"
     return f"{value:,}" if isinstance(value, int) else str(value)
@@ -61,9 +61,9 @@ def _cell(column: str, value: Any) -> str:
 def plot(
     label: Callable[[int], str], series: Mapping[str, npt.ArrayLike], *, unit: str, limit: int = 0, log: bool = False
 ) -> str:
-    """SVG with a line per series; all series have the same length. If there are too many points, each plotted point is
-    the largest of its stretch. label: text of a position. limit: value of a dashed line. log: logarithmic axis, where
-    values are at least 1."""
+    """Plot series of equal length as lines of an SVG. If there are too many values, the maximum of each stretch is
+    plotted. label: text at a position. limit: value of a dashed line. log: logarithmic axis, for values of at least
+    1."""
     length = len(np.asarray(next(iter(series.values()))))
     shown = np.arange(0, length, -(-length // _POINTS))
     lines = {name: np.maximum.reduceat(np.asarray(values), shown).tolist() for name, values in series.items()}

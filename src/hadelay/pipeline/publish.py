@@ -1,4 +1,4 @@
-"""Publish the rows of a table, each at most once, however often it is sent.
+"""Publish the rows of a table as messages, each row at most once, even if it is sent repeatedly.
 
 Every row has an idempotency key, from a column. Repeated or concurrent tasks, restarted jobs and retried requests send
 keys that the cluster knows, and get the earlier answers. The cluster remembers keys for `limits.idempotency_window_ms`,
@@ -27,11 +27,11 @@ from hadelay.errors import HadelayError
 from hadelay.pipeline.schema import PUBLISHED, WriteOptions, check_published
 from hadelay.storage.locations import Location, absolute
 
-#: Limit of rows that are Python objects at a time; the client sends them by the thousand.
+#: Maximum number of rows held as Python objects at a time; the client sends a thousand per request.
 _ROWS = 10_000
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _REASONS = 100
-#: Limit of the time by which a new leader's clock may be behind the old one's.
+#: Maximum time by which a new leader's clock may be behind the previous leader's.
 _SKEW = timedelta(seconds=1)
 
 
@@ -41,13 +41,13 @@ class RowTotals:
 
     rows: int = 0
     published: int = 0
-    #: Rows whose idempotency key, or pending client key, was known before this job. A row of this job whose answer was
-    #: lost is no duplicate.
+    #: Number of rows whose idempotency key, or pending client key, was known before this job. A row of this job whose
+    #: answer was lost is no duplicate.
     duplicates: int = 0
     rejected: int = 0
     #: Number of rejected rows by reason; the hundred most frequent reasons, in this order.
     reasons: dict[str, int] = field(default_factory=dict)
-    #: Files with the rejected rows.
+    #: Paths of the files with the rejected rows.
     aside: list[str] = field(default_factory=list)
 
     def add(self, other: RowTotals) -> None:
@@ -69,7 +69,7 @@ def publish(
     batches: Iterable[pa.RecordBatch], options: WriteOptions, name: str, *, client: Client | None = None,
     progress: Callable[[RowTotals], None] = lambda _: None,
 ) -> RowTotals:  # fmt: skip
-    """Publish all rows. name: name of the file of rejected rows in options.rejected."""
+    """Publish all rows. name: file name for rejected rows, below options.rejected."""
     opened = nullcontext(client) if client else Client(options.endpoint, options.token or None, timeout=options.timeout)
     done, ours = RowTotals(), set[str]()
     with opened as sender, _Aside(options.rejected, name) as aside:
@@ -83,8 +83,8 @@ def publish(
 
 
 def _send(batch: pa.RecordBatch, options: WriteOptions, client: Client, aside: _Aside, ours: set[str]) -> RowTotals:
-    """Publish a batch of rows. ours: ids that this job published although the answer says duplicate; the function adds
-    to the set."""
+    """Publish a batch of rows. ours: ids that this job published, although the last answer called the row a duplicate;
+    the function adds to this set."""
     done, rejected = RowTotals(rows=batch.num_rows), dict[int, str]()
     since, unclear = _cluster_time(client), set[str]()
     left: list[tuple[int, Put]] = []
@@ -113,7 +113,7 @@ def _send(batch: pa.RecordBatch, options: WriteOptions, client: Client, aside: _
         if left:
             time.sleep(wait_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-    if unclear and since is not None:  # rows look like duplicates if a leader change lost their answers
+    if unclear and since is not None:  # answers were lost, for example at a leader change
         found = _published_since(client, since, unclear - ours)
         done.published, done.duplicates = done.published + len(found), done.duplicates - len(found)
         ours |= found
@@ -125,7 +125,7 @@ def _send(batch: pa.RecordBatch, options: WriteOptions, client: Client, aside: _
 
 
 def _cluster_time(client: Client) -> datetime | None:
-    """Cluster time; None if the token does not allow this request."""
+    """Cluster time, less a margin for clocks of leaders that differ; None if the token does not allow the request."""
     try:
         return client.cluster().time - _SKEW
     except HadelayError:
@@ -136,14 +136,14 @@ def _published_since(client: Client, since: datetime, ids: Iterable[str]) -> set
     """Ids of the messages that were published at `since` or later."""
     found = set()
     for message_id in ids:
-        with suppress(HadelayError):  # a message that is deleted, or unreadable with this token, remains a duplicate
+        with suppress(HadelayError):  # an unreadable message remains a duplicate
             if client.get(message_id).published_at >= since:
                 found.add(message_id)
     return found
 
 
 def messages(batch: pa.RecordBatch, options: WriteOptions) -> Iterator[Put | str]:
-    """The message of each row, or the reason why it is rejected."""
+    """Make the message of each row; a string is the reason why the row is rejected."""
     columns = {name: batch.column(name) for name in batch.schema.names if name in PUBLISHED}
     columns["idempotency_key"] = batch.column(options.key_column)
     for row in zip(*map(_values, columns.values()), strict=True):
@@ -160,7 +160,7 @@ def _message(row: dict[str, Any], options: WriteOptions) -> Put | str:
     if not topic:
         return "topic is null"
     if isinstance(at, str) and at.isdigit():
-        at = int(at)  # CSV has numbers as text
+        at = int(at)  # CSV: a number as text
     if isinstance(tags, str):
         tags = [tag.strip() for tag in tags.split(",") if tag.strip()]
     if None in (row.get("meta") or {}).values() or None in (tags or ()):
@@ -170,7 +170,7 @@ def _message(row: dict[str, Any], options: WriteOptions) -> Put | str:
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """Python values of a column. Times are Unix ms, rounded up: late by less than a millisecond, never early. Maps are
+    """Python values of a column. Times become Unix ms, rounded up, so that messages are never early. Maps become
     dicts."""
     if pa.types.is_timestamp(column.type):
         micros = column.cast(pa.timestamp("us", column.type.tz)).view(pa.int64())
@@ -197,7 +197,7 @@ def type_name(kind: pa.DataType) -> str:
 
 
 class _Aside(ExitStack):
-    """Writes rejected rows with their reasons to DIR/NAME.parquet, which appears when it is complete; DIR may be a
+    """Writes rejected rows, with the reasons, to DIR/NAME.parquet; the file appears when it is complete. DIR may be a
     URI."""
 
     def __init__(self, directory: str, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Verdict for every due message: the outcome of its delivery. A moved message is judged once, by its first id.
+"""Job: a verdict on the delivery of every due message. A message that moved is judged once, by its first id.
 
 Each task collects facts per entry, in numpy: status, number of hand-outs, early or late. A message that never moved is
 judged at once; the entries of the few others are grouped and judged afterwards. tests/pipeline/exact_oracle.py computes
@@ -29,43 +29,43 @@ from hadelay.pipeline.jobs import VERDICTS, JobSummary, ReconcileOptions
 from hadelay.pipeline.schema import hour_int
 from hadelay.pipeline.stores import listing as list_hours
 
-#: Statuses of an entry, worst last: a message with several entries has the worst status.
+#: Statuses of an entry, worst last. A message with several entries has the status of the worst one.
 MOVED, GONE, ACKED, CANCELLED, EXPIRED, DEAD, PENDING, UNACKED, LOST = range(9)
 OK, UNDELIVERED, DUPLICATE, EARLY, LATE, ORPHAN = map(
     VERDICTS.index, ("ok", "undelivered", "duplicate", "early", "late", "orphan")
 )
-#: Verdicts whose messages are listed.
+#: Verdicts on problems: the job lists the messages that have these.
 OFFENDING = (UNDELIVERED, DUPLICATE, EARLY, LATE, ORPHAN, VERDICTS.index("unacked"))
-#: Verdict of each status, unless another rule applies.
+#: Verdict of each status, if no rule on lateness, earliness or duplicates applies.
 _OF_STATUS = ("gone", "gone", "ok", "cancelled", "expired", "dead", "pending", "unacked", "undelivered")
 OF_STATUS = np.array([VERDICTS.index(name) for name in _OF_STATUS], np.uint8)
-#: Maximum time between a grant's commit and deliver_at.
+#: Maximum time, in ms, by which a grant may be committed before deliver_at; an earlier grant counts as early.
 AHEAD_MS = 100
-#: Minimum age of a live hour when deleted; dead hours may be deleted at their end.
+#: Minimum time, in ms, from the end of a live hour to its deletion. Hours of dead letters may be deleted at their end.
 RETIRED_MS = 2 * HOUR_MS
 _NEVER = np.iinfo(np.int64).min
-#: Number of entries of moved messages per task.
+#: Number of entries of moved messages that one task judges.
 _MOVED_AT_ONCE = 1 << 20
 #: Number of rows per piece of a result; Spark moves ten pieces at a time.
 _ROWS_AT_ONCE = 1 << 16
-#: Number of offending rows that a task sends to the driver.
+#: Number of rows with problems that a task sends to the driver at a time.
 _SENT_AT_ONCE = 1 << 20
 _OFFENDS = np.isin(np.arange(len(VERDICTS)), OFFENDING)
-#: Type of facts as columns: arrays by field name of FACTS.
+#: Facts of entries as columns: field name of FACTS → array.
 Columns = dict[str, npt.NDArray[Any]]
-#: Number of messages per (first hour, topic, verdict).
+#: (hour of the message's first entry, topic, verdict) → number of messages.
 Counts = Counter[tuple[int, int, int]]
 _STATUS_OF_EVENT = np.array(
     [PENDING, UNACKED, ACKED, PENDING, PENDING, EXPIRED, CANCELLED, MOVED, MOVED, MOVED], np.uint8
 )
 _HOME = np.uint64((1 << 56) - 1)
 
-#: Facts of an entry, or of a message with several entries.
+#: Layout of the facts about an entry, or about a message with several entries.
 FACTS = np.dtype(
     [
         ("first_id", "<u8"), ("hour", "<u4"), ("entry", "<u4"), ("topic", "<u4"), ("status", "u1"), ("early", "?"),
-        ("deliver_at_ms", "<i8"), ("late_ms", "<i8"),  # late_ms: the latest hand-out, -1 for none
-        ("leases", "<u4"), ("excused", "<u4"),  # excused: nacks and redrives, each of which allows another hand-out
+        ("deliver_at_ms", "<i8"), ("late_ms", "<i8"),  # lateness of the last hand-out, -1: none
+        ("leases", "<u4"), ("excused", "<u4"),  # excused: nacks and redrives; each allows one more lease
         ("to_hour", "<u4"), ("to_entry", "<u4"), ("live", "<u4"), ("verdict", "u1"),
     ]
 )  # fmt: skip
@@ -75,7 +75,7 @@ class Rule(NamedTuple):
     as_of_ms: int
     late_ms: int
     grace_ms: int
-    #: Hours of first filing whose messages are checked; None: all messages, also those whose first hour is deleted.
+    #: Hours of the first entries of messages to check; None: all, also if that hour is deleted.
     homes: frozenset[int] | None
     #: skip: whether to omit damaged or misplaced rows. verify: whether to check the CRCs of rows.
     skip: bool = False
@@ -83,10 +83,10 @@ class Rule(NamedTuple):
 
 
 class Judged(NamedTuple):
-    #: FACTS of offending messages.
+    #: Facts (FACTS rows) of the messages with problems.
     offending: Rows
     counts: Counts
-    #: FACTS of entries of moved messages.
+    #: Facts (FACTS rows) of the entries of messages that moved to another hour.
     moving: Rows
 
 
@@ -99,7 +99,7 @@ class EntryRange(NamedTuple):
 
 
 def run(spark: Any, options: ReconcileOptions, progress: tasks.Progress = tasks.silent) -> JobSummary:
-    """Run the job. progress counts files and hours; moved messages may add hours."""
+    """Reconcile the selected hours. progress counts checked files and judged hours; moved messages may add hours."""
     store = open_hours(options.source, options.archive)
     listing = list_hours(store, options.source)
     rule = rule_of(listing, options)
@@ -152,7 +152,7 @@ def _judge_hours(
 
 
 def _brief(judged: Judged) -> tuple[Counts, Counter[int]]:
-    """(counts, number of entries of moved messages per hour that they moved to)."""
+    """Brief form of a result: (counts, number of moved messages' entries per hour that they moved to)."""
     return judged.counts, Counter(judged.moving["to_hour"].tolist())
 
 
@@ -162,13 +162,13 @@ def _offending(judged: Judged) -> Iterator[Rows]:
 
 
 def split(files: HourFiles, parts: int) -> list[EntryRange]:
-    """Split an hour into at least one part, of equal sizes."""
+    """Split an hour's entries into parts of equal size, one at least."""
     bounds = [files.entries * n // max(parts, 1) for n in range(max(parts, 1) + 1)]
     return [EntryRange(files, start, stop) for start, stop in pairwise(bounds)]
 
 
 def in_pieces(store: Store, part: EntryRange, *, rule: Rule) -> Iterator[Judged]:
-    """Result of `judge` in pieces of up to _ROWS_AT_ONCE rows."""
+    """Judge a range of entries, and yield the result in pieces of up to _ROWS_AT_ONCE rows."""
     whole = judge(store, part, rule=rule)
     for at in range(0, max(len(whole.offending), len(whole.moving), 1), _ROWS_AT_ONCE):
         some = slice(at, at + _ROWS_AT_ONCE)
@@ -197,8 +197,8 @@ def judge(store: Store, part: EntryRange, *, rule: Rule) -> Judged:
 
 
 def entry_facts(store: Store, part: EntryRange, rule: Rule) -> tuple[Columns, npt.NDArray[np.uint32]]:
-    """(facts of each entry as columns, numbers of missing entries that events name); missing entries only for an hour's
-    first part."""
+    """Collect the facts of a range of entries: (facts as columns, numbers of missing entries that events name). Missing
+    entries are reported only with the first range of an hour."""
     files, n = part.files, part.stop - part.start
     index, there = usable(store, files, "idx", part.start, part.stop, verify=rule.verify, skip=rule.skip)
     facts: Columns = {name: np.ascontiguousarray(index[name]) for name in ("first_id", "topic", "deliver_at_ms")}
@@ -264,7 +264,7 @@ def verdicts(facts: Rows | Columns, rule: Rule) -> npt.NDArray[np.uint8]:
 
 
 def by_message(groups: int, judged: Judged) -> Iterator[tuple[int, Rows]]:
-    """(number of a group, entries of moved messages in the group); all entries of a message have the same group."""
+    """Group moved messages' entries: (group number, entries). A message's entries share a group."""
     group = (judged.moving["first_id"] % np.uint64(groups)).astype(np.intp)
     for n in np.unique(group).tolist():
         yield n, judged.moving[group == n]
@@ -279,7 +279,7 @@ def conclude(pieces: list[Rows], *, listed: frozenset[int], rule: Rule) -> Judge
     target = moving["to_hour"].astype(np.uint64) << np.uint64(32) | moving["to_entry"]
     broken = np.flatnonzero((moving["status"] == MOVED) & ~np.isin(target, own))
     for hour in np.unique(moving["to_hour"][broken]).tolist():
-        # If a missing hour is old enough to be deleted, its messages were settled; else its messages are lost.
+        # Messages moved to a missing hour are settled if the hour was old enough to be deleted, else lost.
         deleted_ms = (hour % DEAD_HOURS + 1) * HOUR_MS + (0 if hour >= DEAD_HOURS else RETIRED_MS)
         gone = hour not in listed and deleted_ms <= rule.as_of_ms
         moving["status"][broken[moving["to_hour"][broken] == hour]] = GONE if gone else LOST
@@ -301,7 +301,7 @@ def conclude(pieces: list[Rows], *, listed: frozenset[int], rule: Rule) -> Judge
 def _count(
     hours: list[int], hour_at: npt.NDArray[np.intp] | int, topics: npt.NDArray[np.uint32], found: npt.NDArray[np.uint8]
 ) -> Counts:
-    """Number of messages per (hour, topic, verdict), counted by one bincount. hour_at: positions in `hours`."""
+    """Count messages per (hour, topic, verdict). hour_at: each message's position in `hours`."""
     width, height = len(VERDICTS), int(topics.max(initial=0)) + 1
     totals = np.bincount((hour_at * height + topics.astype(np.int64)) * width + found)
     return Counter(
@@ -316,8 +316,8 @@ def summarise(
     counts: Counts, offending: Iterable[Rows], names: NameMap, listing: Listing, rule: Rule,
     options: ReconcileOptions,
 ) -> JobSummary:  # fmt: skip
-    """Summary of the job. counts: the topic number -1 stands for unknown. offending: FACTS in pieces, read only if they
-    are written."""
+    """Make the job's summary. counts: with topic number -1 for unknown topics. offending: FACTS in pieces, read only if
+    the messages are written to a file."""
     table: list[dict[str, Any]] = [
         {"hour": hour_int(hour), "topic": names.topic(topic), "verdict": VERDICTS[verdict], "count": count}
         for (hour, topic, verdict), count in sorted(counts.items())
@@ -339,7 +339,7 @@ def summarise(
 
 
 def _shown(offending: Rows, topics: list[str]) -> pa.Table:
-    """Offending messages as an Arrow table."""
+    """Messages with problems as an Arrow table, for people."""
     orphan, late = offending["verdict"] == ORPHAN, offending["late_ms"]
     return pa.table(
         {

@@ -1,4 +1,4 @@
-"""Make dead letters due again that match a filter: those of an outage, and not those of a poisoned message.
+"""Job: redrive the dead letters that match a filter, for example those of an outage but not those of a faulty message.
 
 The cluster has each letter with its failures at hand, so no files are read. A redriven letter is not a dead letter any
 more: a repeated replay continues where the last one stopped.
@@ -18,8 +18,8 @@ _AT_ONCE = 1_000
 
 
 def run(spark: Any, options: ReplayOptions, progress: Progress = silent) -> JobSummary:
-    """Run the job; spark is ignored. progress counts matching letters. outcomes in the summary: number of letters that
-    were redriven, and of others by their present state."""
+    """Redrive the matching dead letters; spark is ignored. progress counts matching letters. The summary's outcomes
+    count redriven letters, and others by their present state."""
     summary = JobSummary("replay", looked_at=0, fit=0, outcomes={})
     with Client(options.endpoint, options.token or None) as client:
         for ids in _chosen(client, options, summary):
@@ -48,10 +48,10 @@ def _fits(letter: DeadLetter, options: ReplayOptions) -> bool:
 
 
 def _chosen(client: Client, options: ReplayOptions, summary: JobSummary) -> Iterator[list[str]]:
-    """Ids of matching dead letters, a list per request to redrive; counts letters in the summary."""
+    """Lists of ids of matching dead letters, one list per redrive request; counts the letters in the summary."""
     ids = list[str]()
     most = min(_AT_ONCE, max(1, int(options.rate))) if options.rate else _AT_ONCE
-    # Redriving while listing leaves no letter out: redriven letters leave the list, and letters behind the cursor stay.
+    # Redriving while listing skips no letter: redriven ones leave the list, others stay behind the cursor.
     for letter in client.dead(options.topic):
         summary["looked_at"] += 1
         if not _fits(letter, options):

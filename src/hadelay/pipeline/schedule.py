@@ -1,4 +1,4 @@
-"""Publish a table: CSV or Parquet, a file or a directory, with Spark or without.
+"""Publish a table's rows as messages: CSV or Parquet, one file or a directory, with or without Spark.
 
 Columns with the name of a message's field are used, others are ignored; `columns` maps fields to columns with other
 names. All values of CSV are text; a row with an unreadable value is rejected.
@@ -27,13 +27,13 @@ from hadelay.storage.locations import filesystem
 
 @dataclass(frozen=True)
 class ScheduleOptions:
-    #: key_column names a column of the table.
+    #: Options of the writer; key_column names a column of the table.
     write: WriteOptions
     #: Path or URI of the table: a file, or a directory of files of one format.
     table: str
     #: Format of the table, csv or parquet; default: the file's extension.
     format: str = ""
-    #: Columns with other names than their message fields: field=column, separated by commas.
+    #: Columns whose name differs from the message field: field=column, separated by commas.
     columns: str = ""
 
     def __post_init__(self) -> None:
@@ -52,12 +52,12 @@ class ScheduleOptions:
 
     @property
     def renamed(self) -> dict[str, str]:
-        """Table column by message field, for renamed columns."""
+        """Message field → table column, for columns with another name than the field."""
         pairs = (part.partition("=") for part in self.columns.split(",") if part.strip())
         return {field.strip(): column.strip() for field, _, column in pairs}
 
     def taken(self, there: list[str]) -> list[tuple[str, str]]:
-        """(column, name for the writer) of each used column. BadRequest for a missing column."""
+        """Columns to read: (name in the table, name for the writer). Raises BadRequest for a missing column."""
         fields = self.renamed
         fields |= {name: name for name in there if name in PUBLISHED and name not in fields}
         fields.setdefault(self.write.key_column, self.write.key_column)

@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 class Column(NamedTuple):
-    #: Type in Spark SQL.
+    #: Name of the column's type in Spark SQL.
     type: str
     doc: str
-    #: Whether the column is read from the .log.
+    #: Whether the column's values come from the .log file.
     log: bool = False
     #: Whether values may be null; Spark reads other columns faster.
     null: bool = True
@@ -70,11 +70,11 @@ EVENTS = {
     "topic": Column("STRING", ""),
     "deliver_at": Column("TIMESTAMP", "due time of the entry"),
 }
-#: Columns by kind of rows: dispatches are hand-outs (`leased`), settlements are all other events, events are both.
+#: Kind of rows → its columns. dispatches: hand-outs (event `leased`); settlements: all other events; events: both.
 KINDS = {"messages": MESSAGES, "dispatches": EVENTS, "settlements": EVENTS, "events": EVENTS}
 
 
-#: Columns that the writer accepts; bars separate their types.
+#: Columns that the writer accepts; allowed types are separated by bars.
 PUBLISHED = {
     "topic": Column("STRING", "topic of the message; default: the option `topic`"),
     "body": Column("BINARY|STRING", "payload; null: empty. A STRING is text/plain unless `content_type` is set"),
@@ -124,7 +124,7 @@ class WriteOptions:
 
 
 def check_published(columns: Mapping[str, str], options: WriteOptions) -> None:
-    """BadRequest unless the writer accepts these columns. columns: name → type in Spark SQL."""
+    """Raise BadRequest unless the writer accepts these columns. columns: name → type in Spark SQL."""
     if options.key_column not in columns:
         raise BadRequest(
             f"no column {options.key_column}, which identifies a row so that a repeated task publishes no row twice; "
@@ -270,17 +270,17 @@ def _among(name: str, value: str, known: Collection[str]) -> None:
 
 
 def within(hour: int, first: int, last: int) -> bool:
-    """Whether an hour is in [first, last], as yyyymmddHH; 0: no bound."""
+    """Whether an hour's number is within [first, last], given as yyyymmddHH; 0: no bound."""
     return first <= hour_int(hour) <= (last or 1 << 62)
 
 
 def hour_int(hour: int) -> int:
-    """yyyymmddHH of an hour's number; a dead hour has the name of its live hour."""
+    """Convert an hour's number to yyyymmddHH; hours of dead letters give the same value as live hours."""
     return int(hour_name(hour % DEAD_HOURS))
 
 
 def hour_number(shown: int, dead: bool = False) -> int:
-    """Number of an hour given as yyyymmddHH. BadRequest for other numbers."""
+    """Convert yyyymmddHH to the hour's number. Raises BadRequest for other values."""
     try:
         return hour_from_name(f"{shown:010}") + (DEAD_HOURS if dead else 0)
     except ValueError:

@@ -26,11 +26,11 @@ OLDEST = {"pyarrow": (19,), "pyspark": (4, 2)}
 #: Options of JVMs that read our Arrow batches: no checks per value, which double the cost. Safe, because only Spark
 #: reads the batches, within their counts, and handles nulls itself. Also in docs/howto/spark-cluster.md.
 JAVA_OPTIONS = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
-#: Garbage collector. Rows are short-lived, and a concurrent collector would cost 10 % more per row.
+#: Garbage collector for Spark's JVM: rows are short-lived, and a concurrent collector would cost 10 % more per row.
 _COLLECTOR = "-XX:+UseParallelGC"
-#: Script that runs java without arguments of Spark that cause warnings: a module of MLlib, missing in the Java of the
-#: wheel, and a package removed in Java 24. Options in the environment, which Java prints each time, become arguments,
-#: unless they have quotes.
+#: Shell script that runs java without two arguments of Spark that cause warnings: a module missing in the wheel's Java,
+#: and a package removed in Java 24. Options in environment variables, which Java prints at each start, become
+#: arguments, unless they have quotes.
 _SHIM = """#!/bin/sh
 case "$JAVA_TOOL_OPTIONS$JDK_JAVA_OPTIONS" in
   *[\\'\\"]*) ;;
@@ -43,8 +43,8 @@ while [ $n -gt 0 ]; do
 done
 exec "{java}" "$@"
 """
-#: Log configuration. Errors arrive as exceptions, shortened by `plain`. Setting the level of this one logger keeps
-#: Spark from setting and announcing a level for all.
+#: Log configuration of Spark. Errors arrive as exceptions (see `plain`). With the level of the logger `gateway` set,
+#: Spark does not set and announce a level for all loggers.
 _LOG4J = """rootLogger.level = fatal
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = fatal
@@ -147,7 +147,7 @@ def _new(builder: Any, master: str, memory: str, settings: dict[str, str]) -> An
             "Use --master local[*], spark://HOST:7077 or spark-submit, and unset SPARK_REMOTE"
         )
     wanted = {"spark.app.name": "hadelay", "spark.sql.session.timeZone": "UTC", "spark.ui.showConsoleProgress": "false"}
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # spark-submit has already set Java, Python and the master
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # not started by spark-submit
         if (found := find_java()) is None:
             raise ConfigError(no_java())
         os.environ["JAVA_HOME"] = found[0]
@@ -161,7 +161,7 @@ def _new(builder: Any, master: str, memory: str, settings: dict[str, str]) -> An
                 "spark.driver.memory": memory,
                 "spark.driver.host": "127.0.0.1",
                 "spark.driver.bindAddress": "127.0.0.1",
-                # the caller's extraJavaOptions come after these defaults
+                # The caller's extraJavaOptions come after these defaults, and override them.
                 "spark.driver.defaultJavaOptions": f"-Dlog4j2.configurationFile=file:{log4j} {_java_options(settings)}",
                 "spark.ui.enabled": "false",
                 "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 2)),
@@ -172,7 +172,7 @@ def _new(builder: Any, master: str, memory: str, settings: dict[str, str]) -> An
 
 
 def _java_options(settings: dict[str, str]) -> str:
-    """Java options, with a garbage collector unless one is chosen: a JVM refuses two."""
+    """Options for Spark's JVM. A garbage collector is added only if the settings choose none: a JVM refuses two."""
     given = [settings.get("spark.driver.extraJavaOptions", "")]
     given += [os.environ.get(name, "") for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")]
     chosen = re.search(r"-XX:\+Use\w+GC", " ".join(given))
@@ -180,7 +180,7 @@ def _java_options(settings: dict[str, str]) -> str:
 
 
 def doctor(run: bool = True) -> list[dict[str, Any]]:
-    """Checks of all requirements, with advice: {check, ok, detail}. run: try a job of one row."""
+    """Check all requirements of Spark jobs: {check, ok, detail} each, with advice. run: also try a job of one row."""
     checks = [("hadelay", True, VERSION)]
     checks.append(("python", sys.version_info >= (3, 11), f"{sys.version.split()[0]}, {sys.executable}"))
     for name, oldest in OLDEST.items():
@@ -226,12 +226,12 @@ def plain(error: Exception) -> Exception:
 
 
 def error_of(kind: type[E], text: str) -> E:
-    """An error of class `kind` with this text, made without the arguments that its constructor takes."""
+    """Make an error of class `kind` with this text, even if its constructor takes other arguments."""
     return kind.__new__(kind, text)
 
 
 def check_spark(spark: Any, option: str, where: str) -> None:
-    """ConfigError unless Spark can access this location with Hadoop's file systems; pyarrow's do not count."""
+    """Raise ConfigError unless Hadoop's file systems, which Spark uses, can access this location."""
     from hadelay.storage.locations import absolute
 
     scheme, is_uri, rest = where.partition("://")

@@ -32,16 +32,16 @@ from hadelay.pipeline.stores import listing, open_store
 from hadelay.storage.locations import absolute
 
 if TYPE_CHECKING:
-    # Import the client for types only: in readers, its import was a third of all imports of a worker.
+    # Import the client for types only: its import took a third of the import time of a worker that reads.
     from hadelay.pipeline.publish import RowTotals
 
-#: Names of Spark's own stream options, which Spark passes on to data sources.
+#: Lower-case names of Spark's own options for streams, which Spark also passes to data sources.
 _SPARKS = {"checkpointlocation", "queryname"}
 
-#: Rows read of each hour: {"asOf": ms, "hours": {"2026112018": [rows, entries, events, log_bytes], …}, "gone":
-#: {"2026112010": ms}}. `rows` is the position. The other three say what was committed of the hour then, so that the
-#: rows between two offsets are always the same, on any replica. A replica may be behind and list less: an offset never
-#: moves back. An offset keeps a deleted hour for a day, because some replicas may still list it.
+#: Position of a stream, by hour: {"asOf": ms, "hours": {"2026112018": [rows, entries, events, log_bytes], …}, "gone":
+#: {"2026112010": ms}}. `rows` is the number of rows read. The next three are the committed sizes at that time, so that
+#: the rows between two offsets are the same on any replica. A replica that is behind lists less, but an offset never
+#: moves back. Deleted hours are kept for a day, because some replicas may still list them.
 Offset = dict[str, Any]
 _REMEMBERED_MS = 86_400_000
 
@@ -98,8 +98,8 @@ class HadelaySource(datasource.DataSource):
 
 
 def advance_offset(start: Offset, listing: Listing, options: Options, most: int | None = None) -> Offset:
-    """The offset after all listed rows, or after the next `most` rows, oldest hours first; `start` itself if there are
-    no new rows."""
+    """Compute the next offset: after all listed rows, or after `most` rows more, oldest hours first. Returns `start`
+    itself if there are no new rows."""
     known: dict[str, list[int]] = start.get("hours", {})
     hours, left = dict(known), most
     for files in sorted(listing.hours):
@@ -121,7 +121,7 @@ def advance_offset(start: Offset, listing: Listing, options: Options, most: int 
 
 
 def splits_between(start: Offset, end: Offset, options: Options) -> list[Split]:
-    """Splits of the rows between two offsets."""
+    """Split the rows between two offsets of a stream into parts for tasks."""
     known: dict[str, list[int]] = start.get("hours", {})
     found = []
     for name, (stop, entries, events, log_bytes) in end.get("hours", {}).items():
@@ -152,7 +152,7 @@ class _Reader(_Reads, datasource.DataSourceReader):
 class _StreamReader(_Reads, datasource.DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reader of a stream, made once per query, in a process of the driver."""
 
-    #: Listing at the start of the query, for the trigger availableNow.
+    #: Listing made at the start of the query, used by the trigger availableNow only.
     listed: Listing | None = None
 
     def initialOffset(self) -> Offset:
@@ -183,7 +183,7 @@ class _Writes:
         self.options, self.job = options, os.urandom(6).hex()
 
     def name(self, context: TaskContext | None) -> str:
-        """Name of a task's file of rejected rows, the same in all attempts."""
+        """File name for a task's rejected rows; equal in all attempts of the task."""
         return f"{self.job}-{context.partitionId() if context else 0:05}"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -205,7 +205,7 @@ class _StreamWriter(_Writes, datasource.DataSourceStreamArrowWriter):
     """Writer of a stream, made for each micro-batch, and again for its commit."""
 
     def name(self, context: TaskContext | None) -> str:
-        # The name is also the same when the query is restarted.
+        # Use ids that stay the same when the query is restarted.
         assert context is not None
         query, batch = map(context.getLocalProperty, ("sql.streaming.queryId", "streaming.sql.batchId"))
         return f"{query}-{batch:0>6}-{context.partitionId():05}"
@@ -215,7 +215,7 @@ class _StreamWriter(_Writes, datasource.DataSourceStreamArrowWriter):
 
 
 def _finish(messages: list[WriterCommitMessage | None], options: WriteOptions) -> RowTotals:
-    """Sum of the tasks' results; also written to the file in options.summary."""
+    """Sum up the tasks' results; write the sum to the file in options.summary, if any."""
     from hadelay.pipeline.publish import RowTotals
 
     done = RowTotals()

@@ -27,10 +27,10 @@ from hadelay.pipeline.schema import Options
 from hadelay.storage.lmdbtables import read_checkpoint
 from hadelay.storage.locations import Location, absolute
 
-#: Number of last rows whose CRCs are checked in a file without a checkpoint: a power cut tears pages, not whole hours.
+#: Number of last rows to check in a file without a checkpoint: a power cut damages only the last pages.
 _TAIL = 4096
 _CHUNK = 8 << 20
-#: Attempts to read a checkpoint while the node writes new ones.
+#: Number of attempts to read a checkpoint while the node may write new ones.
 _ATTEMPTS = 5
 
 
@@ -71,7 +71,6 @@ class FileStore:
     """
 
     location: Location
-    #: Whether to omit damaged parts of files.
     skip_torn: bool
 
     @property
@@ -91,8 +90,8 @@ class FileStore:
         )
         for attempt in range(_ATTEMPTS):
             time.sleep(0.05 * attempt)
-            # Try again if state.mdb changes while it is read: the node may overwrite it, because it does not see
-            # readers of other processes.
+            # Try again if state.mdb changes while it is read: the node does not see readers in other processes, and may
+            # overwrite the pages that they read.
             before = location.modified_ms("state.mdb")
             try:
                 found = self._at_checkpoint()
@@ -106,7 +105,7 @@ class FileStore:
         raise problem
 
     def _at_checkpoint(self) -> Sequence[HourFiles]:
-        """Hours in the checkpoint. DamagedFile if the checkpoint names no hour although there are hour files."""
+        """Read the hours in the checkpoint. Raises DamagedFile if it has no hour although there are hour files."""
         with self._tables() as path:
             found = read_checkpoint(path)
         if found.row is None or not len(found.hours):
@@ -120,7 +119,7 @@ class FileStore:
 
     @contextmanager
     def _tables(self) -> Iterator[str]:
-        """Local path of state.mdb, or of a temporary copy."""
+        """Provide a local path of state.mdb, if needed that of a temporary copy."""
         tables = self.location.path("state.mdb")
         if self._is_local:
             if not os.access(tables, os.R_OK):
@@ -136,7 +135,7 @@ class FileStore:
             yield copy.name
 
     def _check_names(self, length: int, crc: int) -> None:
-        """DamagedFile unless the first `length` bytes of `names` have this checksum."""
+        """Raise DamagedFile unless the first `length` bytes of the file `names` have this checksum."""
         path, data = self.location.path("names"), self._names_bytes()[:length]
         if crc32c(data) == crc and len(data) == length:
             return
@@ -174,7 +173,7 @@ class FileStore:
         raise damage(self, files, suffix, have // row_bytes, what)
 
     def _whole_rows(self, hour: int, suffix: str) -> int:
-        """Number of rows before the trailing zeroes, which are space allocated ahead, and before a damaged end."""
+        """Number of rows before the zeroes of space allocated ahead; with skip_torn, less those of a damaged end."""
         dtype, crc, name = ROW[suffix]
         size = self._size(hour, suffix)
         data = self.read(HourFiles(hour, 0, 0, 0), suffix, 0, size)
@@ -192,8 +191,8 @@ class FileStore:
         return n
 
     def names(self) -> NameMap:
-        """Names in the file `names`. DamagedFile for a damaged name. With a checkpoint, which says how much of the file
-        counts, the file's end may be incomplete."""
+        """Read the file `names`. Raises DamagedFile for a damaged name. Only the length in the checkpoint counts, if
+        there is one: the file may end with an incomplete name."""
         tolerant = self.skip_torn or self.location.size("state.mdb") is not None
         return NameMap.decode(self._names_bytes(), self.location.path("names"), tolerant=tolerant)
 
@@ -201,7 +200,7 @@ class FileStore:
         try:
             return self.location.load("names")
         except FileNotFoundError:
-            return b""  # no name was registered yet
+            return b""  # no file: no names yet
 
     def where(self, files: HourFiles, suffix: str) -> str:
         own = suffix in ("names", "state.mdb")
@@ -226,8 +225,8 @@ class FileStore:
 
 @dataclass
 class HttpStore:
-    """The nodes' `/v1/hours`. Followers are asked first, and the next node if one is behind or does not answer: all
-    replicas have the same committed bytes."""
+    """Store that reads the nodes' `/v1/hours`: from followers first, and from the next node if one is behind or does
+    not answer. All replicas have the same committed bytes."""
 
     urls: list[str]
     token: str
@@ -264,15 +263,15 @@ class HttpStore:
         return np.frombuffer(data, np.uint8)
 
     def _ask_json(self, *paths: str) -> Sequence[Any]:
-        """Answers as in `_ask`, decoded from JSON. A node answers /v1/cluster only with all committed hours applied, so
-        ask for it together with other paths: a node that is behind misses hours."""
+        """Send requests as `_ask` does, and decode the JSON answers. Ask for /v1/cluster together with other paths: a
+        node that is behind refuses it, and would omit hours in its other answers."""
         return [msgspec.json.decode(data) for data in self._ask(*paths)]
 
     def _ask(
         self, *paths: str, size: int | None = None, turn: int = 0, headers: dict[str, str] | None = None
     ) -> tuple[bytes, ...]:
-        """Answers of the first node that has all paths. size: expected bytes. turn: number that spreads hours over the
-        followers; the last of the nodes stays last."""
+        """Get these paths from the first node that has all of them. size: expected number of bytes. turn: number that
+        spreads requests over the followers; the last node stays last."""
         sent = dict(headers or {}) | ({"Authorization": f"Bearer {self.token}"} if self.token else {})
         first = max(len(self.urls) - 1, 1)
         order = self.urls[turn % first : first] + self.urls[: turn % first] + self.urls[first:]

@@ -1,4 +1,4 @@
-"""Stream new messages or events into Parquet, partitioned by hour.
+"""Job: stream new messages or events into Parquet files, partitioned by hour.
 
 Spark keeps the position in the checkpoint, and the list of valid files in OUT/_spark_metadata: a restarted run
 continues, and readers with Spark see each row of OUT once.
@@ -18,13 +18,13 @@ _LOOK_S = 0.5
 
 
 def run(spark: Any, options: TailOptions, progress: Callable[[JobSummary], bool | None] = lambda _: None) -> JobSummary:
-    """Run the stream. progress: called after each micro-batch; returning True ends the stream."""
+    """Run the stream until it ends. progress: called after each micro-batch; ends the stream if it returns True."""
     if spark is None:
         raise ConfigError("tail is a stream of Spark: it needs a master, such as local[*]")
     no_connect(spark)
     for option, where in (("--out", options.out), ("--checkpoint", options.checkpoint)):
         check_spark(spark, option, where)
-    open_store(options.source).list()  # list once first: errors have shorter texts than Spark's
+    open_store(options.source).list()  # fail early, with a shorter text than Spark's
     frame = spark.readStream.format("hadelay").options(**given(options.source)).load()
     trigger = {"processingTime": f"{options.every} seconds"} if options.every else {"availableNow": True}
     query = (

@@ -1,4 +1,4 @@
-"""Work on many items: as tasks on Spark's executors, or one item after the other in this process.
+"""Run work on many items: as tasks on Spark's executors, or one after the other in this process.
 
 The driver collects small results only: counts, names, statuses. Rows stay with the executors (`keep`, `regroup`), and
 come to the driver in pieces (`Kept.stream`).
@@ -17,7 +17,7 @@ V = TypeVar("V")
 
 #: Callback for progress: (done, total) numbers of items. Called only in this process: Spark has its own progress bar.
 Progress = Callable[[int, int], None]
-#: Limit of tasks per core. More items share tasks: starting a task takes longer than reading a small hour.
+#: Maximum tasks per core; items then share tasks, since starting one takes longer than reading a small hour.
 _TASKS_PER_CORE = 32
 
 
@@ -26,7 +26,7 @@ def silent(done: int, total: int) -> None:
 
 
 def no_connect(spark: Any) -> None:
-    """BadRequest for a session of Spark Connect, which has no SparkContext."""
+    """Raise BadRequest if the session is one of Spark Connect, which has no SparkContext."""
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         raise BadRequest(
             "a Spark Connect session cannot run this job, which sends tasks of its own to the executors: use a classic "
@@ -42,7 +42,7 @@ def cores(spark: Any) -> int:
 
 
 def _spread(spark: Any, items: Sequence[Any]) -> Any:
-    """RDD of the items."""
+    """Distribute the items to Spark tasks, as an RDD."""
     count = min(len(items), _TASKS_PER_CORE * cores(spark))
     return spark.sparkContext.parallelize(items, count)
 
@@ -59,7 +59,7 @@ def each(spark: Any, work: Callable[[T], R], items: Sequence[T], progress: Progr
 
 
 class Kept(Generic[R]):
-    """Results that stay where they were made: on the executors' disks, computed on first use, or here (a list)."""
+    """Results that stay where they were made: on the disks of Spark's executors, or in a list of this process."""
 
     def __init__(self, results: Any) -> None:
         self.here = type(results) is list
@@ -70,12 +70,12 @@ class Kept(Generic[R]):
         self.results = results
 
     def describe(self, what: Callable[[R], V]) -> list[V]:
-        """List of what(result) for each result; these values are small."""
+        """Compute what(result) for each result; returns the list, so the values should be small."""
         return [what(result) for result in self.results] if self.here else [*self.results.map(what).collect()]
 
     def stream(self, what: Callable[[R], Iterable[V]], parts: int = 0) -> Iterator[V]:
-        """All items of what(result) of each result. parts: number of parts in which the items come to the driver, each
-        of which fits an executor's memory and the driver's Java; 0: as the items were made."""
+        """Iterate over the items of what(result) of all results. parts: number of parts in which items come to the
+        driver, each small enough for the memory of an executor and of the driver; 0: as the results were made."""
         if self.here:
             return chain.from_iterable(map(what, self.results))
         pieces = self.results.flatMap(what)

@@ -27,10 +27,10 @@ from hadelay.pipeline.tasks import Progress, each
 R = TypeVar("R")
 
 _COUNTS = ("due", "waiting", "handed_out", "acked")
-#: Counts of a topic's messages in a second (Unix time). due and waiting count by the due time, handed_out and acked by
-#: the time of the event.
+#: Layout of counts of a topic's messages in one second (Unix time). due and waiting count messages by due time,
+#: handed_out and acked by the time of the event.
 SECONDS = np.dtype([("topic", "<u4"), ("second", "<i8"), *((name, "<i8") for name in _COUNTS)])
-#: Number of a topic's entries that fell due in an hour and were handed out with the lateness of `code`.
+#: Layout of counts of a topic's entries, by hour of the due time and encoded lateness (`code`).
 LATE = np.dtype([("topic", "<u4"), ("hour", "<u4"), ("code", "<u4"), ("count", "<i8"), ("max_ms", "<i8")])
 _CODE_BITS, _HOUR_BITS = 14, 24
 
@@ -42,7 +42,7 @@ class Entries(NamedTuple):
     due_ms: npt.NDArray[np.int64]
     #: Number of an entry's last event, which is its largest number; 0: no event.
     last: npt.NDArray[np.uint8]
-    #: Time when the answer to the consumer was written, or time of the grant if not `measured`; -1: never handed out.
+    #: Time of the consumer's answer, or of the grant if not `measured`, in Unix ms; -1: never handed out.
     handed_out_ms: npt.NDArray[np.int64]
     acked_ms: npt.NDArray[np.int64]
     measured: npt.NDArray[np.bool_]
@@ -51,8 +51,8 @@ class Entries(NamedTuple):
 def over_hours(
     spark: Any, options: JobOptions, work: Callable[..., R], progress: Progress, hours: int = DEAD_HOURS
 ) -> tuple[int, list[R], NameMap]:  # fmt: skip
-    """Run `work` on each selected hour; returns (as_of_ms, results, names). work: takes (store, verify, as_of_ms,
-    files). hours: number of hours to look ahead."""
+    """Run work(store, verify, as_of_ms, files) on each selected hour; returns (as_of_ms, results, names). hours: number
+    of future hours to include."""
     store, source = open_hours(options.source, options.archive), options.source
     found = listing(store, source)
     until = min(found.as_of_ms // HOUR_MS + hours + 1, DEAD_HOURS)
@@ -64,7 +64,7 @@ def over_hours(
 
 
 def of_topics(found: Rows, options: JobOptions, names: NameMap) -> Rows:
-    """Rows of the selected topics."""
+    """Select the rows of the topics that the options name."""
     if (mask := names.topic_mask(options.source.topics)) is not None:
         found = found[mask[np.minimum(found["topic"], len(mask) - 1)]]
     return found
@@ -87,7 +87,7 @@ def entries(store: Store, verify: bool, files: HourFiles) -> Entries:
         acked = kind == Event.ACKED
         found.acked_ms[at[acked]] = events["at_ms"][acked]
         np.maximum.at(delay, at, handout_delay_ms(events))
-    # A grant may be committed before its messages are due; their hand-out is deferred until then.
+    # Use the due time if the grant is earlier: a grant may be committed early, but its hand-out waits for the due time.
     out = first < never
     found.handed_out_ms[out] = np.maximum(first[out] + np.maximum(delay[out], 0), found.due_ms[out])
     found.measured[:] = out & (delay >= 0)
@@ -106,14 +106,14 @@ def per_second(store: Store, verify: bool, as_of_ms: int, files: HourFiles) -> R
 
 
 def _counted(name: str, topic: npt.NDArray[np.uint32], at_ms: npt.NDArray[np.int64]) -> Rows:
-    """SECONDS rows in which only the count `name` is set."""
+    """Count events per topic and second: SECONDS rows with only the column `name` set."""
     if not len(topic):
         return np.zeros(0, SECONDS)
     second = at_ms // 1000
     base = int(second.min())
     width = int(second.max()) - base + 1
     key = topic.astype(np.int64) * width + (second - base)
-    if (int(topic.max()) + 1) * width <= 4 * len(topic) + (1 << 20):  # the keys are dense: count them without a sort
+    if (int(topic.max()) + 1) * width <= 4 * len(topic) + (1 << 20):  # dense keys: no sort needed
         totals = np.bincount(key)
         keys = np.flatnonzero(totals)
         counts = totals[keys]
@@ -125,12 +125,12 @@ def _counted(name: str, topic: npt.NDArray[np.uint32], at_ms: npt.NDArray[np.int
 
 
 def merged(parts: Sequence[Rows]) -> Rows:
-    """Merge parts into SECONDS with one row per second and topic, ascending."""
+    """Merge SECONDS rows into one row per second and topic, ascending."""
     return summed(np.concatenate([np.zeros(0, SECONDS), *parts]), ("second", "topic"))
 
 
 def summed(found: Rows, by: tuple[str, ...]) -> Rows:
-    """Sum SECONDS rows into one row per value of `by`, ascending."""
+    """Add up SECONDS rows with equal values of the columns `by`; ascending."""
     if not len(found):
         return found
     found = found[np.lexsort([found[name] for name in reversed(by)])]
@@ -146,7 +146,7 @@ def summed(found: Rows, by: tuple[str, ...]) -> Rows:
 
 
 def dense(whole: Rows, name: str, first: int, last: int) -> npt.NDArray[np.int64]:
-    """Values of the count `name` for every second of [first, last]. whole: SECONDS with one row per second."""
+    """Count `name` for every second of [first, last]. whole: SECONDS with one row per second."""
     found = np.zeros(last - first + 1, np.int64)
     inside = (whole["second"] >= first) & (whole["second"] <= last)
     found[whole["second"][inside] - first] = whole[name][inside]
@@ -154,8 +154,8 @@ def dense(whole: Rows, name: str, first: int, last: int) -> npt.NDArray[np.int64
 
 
 def late(store: Store, verify: bool, as_of_ms: int, files: HourFiles) -> tuple[Rows, int, int]:
-    """(LATE of an hour's entries, number of overdue entries that were never handed out, number of hand-outs that were
-    not measured)."""
+    """Measure the lateness of an hour's entries: (LATE rows, number of overdue entries never handed out, number of
+    hand-outs timed by their grant)."""
     found = entries(store, verify, files)
     out = found.handed_out_ms >= 0
     overdue = int(np.count_nonzero((found.last == 0) & (found.due_ms <= as_of_ms)))
@@ -174,7 +174,7 @@ def _late_rows(key: npt.NDArray[np.int64], late_ms: npt.NDArray[np.int64]) -> Ro
 
 
 def quantiles(found: Rows, at: Sequence[float]) -> list[int]:
-    """Lateness, in ms, that these fractions of the entries of LATE did not exceed; at most 0.8 % too high."""
+    """Quantiles of lateness, in ms, for these fractions; at most 0.8 % too high. found: LATE rows."""
     order = found[np.argsort(found["code"], kind="stable")]
     total = order["count"].cumsum()
     ranks = [max(1, -int(-q * int(total[-1]) // 1)) for q in at]
@@ -189,8 +189,8 @@ def instant(second: int) -> str:
 def by_hour(
     found: Rows, hours: npt.NDArray[np.integer], names: NameMap, describe: Callable[[Rows], dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Table rows with `describe` of each hour: a row for all topics (topic: none), and a row for each topic. hours: the
-    hour of each row in `found`."""
+    """Make table rows with the values of `describe`: per hour, one row for all topics (topic: none), and one per topic.
+    hours: hour of each row in `found`."""
     table = []
     for hour in np.unique(hours).tolist():
         of_hour = found[hours == hour]

@@ -35,7 +35,7 @@ _AHEAD = 128 << 10
 
 
 def mode_of(path: str) -> int:
-    """Mode of a new file."""
+    """Permission bits of a new file: the group may read hour files and `names`, nobody but the owner other files."""
     directory, name = os.path.split(path)
     shared = os.path.basename(directory) == "hours" or name.removesuffix(".new") == "names"
     return SHARED if shared else PRIVATE
@@ -47,8 +47,6 @@ def private(path: str, flags: int) -> int:
 
 
 class File:
-    """An open file, for reading and writing."""
-
     def __init__(self, path: str, fd: int) -> None:
         self.path, self.fd = path, fd
 
@@ -60,14 +58,14 @@ class File:
         return os.pread(self.fd, size, offset)
 
     def pread_cached(self, size: int, offset: int) -> bytes | None:
-        """Read `size` bytes if all are in memory. None if a read would wait for the disk, or the file is shorter."""
+        """Read `size` bytes if all are cached. None if a read would wait for the disk, or the file is shorter."""
         data = bytearray(size)
         try:
             read = os.preadv(self.fd, [data], offset, _RWF_NOWAIT)
         except OSError as error:
-            if error.errno != errno.EOPNOTSUPP:  # EAGAIN: some bytes are not in memory, so the read would wait
+            if error.errno != errno.EOPNOTSUPP:  # EAGAIN: some bytes are not cached, so the read would wait
                 return None
-            read = os.preadv(self.fd, [data], offset)  # a file system in memory, or without RWF_NOWAIT
+            read = os.preadv(self.fd, [data], offset)  # the file system is in memory, or has no RWF_NOWAIT
         return bytes(data) if read == size else None
 
     def will_need(self, size: int, offset: int) -> None:
@@ -104,12 +102,12 @@ class File:
         os.ftruncate(self.fd, size)
 
     def sync(self) -> None:
-        """fdatasync. Blocks: call it in a thread (Runtime.in_thread)."""
+        """Make written data durable (fdatasync). Blocks: call it in a thread (Runtime.in_thread)."""
         os.fdatasync(self.fd)
 
     def write_behind(self, size: int, offset: int) -> None:
-        """Start writing these bytes, without making them durable, so that the next sync of any file need not wait for
-        many of them. The next sync reports errors."""
+        """Start writing these bytes to disk, without making them durable: the next sync of any file then has fewer
+        bytes to wait for, and reports errors."""
         _sync_file_range(self.fd, ctypes.c_int64(offset), ctypes.c_int64(size), _SYNC_FILE_RANGE_WRITE)
 
     def drop_cache(self) -> None:
@@ -132,7 +130,7 @@ class Lock(Protocol):
 
 
 class Disk:
-    """A file system. private: no access for the group, as for a backup, which contains all secrets."""
+    """A file system. private: give the group no access to new files, as for a backup, which contains all secrets."""
 
     def __init__(self, *, private: bool = False) -> None:
         self._mode_of = (lambda path: PRIVATE) if private else mode_of
@@ -154,11 +152,9 @@ class Disk:
         return os.path.exists(path)
 
     def listdir(self, path: str) -> list[str]:
-        """Sorted names of the entries of a directory."""
         return sorted(os.listdir(path))
 
     def sizes(self, path: str) -> dict[str, int]:
-        """Size in bytes of every file directly in a directory, by name."""
         with os.scandir(path) as found:
             return {e.name: e.stat().st_size for e in found if e.is_file()}
 
@@ -196,7 +192,7 @@ class Disk:
             os.fsync(fd)
 
     def sync_files(self, paths: Iterable[str], root: str) -> None:
-        """Make all files and their names durable; many files by one syncfs of `root`."""
+        """Make all files and their names durable. Many files are synced by one syncfs of `root`."""
         paths = list(paths)
         if len(paths) < _MANY_FILES:
             for path in paths:
@@ -247,8 +243,8 @@ class ReadOnlyDisk(Disk):
 
 
 def _set_mode(path: str | int, mode: int) -> bool:
-    """Set the mode of a file. False if the mode was right already, another user owns the file, or the file system has
-    no modes. setgid stays: new files in such a directory get the directory's group."""
+    """Set the permission bits of a file. False if they were right already, another user owns the file, or the file
+    system has none. setgid stays: new files in such a directory get the directory's group."""
     try:
         found = os.stat(path, follow_symlinks=not isinstance(path, str))
         now = stat.S_IMODE(found.st_mode)
@@ -265,7 +261,7 @@ def _set_mode(path: str | int, mode: int) -> bool:
 
 
 def read_file(disk: Disk, path: str, size: int | None = None, offset: int = 0) -> bytes:
-    """Read a whole file, or up to `size` bytes. FileNotFoundError."""
+    """Read a whole file, or up to `size` bytes. FileNotFoundError if the file does not exist."""
     with contextlib.closing(disk.open(path)) as file:
         return file.pread(file.size() if size is None else size, offset)
 
@@ -281,7 +277,7 @@ def replace_file(disk: Disk, path: str, data: bytes) -> None:
 
 
 def files_closed() -> Overloaded:
-    """Make the error of a read from a closed store: another node, or the reopened store, can answer."""
+    """The error for a read from a closed store. It is retryable: another node, or the reopened store, can answer."""
     return Overloaded("this node's files are closed: it stops or installs a snapshot; retry", retry_after_ms=1_000)
 
 
@@ -297,8 +293,8 @@ class Handles:
         self._closed = False
 
     def get(self, path: str, *, create: bool = False) -> File:
-        """Return the open file. The cache owns the file, and closes it after `limit` other files were used.
-        FileNotFoundError."""
+        """Return the file, opened if necessary. The cache owns the file, and closes it after `limit` other files were
+        used. FileNotFoundError if the file does not exist."""
         file = self._open.get(path)
         if file is not None:
             self._open.move_to_end(path)
@@ -311,7 +307,7 @@ class Handles:
         return file
 
     def read(self, path: str, size: int, offset: int) -> bytes:
-        """Read `size` bytes of a file. DamagedFile when the file ends too early."""
+        """Read `size` bytes of a file. DamagedFile if the file ends before."""
         data = self.get(path).pread(size, offset)
         if len(data) < size:
             raise DamagedFile(path, offset + len(data), "the file ends too early")

@@ -17,7 +17,7 @@ HELLO, REFUSED = 1, 0
 HEAD = struct.Struct("<II")
 _NO_HELLO = "the first frame on this node link of a hadelay cluster must be HELLO"
 
-#: Upper limit of terms, indexes, incarnations and other numbers: each can still be incremented and encoded.
+#: Upper limit of numbers in frames, such as terms and indexes: a number below the limit can be incremented and encoded.
 LIMIT = 1 << 63
 
 
@@ -31,7 +31,7 @@ def encode(kind: int, *fields: Any) -> bytes:
 
 
 def decode(data: bytes, *types: type) -> list[Any]:
-    """Fields of a frame. BadFrame unless they have these types, and numbers are from 0 to below LIMIT."""
+    """Decode a frame's fields. BadFrame unless fields have these types, and numbers are from 0 to below LIMIT."""
     try:
         fields = msgpack.unpackb(memoryview(data)[1:])
     except Exception as error:  # msgpack raises several types of errors
@@ -52,9 +52,8 @@ class Hello:
         self.packed = packed(encode(HELLO, PROTOCOL, VERSION, cluster_id, group, name, feature_level))
 
     def judge(self, data: bytes, peers: Mapping[str, str]) -> tuple[Verdict, str]:
-        """Judge the first bytes of a connection. Returns (verdict, reason of a refusal for the other side's
-        operator)."""
-        looks_like_tls = data[:2] == b"\x16\x03" and data[2:3] != b"\0"  # these bytes begin a TLS handshake
+        """Judge a connection's first bytes. Returns (verdict, reason of a refusal, for the other side)."""
+        looks_like_tls = data[:2] == b"\x16\x03" and data[2:3] != b"\0"
         if self.tls:
             return (Verdict.IN_TURN, "") if looks_like_tls else (Verdict.NEVER, "the other side does not use TLS")
         if looks_like_tls:
@@ -72,7 +71,7 @@ class Hello:
 
     def read(self, frame: bytes, peers: Mapping[str, str], dialled: str | None) -> tuple[str, str]:
         """Check a HELLO frame. Returns (sender's name, reason to refuse the connection or ""). peers: name → address.
-        dialled: the peer that this node called; None for an accepted connection."""
+        dialled: name of the peer that this node called; None for an accepted connection."""
         try:
             if len(frame) > MAX_HELLO or frame[:1] != bytes((HELLO,)):
                 raise BadFrame("the first frame is not a HELLO")
@@ -96,10 +95,9 @@ class Hello:
 
 
 def refusal(reason: str) -> bytes:
-    """Encode a REFUSED frame with its header."""
     return packed(bytes((REFUSED,)) + reason.encode())
 
 
 def packed(frame: bytes) -> bytes:
-    """A frame with its header, ready to send."""
+    """Add the header (length and checksum) to a frame."""
     return HEAD.pack(len(frame), crc32c(frame)) + frame

@@ -15,7 +15,7 @@ MAX_FRAME = 16 << 20
 
 
 class Receiver(Protocol):
-    """Callbacks of the network. All calls come on the loop, one at a time, never from inside `send`."""
+    """Callbacks of the network. All calls come on the event loop, one at a time, never from inside `send`."""
 
     def link_up(self, peer: str) -> None:
         """The link to `peer` is up. Never called twice without a `link_down` between."""
@@ -36,7 +36,7 @@ class Network(Protocol):
     refused: Counter[str]
 
     def start(self, receiver: Receiver) -> None:
-        """Listen, and keep dialling until every peer is linked."""
+        """Listen for connections, and keep dialling until every peer is linked."""
         ...
 
     def send(self, peer: str, frame: Buffer | Sequence[Buffer], urgent: bool = False) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
-#: Callback at the end of a job in a thread: result, error.
+#: Callback at the end of a job in a thread, with the job's result or error.
 Ended = Callable[[Any, BaseException | None], None]
 
 
@@ -22,26 +22,24 @@ class Handle(Protocol):
     def cancel(self) -> None: ...
 
 
-#: A lane's brief jobs run on the loop once this many jobs were measured in the thread and the quickest took less than
-#: this many seconds. The quickest shows the speed of the disk: on a busy node most jobs also wait for the interpreter.
+#: Condition for running brief jobs of a lane (a job queue) on the event loop: number of jobs measured in the thread,
+#: and limit of the quickest job's seconds. On a busy node, other jobs also wait for the interpreter.
 _BRIEF_JOBS, _BRIEF_S = 8, 0.0005
-#: Maximum seconds of a brief job on the loop; after a longer job, the lane's jobs run in its thread again.
+#: Limit in seconds of a brief job on the event loop; after a longer job, the lane (job queue) uses its thread again.
 _LONG_S = 0.005
 
 
 class Brevity:
-    """Decides whether a lane (a named queue of jobs) runs brief jobs on the event loop, from their recent durations
-    (ADR 16)."""
+    """Decides from recent durations whether a lane (a job queue) runs brief jobs on the event loop (ADR 16)."""
 
     __slots__ = ("needed", "quickest")
 
     def __init__(self) -> None:
-        #: Number of jobs that must still be measured in the thread, and duration of the quickest measured job in
-        #: seconds.
+        #: Number of jobs still to be measured in the thread, and duration of the quickest measured job in seconds.
         self.needed, self.quickest = _BRIEF_JOBS, math.inf
 
     def took(self, seconds: float) -> None:
-        if not self.needed:  # no more measuring: this job ran on the loop
+        if not self.needed:  # the job ran on the event loop, so nothing is measured in the thread
             if seconds >= _LONG_S:
                 self.needed, self.quickest = _BRIEF_JOBS, math.inf
             return
@@ -61,13 +59,13 @@ class _Lane(Brevity):
         self.executor = ThreadPoolExecutor(1, thread_name_prefix=f"hadelay-{name}")
         #: Number of jobs queued or running in the lane's thread.
         self.pending = 0
-        #: Whether a job of the lane is about to run on the loop; later jobs of the lane are deferred until its end.
+        #: Whether a job of the lane is about to run on the event loop; the lane's later jobs wait for its end.
         self.on_loop = False
         self.deferred: list[Callable[[], None]] = []
 
 
 class Runtime:
-    """Runtime of a real node. Create it inside the running loop; `close` waits for the threads."""
+    """Runtime of a real (not simulated) node. Create it inside the running loop; `close` waits for the threads."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -75,11 +73,10 @@ class Runtime:
         self.random = random.Random()
         self._lanes: dict[str, _Lane] = {}
 
-    #: Monotonic clock, in seconds.
     monotonic = staticmethod(time.monotonic)
 
     def wall_ms(self) -> int:
-        """The machine's wall clock in Unix ms, which may be wrong or step; server/clustertime.py tells the users."""
+        """The machine's wall clock in Unix ms; it may be wrong or step, which server/clustertime.py reports."""
         return time.time_ns() // 1_000_000
 
     def call_soon(self, fn: Callable[..., None], *args: Any) -> None:
@@ -101,8 +98,7 @@ class Runtime:
             return
         if brief and not jobs.needed and not jobs.pending:
             jobs.on_loop = True
-            # Run the job after all ready callbacks, so that frames leave for other nodes before this node waits for its
-            # disk.
+            # Run ready callbacks first: frames then leave for other nodes before this node waits for its disk.
             self.loop.call_soon(self._on_loop, jobs, fn, done)
             return
         jobs.pending += 1
@@ -131,7 +127,7 @@ class Runtime:
         executor.submit(timed).add_done_callback(finished)
 
     def join(self, lane: str) -> None:
-        """Block until the lane's thread has finished its jobs; call this before closing what the jobs use."""
+        """Block until the lane's thread has finished its jobs; call this before closing files that the jobs use."""
         if lane in self._lanes:
             self._lanes[lane].executor.submit(lambda: None).result()
 

@@ -14,13 +14,13 @@ from contextlib import suppress
 
 #: Limit of accepted connections that have sent no byte yet.
 MAX_SILENT = 128
-#: Limit of connections that have sent bytes and wait for their turn to begin the handshake.
+#: Limit of connections that have sent bytes and wait to begin the handshake.
 MAX_READY = 64
 #: Limit of connections that are in the TLS handshake, or have sent only a part of their HELLO.
 MAX_BEGUN = 64
-#: Maximum rate, per second, of connections that begin the handshake (about 1 ms of the loop with TLS), and burst size.
+#: Maximum rate, per second, and burst of connections that begin the handshake, which costs about 1 ms with TLS.
 _RATE, _BURST = 300.0, 32.0
-#: Number of connections accepted before the loop does other work.
+#: Limit of connections accepted in a row, before the event loop does other work.
 _ACCEPTS = 32
 #: Timeout of the first bytes, of the TLS handshake, and of HELLO, in seconds each.
 HELLO_TIMEOUT_S = 5.0
@@ -31,11 +31,11 @@ _ACCEPT_RETRY_S = 0.1
 
 
 class Verdict(enum.Enum):
-    #: The first bytes are a complete and acceptable HELLO.
+    #: The connection's first bytes are a complete and acceptable HELLO.
     NOW = enum.auto()
-    #: The first bytes may be the beginning of a HELLO: the connection waits for its turn.
+    #: The connection's first bytes may be the beginning of a HELLO: the connection waits for its turn.
     IN_TURN = enum.auto()
-    #: The first bytes cannot become a HELLO. `judge` has counted the refusal and answered.
+    #: The connection's first bytes cannot become a HELLO. `judge` has counted the refusal and answered.
     NEVER = enum.auto()
 
 
@@ -49,7 +49,7 @@ class Stranger:
     def __init__(self, connection: socket.socket, host: str) -> None:
         self.connection, self.host = connection, host
         self.crowd: Crowd | None = None
-        #: Sender's network, by which connections are limited: an IPv4 address, or the /64 of an IPv6 address.
+        #: Sender's network, the unit of the limits: an IPv4 address, or the /64 of an IPv6 address.
         self.network = host
         if ":" in host:
             address = int(ipaddress.IPv6Address(host.partition("%")[0]))
@@ -81,8 +81,7 @@ class Crowd:
             del self._by_network[stranger.network]
 
     def newest(self) -> Stranger:
-        """The newest connection of the address that has the fewest connections: in a flood, most likely still
-        connected."""
+        """Newest connection of the address with the fewest: in a flood, most likely still connected."""
         fewest = min(self._by_network, key=lambda network: len(self._by_network[network]))
         return next(reversed(self._by_network[fewest]))
 
@@ -91,7 +90,7 @@ class Crowd:
 
 
 class Strangers:
-    """Accepts connections and hands those that may become links to `begin`.
+    """Accepts connections; `begin` gets the connections that may become links.
 
     judge(stranger, first bytes): see Verdict. begin: makes a transport for the stranger's connection, and calls `leave`
     once it has said HELLO or is gone. refused(host, reason, kind): counts and logs a refusal.
@@ -108,14 +107,12 @@ class Strangers:
         self._loop, self._judge, self._begin, self._refused = loop, judge, begin, refused
         self._listening: socket.socket | None = None
         self._retry: asyncio.TimerHandle | None = None
-        #: Three stages: connections without a byte; connections that wait to begin; connections that have begun and not
-        #: sent HELLO.
+        #: Connections by stage: without a byte; waiting for their handshake; begun, but before HELLO.
         self._silent, self._ready, self._begun = Crowd(MAX_SILENT), Crowd(MAX_READY), Crowd(MAX_BEGUN)
         #: Token bucket: number of connections that may begin now, and the time at which this number was computed.
         self._tokens, self._counted = _BURST, loop.time()
         self._next_turn: asyncio.TimerHandle | None = None
 
-    # -- listening
     def serve(self, listening: socket.socket) -> None:
         """Accept connections on the socket `listening`, and own the socket from now on."""
         self._listening = listening
@@ -153,7 +150,6 @@ class Strangers:
             self._move(stranger, self._silent)
             self._loop.add_reader(connection, self._spoke, stranger)
 
-    # -- waiting
     def _spoke(self, stranger: Stranger) -> None:
         self._loop.remove_reader(stranger.connection)
         self._move(stranger, None)
@@ -191,7 +187,6 @@ class Strangers:
         self._move(stranger, self._begun)
         self._begin(stranger)
 
-    # -- leaving
     def leave(self, stranger: Stranger) -> None:
         """Remove a connection that has sent HELLO, or is closed."""
         self._move(stranger, None)
@@ -209,7 +204,7 @@ class Strangers:
             self._close(stranger)
             return
         self._move(stranger, None)
-        with suppress(OSError):  # the connection's transport owns the socket and detects the shutdown
+        with suppress(OSError):  # shut down only: the connection's transport closes the socket
             stranger.connection.shutdown(socket.SHUT_RDWR)
 
     def _close(self, stranger: Stranger) -> None:

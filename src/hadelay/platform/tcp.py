@@ -36,7 +36,7 @@ _FRAME_TIMEOUT_S = 30.0
 _BACKLOG = 1024
 _RETRY_S = (0.05, 1.0)
 _REFUSED_RETRY_S = 5.0
-#: Limit of replaced links per peer and period (in seconds): two nodes with one name keep replacing links.
+#: Limit of replaced links per peer and period in seconds: two nodes with the same name replace each other's links.
 _TAKEOVERS, _TAKEN_S = 8, 30.0
 #: Limit of bytes passed to the asyncio transport; further frames wait in queues, where urgent frames go first.
 _WRITE_HIGH = 256 << 10
@@ -51,11 +51,10 @@ class _Link(asyncio.Protocol):
         self.network = network
         #: The accepted connection; None if this node opened the connection.
         self.stranger = stranger
-        #: Name of the peer that this node dialled, or None; then the name of the peer once its HELLO is accepted, ""
-        #: before.
+        #: dialled: name of the peer that this node called, or None. peer: name in the accepted HELLO, "" before.
         self.dialled, self.peer = dialled, ""
         self.closed: asyncio.Future[None] = network.loop.create_future()
-        #: Whether either side refused the connection; then the wait before this node dials again, in seconds.
+        #: refused: whether either side refused the connection. retry_s: seconds until this node dials again.
         self.refused, self.retry_s = False, _RETRY_S[0]
         self._buffer = bytearray()
         #: Number of received frames; timer of a partially received frame.
@@ -65,7 +64,6 @@ class _Link(asyncio.Protocol):
         self._queues: tuple[deque[bytes], deque[bytes]] = (deque(), deque())
         self._queued = 0
 
-    # -- coming and going
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         #: Names in the peer's certificate.
@@ -89,7 +87,6 @@ class _Link(asyncio.Protocol):
         return self.peer or self.dialled or (self.stranger.host if self.stranger is not None else "unknown")
 
     def _broken(self, event: str, size: int) -> None:
-        """Log an unreadable frame and drop the connection."""
         self.network.broken_frame(event, self.whom, size)
         self.transport.abort()
 
@@ -100,7 +97,7 @@ class _Link(asyncio.Protocol):
         self.network.links.discard(self)
         self._is_no_stranger()
         if self.dialled and self.network.tls is not None and not self.peer and not self.refused:
-            # In TLS 1.3 the dialling side finishes its handshake before its certificate is checked.
+            # In TLS 1.3 the dialling side's handshake ends before the other side has checked its certificate.
             self.refused, self.retry_s = True, _RETRY_S[1]
             reason = in_words(exc) if isinstance(exc, ssl.SSLError) else _HUNG_UP
             self.network.say_refused(self.dialled, reason, "tls")
@@ -113,7 +110,6 @@ class _Link(asyncio.Protocol):
         if self.stranger is not None:
             self.network.strangers.leave(self.stranger)
 
-    # -- reading
     def data_received(self, data: bytes) -> None:
         buffer = self._buffer
         if buffer:
@@ -161,7 +157,7 @@ class _Link(asyncio.Protocol):
         if not frame:
             self.transport.abort()
         elif frame[0] == REFUSED:
-            # REFUSED may also come from a node whose HELLO was accepted here.
+            # REFUSED may also come after HELLO: this node accepted the peer, but the peer refuses this node.
             self.refused, self.retry_s = True, _REFUSED_RETRY_S
             self.network.say_refused(self.whom, frame[1:500].decode(errors="replace"), "by_peer")
             self.transport.abort()
@@ -186,7 +182,6 @@ class _Link(asyncio.Protocol):
             self._is_no_stranger()
             self.network.linked(self)
 
-    # -- writing
     @property
     def buffered(self) -> int:
         return self._queued + self.transport.get_write_buffer_size()
@@ -234,7 +229,7 @@ class AsyncioNetwork:
         self.hello = Hello(name, cluster_id=cluster_id, group=group, feature_level=feature_level, tls=tls is not None)
         self.links: set[_Link] = set()
         self._up: dict[str, _Link] = {}
-        #: By peer: start of the period, replaced links, and frames of the current link at the last refusal.
+        #: By peer: start of the period, number of replaced links, frames of the current link at the last refusal.
         self._taken: dict[str, tuple[float, int, int]] = {}
         self._receiver: Receiver | None = None
         #: Number of refused connections, by reason.
@@ -245,14 +240,13 @@ class AsyncioNetwork:
         self._dialling: dict[str, asyncio.Task[None]] = {}
         self._shaking: set[asyncio.Task[None]] = set()
 
-    # -- Network
     def start(self, receiver: Receiver) -> None:
         """Listen and dial. ConfigError if listening on the address fails."""
         self._receiver = receiver
         self._reach_out()
 
     def _reach_out(self) -> None:
-        """Listen if there are peers, and dial peers with earlier names."""
+        """Listen if there are peers, and dial the peers whose names sort before this node's name."""
         if self.peers and not self._serving:
             self.strangers.serve(self._listen())
             self._serving = True
@@ -302,7 +296,6 @@ class AsyncioNetwork:
                 log.error("cannot_listen", extra={"error": str(error)})
 
     def buffered(self, peer: str) -> int:
-        """Number of bytes queued for `peer` in this process."""
         return self._up[peer].buffered if peer in self._up else 0
 
     def disconnect(self, peer: str) -> None:
@@ -317,14 +310,13 @@ class AsyncioNetwork:
         for link in list(self.links):
             link.transport.abort()
 
-    # -- connections
     def _judge(self, stranger: Stranger, data: bytes) -> Verdict:
         verdict, reason = self.hello.judge(data, self.peers)
         if verdict is Verdict.NEVER:
             self.say_refused(stranger.host, reason, "hello" if self.tls is None else "tls")
             if self.tls is None:
                 with suppress(OSError):
-                    # Closing with unread bytes would reset the connection before the refusal arrives
+                    # Read the bytes: closing with unread bytes resets the connection before the refusal arrives
                     stranger.connection.recv(MAX_HELLO)
                     stranger.connection.send(self.hello.packed + refusal(reason))
         return verdict
@@ -369,10 +361,10 @@ class AsyncioNetwork:
             except ssl.SSLError as error:
                 self.say_refused(peer, in_words(error), "tls")
                 wait = _REFUSED_RETRY_S
-            # Reset in the handshake: the peer has too many connections
+            # A reset in the handshake means that the peer has too many connections
             except (ConnectionResetError, ConnectionAbortedError):
                 wait = _RETRY_S[0]
-            # ValueError (also UnicodeError), OverflowError: an invalid address
+            # ValueError (also UnicodeError) and OverflowError are raised for an invalid address
             except (OSError, ValueError, OverflowError):
                 wait = min(wait * 2, _RETRY_S[1])
             else:
@@ -413,7 +405,7 @@ class AsyncioNetwork:
     def linked(self, link: _Link) -> None:
         old = self._up.pop(link.peer, None)
         if old is not None:
-            # The other side has dropped the old link and the frames in flight on it.
+            # The peer has dropped the old link, and the frames in flight on the old link are lost.
             old.transport.abort()
             if self._receiver is not None:
                 self._receiver.link_down(link.peer, False)

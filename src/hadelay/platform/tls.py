@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 _NOT_TLS = frozenset(("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "HTTPS_PROXY_REQUEST"))
 
 
-#: Pattern of a certificate's validity in DER: notBefore and notAfter, the only adjacent times in X.509. UTCTime;
-#: GeneralizedTime from 2050 on.
+#: Pattern of a certificate's validity in DER: notBefore and notAfter, the only adjacent times in X.509. Types: UTCTime,
+#: and from 2050 on GeneralizedTime.
 _VALIDITY = re.compile(rb"(?:\x17\x0d\d{12}|\x18\x0f\d{14})Z(?:\x17\x0d(\d{12})|\x18\x0f(\d{14}))Z")
 
 
@@ -39,8 +39,7 @@ class Certificates:
         self.paths = {"tls_cert": cert, "tls_key": key} | ({"tls_ca": ca} if ca else {})
         self._seen = self._look()
         self._read()
-        #: TLS context for a listening server. Each handshake switches to `server`, the context with the latest
-        #: certificate.
+        #: TLS context of a listening server; each handshake switches to `server`, with the latest certificate.
         self.listening = _server_context(cert, key)
         self.listening.sni_callback = self._choose
 
@@ -53,8 +52,7 @@ class Certificates:
             self._seen = seen
             self._read()
         except ConfigError as error:
-            # Certificate and key do not match while an operator replaces both files: `_look` will see the change of the
-            # second file.
+            # Certificate and key differ while an operator replaces both: the next refresh sees the second change.
             log.warning("certificate_not_read", extra={"reason": str(error)})
             return False
         return True
@@ -96,7 +94,7 @@ class Certificates:
             client.load_cert_chain(cert, key, password="")
         self.server, self.client = server, client
         with open(cert) as file:
-            #: End of the certificate's validity, Unix time in seconds; existing connections stay after it.
+            #: End of the certificate's validity, Unix time in seconds; open connections continue afterwards.
             self.expires_s = _expires_s(file.read())
 
 
@@ -153,7 +151,7 @@ def in_words(error: ssl.SSLError) -> str:
 
 
 def _expires_s(pem: str) -> float:
-    """End of validity of the first certificate in Unix seconds, which `ssl` tells only for accepted certificates."""
+    """End of validity of the first certificate in Unix s; `ssl` gives this only for a verified peer certificate."""
     first = pem[pem.index("-----BEGIN") :].partition("-----END CERTIFICATE-----")
     found = _VALIDITY.search(ssl.PEM_cert_to_DER_cert(first[0] + first[1]))
     assert found is not None, "OpenSSL accepts only certificates with a validity"

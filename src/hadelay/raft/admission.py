@@ -1,4 +1,4 @@
-"""Admission: decides, by incarnation, which nodes may vote and count for a majority.
+"""Admission: decides which nodes may vote. A node whose disk was lost or rewound may vote again once the log admits it.
 
 A node that lost or rewound its disk may have forgotten promises. It becomes a new *incarnation*: it follows, but does
 not vote, campaign or count until a leader has committed {node, incarnation} without it, and it holds all entries up to
@@ -26,7 +26,7 @@ from hadelay.version import FEATURE_LEVEL
 
 log = logging.getLogger(__name__)
 
-#: Number of heartbeats between two rounds in which the leader tells high-water marks and admits members.
+#: Interval, in heartbeats, at which the leader sends high-water marks to the followers and admits members.
 _TELL_EVERY = 16
 
 
@@ -50,7 +50,6 @@ class Admission(RaftPart):
         self._beats = 0
         self._renewing = False
 
-    # -- greetings
     def greet(self, peer: Peer, ready: Ready) -> None:
         own = self._journal.incarnation, self._journal.admitted, self.boot
         ready.send(peer.name, messages.encode(messages.GREETING, FEATURE_LEVEL, *own, *self._start))
@@ -87,11 +86,11 @@ class Admission(RaftPart):
         return now.boot != seen.boot and (now.term, now.index) < (seen.term, seen.index)
 
     def on_rewound(self, peer: Peer, incarnation: int, term: int, index: int, now: float, ready: Ready) -> None:
-        """Handle REWOUND: a peer remembers entries or terms that this node's disk has lost, so continue as a new
-        incarnation."""
+        """Handle a REWOUND frame: a peer remembers entries or terms that this node's disk has lost, so this node
+        becomes a new incarnation."""
         journal = self._journal
         if incarnation == JOINED and journal.incarnation == FOUNDING and journal.last_index > FIRST[0]:
-            # A founder's journal may be of another cluster, whose log may look like a prefix of this cluster's log.
+            # A founding member's journal may belong to another cluster with a similar log.
             raise FatalError(
                 f"{self._members.name} is to join a cluster, and its directories are those of a founder: start it with "
                 "empty ones (journal too)"
@@ -101,7 +100,6 @@ class Admission(RaftPart):
             self._renew(incarnation, ready)
 
     def _renew(self, above: int, ready: Ready) -> None:
-        """Continue as a new incarnation with a number above `above`."""
         if not self._renewing:
             self._renewing = True
             self._core.step_down()
@@ -110,14 +108,13 @@ class Admission(RaftPart):
 
     def _renewed(self, above: int, now: float, ready: Ready) -> None:
         fresh = max(self._runtime.wall_ms(), above + 1)
-        # Before the journal: after a crash in between, the two numbers differ, as after a lost disk
+        # Tell the state machine before the journal: after a crash in between, their incarnations differ.
         self._machine.on_incarnation(fresh)
         self._journal.become(fresh)
         self._renewing = False
         for name in self._members.peers:
             ready.answers.append(partial(self._network.disconnect, name))  # reconnecting sends a new greeting
 
-    # -- memory
     def remember(self, peer: Peer, term: int) -> None:
         """Keep the last entry that a peer acknowledged in `term`, before the leader resets its view of the peer."""
         if peer.match:
@@ -129,8 +126,7 @@ class Admission(RaftPart):
             self._seen[name] = seen
 
     def tell(self, ready: Ready) -> None:
-        """Leader: send the followers each member's last acknowledged entry, so that every follower can detect a rewound
-        disk."""
+        """Send the followers each member's last acknowledged entry, so that they can detect a rewound disk."""
         own = self._journal.incarnation, self.boot, self._core.term, self._journal.synced_index
         self._seen[self._members.name] = HighWater(*own)
         if self._seen != self._told:
@@ -148,7 +144,6 @@ class Admission(RaftPart):
             if name in self._members.peers:
                 self._raise(name, HighWater(*fields))
 
-    # -- admitting
     def beat(self, ready: Ready) -> None:
         """Called by the leader at each heartbeat: every _TELL_EVERY heartbeats, admit members that have caught up."""
         self._beats += 1

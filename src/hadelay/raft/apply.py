@@ -71,7 +71,7 @@ class Applier(RaftPart):
             self._apply(self._ready.popleft(), now, ready)
             if self._runtime.monotonic() >= end:
                 break
-        # Drop loaded entries if the last is not committed: another leader may still cut it off.
+        # Drop the loaded entries if the last entry is not committed: another leader may still truncate this entry.
         if self._ready and self._ready[-1][1] > self._limit():
             self._ready.clear()
         self._answer_reads()
@@ -81,7 +81,7 @@ class Applier(RaftPart):
         return min(self._core.commit_index, self._journal.synced_index)
 
     def soon(self, ready: Ready) -> None:
-        """`run` in the next turn of the loop, if an entry can be applied."""
+        """Schedule `run` for the next turn of the event loop, if an entry can be applied."""
         if not self._scheduled and self.applied < self._limit():
             self._scheduled = True
             ready.later(0.0, self._again)
@@ -104,10 +104,8 @@ class Applier(RaftPart):
         else:
             waiter.done(None, NoLeader("another leader was elected before this was committed", retry_after_ms=50))
 
-    # -- waiting proposals and reads
     def deposed(self, now: float) -> None:
-        """Shorten the deadlines of waiting proposals after a loss of leadership: the next leader may still commit
-        them."""
+        """Shorten the deadlines of waiting proposals: the next leader may still commit them."""
         latest = now + self._config.deposed_timeout_ms / 1000
         self._waiters = {
             index: waiter._replace(deadline=min(waiter.deadline, latest)) for index, waiter in self._waiters.items()
@@ -135,7 +133,7 @@ class Applier(RaftPart):
                 done(None)
 
     def end(self, error: HadelayError) -> None:
-        """The node stops: answer all waiting proposals and reads."""
+        """Answer all waiting proposals and reads with an error, because the node stops."""
         waiters, self._waiters = self._waiters, {}
         reads, self._reads = self._reads, []
         for waiter in waiters.values():
@@ -152,8 +150,8 @@ class Reads(RaftPart):
     """
 
     def __init__(self, shared: Shared, members: Membership, applier: Applier, confirm: Confirm) -> None:
-        """confirm(done, now, ready): asks the leader for the index that a read must have applied; passes it to
-        done(index, error, ready)."""
+        """confirm(done, now, ready) runs on the leader: once a majority confirms that this node leads, it calls
+        done(index, error, ready) with the commit index that a read must wait for."""
         super().__init__(shared)
         self._members, self._applier, self._confirm = members, applier, confirm
         self._next: list[Finished] = []

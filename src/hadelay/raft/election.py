@@ -19,8 +19,7 @@ log = logging.getLogger(__name__)
 #: Pause, in seconds, between a passed election deadline and a second check: the loop can read waiting frames meanwhile.
 _SECOND_LOOK_S = 0.004
 _NEVER = float("-inf")
-#: Limit of unapplied entries above which a node could lead but not serve: it lets other nodes campaign first, for
-#: _DRAIN_S seconds.
+#: A node with more than _BACKLOG unapplied entries lets others campaign first, for _DRAIN_S seconds.
 _BACKLOG, _DRAIN_S = 500, 1.0
 
 
@@ -28,9 +27,9 @@ class Elections(RaftPart):
     def __init__(self, shared: Shared, members: Membership, applier: Applier) -> None:
         super().__init__(shared)
         self._members, self._applier, self._random = members, applier, shared.runtime.random
-        #: Whether this node drains. While draining, it lets other nodes campaign first.
+        #: Whether this node is draining, that is, gives up leadership; a draining node lets other nodes campaign first.
         self.draining = False
-        #: Round trip of the leader's fastest majority, in ms.
+        #: Round trip between the leader and its fastest majority of voters, in ms.
         self.rtt_ms = 0
         #: Time of the leader's last heartbeat; _NEVER after a reset of its link.
         self._heard = _NEVER
@@ -38,15 +37,13 @@ class Elections(RaftPart):
         self._timer_at: float | None = None
         #: Running pre-vote: its term, and the peers that agreed. None: no pre-vote is running.
         self._asking: tuple[int, set[str]] | None = None
-        #: Term of the last campaign, and voters already counted: the library would count a second answer of a voter
-        #: again.
+        #: Term of the last campaign, and voters counted: PySyncObj would count a repeated answer again.
         self._votes: tuple[int, set[str]] = (0, set())
         #: Term of a campaign that the leader requested: voters agree although they hear the leader. 0: none.
         self._called = 0
-        #: Time since which this node lets others campaign first.
+        #: Monotonic time since which this node lets others campaign first; None: it does not.
         self._waiting_since: float | None = None
 
-    # -- deadlines
     def start(self, now: float, ready: Ready) -> None:
         self._postpone(now)
         self._arm(now, ready)
@@ -65,7 +62,7 @@ class Elections(RaftPart):
         self._postpone(now)
 
     def leader_lost(self, now: float, ready: Ready) -> None:
-        """The leader's process closed its link, so it is probably dead."""
+        """Move the election deadline near: the leader's process closed its link, so it is probably dead."""
         self._heard = _NEVER
         self._deadline = min(self._deadline, now + self._random.uniform(0.0, self._config.reset_spread_ms / 1000))
         self._arm(now, ready)
@@ -93,11 +90,10 @@ class Elections(RaftPart):
             self._ask(now, ready)
         self._arm(now, ready)
 
-    # -- asking
     @property
     def may_vote(self) -> bool:
-        """Whether this node may vote: not as a new incarnation, nor while a snapshot replaces its state. The node need
-        not be a voter in its own log: the candidate's log is no older and may list the node as a voter."""
+        """Whether this node may vote: the log has admitted its incarnation, and no snapshot is replacing its state. The
+        node need not be a voter in its own log: the candidate's log is no older and may list the node as a voter."""
         return self._journal.admitted and not self._applier.installing
 
     @property
@@ -116,7 +112,7 @@ class Elections(RaftPart):
             self._postpone(now)
             self.campaign(now, ready)
             return
-        # A pre-vote disturbs nobody, so the next follows soon, after a random time that keeps the nodes out of step.
+        # Repeat the pre-vote soon: it disturbs nobody. The random delay keeps nodes out of step.
         self._deadline = now + self._config.election_min_ms / 1000 * self._random.uniform(0.25, 1.0)
         if not self.eligible or self._lets_others_go_first(now):
             return
@@ -152,7 +148,6 @@ class Elections(RaftPart):
             if self._members.agreed(peers[name] for name in sorted(self._asking[1]) if name in peers):
                 self.campaign(now, ready)
 
-    # -- campaigning
     def campaign(self, now: float, ready: Ready, *, called: bool = False) -> None:
         self._asking = None
         self._called = self._core.term + 1 if called else 0
@@ -163,8 +158,7 @@ class Elections(RaftPart):
         ready.sync = True
 
     def ask_vote(self, name: str, term: int, last_index: int, last_term: int, ready: Ready) -> None:
-        """Request the vote of `name` once this node's own vote, which the library has counted, and its log are on
-        disk."""
+        """Request the vote of `name` once this node's log and its vote for itself are on disk."""
         frame = messages.encode(messages.VOTE, term, last_index, last_term, self._called == term)
         ready.durable(self._send_vote_request, name, term, frame)
 
@@ -206,6 +200,6 @@ class Elections(RaftPart):
             ready.sync = True
 
     def on_timeout_now(self, peer: Peer, term: int, now: float, ready: Ready) -> None:
-        """The leader requests this node to take over."""
+        """Campaign at once, because the leader asked this node to take over."""
         if term == self._core.term and self._core.leader == peer.name and self.eligible:
             self.campaign(now, ready, called=True)

@@ -1,5 +1,4 @@
-"""Event handling of a Raft node: one part (election, replication, …) handles an event; effects are carried out at its
-end."""
+"""Event handling of a Raft node: a part of the node handles an event, then the effects are carried out."""
 
 import logging
 from collections.abc import Callable
@@ -39,7 +38,7 @@ class Events:
         raise NotImplementedError
 
     def fatal(self, error: BaseException) -> None:
-        """Stop at the first unexpected error: nothing more leaves this node."""
+        """Stop the node at its first unexpected error: the node sends nothing more."""
         if not self.stopped:
             self.stopped = True
             log.critical("fatal", exc_info=error)
@@ -62,8 +61,7 @@ class Events:
             self._busy = inside
 
     def _carry_out(self, ready: Ready) -> bool:
-        """Carry out the pending effects of one kind: the first kind, in the order of the fields of Ready. False if no
-        effect is pending."""
+        """Carry out the first pending kind of effects, in the order of Ready's fields. False if none is pending."""
         if ready.sends:
             sends, ready.sends = ready.sends, []
             for peer, frame, urgent in sends:
@@ -104,8 +102,7 @@ class Events:
         return True
 
     def _flush(self, now: float, ready: Ready) -> None:
-        """Write and sync the queued journal records. Runs once per turn of the loop, after the turn's frames were
-        sent."""
+        """Write and sync queued journal records, once per turn of the loop, after the turn's frames were sent."""
         self._flushing = False
         self.journal.kick()
         self.applier.soon(ready)

@@ -1,4 +1,4 @@
-"""Append frames on a follower: verify and deduplicate entries before the library sees them.
+"""Append frames on a follower: verify and deduplicate entries before the library (PySyncObj) sees them.
 
 The library would delete all entries behind `prevLogIdx`, even matching ones. So known entries are skipped, a conflict
 is cut off (never a committed entry), and the library gets only entries that follow directly on the last one. The commit
@@ -30,7 +30,7 @@ class Follower(RaftPart):
         #: Leader as (name, term); and index of the last entry known to be equal in this log and the leader's.
         self._leader: tuple[str, int] = ("", 0)
         self.verified = 0
-        #: Number of the heartbeat round to answer after the next sync; None: no answer is owed.
+        #: Number of the heartbeat round to answer after the next sync; None: no answer is due.
         self._owed: int | None = None
 
     def on_append(self, peer: Peer, m: Append, now: float, ready: Ready) -> None:
@@ -66,7 +66,7 @@ class Follower(RaftPart):
         if self._core.leads and term == self._core.term:
             raise FatalError(f"{name} claims to lead term {term}, which this node leads")
         self._core.heard(name, term, 0)
-        if (name, term) != self._leader:  # else the same leader is back after a silence, and `verified` still holds
+        if (name, term) != self._leader:  # keep `verified` if the same leader is back after a silence
             self._leader, self.verified, self._owed = (name, term), 0, None
             self._snapshots.give_up(ready, tell=False)  # the former leader no longer serves snapshot files
             log.info("follows", extra={"leader": name, "term": term})
@@ -77,8 +77,7 @@ class Follower(RaftPart):
         self._leader, self._owed = ("", 0), None
 
     def _mismatch(self, m: Append) -> int:
-        """Return 0 if this log contains the entry before the frame's entries; else the index that the leader should try
-        next."""
+        """Return 0 if this log has the entry before the frame's entries, else the index to try next."""
         journal, committed = self._journal, max(self._journal.base_index, self._core.commit_index)
         if m.prev_index > journal.last_index:
             return journal.last_index + 1
@@ -141,7 +140,7 @@ class Follower(RaftPart):
             self._send_ok(self._owed, ready)
 
     def _send_ok(self, round: int, ready: Ready) -> None:
-        # Answering a heartbeat does not answer entries that still wait for the disk: keep their answer owed.
+        # Entries that still wait for the disk need an answer later: the answer to a heartbeat does not cover them.
         self._owed = None if self._journal.synced_index >= self.verified else 0
         name, term = self._leader
         if term == self._core.term:

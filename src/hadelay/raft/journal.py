@@ -1,4 +1,4 @@
-"""The Raft journal: entries, term and vote of this node on its own disk (S1's arrival log).
+"""The Raft journal: log entries, current term and vote of this node, on its own disk.
 
 Law 1: nothing is answered before it is synced. `append` and `vote` only queue; journalsync.py writes and syncs.
 Law 2: files are only appended to, and deleted whole from the front. To cut the end, or to begin behind a snapshot, a
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 #: (index, term) that precedes the first entry of a new journal; it stands for the empty state machine.
 FIRST = (1, 0)
-#: Memory, in bytes, that Python needs for an entry besides the entry's own bytes.
+#: Memory overhead of an entry in Python, in bytes.
 _ENTRY_BYTES = 220
 _DEFAULTS = JournalConfig()
 
@@ -63,7 +63,6 @@ class Journal(JournalSync):
         self.last_index = last.last_index
         self.last_term = last.terms[-1][1] if last.terms else last.header.prev_term
 
-    # -- opening
     @staticmethod
     def exists(disk: Disk, directory: str) -> bool:
         return disk.exists(directory) and any(name.endswith(SUFFIX) for name in disk.listdir(directory))
@@ -72,7 +71,7 @@ class Journal(JournalSync):
     def create(
         cls, disk: Disk, directory: str, runtime: Runtime, owner: Identity, config: JournalConfig = _DEFAULTS
     ) -> Journal:
-        """An empty journal, synced. FatalError when the directory holds a journal.
+        """Create an empty journal and sync it. FatalError if the directory already holds a journal.
 
         owner.incarnation: FOUNDING for a member of a cluster that begins now. A node that lost its disk gets a larger
         number than it ever had (wall-clock ms), and has to be admitted.
@@ -92,7 +91,7 @@ class Journal(JournalSync):
     def open(
         cls, disk: Disk, directory: str, runtime: Runtime, owner: Identity, config: JournalConfig = _DEFAULTS
     ) -> Journal:
-        """Recover: cut a torn end, refuse damage (DamagedFile) and journals of other nodes (ConfigError).
+        """Open a journal; cut off a torn end. DamagedFile if damaged, ConfigError if another node's.
 
         Records that the previous process may not have synced are written into a new segment and synced here: after a
         failed sync, the page cache looks clean. Blocks: nothing else runs yet.
@@ -121,7 +120,6 @@ class Journal(JournalSync):
     def _header(
         self, first: int, prev_term: int, durable: tuple[int, int], *, reset: bool = False
     ) -> records.SegmentHeader:
-        """Header of the next segment."""
         last = self._segments[-1].header.seq if self._segments else 0
         return replace(
             self.identity, seq=self._number, previous=last, first_index=first, prev_term=prev_term, term=self.term,
@@ -144,10 +142,9 @@ class Journal(JournalSync):
             delete(self._disk, old)
         self._garbage.clear()
 
-    # -- reading
     @property
     def size_bytes(self) -> int:
-        """Bytes of all records kept."""
+        """Size of all segments, in bytes."""
         return sum(segment.position for segment in self._segments)
 
     @property
@@ -157,7 +154,7 @@ class Journal(JournalSync):
         return rest if self._spare is None else rest + self.config.segment_bytes - records.SEGMENT_HEADER_BYTES
 
     def term_at(self, index: int) -> int:
-        """Term of an entry from base_index to last_index."""
+        """Term of the entry at `index`, which is between base_index and last_index."""
         tail = self._tail
         first = self.last_index + 1 - len(tail)
         if index >= first and tail:
@@ -167,8 +164,7 @@ class Journal(JournalSync):
         return self._segment_of(index).term_at(index)
 
     def entries(self, index: int, max_bytes: int) -> list[Entry]:
-        """Entries from `index` on, as (command, index, term, record or None): at least one; more while they fit into
-        `max_bytes`."""
+        """Entries from `index` on: at least one, and more while their commands fit into `max_bytes`."""
         tail = self._tail
         start = index - (self.last_index + 1 - len(tail))
         if start < 0:
@@ -187,7 +183,6 @@ class Journal(JournalSync):
                 return segment
         raise FatalError(f"entry {index} was asked for, and the journal begins after {self.base_index}")
 
-    # -- appending
     def append(self, command: bytes, index: int, term: int, record: bytes | memoryview | None = None) -> None:
         """Queue the next entry for writing. record: the entry's encoded bytes, if another node sent the entry."""
         assert index == self.last_index + 1, "entries are appended in order"
@@ -205,20 +200,18 @@ class Journal(JournalSync):
             self._shorten_tail()
 
     def vote(self, term: int, voted_for: str | None) -> None:
-        """Queue the current term and this node's vote in it."""
+        """Queue a record of the current term and of this node's vote in this term."""
         self.term, self.voted_for = term, voted_for
         self._append_record(records.VOTE, 0, term, (voted_for or "").encode())
         self._voted = self._appended
 
     def note_install(self, index: int, term: int) -> None:
-        """Queue a record that a snapshot will be installed: after a crash, the checkpoint may be ahead of this
-        journal."""
+        """Queue a record that a snapshot will be installed: after a crash, its state may be ahead of this journal."""
         self.installing = index
         self._append_record(records.INSTALL, index, term, b"")
 
     def note_admitted(self) -> None:
-        """Queue a record that the log has admitted this incarnation, and that this journal holds all entries up to the
-        admission."""
+        """Queue a record that the log has admitted this incarnation, and that the admission is in this journal."""
         self._append_record(records.ADMITTED, 0, self.term, b"")
         self.when_synced(self._set_admitted)
 
@@ -231,7 +224,7 @@ class Journal(JournalSync):
         self._appended += 1
 
     def _segment_for(self, size: int) -> Segment:
-        """The newest segment, with room for `size` bytes, ready to be appended to."""
+        """Return the newest segment; begin a new one if the newest has no room for `size` bytes."""
         segment = self._segments[-1]
         if segment.position + size + records.RECORD_OVERHEAD > self.config.segment_bytes:
             segment = self._roll(self.last_index + 1, self.last_term)
@@ -294,7 +287,6 @@ class Journal(JournalSync):
             drop += 1
         del self._tail[:drop]
 
-    # -- segments
     def compact(self, index: int, keep_bytes: int) -> None:
         """Delete whole segments of entries up to `index`; at least `keep_bytes` stay."""
         size = self.size_bytes
@@ -312,8 +304,7 @@ class Journal(JournalSync):
     def _unlink(self, segments: list[Segment]) -> None:
         for segment in segments:
             delete(self._disk, segment)
-            # Sync the directory after each deletion: else a power cut could bring an older segment back and leave a
-            # gap.
+            # Sync after each deletion: else a power cut could bring an older segment back and leave a gap.
             self._disk.sync_dir(self.directory)
 
     def _unlinked(self, _: object, error: BaseException | None) -> None:
@@ -321,15 +312,14 @@ class Journal(JournalSync):
             self.on_fatal(error)
 
     def reset(self, index: int, term: int) -> None:
-        """Begin the journal anew after a snapshot of (`index`, `term`). Blocks for a sync; no other operation may be
-        running."""
+        """Begin the journal anew after a snapshot. Blocks for a sync; no other operation may be running."""
         self.installing = 0
         self._tail, self._tail_bytes = [], 0
         self._dirty.clear()
         self._adopt(index + 1, term, [], reset=True)
 
     def become(self, incarnation: int) -> None:
-        """Continue as another incarnation, after this disk was rewound. Blocks for a sync."""
+        """Continue as a new incarnation of this node, after this disk was rewound. Blocks for a sync."""
         self.incarnation, self.admitted = incarnation, False
         self._write_all()
         self._adopt(self.last_index + 1, self.last_term, [])

@@ -19,8 +19,7 @@ from hadelay.raft.segment import SPARE, Segment, delete, zeroed
 
 log = logging.getLogger(__name__)
 
-#: Maximum bytes that a sync on the event loop may write; the loop syncs only if the disk is faster than a change of
-#: threads.
+#: Limit, in bytes, of a sync on the event loop; larger syncs, and all syncs on a slow disk, run in a thread.
 _BRIEF_BYTES = 64 << 10
 #: Delay, in seconds, before a mark record notes the last sync, unless another record follows.
 _MARK_DELAY_S = 0.05
@@ -31,7 +30,7 @@ class JournalConfig:
     #: Size of a segment file, in bytes, at least four times the largest entry. The file is filled with zeros ahead: a
     #: sync without allocation takes half the time.
     segment_bytes: int = 16 << 20
-    #: Memory for recent entries, which followers and apply then need not read from disk.
+    #: Memory limit for recent entries, in bytes: these entries need not be read from disk for followers or for apply.
     tail_bytes: int = 16 << 20
 
 
@@ -49,8 +48,7 @@ class JournalSync:
         self.on_fatal: Callable[[BaseException], None] = _raise
         #: on_synced(seconds): called after each sync and its `when_synced` callbacks.
         self.on_synced: Callable[[float], None] = lambda seconds: None
-        #: Number of queued records since the start; of durable records; and of queued records at the last change of
-        #: term or vote.
+        #: Number of records queued since the start; of durable ones; and of those queued at the last term or vote.
         self._appended = self._synced = self._voted = 0
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
         self._dirty: list[Segment] = []
@@ -161,8 +159,7 @@ class JournalSync:
         segment.append(encode_record(MARK, offset, number, b""))
 
     def want_spare(self) -> None:
-        """Prepare the spare segment, zeroed and synced, in a thread. After a failure, the node's timer calls this
-        again."""
+        """Prepare the spare segment, zeroed and synced, in a thread. A failure is retried by the node's timer."""
         if self._spare is not None or self._spare_wanted or self.closed:
             return
         self._spare_wanted = True
@@ -192,7 +189,7 @@ class JournalSync:
         self.synced_index = self.last_index
 
     def close(self) -> None:
-        """Sync the queued records and mark the sync, for the next start."""
+        """Sync the queued records, and write a mark record for the next start: the sync succeeded."""
         if self.closed:
             return
         self.closed = True

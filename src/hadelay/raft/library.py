@@ -23,7 +23,7 @@ from hadelay.raft.journal import Journal
 
 #: Entry that the library appends when a term begins. RaftNode.propose takes only longer entries.
 NO_OP = b"\x01"
-#: Second voter of a cluster of one: the node's disk, which must acknowledge like a peer. Names of nodes have no spaces.
+#: Name of the second voter in a cluster of one node: the node's own disk. Names of nodes have no spaces.
 DISK = "its disk"
 #: Extra voter while a removed leader leads until its removal is committed: the library counts the leader as a voter, so
 #: this name balances the majority.
@@ -70,8 +70,7 @@ class _Log(LibraryJournal):  # type: ignore[misc]
         if isinstance(at, int):
             index = journal.base_index + at
             return b"", index, journal.term_at(index)
-        # The library reads a slice to learn one term (commit rule), or whether entries follow (append_entries): two
-        # entries suffice.
+        # The library reads a slice only for one term, or to see whether entries follow: two entries suffice.
         first = journal.base_index + at.start
         last = journal.last_index if at.stop is None else min(journal.last_index, journal.base_index + at.stop - 1)
         return [(b"", index, journal.term_at(index)) for index in range(first, min(last, first + 1) + 1)]
@@ -104,7 +103,7 @@ class _Log(LibraryJournal):  # type: ignore[misc]
 
 
 class _Transport(Transport):  # type: ignore[misc]
-    """Passes messages that the library sends to the listener. Incoming messages reach the library from Core, as calls
+    """Passes outgoing messages of the library to the listener. Core passes incoming messages to the library, by calls
     of `_onMessageReceived`."""
 
     def __init__(self, listener: RaftListener) -> None:
@@ -150,8 +149,7 @@ def _seams(log: _Log) -> Iterator[None]:
 
 
 class _Member(Node):  # type: ignore[misc]
-    """Node of the library with a stable hash. The library iterates over sets of nodes, so the hash decides the order of
-    vote requests."""
+    """Node of the library with a stable hash, which decides the order in which the library requests votes."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -171,9 +169,9 @@ class Core(SyncObj):  # type: ignore[misc]
     def __init__(self, name: str, peers: Sequence[str], journal: Journal, listener: RaftListener) -> None:
         """`peers`: the names of the other voters."""
         self._journal, self._listener = journal, listener
-        #: Whether this node believes to lead; another leader may be elected already.
+        #: Whether this node believes that it leads; another leader may be elected already.
         self.leads = False
-        #: Index of the no-op of the term that this node leads, or led last.
+        #: Index of the no-op entry that began the term which this node leads, or led last.
         self.no_op = 0
         #: Name → library node of every node that sends frames, voter or not.
         self.members = _Members()
@@ -206,7 +204,6 @@ class Core(SyncObj):  # type: ignore[misc]
                 self.no_op = self._journal.last_index + 1
             self._listener.on_state(self.leads)
 
-    # -- state of the library
     @property
     def leader(self) -> str | None:
         node = self._getLeader()
@@ -220,7 +217,6 @@ class Core(SyncObj):  # type: ignore[misc]
     def commit_index(self) -> int:
         return int(self.raftCommitIndex)
 
-    # -- input
     def set_voters(self, others: Sequence[str], votes: bool) -> list[str]:
         """Set the voters besides this node; without others, the node's disk is the second voter. votes: whether this
         node votes. Returns the added names."""
@@ -239,14 +235,12 @@ class Core(SyncObj):  # type: ignore[misc]
         return [str(node.id) for node in added]
 
     def link(self, peer: str, up: bool) -> None:
-        """Tell the library that the link to `peer` is up or down: the library campaigns only when connected to another
-        node."""
+        """Tell the library whether `peer` is linked: without any linked node, the library does not campaign."""
         transport = self._SyncObj__transport  # no public name
         (transport._onNodeConnected if up else transport._onNodeDisconnected)(self.members[peer])
 
     def tick(self) -> None:
-        """Run the library once: advance the commit index by new acknowledgements, and begin an election if `campaign`
-        asked for one."""
+        """Let the library advance the commit index, and begin an election if `campaign` asked for one."""
         self._onTick(0.0)
 
     def campaign(self) -> None:
@@ -256,8 +250,7 @@ class Core(SyncObj):  # type: ignore[misc]
 
     def step_down(self, term: int = 0) -> None:
         """Become a follower without a leader; adopt `term` if it is higher than the current term."""
-        # Set private attributes: the library has no public way to lose its leader, or to adopt a term from a frame that
-        # it does not get.
+        # Set private attributes: the library cannot lose its leader, or adopt a term, through public methods.
         if term > self.raftCurrentTerm:
             self._SyncObj__setCurrentTerm(term, None)
         self._SyncObj__setState(_FOLLOWER)
@@ -268,7 +261,6 @@ class Core(SyncObj):  # type: ignore[misc]
         self._checkCommandsToApply()
 
     def _receive(self, peer: str, kind: str, **fields: Any) -> None:
-        """Pass a message of `peer` to the library."""
         self._to_library(self.members[peer], {"type": kind, **fields})
 
     def vote_requested(self, peer: str, term: int, last_index: int, last_term: int) -> None:
@@ -278,35 +270,29 @@ class Core(SyncObj):  # type: ignore[misc]
         self._receive(peer, "response_vote", term=term)
 
     def heard(self, peer: str, term: int, commit_index: int) -> None:
-        """Tell the library that `peer` leads `term`, and that this node's entries up to `commit_index` are
-        committed."""
+        """Tell the library that `peer` leads `term` and has committed this log up to `commit_index`."""
         self._receive(peer, "append_entries", term=term, commit_index=commit_index)
 
     def append(self, peer: str, term: int, commit_index: int, entries: list[tuple[Any, ...]]) -> None:
-        """Like `heard`, and append `entries`, which follow directly on the last entry of this node."""
+        """Do what `heard` does, and append `entries`, which directly follow this node's last entry."""
         _, index, last_term = self._SyncObj__raftLog[-1]  # no public name
         prev = {"prevLogIdx": index, "prevLogTerm": last_term}
         self._receive(peer, "append_entries", term=term, commit_index=commit_index, entries=entries, **prev)
 
     def acknowledged(self, peer: str, index: int) -> None:
-        """Tell the library that `peer` and this node hold all entries up to `index` on their disks. Never lowers the
-        acknowledged index."""
+        """Tell the library that `peer` and this node have synced all entries up to `index`. Never lowers that index."""
         self._receive(peer, "next_node_idx", next_node_idx=index + 1, reset=False, success=True)
 
     def jump(self, index: int) -> None:
-        """Tell the library that all entries up to `index` are in the state machine, hence committed (from a checkpoint
-        or snapshot)."""
+        """Tell the library that the state machine has all entries up to `index`, so they are committed."""
         # Set private attributes: the library can start only with an empty state, or with its own pickled dump.
         self._SyncObj__raftCommitIndex = index
         self._SyncObj__raftLastApplied = index
 
-    # -- overrides
     def _SyncObj__sendAppendEntries(self) -> None:
-        """Replaces the library's sender, which slices the whole tail of the log for each follower and has no send
-        window."""
+        """Replaces the library's sender, which copies the log's tail for each follower, without a send window."""
         self._listener.on_entries()
 
     def _SyncObj__applyLogEntries(self) -> bool:
-        """Disables the library's apply loop, which retries for ever and may apply entries twice; raft/apply.py applies
-        entries instead."""
+        """Disables the library's apply loop, which may apply entries twice; raft/apply.py applies entries."""
         return False

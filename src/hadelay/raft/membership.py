@@ -38,10 +38,9 @@ class Membership(RaftPart):
         #: Member lists in the log that are not applied yet, with the indexes of their entries, ascending.
         self.appended_lists: list[Configuration] = []
         self._heard: Configuration = (0, ())
-        #: Whether no leader was seen since the start. Then all members in the log may be gone, and the configuration
-        #: file may be newer.
+        #: Whether no leader was seen since the start; if so, the configuration file may be newer than the log.
         self.no_leader_seen = True
-        #: Term and commit index at the last check of the learners.
+        #: Term and commit index when the leader last checked whether learners have caught up.
         self._mark = (0, 0)
         self._derive()
 
@@ -64,7 +63,6 @@ class Membership(RaftPart):
 
     @property
     def sole_voter(self) -> bool:
-        """Whether this node is the only voter."""
         return not self.others
 
     @property
@@ -76,14 +74,13 @@ class Membership(RaftPart):
         return peer is not None and peer.up
 
     def agreed(self, peers: Iterable[Peer]) -> bool:
-        """Whether `peers` and this node together are a majority of the voters. Nodes that the log has not admitted do
-        not count."""
+        """Whether `peers` and this node are a majority of the voters. Nodes not yet admitted do not count."""
         mine = self._journal.admitted and self.votes
         return mine + sum(peer.admitted and peer.name in self.voters for peer in peers) >= self.majority
 
     def min_incarnation(self, name: str) -> int:
-        """Smallest incarnation accepted from this node. An added node is no founder once the log names it, applied or
-        not: another cluster's log could look like a prefix of this one's."""
+        """Smallest incarnation accepted from the node `name`. A member added later is never a founder, even before its
+        entry is applied: a founder's log could be the log of another cluster."""
         known = self._machine.incarnation(name) or FOUNDING
         return max(known, JOINED) if name in self.joined else known
 
@@ -116,9 +113,8 @@ class Membership(RaftPart):
             self.no_leader_seen = False
             self._reconfigure(now, ready)
 
-    # -- lists in the log
     def load(self, applied: int, now: float, ready: Ready) -> None:
-        """Read the lists before the start: the applied list, and those in the journal beyond it."""
+        """Read the member lists before the start: the applied list, and the lists in later journal entries."""
         self._take_applied()
         index = applied + 1
         while index <= self._journal.last_index:
@@ -190,7 +186,6 @@ class Membership(RaftPart):
                 self.peers[name].counted = 0
         ready.notify(Notice.MEMBERS)
 
-    # -- lists of peers
     def tell(self, peer: Peer, ready: Ready) -> None:
         """Send the applied members to a peer, unless they are from the configuration file."""
         index, members = self.applied_list
@@ -209,7 +204,6 @@ class Membership(RaftPart):
             self._heard = (index, members)
             self._reconfigure(now, ready)
 
-    # -- changes
     def refusal(self, members: Members) -> HadelayError | None:
         """Return the reason why this node may not propose this member list, or not yet; None if it may."""
         if self._config.survivor:
@@ -248,8 +242,7 @@ class Membership(RaftPart):
             self._propose(self._machine.members_command(members), done)
 
     def beat(self, ready: Ready) -> None:
-        """Called by the leader every few heartbeats: propose as voter a learner that has all entries up to the last
-        check."""
+        """Called by the leader every few heartbeats: propose a learner that has caught up as voter."""
         if not self.votes and self.committed:
             ready.notify(Notice.HAND_OVER, "removed")
         mark, self._mark = self._mark, (self._core.term, self._core.commit_index)

@@ -35,9 +35,8 @@ _APPEND = struct.Struct("<BBHIQQQQQ")
 #: Frame APPEND_REPLY: kind, status, term, match, hint, round.
 _APPEND_REPLY = struct.Struct("<BBQQQQ")
 
-#: Flags of an APPEND frame.
+#: Flag of an APPEND frame: the follower must not answer the frame.
 NO_REPLY = 1
-#: Statuses of an APPEND_REPLY frame.
 OK, MISMATCH, HIGHER_TERM, INSTALLING = range(4)
 
 
@@ -53,7 +52,6 @@ class Greeting(NamedTuple):
 
 class Vote(NamedTuple):
     term: int
-    #: Index and term of the last entry in the candidate's log.
     last_index: int
     last_term: int
     #: Whether the leader asked the candidate to campaign.
@@ -126,7 +124,7 @@ def encode_append(
     rtt_ms: int = 0,
     flags: int = 0,
 ) -> bytes:
-    """Encode an APPEND frame without records; the sender sends the records after it, unchanged."""
+    """Encode an APPEND frame without records; the sender appends the encoded records unchanged."""
     return _APPEND.pack(APPEND, flags, len(info), rtt_ms, term, prev_index, prev_term, commit_index, round) + info
 
 

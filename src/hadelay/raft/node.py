@@ -1,4 +1,4 @@
-"""RaftNode: one member of one group, and the only interface of Raft for the rest of hadelay.
+"""RaftNode: one member of a Raft group, and the only interface to Raft for the rest of hadelay.
 
 RaftNode connects the parts and receives events: frames, timers, proposals, finished syncs. A part handles an event and
 writes its effects into a `Ready` (part.py), which is carried out at the end of the event (events.py). Any unexpected
@@ -34,14 +34,13 @@ from hadelay.raft.transfer import Transfers
 log = logging.getLogger(__name__)
 
 _HOUSEKEEPING_S = 0.25
-#: Delay before the link to a removed node ends.
+#: Delay, in seconds, before the link to a removed node ends.
 _FAREWELL_S = 1.0
 _SYNC_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, float("inf"))
 
 
 class RaftNode(Events):
-    """A Raft node. Construct it, call `set_applied` with the checkpoint's position, then `start`. All calls are on the
-    loop."""
+    """A Raft node. Construct it, call `set_applied`, then `start`. All calls are on the event loop."""
 
     def __init__(
         self,
@@ -142,14 +141,13 @@ class RaftNode(Events):
         self.applier.end(OutcomeUnknown("the node stopped"))
         self.journal.close()
 
-    # -- state
     @property
     def peers(self) -> dict[str, Peer]:
         return self.membership.peers
 
     @property
     def is_leader(self) -> bool:
-        """Whether this node believes to lead. Another leader may be elected: only committed entries prove it."""
+        """Whether this node believes that it leads; only a committed entry proves it."""
         return self.core.leads
 
     @property
@@ -172,7 +170,6 @@ class RaftNode(Events):
     def last_index(self) -> int:
         return self.journal.last_index
 
-    # -- proposals, reads, leadership
     def propose(self, command: bytes, done: Done) -> None:
         """Propose one entry, 2 to max_entry_bytes bytes. done(result of apply, None) once applied on this node, or
         done(None, error): NoLeader, Overloaded, TooLarge, DiskFull (nothing happened), OutcomeUnknown."""
@@ -205,7 +202,7 @@ class RaftNode(Events):
         ready.sync = True
 
     def read_index(self, done: Finished) -> None:
-        """done(None) once this node has applied everything that was committed in the cluster before this call."""
+        """Call done(None) once this node has applied all entries committed in the cluster before this call."""
         self.event(self.reads.read, done)
 
     def has_leader_lease(self) -> bool:
@@ -238,7 +235,6 @@ class RaftNode(Events):
         assert messages.FIRST_APP_KIND <= kind <= 255
         return self.membership.connected(peer) and self.network.send(peer, [bytes((kind,)), payload])
 
-    # -- effects of an event (events.Events)
     def _advance(self, now: float, ready: Ready) -> None:
         before = self.core.commit_index
         self.core.tick()
@@ -275,7 +271,7 @@ class RaftNode(Events):
             self.follower.reset()
             self.admission.applied(ready)
 
-    # -- events: frames (network.Receiver)
+    # Methods of network.Receiver, which the network calls.
     def link_up(self, peer: str) -> None:
         if peer in self.peers:
             self.event(lambda now, ready: self.admission.greet(self.peers[peer], ready))
@@ -336,7 +332,6 @@ class RaftNode(Events):
             log.warning("bad_frame", extra={"peer": name, "kind": kind, "error": str(error)})
             self.network.disconnect(name)
 
-    # -- events: syncs and timers
     def _synced(self, seconds: float, now: float, ready: Ready) -> None:
         stats = self.stats
         stats.syncs += 1
@@ -355,7 +350,6 @@ class RaftNode(Events):
         self.journal.want_spare()
         ready.later(_HOUSEKEEPING_S, self._housekeeping)
 
-    # -- members
     def _relink(self, now: float, ready: Ready) -> None:
         linked = self.membership.linked()
         leaving = [name for name in self.peers if name not in linked]
@@ -380,12 +374,12 @@ class RaftNode(Events):
             self.network.set_members(linked)
         self.machine.on_members()
 
-    # -- calls of the library (library.Listener)
+    # Methods of RaftListener, which PySyncObj calls.
     def on_appended(self, index: int, command: bytes) -> None:
         self.membership.appended(index, command, self.runtime.monotonic(), self._ready)
 
     def on_state(self, leads: bool) -> None:
-        """Called inside the library when leadership changes: change only this object's state; the other parts follow in
+        """Called inside PySyncObj when leadership changes: change only this object's state; the other parts follow in
         the next turn of the loop."""
         now, ready = self.runtime.monotonic(), self._ready
         log.info("leads" if leads else "deposed", extra={"term": self.term})

@@ -1,5 +1,5 @@
-"""What the parts of a RaftNode share: its objects, the peers, and `Ready`, which a part writes the effects of an event
-into; events.py carries them out."""
+"""Objects that the parts of a RaftNode share: the peers, and `Ready`, which collects the effects of an event until
+events.py carries them out."""
 
 from collections import deque
 from collections.abc import Callable
@@ -46,7 +46,7 @@ class Ready:
     when_durable: list[tuple[Step, tuple[Any, ...]]] = field(default_factory=list)
     #: Whether the journal has a new record: write and sync the journal in this turn of the loop, then apply.
     sync: bool = False
-    #: Whether the library got new acknowledgements, so that it can advance the commit index.
+    #: Whether PySyncObj got new acknowledgements, so that it can advance the commit index.
     advance: bool = False
     #: Whether entries may be ready to apply: the commit index or the synced index has advanced.
     apply: bool = False
@@ -75,7 +75,7 @@ ReadDone = Callable[[int, HadelayError | None, Ready], None]
 
 @dataclass(eq=False)
 class Peer:
-    """State that a node keeps of one other member."""
+    """State that a node keeps about another member."""
 
     name: str
     #: Whether a link exists and this node has accepted the peer's greeting.
@@ -89,9 +89,9 @@ class Peer:
     # entry known to be on the peer's disk.
     next: int = 0
     match: int = 0
-    #: Highest index passed to the commit rule of the library as acknowledged by the peer.
+    #: Highest index acknowledged by the peer that was passed to PySyncObj's commit rule.
     counted: int = 0
-    #: Send one append at a time until the logs are known to agree.
+    #: Whether to send one append frame at a time, until the logs are known to agree.
     probing: bool = True
     probe_sent: bool = False
     probe_prev: int = 0
@@ -129,8 +129,7 @@ class Peer:
         self.next = last + 1
 
     def matched(self, index: int) -> None:
-        """Note that the peer holds all entries up to `index`. Answers may arrive late, so `match` and `next` never
-        decrease."""
+        """Note that the peer holds all entries up to `index`. `match` and `next` never decrease."""
         self.match = max(self.match, index)
         # An answer to one batch must not set `next` back while later batches are in flight (pysyncobj.md).
         self.next = max(self.next, self.match + 1)

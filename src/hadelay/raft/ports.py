@@ -28,11 +28,11 @@ class Machine(Protocol):
         ...
 
     def on_leader(self, term: int) -> None:
-        """This node leads `term` and has applied the no-op that began the term."""
+        """Called when this node leads `term` and has applied the no-op entry that began the term."""
         ...
 
     def on_follower(self) -> None:
-        """This node's leadership is over. Also called if `on_leader` was never called for it."""
+        """Called when this node stops leading, even if `on_leader` was never called for the term."""
         ...
 
     def incarnation(self, node: str) -> int | None:
@@ -48,12 +48,11 @@ class Machine(Protocol):
         ...
 
     def members(self) -> tuple[int, Members]:
-        """(index of the entry, members) last applied; (0, ()) if the log has no members entry."""
+        """Last applied list of members, as (index of its entry, members); (0, ()) if no list was applied."""
         ...
 
     def members_in(self, command: bytes) -> Members | None:
-        """Members that the entry `command` puts in force; None if it changes no members. Called for every entry, so it
-        must be fast."""
+        """Members that `command` puts in force; None if it changes none. Called for every entry: must be fast."""
         ...
 
     def members_command(self, members: Members) -> bytes:
@@ -71,7 +70,7 @@ class Machine(Protocol):
     def on_heartbeat_info(self, info: bytes) -> None: ...
 
     def on_message(self, peer: str, kind: int, payload: bytes) -> None:
-        """A frame of the node's own traffic (kind ≥ 64)."""
+        """Handle a frame that is not Raft's, but of the node's own traffic (kind ≥ 64)."""
         ...
 
     def on_link(self, peer: str, up: bool) -> None:
@@ -119,9 +118,9 @@ class RaftTuning:
     #: Limits of bytes per append frame, and of unacknowledged bytes per follower.
     append_bytes: int = 1 << 20
     window_bytes: int = 4 << 20
-    #: Time limit of one slice of applying; the event loop runs between slices.
+    #: Time limit of applying entries in one turn of the event loop.
     apply_slice_ms: float = 2.0
-    #: Pulling a snapshot: bytes per request, and per second.
+    #: Limits of bytes per request, and of bytes per second, when a follower pulls a snapshot.
     chunk_bytes: int = 256 << 10
     pull_bytes_per_s: int = 64 << 20
     #: Whether to ignore the member list in the log and run with the configured members: a majority of the log's members

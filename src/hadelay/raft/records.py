@@ -23,21 +23,18 @@ _CRC = struct.Struct("<I")
 _RECORD = struct.Struct("<IIQQII")
 RECORD_HEADER_BYTES = _RECORD.size
 END = b"\xe5"
-#: Size of a record without its payload.
+#: Size of a record without its payload, in bytes.
 RECORD_OVERHEAD = RECORD_HEADER_BYTES + len(END)
 SECTOR = 512
 
 ENTRY = int.from_bytes(b"ENTR", "little")
-#: Record kind VOTE: the field `term` is the current term, the payload is this node's vote in it (empty: no vote);
-#: `index` is 0.
+#: Record kind VOTE: `term` is the current term, the payload this node's vote in it (empty: none); `index` is 0.
 VOTE = int.from_bytes(b"VOTE", "little")
-#: Record kind MARK: when the mark was written, all bytes before offset `index` of segment number `term` were synced. No
-#: payload.
+#: Record kind MARK: all bytes before offset `index` of segment number `term` are synced. No payload.
 MARK = int.from_bytes(b"MARK", "little")
 #: Record kind INSTALL: a snapshot of (`index`, `term`) is about to replace the state machine's files. No payload.
 INSTALL = int.from_bytes(b"INST", "little")
-#: Record kind ADMITTED: the log has admitted this incarnation of the node, and this journal holds all entries up to the
-#: admission. No payload.
+#: Record kind ADMITTED: the log has admitted this incarnation; the admission is in this journal. No payload.
 ADMITTED = int.from_bytes(b"ADMT", "little")
 _KINDS = frozenset((ENTRY, VOTE, MARK, INSTALL, ADMITTED))
 
@@ -93,8 +90,7 @@ class SegmentHeader:
 
 
 def decode_segment_header(data: bytes, path: str) -> SegmentHeader | None:
-    """Decode a segment header. None if the header was never written completely, so that nothing in the file was ever
-    acknowledged."""
+    """Decode a segment header; None if it was not written completely, so that the file holds nothing."""
     data = data[:SEGMENT_HEADER_BYTES].ljust(SEGMENT_HEADER_BYTES, b"\0")
     body = data[: SEGMENT_HEADER_BYTES - 5]
     if data[-1:] != END or crc32c(body) != _CRC.unpack_from(data, len(body))[0]:
@@ -141,7 +137,7 @@ def decode_record(data: bytes, offset: int) -> JournalRecord | None:
 
 
 def decode_entries(data: bytes, offset: int) -> Iterator[tuple[bytes, int, int, memoryview]]:
-    """(command, index, term, record) of the entries in a frame. ValueError if an entry does not verify."""
+    """Yield (command, index, term, record) of each entry in an APPEND frame. ValueError if an entry does not verify."""
     view, size = memoryview(data), len(data)
     unpack, overhead = _RECORD.unpack, RECORD_OVERHEAD
     while offset < size:
@@ -158,8 +154,8 @@ def decode_entries(data: bytes, offset: int) -> Iterator[tuple[bytes, int, int, 
 
 
 def marks(data: bytes, offset: int) -> Iterator[tuple[int, int]]:
-    """Find all whole marks at or after `offset`, even between damaged bytes; yields the durable position (segment,
-    offset) of each mark."""
+    """Find all intact MARK records at or after `offset`, even between damaged bytes; yields the durable position
+    (segment, offset) that each mark notes."""
     at = data.find(b"MARK", offset + 24)
     while at >= 0:
         try:

@@ -33,12 +33,10 @@ class Replication(RaftPart):
         self._members, self._elections, self._admission, self._snapshots = members, elections, admission, snapshots
         #: Term that this node leads, or led last; the node's current term may be later.
         self.term = 0
-        #: Number of the last heartbeat round. An answer with this number confirms that this node led when the round was
-        #: sent.
+        #: Number of the last heartbeat round. An answer to it confirms that this node led when it was sent.
         self.round = 0
         self._round_sent: deque[tuple[int, float]] = deque(maxlen=16)
-        #: Waiting reads, as (heartbeat round that must be answered, commit index, done); and reads that wait until the
-        #: no-op is committed.
+        #: Waiting reads, as (round to be answered, commit index, done); and reads until the no-op is committed.
         self._reads: deque[tuple[int, int, ReadDone]] = deque()
         self._early_reads: list[ReadDone] = []
         self._round_wanted = False
@@ -46,9 +44,8 @@ class Replication(RaftPart):
         self._beats = 0
         self._doubt = False
 
-    # -- beginning and end
     def begin(self, now: float, ready: Ready) -> None:
-        """Called when the library becomes leader, before the no-op is in the log."""
+        """Called when this node becomes leader, before the no-op is in the log."""
         self.term, self._doubt = self._core.term, False
         for peer in self._members.peers.values():
             peer.begin(self._core.no_op, now)
@@ -56,7 +53,7 @@ class Replication(RaftPart):
         ready.later(0.0, self._beat, self._beats, now)
 
     def end(self) -> list[ReadDone]:
-        """Called when the library stops leading. Returns the reads that can no longer be confirmed."""
+        """Called when this node stops leading. Returns the reads that can no longer be confirmed."""
         self._beats += 1
         for peer in self._members.peers.values():
             self._admission.remember(peer, self.term)
@@ -66,7 +63,6 @@ class Replication(RaftPart):
         self._early_reads = []
         return reads
 
-    # -- sending
     def pump(self, now: float, ready: Ready) -> None:
         """Send entries to every follower whose window of unacknowledged bytes has room."""
         if self._core.leads:
@@ -114,7 +110,7 @@ class Replication(RaftPart):
         interval = self._config.heartbeat_ms / 1000
         self._broadcast(now, ready)
         self._admission.beat(ready)
-        if late < interval:  # else this process was paused, and answers of peers may wait unread
+        if late < interval:  # if late, this process was paused, and answers of peers may wait unread
             self._check_quorum(now, ready)
         if self._core.leads:
             due = max(due + interval, now + interval / 2)
@@ -132,7 +128,7 @@ class Replication(RaftPart):
                 self.send_entries(peer, now, ready)
 
     def _rtt_ms(self) -> int:
-        """Round trip to the fastest majority."""
+        """Round trip to the fastest majority of voters, in ms."""
         voters = self._members.voters
         rtts = sorted(peer.rtt for peer in self._members.peers.values() if peer.name in voters)
         return int(rtts[(len(rtts) - 1) // 2] * 1000) if rtts else 0
@@ -147,7 +143,6 @@ class Replication(RaftPart):
             if peer.up and peer.told_commit < commit and self._network.send(peer.name, frame, True):
                 peer.told_commit = commit
 
-    # -- answers
     def on_reply(self, peer: Peer, reply: messages.AppendReply, now: float, ready: Ready) -> None:
         if reply.status == messages.HIGHER_TERM:
             if reply.term > self._core.term:
@@ -166,7 +161,7 @@ class Replication(RaftPart):
             peer.matched(min(reply.match, self._journal.last_index))
             if self.count(peer):
                 ready.advance = True
-            ready.notify(Notice.PUMP, peer)  # pump later, to send the new commit index with the entries
+            ready.notify(Notice.PUMP, peer)  # send entries later, together with the new commit index
         elif reply.status == messages.MISMATCH:
             peer.probe(min(peer.next, reply.hint))
             self.send_entries(peer, now, ready)
@@ -181,8 +176,7 @@ class Replication(RaftPart):
                 peer.rtt += (now - sent - peer.rtt) / 8
 
     def count(self, peer: Peer) -> bool:
-        """Pass `peer.match` to the library's commit rule, at most the last index on this node's disk. True if the
-        passed index is new."""
+        """Pass `peer.match`, as far as it is on this node's disk, to PySyncObj's commit rule. True if it is new."""
         index = min(peer.match, self._journal.synced_index)
         if index <= peer.counted or not peer.admitted or peer.name not in self._members.voters:
             return False
@@ -198,11 +192,9 @@ class Replication(RaftPart):
         elif sum(self.count(peer) for peer in self._members.peers.values()):
             ready.advance = True
 
-    # -- quorum
     @property
     def confirmed_at(self) -> float:
-        """Send time of the newest heartbeat that a majority has answered; until that time, no other node led a later
-        term."""
+        """Send time of the newest heartbeat that a majority answered; until then, no other node led a later term."""
         for round, sent in reversed(self._round_sent):
             if self._answered(round):
                 return sent
@@ -227,14 +219,12 @@ class Replication(RaftPart):
             ready.notify(Notice.HAND_OVER, "slow_sync")
 
     def hears(self, name: str) -> bool:
-        """Whether the node `name` is connected and admitted, and has answered this leader within an election
-        timeout."""
+        """Whether `name` is connected and admitted, and answered within one election timeout."""
         peer = self._members.peers.get(name)
         if peer is None or not (peer.up and peer.admitted):
             return False
         return self._runtime.monotonic() - peer.heard <= self._elections.least_timeout()
 
-    # -- reads
     def read(self, done: ReadDone, now: float, ready: Ready) -> None:
         if self._core.commit_index < self._core.no_op:
             self._early_reads.append(done)
@@ -251,8 +241,7 @@ class Replication(RaftPart):
             self._broadcast(now, ready)
 
     def committed(self, now: float, ready: Ready) -> None:
-        """Called when the commit index advanced. Followers learn the new index with the next entries, or soon in an
-        empty append frame."""
+        """Called when the commit index advanced: begin early reads, and tell followers the index soon."""
         if self._core.commit_index >= self._core.no_op:
             early, self._early_reads = self._early_reads, []
             for done in early:

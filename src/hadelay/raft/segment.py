@@ -17,8 +17,7 @@ SUFFIX = ".seg"
 SPARE, NEW = "spare", "new"
 #: Journal entry: (command, index, term, bytes of the record, or None if these are not in memory).
 Entry = tuple[bytes, int, int, bytes | memoryview | None]
-#: Minimum distance, in bytes, between entries whose file offset is kept in memory; a read by index may have to skip as
-#: many bytes.
+#: Distance, in bytes, between entries whose file offset is kept in memory; a read skips at most as much.
 _PLACE_BYTES = 64 << 10
 
 
@@ -35,16 +34,13 @@ class Segment:
         #: Number of bytes written to the file.
         self.written = 0
         self.pending: list[bytes | bytearray | memoryview] = [header.encode()]
-        #: Runs of entries with one term, as (first index, term); and places of entries, one every _PLACE_BYTES, as
-        #: (index, offset).
+        #: Runs of entries of one term, as (first index, term); and offsets of some entries, as (index, offset).
         self.terms: list[tuple[int, int]] = []
         self.places: list[tuple[int, int]] = []
-        #: Set by a scan at the start only: the bytes of the whole file, and whether bytes after the last record are no
-        #: record.
+        #: Set by the scan at the start: the bytes of the file, and whether the bytes after the records are torn.
         self.data = b""
         self.torn = False
-        #: Whether the file's records were read. False: the file is known to be whole and synced; the first read of an
-        #: entry scans it.
+        #: Whether the file's records were read. False: they are known to be synced; the first read scans them.
         self.scanned = True
 
     def append(self, data: bytes | memoryview) -> None:
@@ -52,7 +48,6 @@ class Segment:
         self.position += len(data)
 
     def note(self, index: int, term: int, offset: int) -> None:
-        """Note that the entry (`index`, `term`) begins at `offset`."""
         self.last_index = index
         if not self.terms or self.terms[-1][1] != term:
             self.terms.append((index, term))
@@ -128,8 +123,8 @@ class Segment:
         return entries
 
     def scan(self) -> Iterator[records.JournalRecord]:
-        """Yield all records that verify, from the front. At the end, `position` is the end of the last. Fills `terms`
-        and `places` from a file of an earlier process."""
+        """Yield all records that verify, from the front; afterwards `position` is the end of the last record. Fills
+        `terms` and `places` from a file of an earlier process."""
         self.pending = []
         self.data = self.file.pread(self.file.size(), 0)
         self.written = len(self.data)
@@ -188,7 +183,7 @@ def delete(disk: Disk, segment: Segment) -> None:
 
 
 def build(disk: Disk, directory: str, header: records.SegmentHeader, entries: list[Entry], size: int) -> Segment:
-    """A new segment; content and name are durable on return."""
+    """Create a segment file with these entries; its content and name are durable on return."""
     room = records.SEGMENT_HEADER_BYTES + sum(len(entry[0]) + records.RECORD_OVERHEAD for entry in entries) + size
     file = zeroed(disk, f"{directory}/{NEW}", room if entries else size)
     segment = Segment(file, header)
@@ -205,8 +200,8 @@ def build(disk: Disk, directory: str, header: records.SegmentHeader, entries: li
 
 
 def _superseded(found: list[Segment]) -> tuple[list[Segment], list[Segment]]:
-    """Split segments into those that count, and those replaced by a later segment that begins before them. A power cut
-    may keep any of the replaced files, so they are set aside before the check for gaps."""
+    """Split segments into valid ones, and ones replaced by a later segment that begins before them. A power cut may
+    keep any of the replaced files, so they are set aside before the check for gaps."""
     counting: list[Segment] = []
     dropped: list[Segment] = []
     for segment in reversed(found):
@@ -218,8 +213,7 @@ def _superseded(found: list[Segment]) -> tuple[list[Segment], list[Segment]]:
 
 
 def end_of(disk: Disk, directory: str) -> dict[str, object]:
-    """Find the owner and the last entry of a journal, as the node itself would at its start. `disk` may be a disk that
-    ignores deletions."""
+    """Find the owner and the last entry of a journal, as at the node's start. `disk` may ignore deletions."""
     segments, state, _ = recover(disk, directory, None)
     last = segments[-1]
     term = last.term_at(last.last_index) if last.last_index >= last.first_index else last.header.prev_term
@@ -264,8 +258,7 @@ def recover(disk: Disk, directory: str, owner: Identity | None) -> tuple[list[Se
         header = segment.header
         if kept:
             if kept[-1].header.seq != header.previous or kept[-1].last_index < header.first_index - 1:
-                # A segment is missing before this segment: damage, unless no byte of the later segments was ever
-                # synced.
+                # A segment is missing: damage, unless no byte of the later segments was ever synced.
                 later = [s.header.durable for s in found[at:]]
                 later += [(r.term, r.index) for s in found[at:] for r in s.scan() if r.kind == records.MARK]
                 kept[-1].refuse_damage(max(later))

@@ -21,15 +21,14 @@ from hadelay.storage.snapshots import Installer, Manifest, SnapshotFile
 
 log = logging.getLogger(__name__)
 
-#: Timeout of a pull, on both sides, in seconds.
+#: Timeout of pulling a snapshot, on the leader and on the follower, in seconds.
 _PATIENCE_S = 15.0
-#: Delay, in seconds, before a snapshot offer without an answer is repeated: a node that has just started may not know
-#: the leader yet.
+#: Delay before an unanswered snapshot offer is repeated, in seconds: a new node may not know the leader yet.
 _OFFER_S = 2.0
 
 
 class _Pull:
-    """The running pull of a manifest's files from a peer."""
+    """A running download of a snapshot's files from a peer."""
 
     def __init__(self, source: str, manifest: Manifest, installer: Installer, now: float) -> None:
         self.source, self.manifest, self.installer = source, manifest, installer
@@ -49,7 +48,6 @@ class Snapshots(RaftPart):
     def _set_pull(self, pull: _Pull | None) -> None:
         self._pull, self._applier.installing = pull, pull is not None
 
-    # -- the leader's side
     def offer(self, peer: Peer, now: float, ready: Ready, damage: DamagedFile | None = None) -> None:
         """Offer the last checkpoint to `peer`. damage: the error that makes the journal unreadable; then the checkpoint
         must contain the entries that `peer` needs, else this error is raised."""
@@ -107,8 +105,7 @@ class Snapshots(RaftPart):
         self._runtime.in_thread("snapshots", lambda: bytes(read()), partial(self._event, send))
 
     def on_done(self, peer: Peer, index: int, now: float, ready: Ready) -> None:
-        """Handle SNAPSHOT_DONE: the peer has the snapshot of `index`, and so all entries up to `index`. 0: the peer
-        gave up."""
+        """Handle SNAPSHOT_DONE: the peer has all entries up to `index`; 0: the peer gave up."""
         if peer.manifest is None:
             return
         self.release(peer)
@@ -116,7 +113,6 @@ class Snapshots(RaftPart):
             peer.probe(index + 1)
             ready.notify(Notice.PUMP, peer)
 
-    # -- the follower's side
     def on_offer(self, peer: Peer, offer: messages.SnapshotOffer, now: float, ready: Ready) -> None:
         leads = offer.term == self._core.term and self._core.leader == peer.name
         if not leads or (self._pull is not None and self._pull.finishing):
@@ -141,8 +137,7 @@ class Snapshots(RaftPart):
         ready.send(name, messages.encode(messages.SNAPSHOT_DONE, index), urgent=False)
 
     def _request(self, pull: _Pull, now: float, ready: Ready) -> None:
-        """Request the next missing chunk of the snapshot; when all files are complete, begin the switch to the
-        snapshot."""
+        """Request the next missing chunk; when all files are complete, begin the switch to the snapshot."""
         if pull is not self._pull or pull.finishing:
             return
         files = pull.files
@@ -208,7 +203,7 @@ class Snapshots(RaftPart):
             self.give_up(ready, tell=False)
 
     def give_up(self, ready: Ready, tell: bool = True) -> None:
-        """End the pull. This node's state is unchanged; the next attempt resumes."""
+        """End the pull of a snapshot. This node's state is unchanged, and the next attempt resumes the pull."""
         pull = self._pull
         if pull is not None and not pull.finishing:
             self._set_pull(None)

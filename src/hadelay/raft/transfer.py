@@ -22,8 +22,7 @@ class Transfers(RaftPart):
         self._done: Finished | None = None
         self._held: list[tuple[bytes, Done]] = []
         self._attempt = 0
-        #: Last failed transfer, as (target, heartbeat round at the failure): the target may still campaign, and get all
-        #: votes.
+        #: Last failed transfer, as (target, heartbeat round at the failure): the target may still win an election.
         self._doubt: tuple[Peer, int] | None = None
 
     @property
@@ -55,7 +54,7 @@ class Transfers(RaftPart):
         self.progress(ready)
 
     def give_away(self, why: str, now: float, ready: Ready) -> None:
-        """Hand over to any other node; step down if that fails."""
+        """Hand over leadership to any other node; step down if the handover fails."""
         if not self.under_way:
             log.warning(f"{why}_hand_over", extra={"term": self._core.term})
             self.begin(None, lambda error: self._core.step_down() if error and self._core.leads else None, now, ready)
@@ -67,7 +66,7 @@ class Transfers(RaftPart):
             self._held.append((command, done))
 
     def progress(self, ready: Ready) -> None:
-        """Tell the target to take over once it has the whole log."""
+        """Tell the target of the transfer to take over once it has the whole log."""
         target = self._target
         if target is not None and not self._told and target.match == self._journal.last_index:
             self._told = True
@@ -82,8 +81,7 @@ class Transfers(RaftPart):
             self._end(Overloaded(f"{target.name} did not take over in time", retry_after_ms=1_000), ready)
 
     def _settle(self, attempt: int, now: float, ready: Ready) -> None:
-        """If the target of a failed transfer may still take over, force an election: in a new term, the request to take
-        over is void."""
+        """Force an election if the target may still take over: a new term voids the request to take over."""
         if attempt == self._attempt and self.in_doubt and self._core.leads:
             self._core.step_down()
 

@@ -1,5 +1,4 @@
-"""Checkpoints: the state that a checkpoint contains, and when a checkpoint is made. Also the watch over free disk
-space."""
+"""Checkpoints: the state that they contain, and when they are made; and the watch over free disk space."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ log = logging.getLogger(__name__)
 
 #: Interval of checking the free disk space and the time since the last checkpoint, in seconds.
 _TICK_S = 1.0
-#: Smallest size that a log entry counts as, in bytes: replaying a small entry takes as long as this much of a large
-#: one.
+#: Smallest size that a log entry counts as, in bytes: replaying even a small entry takes some time.
 _ENTRY_BYTES = 8 << 10
 #: Number of applied bytes after which the free disk space is checked again: at full speed, once a second is too rare.
 _SPACE_BYTES = 4 << 20
@@ -28,7 +26,7 @@ _SPACE_BYTES = 4 << 20
 _APART = 0.3
 #: Upper bounds of hadelay_checkpoint_duration_seconds.
 _DURATIONS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-#: Divisor of storage.min_free_bytes: with less free space than the quotient, the node will soon end itself.
+#: A node will soon run out of space and stop when less than storage.min_free_bytes divided by this number is free.
 _LAST_PART = 8
 _REFUSES = "publishing is refused (507) until there is room; receives and acks go on from the reserve"
 #: Text for the log: consequence of a full disk.
@@ -54,8 +52,7 @@ class Replica:
 
 
 class Checkpoints:
-    """Starts a checkpoint when enough bytes were applied or are buffered, or when something changed and the last
-    checkpoint is old."""
+    """Starts a checkpoint when many bytes were applied or are buffered, or when the last checkpoint is old."""
 
     def __init__(
         self,
@@ -85,7 +82,7 @@ class Checkpoints:
         self.finished = self._last
 
     def start(self) -> None:
-        """Look at the free space, and at the time since the last checkpoint, now and from now on."""
+        """Check the free space and the age of the last checkpoint, now and then once a second."""
         if self._raft.stopped:
             return
         self._look_for_space()

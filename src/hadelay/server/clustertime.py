@@ -14,8 +14,8 @@ clock at a change of master only, or not at all (docs/explanation/sources.md, S2
 from collections import deque
 from collections.abc import Iterable
 
-#: Limit of the step by which a note of the leader moves a follower's clock, in ms. Notes come once a second; in a
-#: second, the leader's slew and the drift of both nodes' crystals are smaller.
+#: Limit of the step by which a status message from the leader moves a follower's clock, in ms. Such messages come once
+#: a second; in a second, the leader's slew and the drift of both nodes' crystals are smaller.
 _FOLLOW_MS = 1.0
 #: Time for which a restarted node compares the cluster times that its peers report, in seconds.
 _LEARN_S = 0.25
@@ -60,8 +60,7 @@ class ClusterClock:
         #: cluster time minus monotonic time (ms), from the reports of all peers.
         self._told_since: float | None = None
         self._told = (float("-inf"), float("inf"))
-        #: Last few wall clock samples per node: (round trip in s, wall clock minus monotonic clock in ms, monotonic
-        #: time in s).
+        #: Last wall clock samples per node: (round trip in s, wall minus monotonic clock in ms, time in s).
         self._walls: dict[str, deque[tuple[float, float, float]]] = {}
 
     def __repr__(self) -> str:
@@ -69,8 +68,7 @@ class ClusterClock:
         return f"<ClusterClock {self.node} {role} ready={self.ready} floor={self._floor:.0f} {sorted(self.alarms)}>"
 
     def set_voters(self, names: Iterable[str]) -> None:
-        """Set the names of the nodes whose wall clocks count; this node's own clock counts if its name is among
-        them."""
+        """Set the names of the nodes whose wall clocks count, this node included if it votes."""
         voters = list(names)
         self.majority = len(voters) // 2 + 1
         self._walls = {name: samples for name, samples in self._walls.items() if name in voters}
@@ -97,7 +95,7 @@ class ClusterClock:
             self._floor = float(now_ms)
 
     def skews(self, mono: float) -> dict[str, float]:
-        """Each fresh wall clock's distance from cluster time, in ms; positive is ahead."""
+        """Difference of each node's wall clock from cluster time, in ms (positive: ahead), from recent samples."""
         now = self.exact(mono)
         return {node: offset + mono * 1000.0 - now for node, offset in self._offsets(mono).items()}
 
@@ -116,8 +114,7 @@ class ClusterClock:
         self.leading = False
 
     def lead(self, now_ms: int, mono: float) -> None:
-        """Run as the clock of the leader from now on. now_ms: newest time that an earlier leader stamped into an
-        entry."""
+        """Run as the leader's clock. now_ms: newest time that an earlier leader stamped into an entry."""
         self.raise_floor(now_ms)
         self.leading, self._leader = True, self.node
         if self.ready:
@@ -167,15 +164,14 @@ class ClusterClock:
             return False
         self._told_since = mono if self._told_since is None else self._told_since
         low, high = max(self._told[0], least), min(self._told[1], most)
-        # The bounds of the peers do not overlap: one peer's bounds are old, or the leader changed. The latest bounds
-        # count.
+        # The bounds of the peers do not overlap (old bounds, or another leader): the latest bounds count.
         self._told = low, high = (low, high) if low <= high else (least, most)
         if high - low <= NEAR_MS or mono - self._told_since >= _LEARN_S:
             self._anchor((low + high) / 2 + mono * 1000.0, mono)
         return self.ready
 
     def _offsets(self, mono: float) -> dict[str, float]:
-        """Wall clock less monotonic clock, in ms, per node with a fresh sample."""
+        """Wall clock minus monotonic clock, in ms, of each node with a recent sample."""
         return {
             node: min(reversed(samples), key=lambda sample: sample[0])[1]
             for node, samples in self._walls.items()

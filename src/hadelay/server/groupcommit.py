@@ -31,12 +31,11 @@ from hadelay.server.refusals import Refusals, refusal
 _MAX_INFLIGHT_PUBLISHES = 2
 #: Limit of all batches in flight on the leader: commands are small, and a client waits for each.
 _MAX_INFLIGHT = 4
-#: Limit of all batches in flight on a follower: they meet in the leader's next entry, so waiting on the follower would
-#: save little.
+#: Limit of all batches in flight on a follower: the leader merges them into its next entry.
 _MAX_INFLIGHT_FORWARDED = 8
 #: Pause before a batch that found no leader is sent again, in seconds.
 _RETRY_S = 0.02
-#: Timeout of a batch sent to a former leader, from when another node leads, in seconds.
+#: Timeout, in seconds, of a batch that was sent to a former leader; counted from when another node leads.
 _OVERTAKEN_S = 0.1
 #: Upper bounds of hadelay_commit_duration_seconds.
 _COMMITS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -56,8 +55,7 @@ class Pending:
     since: float
     #: The encoded command; empty for drafts.
     command: bytes = b""
-    #: The only term in which this node may propose the command; 0: the command may be proposed in any term, by any
-    #: leader.
+    #: The only term in which this node may propose the command; 0: any leader may, in any term.
     term: int = 0
     drafts: list[Draft] = field(default_factory=list)
     #: Request key that covers several drafts.
@@ -104,8 +102,7 @@ class Outlet:
 
 
 class GroupCommit:
-    """Queues commands and publishes, and sends them in batches. Call `flush_soon` whenever the outlet may have become
-    ready."""
+    """Queues commands and publishes, and sends batches. Call `flush_soon` when the outlet may be ready."""
 
     def __init__(
         self,
@@ -172,8 +169,7 @@ class GroupCommit:
             self._schedule()
 
     def hold(self, held: bool) -> None:
-        """Hold back all batches (held is True), or release them: during a planned transfer of leadership nothing is
-        sent."""
+        """Hold back all batches during a planned transfer of leadership (held is True), or release them."""
         self.held = held
         self.flush_soon()
 
@@ -199,8 +195,8 @@ class GroupCommit:
                 return
 
     def reject_stale(self) -> None:
-        """Reject publishes older than the commit timeout: clients may have retried elsewhere, and the publishes' keys
-        may have expired before they are sent (seed 71940)."""
+        """Reject publishes older than the commit timeout: clients may have retried elsewhere, and the publishes'
+        idempotency keys may expire before they are sent."""
         oldest = self.runtime.monotonic() - self.commit_timeout_s
         while self._publishes and (late := self._publishes[0]).since < oldest:
             self._publishes.popleft()
@@ -286,8 +282,7 @@ class _Batch:
 
     def leader_is(self, leader: str | None) -> None:
         """Shorten the timeout of a batch sent to another node once a different node leads: a leader that is paused or
-        cut off answers nothing and breaks no link. Raft itself answers the batches that this node proposed as the
-        leader."""
+        cut off answers nothing. Raft itself answers the batches that this node proposed."""
         if leader in (None, self.to) or self.to == self.queue.node or self.overtaken:
             return
         self.overtaken = True
@@ -340,7 +335,6 @@ def _group(publishes: list[Pending]) -> list[list[Pending]]:
 
 
 def _answer(refusals: Refusals, group: list[Pending], result: Any) -> None:
-    """Answer the publishes of one command."""
     if not isinstance(result, PublishResult):
         error = refusal(result)
         for publish in group:

@@ -1,4 +1,4 @@
-"""Where a webhook may lead: to public addresses, and to networks that the configuration allows.
+"""Decides which addresses webhooks may call: public ones, and networks that the configuration allows.
 
 A topic's owner writes the URL and a node makes the request from inside the network (SSRF). Addresses are judged three
 times: when the URL is set; when the name is resolved for a call; and for the socket that is about to connect. The last
@@ -59,7 +59,7 @@ class Guard:
         return permitted
 
     def socket(self, info: Info) -> socket.socket:
-        """A socket factory; checks the address that the socket connects to. Raises AddressRefused."""
+        """Create a socket to connect to an address. Raises AddressRefused if webhooks may not call it."""
         family, kind, proto, _, address = info
         if not self.permits(address[0]):
             raise AddressRefused(f"{address[0]} is a private address")
@@ -76,8 +76,7 @@ def _meant(ip: Address) -> Address:
 
 
 def _is_public(ip: Address) -> bool:
-    """Whether an address is not private, loopback, link-local, shared (CGNAT), reserved, unspecified, documentation,
-    multicast, …"""
+    """Whether an address is public: not private, loopback, link-local, CGNAT, reserved, multicast, …"""
     if ip.version == 6 and ip not in _UNICAST6:
         return False
     if any(ip in network for network in _INSIDE):

@@ -1,4 +1,4 @@
-"""Leading: the terms of this node, planned transfers, drains, and settings that the leader makes equal everywhere."""
+"""Leadership of a node: its terms, planned transfers, drains, and settings that all nodes take from the leader."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from hadelay.settings.node import Config
 
 log = logging.getLogger(__name__)
 
-#: Timeout of a planned transfer requested from another node, in seconds: longer than any transfer takes, successful or
-#: not.
+#: Timeout, in seconds, of a planned transfer requested from another node: longer than any transfer takes.
 TRANSFER_S = 5.0
 _NOT_LEADING = "this node does not lead (any more)"
 
@@ -35,23 +34,20 @@ class TermPart(Protocol):
 
 
 class Leadership:
-    """Leadership of one node: its terms as the leader, planned transfers, and drains."""
-
     def __init__(
         self, config: Config, replica: Replica, raft: RaftNode, peers: Peers, group_commit: GroupCommit,
         delivery: DeliveryLoop,
     ) -> None:  # fmt: skip
         self._config, self._replica, self._raft, self._clock = config, replica, raft, peers.clock
         self.link, self.peers, self.group_commit, self.delivery = peers.link, peers, group_commit, delivery
-        #: The term in which this node leads and may propose: cluster time is known, and all before the term is applied.
-        #: 0 while it does not lead.
+        #: The term in which this node leads and may propose, because cluster time is known and all entries before the
+        #: term are applied. 0 while it does not lead.
         self.leading = 0
         self._elected = 0
         self._transferring = False
-        #: Called at each sign of a leader, and when this node begins to lead.
+        #: Called at each sign of life of a leader, and when this node begins to lead.
         self.on_sign: Callable[[], None] = lambda: None
-        #: Parts that work only while this node leads, in the order of their `on_leader` calls; `on_follower` calls use
-        #: the reverse order.
+        #: Parts that work only while this node leads, in the order of `on_leader`; `on_follower` is reversed.
         self.parts: list[TermPart] = [delivery]
         self.link.handlers |= {
             "ready": self._on_ready, "consumers": self._on_consumers,
@@ -66,8 +62,7 @@ class Leadership:
         return (leads or follows) and self._raft.applied_index >= self._raft.commit_index
 
     def propose(self, command: bytes, done: Done) -> None:
-        """Propose a command of this node as the leader, in its present term only: nobody waits for the command in a
-        later term."""
+        """Propose a command in this leader's present term only: nobody waits for the command in a later term."""
         if self.leading:
             self.group_commit.propose(command, done, self.leading)
         else:
@@ -90,8 +85,7 @@ class Leadership:
             part.on_follower()
 
     def clock_changed(self) -> None:
-        """Begin to lead once this node is elected and cluster time is known; before that this node proposes no commands
-        of its own."""
+        """Begin to lead once this node is elected and cluster time is known; until then it proposes nothing."""
         if self._elected and not self.leading and self._clock.ready:
             self.leading = self._elected
             self.agree_on_settings()
@@ -192,5 +186,4 @@ class Leadership:
 
 
 def _ignore(result: Any, error: HadelayError | None) -> None:
-    """Ignore the result of a proposal: a leader whose proposal fails no longer leads, and the next leader proposes the
-    command again."""
+    """Ignore a failed proposal: this node no longer leads then, and the next leader repeats the command."""

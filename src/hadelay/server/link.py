@@ -101,8 +101,7 @@ class Link:
 
 
 _ERRORS = {c.type: c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, HadelayError)}
-#: Name of a result in messages → class of the result. The names never change; the fields of a result are sent in the
-#: order of the class.
+#: Name of a result in messages → class of the result. Names never change; fields are sent in their order.
 _RESULTS = {
     "PublishResult": results.PublishResult,
     "GrantResult": results.GrantResult,

@@ -15,14 +15,13 @@ from hadelay.server.node import Node
 from hadelay.settings.rules import is_loopback, split_address
 from hadelay.version import MEMBERS_LEVEL
 
-#: Allowed names of nodes. Names of dots only are refused: the name is part of the path of the request that removes the
-#: node.
+#: Allowed names of nodes. Names of dots only are refused, because names are part of request paths.
 _NAME = re.compile(r"(?!\.+\Z)[A-Za-z0-9._-]{1,64}")
 _ADDRESS = re.compile(r"[!-~]{1,255}")
 _UNSPECIFIED = ("0.0.0.0", "::")
 #: Timeout of a member change forwarded to another node, in seconds; equals the commit timeout.
 CHANGE_S = 10.0
-#: `outcome` of a refused removal of the leader: another node must lead first.
+#: Value of `outcome` in the error when the leader may not be removed: another node must lead first.
 LEADS = "leads"
 
 

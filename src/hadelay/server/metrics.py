@@ -86,16 +86,16 @@ class _Topics:
 
 
 def _by(values: dict[str, float]) -> dict[tuple[str, ...], float]:
-    """Values of a family with one label."""
+    """Values of a metric with one label, from values by label."""
     return {(label,): value for label, value in values.items()}
 
 
 def _per_topic(scrape: _Scrape) -> None:
-    """Reader of the rows of topics' families: returns None, because NodeMetrics collects their values."""
+    """Reader of metrics per topic: returns None, because NodeMetrics collects these values itself."""
 
 
 class _Scrape:
-    """Input of the rows of _OF_NODE: a node, and sums over the node's topics."""
+    """Input of the readers in _OF_NODE: a node, and sums over the node's topics."""
 
     def __init__(self, node: Node, webhooks: Webhooks | None, topics: _Topics) -> None:
         self.node, self.webhooks, self.topics, self.now = node, webhooks, topics, node.runtime.monotonic()
@@ -134,8 +134,7 @@ class _Scrape:
 
 _Kind = Literal["counter", "gauge", "histogram"]
 _TOPIC, _PEER = ("topic",), ("peer",)
-#: Metrics in the order of the page, as rows of (name, kind, labels, help, reader). If a reader returns None, only the
-#: leader has a value.
+#: Metrics as (name, kind, labels, help, reader), in the page's order; None from a reader: only the leader knows.
 _OF_NODE: list[tuple[str, _Kind, tuple[str, ...], str, Callable[[_Scrape], Values | None]]] = [
     ("delivery_lateness_seconds", "histogram", (),
      "How long after its deliver_at a message was handed out: the promise. Counted by the node that led",
@@ -291,15 +290,15 @@ _OF_TOPIC = [name for name, family in FAMILIES.items() if family.labels[:1] == _
 
 
 class NodeMetrics:
-    """Metrics of one node. A topic keeps its own series until the topic is deleted: a counter that moved from row to
-    row would look like a burst."""
+    """Metrics of one node. A topic keeps its own series until the topic is deleted: a counter whose series ended and
+    began again would look like a burst."""
 
     def __init__(self, node: Node, webhooks: Webhooks | None = None) -> None:
         self._node, self._webhooks = node, webhooks
         self._shown: dict[int, None] = {}
 
     def collect(self) -> Generator[None, None, Measured]:
-        """Collect all metrics. Yields after each slice; server.reading.Reader.in_slices drives the generator."""
+        """Collect all metrics. Yields after each slice; VerifiedReader.in_slices drives the generator."""
         totals, ready = yield from self._totals()
         scrape = _Scrape(self._node, self._webhooks, totals)
         values: dict[str, Values | None] = {name: read(scrape) for name, *_, read in _OF_NODE}
@@ -310,8 +309,8 @@ class NodeMetrics:
         return [(family, value) for name, family in FAMILIES.items() if (value := values.get(name)) is not None]
 
     def _totals(self) -> Generator[None, None, tuple[_Topics, dict[int, tuple[int, int]]]]:
-        """Sums over all topics; and per number of a topic with ready messages: the count of these messages, and the
-        time since which the oldest is due."""
+        """Compute sums over all topics; and for each topic with ready messages, by number: the count of these messages,
+        and the time since which the oldest is due."""
         node, topics, shown, found = self._node, self._node.ledger.topics.all, self._shown, _Topics()
         monotonic = node.runtime.monotonic
         most = node.config.limits.metrics_topics if node.leading else 0
@@ -329,8 +328,7 @@ class NodeMetrics:
                 if not topic.exists:
                     shown.pop(topic.number, None)
                 elif room > 0 and topic.number not in shown:
-                    # Topics with the most published messages get series of their own; among equals, the topic created
-                    # first.
+                    # Topics with the most published messages get series; among equals, the oldest topic.
                     heapq.heappush(best, (topic.published, -topic.number))
                     if len(best) > room:
                         heapq.heappop(best)

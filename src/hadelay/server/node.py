@@ -49,7 +49,7 @@ _TIME = struct.Struct("<qQ")
 
 
 class Node:
-    """One member of one group. Construct (recovers from disk), `start`, `stop`; `on_fatal` ends the process."""
+    """One member of a Raft group. recover.open_node constructs it from disk; then `start`, later `stop`."""
 
     def __init__(
         self,
@@ -98,7 +98,6 @@ class Node:
         )
 
     def _connect(self) -> None:
-        """Construct the parts that work for a leader and for users."""
         config, runtime = self.config, self.runtime
         self.delivery = DeliveryLoop(
             ledger=self.ledger,
@@ -152,8 +151,7 @@ class Node:
         self.locks.close()
 
     def _damaged(self, hour: int, index: int, what: str) -> None:
-        """Repair a damaged INDEX entry and its record, at which the chain of a second is broken; then go on reading the
-        chain."""
+        """Repair a damaged index entry and its record, then read on in its linked list of entries."""
         self.repairer.repair_entry(hour, index, lambda: self.delivery.repaired(hour))
 
     def _me(self) -> PeerStatus:
@@ -239,8 +237,7 @@ class Node:
         return self.storage.install(manifest, self.installed)
 
     def installed(self) -> None:
-        """Go on from the state of an installed snapshot. Only a follower installs a snapshot, so no proposal waits
-        here."""
+        """Go on from an installed snapshot's state. Only a follower installs one, so no proposal waits here."""
         self.checkpoints.bytes_since = 0
         self.leadership.stop()
         try:
@@ -259,7 +256,7 @@ def raft_config(config: Config) -> RaftTuning:
         election_max_ms=raft.election_max_ms or 2 * raft.election_min_ms,
         heartbeat_ms=raft.heartbeat_ms or raft.election_min_ms // 6,
         slow_sync_ms=raft.max_sync_ms,
-        # A batch is closed once it is over max_entry_bytes: by one publish, at most as large again.
+        # Raft's limit exceeds the batch limit config.raft.max_entry_bytes, as a single publish may exceed that limit.
         max_entry_bytes=min(4 << 20, raft.segment_bytes // 4),
         window_bytes=raft.max_inflight_bytes,
         survivor=config.cluster.survivor,

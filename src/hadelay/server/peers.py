@@ -69,8 +69,7 @@ class Peers:
         self.voters = frozenset(names)
         #: Live nodes without space, this one included, as of the last note.
         self.full: list[str] = []
-        #: Per linked peer: its monotonic clock minus this node's, from its last note; too low by the time that the note
-        #: took.
+        #: Per linked peer: its monotonic clock minus this node's, too low by the travel time of its last note.
         self._ahead: dict[str, float] = {}
         #: The clock alarms logged last, and the monotonic time of that log line.
         self._alarms: list[str] = []
@@ -98,8 +97,7 @@ class Peers:
         return min(peer.feature_level if self.live(name) else 0 for name, peer in self.peers.items())
 
     def greet(self, name: str) -> None:
-        """Send a note to a peer whose link came up, and forget its clock: the peer may have another clock than
-        before."""
+        """Send a note to a peer whose link came up, and forget its clock, which may be another one now."""
         self._ahead.pop(name, None)
         self._send(name)
 
@@ -144,8 +142,7 @@ class Peers:
         self._ahead[name] = theirs - mono
         self.peers[name] = PeerStatus(name, http, version, level, applied, has_space, mono)
         self._look_for_space()
-        # Ignore a reading from the future: the peer sent back a reading of the clock that this machine had before it
-        # restarted.
+        # Ignore a reading from the future: this machine's clock showed it before a restart.
         if yours is not None and -_DRIFTED_S < mono - yours < _OLD_S and name in self.voters:
             self.clock.observe_wall(name, wall_ms, mono, now_ms, max(0.0, mono - yours))
         if now_ms is None and self.clock.ready:

@@ -23,7 +23,7 @@ from hadelay.server.guard import Guard
 from hadelay.server.leadership import Leadership
 from hadelay.server.link import Reply
 
-#: Cost of a draft besides its payload, in bytes: a record's header, row and list overhead.
+#: Cost of a draft (a message to publish) besides its payload, in bytes: a record's header, row and list overhead.
 _DRAFT_BYTES = 128
 #: Cost in bytes of a key, and of each further topic of a batch, which may be a new topic: apply takes as long for a key
 #: or a new topic as for this many bytes.
@@ -31,8 +31,7 @@ _KEY_BYTES, _TOPIC_BYTES = 256, 1_024
 
 #: Commands that no follower may send: only the leader changes members, after it has checked the change.
 _NEVER = frozenset({Command.MEMBERS})
-#: Commands that only the leader may propose. A FEATURE level that this program does not know would end every node, at
-#: each start again.
+#: Commands that only the leader may propose: an unknown FEATURE level would end every node, at each start.
 _LEADERS = frozenset({Command.FEATURE, Command.INCARNATION})
 
 
@@ -79,7 +78,7 @@ class Publishing:
             self._queue(drafts, request_key, done)
 
     def _refusal(self, drafts: list[Draft], request_key: bytes | None) -> HadelayError | None:
-        """Why the drafts are refused before they are queued."""
+        """Return the error if the drafts are refused before they are queued, else None."""
         if self._peers.full and self._leadership.leading:
             return DiskFull(self._peers.no_space(), retry_after_ms=5_000)
         refusals = self._group_commit.refusals
@@ -132,9 +131,8 @@ class Publishing:
         self._group_commit.propose(command, delivery.in_order(command, done), term)
 
     def _on_submit(self, peer: str, commands: Any, reply: Reply) -> None:
-        """Queue the commands of a follower's batch for the next entry of this leader, in this term only. A leader that
-        was paused must not propose the commands in a later term: other nodes may have answered them and forgotten their
-        keys."""
+        """Queue a follower's commands for this leader's next entry, in this term only: in a later term, other nodes may
+        have answered them already and forgotten their keys."""
         leading = self._leadership.leading
         if not leading:
             reply(None, NoLeader("this node does not lead (any more)", retry_after_ms=50))
@@ -143,8 +141,7 @@ class Publishing:
             reply(None, Overloaded("too many publishes are waiting for their commit", retry_after_ms=200))
             return
         if not isinstance(commands, list) or not all(map(is_whole, commands)) or any(c[0] in _NEVER for c in commands):
-            # Check all commands of the batch before any of them is queued: a malformed command would spoil the other
-            # commands of its entry.
+            # Check the whole batch first: a malformed command would spoil the other commands of its entry.
             raise ValueError("a batch is a list of whole commands")
         part, full = gather(len(commands), partial(_answer, reply)), self._peers.no_space()
         for n, command in enumerate(commands):
@@ -165,8 +162,7 @@ def _merge(
     found: list[Receipts | None], errors: list[HadelayError],
 ) -> None:  # fmt: skip
     """Answer a request that was queued in parts. whole: gets the receipts of all drafts. parts: positions of each
-    part's drafts in the request. An error of one part is the answer for all drafts: OutcomeUnknown if a part is stored,
-    or may be."""
+    part's drafts. An error of one part is the answer for all: OutcomeUnknown if a part is, or may be, stored."""
     if errors:
         unknown = (error for error in errors if isinstance(error, OutcomeUnknown))
         stored = len(errors) < len(parts)
@@ -193,7 +189,6 @@ def _cost(draft: Draft) -> int:
 
 
 def _costs(drafts: list[Draft]) -> Iterator[int]:
-    """Cost of each draft of one request."""
     seen = {drafts[0].topic}
     for draft in drafts:
         if draft.topic in seen:
@@ -209,6 +204,5 @@ def _answer(reply: Reply, results: list[Any], errors: list[HadelayError]) -> Non
     elif len(errors) == len(results) and all(isinstance(error, NoLeader) for error in errors):
         reply(None, errors[0])
     else:
-        # The error is not NoLeader, because the follower would then send all commands again, and some of them may be in
-        # the log.
+        # Do not answer NoLeader: the follower would send all commands again, and some may be in the log.
         reply(None, OutcomeUnknown("leadership changed before all commands finished"))

@@ -136,13 +136,13 @@ class VerifiedReader:
                 some = list(group)
                 try:
                     _read_file(disk, name, [item[1:] for item in some], found)
-                except OSError as error:  # the hour was retired, or a disk error: `_verified` reads again
+                except OSError as error:  # hour file deleted, or a disk error: `_verified` reads again
                     log.debug("record_not_read", extra={"path": name, "error": str(error)})
 
         self._runtime.in_thread(lane, read, lambda result, error: done())
 
     def _verified(self, extent: Extent, record: bytes | None) -> bytes:
-        """`record` if it is sound, else the record read again. DamagedFile, also if its hour was retired."""
+        """Return `record` if intact, else read it again. DamagedFile if damaged on disk, or if its hour is gone."""
         if record is not None and not check_record(record, extent.size):
             return record
         hours = self._replica.storage.hours
@@ -153,8 +153,7 @@ class VerifiedReader:
             raise DamagedFile(path, extent.offset, "the hour is past its retention", size=extent.size) from None
 
     async def repaired(self, read: Callable[[], T]) -> T:
-        """The result of `read`, which is called again after each repair of damaged bytes that it met. DamagedFile when
-        a repair fails."""
+        """The result of `read`, called again after each repair of damaged bytes. DamagedFile if a repair fails."""
 
         def once() -> Generator[None, None, T]:
             yield from ()
@@ -210,7 +209,7 @@ def _read_file(disk: Disk, path: str, wanted: list[tuple[int, int, int]], found:
 
 
 def split_record(record: bytes) -> tuple[bytes, bytes]:
-    """(meta, body) of a verified record."""
+    """Split a verified record into (meta, body)."""
     end = RECORD_SIZE + int.from_bytes(record[4:8], "little")
     return record[RECORD_SIZE:end], record[end:]
 
@@ -293,13 +292,12 @@ class ReadAhead:
         self._disk, self._runtime, self._path = disk, runtime, path
 
     def index(self, hour: int) -> None:
-        """Read the index of an hour that begins soon or is running into the page cache: reading its chains touches all
-        of the index."""
+        """Read the whole index of an hour into the page cache, because reading its linked lists touches all of it. The
+        hour has begun or begins soon."""
         self._in_thread("index-ahead", hour, ".idx", lambda size: [(0, size)])
 
     def records(self, hour: int, rows: NDArray[np.void], in_s: float) -> None:
-        """Read the records of INDEX rows into the page cache, shortly before their second, which begins in `in_s`
-        seconds."""
+        """Read the records of INDEX rows into the page cache, shortly before they are due in `in_s` seconds."""
         if len(rows):
             starts, sizes = rows["offset"].astype(np.int64), rows["size"].astype(np.int64)
             self._runtime.call_later(max(0.0, in_s - AHEAD_S), self._records, hour, starts, starts + sizes)
@@ -319,7 +317,7 @@ class ReadAhead:
                 file.close()
 
         def done(_: None, error: BaseException | None) -> None:
-            if error is not None and not isinstance(error, FileNotFoundError):  # the hour was retired
+            if error is not None and not isinstance(error, FileNotFoundError):  # the hour file was deleted
                 log.debug("read_ahead_failed", extra={"path": path, "error": str(error)})
 
         self._runtime.in_thread(lane, read, done)

@@ -62,7 +62,7 @@ def open_node(
 
 @contextmanager
 def _in_words(config: Config, disk: Disk) -> Iterator[None]:
-    """Add advice to an OSError about a disk that does not let a node start."""
+    """Add advice to an OSError about a disk that keeps a node from starting."""
     try:
         yield
     except OSError as error:
@@ -92,8 +92,6 @@ def _free(disk: Disk, directory: str) -> int:
 
 
 class Directories:
-    """The directories of a node: `data` and `journal`."""
-
     def __init__(self, config: Config, disk: Disk, runtime: Runtime, backend: Callable[[str], Backend]) -> None:
         self.config, self.disk, self.runtime, self.backend = config, disk, runtime, backend
         self.data = f"{config.node.data_dir}/g{config.cluster.group}"
@@ -143,8 +141,7 @@ class Directories:
         return journal, storage
 
     def _open(self, incarnation: int, journal: Journal | None = None) -> tuple[Journal, Storage]:
-        # Create the journal before the storage: an empty journal has promised nothing, so a crash in between does no
-        # harm.
+        # Create the journal first: an empty journal has promised nothing, so a crash in between does no harm.
         journal = journal or self.create_journal(incarnation)
         return journal, Storage(
             self.disk, self.data, self.runtime, self.identity(incarnation),

@@ -1,5 +1,4 @@
-"""Turns refusals by apply, of rows of a publish and of whole commands, into errors for users; and remembers throttled
-topics."""
+"""Turns refusals of publishes and commands by apply into errors for users; remembers throttled topics."""
 
 import math
 from collections import Counter
@@ -61,12 +60,12 @@ class Refusals:
     def __init__(self, monotonic: Callable[[], float], retry_after_ms: Callable[[str], int]) -> None:
         """retry_after_ms: time until a topic's publish rate admits the next message; 0: none, or not known."""
         self._monotonic, self._retry_after_ms = monotonic, retry_after_ms
-        #: Counts of refused rows, by the limit's name.
+        #: Counts of refused rows of publishes, by the name of the limit that refused them.
         self.counts: Counter[str] = Counter()
         self._throttled_until: dict[str, float] = {}
 
     def throttled(self, drafts: list[Draft]) -> HadelayError | None:
-        """The error for drafts of a throttled topic, without asking the leader; None: apply decides."""
+        """Return the error if one throttled topic gets all drafts, without asking the leader; else None."""
         if not self._throttled_until:
             return None
         topic = drafts[0].topic
@@ -77,7 +76,7 @@ class Refusals:
         return _too_fast(topic, left_ms) if all(draft.topic == topic for draft in drafts) else None
 
     def problem(self, code: RowCode, topic: str, other: int = 0) -> HadelayError:
-        """The error of a refused row. other: id of the message that already has the row's key."""
+        """Return the error for a refused row of a publish. other: id of the message that already has the row's key."""
         limit = _LIMITS.get(code)
         if limit is None:
             kind, detail = _PROBLEMS[code]
@@ -95,7 +94,7 @@ class Refusals:
 
 
 def refusal(result: Refused) -> HadelayError:
-    """The error of a command that was refused as a whole."""
+    """Return the error for a command that was refused as a whole."""
     kind = _REFUSALS.get(result.code)
     return HadelayError(f"refused ({result.code}): {result.detail}") if kind is None else kind(result.detail)
 

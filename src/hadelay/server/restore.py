@@ -41,9 +41,8 @@ def restore(
     backend: Callable[[str], Backend] = LmdbBackend,
     copied: Callable[[int], None] = lambda size: None,
 ) -> None:
-    """Fill this node's empty directories from a backup, then call done(None), or done(error). Raises ConfigError
-    before anything is written, if the directories are not empty, or if the configuration has the lost cluster's id
-    or group."""
+    """Fill this node's empty directories from a backup, then call done(None) or done(error). Raises ConfigError, before
+    writing, if the directories are not empty, or if the configuration has the lost cluster's id or group."""
     directories = Directories(config, disk, runtime, backend)
     data = directories.data
     _refuse(directories, backup)
@@ -105,8 +104,7 @@ def _refuse(directories: Directories, backup: Backup) -> None:
 
 
 def _become(directories: Directories, backup: Backup) -> None:
-    """Turn the restored files into this node's own. The identity is written last: without it a node refuses to
-    start."""
+    """Make the restored files this node's own. The identity comes last: a node does not start without it."""
     cluster, data = directories.config.cluster, directories.data
     tables = directories.backend(f"{data}/state.mdb")
     row = msgpack.unpackb(tables.get(CHECKPOINT, ROW) or b"") | {"cluster_id": cluster.id, "group": cluster.group}

@@ -1,4 +1,4 @@
-"""Replicated limits (command SETTINGS) that apply uses: nodes with different configuration files must decide alike."""
+"""Replicated limits (command SETTINGS) that apply uses: nodes with different configuration files must act alike."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 _DAY_MS = 86_400_000
-#: Maximum of max_delay_ms. Hours have 23 bits of an id (hadelay.model.DEAD_HOURS), enough until the year 2926.
+#: Maximum of max_delay_ms. An hour has 23 bits in a message id, enough until the year 2926.
 MAX_DELAY_MS = 100 * 365 * _DAY_MS
 
 
@@ -15,9 +15,9 @@ class Settings:
     """Replicated settings of the cluster. The attributes are the keys in SETTINGS and in checkpoints, in this order:
     append new ones, change no others."""
 
-    #: Limit of delays; a longer delay is refused, never clamped (S1).
+    #: Limit of delays in ms; a longer delay is refused, never shortened.
     max_delay_ms: int = 2 * 365 * _DAY_MS
-    #: Minimum time that an Idempotency-Key is remembered; the maximum is twice as long.
+    #: Minimum time in ms that an Idempotency-Key is remembered; the maximum is twice as long.
     idempotency_window_ms: int = 3_600_000
     #: Limit of idempotency keys; beyond it, the older half is forgotten early.
     idempotency_max_keys: int = 10_000_000

@@ -79,7 +79,7 @@ def read_toml(path: Path | str) -> tuple[dict[str, Any], dict[str, int]]:
         tree = tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-    except (ValueError, RecursionError) as error:  # tomllib's error, or a number with thousands of digits
+    except (ValueError, RecursionError) as error:  # raised for invalid TOML, or a number with thousands of digits
         raise ConfigError(f"{path}: not TOML: {error}") from error
     lines: dict[str, int] = {}
     tables: Counter[str] = Counter()
@@ -98,7 +98,7 @@ def read_toml(path: Path | str) -> tuple[dict[str, Any], dict[str, int]]:
 
 
 def line_of(lines: Mapping[str, int], key: str) -> int:
-    """Line number of a key; else of the first key within this key; else of the key's nearest parent."""
+    """Line number of a key, or of the first key within it, or of the nearest parent."""
     while key:
         if found := [n for k, n in lines.items() if k == key or k.startswith(f"{key}.")]:
             return lines.get(key, min(found))
@@ -107,8 +107,7 @@ def line_of(lines: Mapping[str, int], key: str) -> int:
 
 
 def _leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield (section.key, value) for all keys of a tree. A key outside a section has its bare name, which is refused
-    later."""
+    """Yield (section.key, value) for all keys of a tree. Keys outside a section, refused later, have bare names."""
     for section, part in tree.items():
         if not isinstance(part, dict):
             yield section, part
@@ -118,7 +117,6 @@ def _leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Yield (key, text, origin) for each HADELAY_… variable of the environment."""
     for name, text in sorted(environ.items()):
         if name.startswith("HADELAY_") and name not in CLIENT_VARIABLES:
             key = name.removeprefix("HADELAY_").lower().replace("__", ".")
@@ -126,7 +124,6 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, str, st
 
 
 def _from_overrides(overrides: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield (key, text, origin) for each --set option."""
     for item in overrides:
         key, equals, text = item.partition("=")
         if not equals:
@@ -135,7 +132,7 @@ def _from_overrides(overrides: Iterable[str]) -> Iterator[tuple[str, str, str]]:
 
 
 def _text_value(key: str, text: str) -> Any:
-    """Value of a text from the environment or --set, as TOML would give it for this key's type."""
+    """Convert a text from the environment or --set to the value that TOML would give for this key's type."""
     kind = keys().get(key)
     if kind is bool and text.lower() in ("true", "false", "1", "0", "yes", "no"):
         return text.lower() in ("true", "1", "yes")

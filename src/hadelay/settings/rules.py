@@ -21,7 +21,7 @@ _TEXTS: dict[str, tuple[str, str]] = {
     "webhooks.alert_url": (r"(https?://[^\s@/]+(/\S*)?)?", "a URL such as https://alerts.example.com/hadelay"),
     "webhooks.user_agent": ("[ -~]*", "printable ASCII: the value is sent as a header"),
 }
-#: Key → (minimum, maximum); other numbers must be positive.
+#: Ranges of numbers by key: (minimum, maximum); all other numbers must be positive.
 _RANGES: dict[str, tuple[int, int]] = {
     "cluster.group": (0, 255), "http.max_body_bytes": (1, 64 * MIB), "http.max_batch_bytes": (1, 256 * MIB),
     "http.max_batch_items": (1, 100_000), "http.max_receive": (1, 10_000),
@@ -117,7 +117,7 @@ def _peers(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _unprotected(config: Config, key: str) -> str:
-    """Missing settings for an address that other machines can reach; empty if none."""
+    """Settings that would protect an address that other machines can reach, and are missing; "" if none are."""
     if key == "raft.listen":
         return "" if config.raft.tls_cert else "tls_cert, tls_key and tls_ca under [raft]"
     needed = [] if config.http.tls_cert else ["tls_cert and tls_key under [http]"]

@@ -34,7 +34,7 @@ _PORTS = {"http": "80", "https": "443"}
 _OWN_HEADERS = re.compile(r"(webhook-|ce-)|(host|content-length|content-type|transfer-encoding|connection|te|upgrade)$")
 
 
-#: Check of a setting: returns "" for a valid value, else a description of the expected value, as error text.
+#: Function that checks a setting: returns "" for a valid value, else the error text, a description of valid values.
 Check = Callable[[Any, Settings], str]
 
 
@@ -68,8 +68,7 @@ class Alert:
 
 
 def _must(fine: Callable[[Any, Settings], bool], expected: str) -> Check:
-    """Make a Check from a predicate. expected: the error text for invalid values, in which {!r} stands for the
-    value."""
+    """Make a Check from a predicate. expected: error text; {!r} in the text stands for the invalid value."""
     return lambda value, settings: "" if fine(value, settings) else expected.format(value)
 
 
@@ -186,8 +185,7 @@ def _headers(value: Any, settings: Settings) -> str:
 
 
 def url_problem(url: Any, _: Settings | None = None) -> str:
-    """Error text for an invalid URL; "" for a valid URL. The URL's address is not checked here, but when a caller
-    connects."""
+    """Error text for an invalid URL; "" for a valid URL. A caller checks the host's address when connecting."""
     if not isinstance(url, str) or not 0 < len(url) <= MAX_URL or not url.isascii() or not url.isprintable():
         return f"a URL is 1 to {MAX_URL} printable ASCII characters"
     if " " in url:
@@ -276,9 +274,9 @@ class TopicSettings:
     defaults: int = _set(FIRST_LEVEL, _HELP_DEFAULTS, _defaults)
 
 
-#: Settings by field name.
+#: Description and check of each setting, by field name.
 SETTINGS: dict[str, Setting] = {field.name: field.metadata["setting"] for field in fields(TopicSettings)}
-#: Retries that cover a receiver's outage of a weekend: the 83 waits of 84 attempts add up to at least 72 hours.
+#: Default retries, long enough for a receiver's outage of a weekend: the 83 waits add up to at least 72 hours.
 _RETRIES = TopicSettings(
     max_attempts=84, backoff=Exponential(_SECOND, _HOUR, factor=2.0, jitter=0.1, longer=True), defaults=RETRY_DEFAULTS
 )
@@ -291,7 +289,7 @@ WEBHOOK_FLOOR_MS = _SECOND
 
 
 def shown_name(name: str) -> str:
-    """API name of a setting, or of a field of one."""
+    """Name in the API of a setting, or of a field of a setting."""
     return name.removesuffix("_ms")
 
 
@@ -309,7 +307,7 @@ def problem(config: Any, settings: Settings) -> str:
 
 
 def merged(before: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    """The settings `before`, changed by `config`; secrets that `config` omits stay."""
+    """The settings `before`, changed by `config`. Webhook and alert secrets that `config` omits stay."""
     after = {**before, **config}
     for name, part in (("webhook", "secrets"), ("alert", "secret")):
         new, old = config.get(name), before.get(name)
@@ -355,7 +353,7 @@ def has_masked_headers(config: dict[str, Any]) -> bool:
 
 
 def settings_of(config: dict[str, Any]) -> TopicSettings:
-    """Settings of a topic: a valid `config` over the defaults."""
+    """All settings of a topic: a valid `config`, completed by the defaults."""
     defaults = DEFAULTS_OF[config.get("defaults", FIRST_LEVEL)]
     if not config.keys() - {"defaults"}:
         return defaults
@@ -382,7 +380,7 @@ def with_defaults(config: dict[str, Any], level: int) -> tuple[dict[str, Any], s
 
 
 def newest_defaults(level: int) -> int:
-    """Default settings of a topic that is created in a cluster of this feature level."""
+    """Feature level whose defaults apply to a topic that is created in a cluster of this level."""
     return max(brought for brought in DEFAULTS_OF if brought <= level)
 
 

@@ -25,7 +25,7 @@ from hadelay.version import FEATURE_LEVEL
 
 #: Highest format of a backup's manifest: 1 for a backup in a directory, 2 for a backup stored in parts.
 FORMAT = 2
-#: Size of a block with its own CRC, in bytes: the resolution of damage reports.
+#: Size, in bytes, of a block with its own CRC: damage is reported per block.
 BLOCK = 64 << 10
 _READ = 16 * BLOCK
 _MANIFEST = re.compile(r"manifest-(\d+)\.json")
@@ -33,7 +33,7 @@ FILE = re.compile(r"names|state-\d+|hours/(dead-)?\d{10}\.(log|idx|dsp)")
 
 
 class Contents(Struct):
-    """Prefix of a file: length, CRC-32C of the prefix, and CRC-32C of each block (u32, little-endian)."""
+    """Beginning of a file: its length, its CRC-32C, and the CRC-32C of each block (u32, little-endian)."""
 
     length: int
     crc: int
@@ -51,13 +51,13 @@ class Backup(Struct, omit_defaults=True):
     cluster_id: str
     group: int
     feature_level: int
-    #: Index of the last entry in the backup.
+    #: Raft index of the last entry in the backup.
     index: int
     term: int
     #: Cluster time of the backup, RFC 3339.
     time: str
     files: dict[str, Contents]
-    #: Size of the parts that files are stored in, in bytes; 0: files are stored whole.
+    #: Size, in bytes, of the parts in which files are stored; 0: files are stored whole.
     part: int = 0
 
     @property
@@ -86,16 +86,16 @@ class LocalBackups:
     Names are those of a manifest; `length` is the manifest's length of the file.
     """
 
-    #: Values for backups written and read by this class: manifest format, and Backup.part.
+    #: Manifest format, and size of parts (Backup.part), of the backups that this class writes.
     format, part = 1, 0
 
     def __init__(self, disk: Disk, directory: str) -> None:
         self._disk = disk
-        #: Location, for error messages.
+        #: Path or URI of the backups, for error messages.
         self.where = directory
 
     def prepare(self) -> None:
-        """Prepare the location for writing. A directory is locked for other backups while this process lives."""
+        """Prepare the directory for writing, and lock it against other backups while this process lives."""
         self._disk.makedirs(f"{self.where}/hours")
         self._disk.protect(self.where)
         try:
@@ -104,15 +104,15 @@ class LocalBackups:
             raise ConfigError(f"another backup is writing to {self.where}: wait for its end") from None
 
     def manifests(self) -> list[str]:
-        """Names of the directory's entries: the manifests and others."""
+        """Names of the files in the directory: manifests and others."""
         return self._disk.listdir(self.where) if self._disk.exists(self.where) else []
 
     def load(self, name: str) -> bytes:
-        """Read a manifest."""
+        """Read a manifest's bytes."""
         return read_file(self._disk, f"{self.where}/{name}")
 
     def size(self, name: str, length: int) -> int:
-        """Return how many of the file's first `length` bytes are stored."""
+        """Number of stored bytes among the file's first `length` bytes."""
         path = f"{self.where}/{name}"
         if not self._disk.exists(path):
             return 0
@@ -125,8 +125,8 @@ class LocalBackups:
         return read_file(self._disk, f"{self.where}/{name}", size, offset)
 
     def fill(self, name: str, length: int, read: Callable[[int, int], bytes], *, anew: bool) -> None:
-        """Store the file's first `length` bytes, which read(offset, limit) returns, 1 to `limit` bytes per call. Bytes
-        stored earlier are kept unless `anew`. The file is durable on return."""
+        """Store the file's first `length` bytes durably. read(offset, limit) returns them, 1 to `limit` bytes per call.
+        Bytes that are already stored are kept unless `anew`."""
         with closing(self._disk.open(f"{self.where}/{name}", create=True)) as file:
             at = 0 if anew else min(file.size(), length)
             while at < length:
@@ -134,7 +134,7 @@ class LocalBackups:
                 file.pwrite(data, at)
                 at += len(data)
             file.sync()
-            file.drop_cache()  # later reads then verify the disk, not the cache: an earlier sync may have failed
+            file.drop_cache()  # later reads verify the disk
 
     def put(self, name: str, data: bytes, lengths: dict[str, int]) -> None:
         """Write a manifest atomically, after a sync of the files that it names."""
@@ -147,7 +147,7 @@ class LocalBackups:
         self._disk.unlink(f"{self.where}/{name}")
 
     def keep(self, backups: list[dict[str, int]]) -> None:
-        """Remove files that no kept backup needs. backups: name → length of the files of each kept backup."""
+        """Remove the files that no kept backup needs. backups: for each kept backup, file name → length."""
         # Sync the removed manifests first: a power loss must not bring back a manifest without its files
         self._disk.sync_dir(self.where)
         needed = {name for lengths in backups for name in lengths}
@@ -158,7 +158,7 @@ class LocalBackups:
 
 
 class Archive:
-    """Backups in one location."""
+    """The backups in one location, each with a manifest."""
 
     def __init__(self, files: LocalBackups) -> None:
         self.files, self.where = files, files.where
@@ -168,7 +168,7 @@ class Archive:
         return sorted(int(match[1]) for match in found if match)
 
     def read(self, index: int | None = None) -> Backup:
-        """The manifest of the newest backup, or of this index. DamagedFile when its bytes do not verify."""
+        """Read the newest backup's manifest, or that of this index. DamagedFile if its bytes do not verify."""
         indexes = self.indexes()
         if not indexes:
             raise NotFound(f"{self.where}: no backup in it (no manifest; a backup may have been interrupted)")
@@ -217,7 +217,7 @@ class Archive:
             yield name, [BackupDamage(name, at, what.format(min(at + BLOCK, known.length))) for at in wrong.tolist()]
 
     def contents(self, name: str, length: int) -> Contents:
-        """Contents of the first `length` bytes, or of all bytes of a shorter file."""
+        """Compute length and CRCs of a stored file's first `length` bytes, or of all bytes if the file is shorter."""
         crc, blocks = 0, []
         for at in range(0, length, _READ):
             data = self.files.read(name, length, at, min(_READ, length - at))
@@ -226,7 +226,7 @@ class Archive:
         return Contents(length, crc, np.array(blocks, "<u4").tobytes())
 
     def has(self, name: str, length: int, crc: int, before: Backup | None) -> Contents | None:
-        """Contents of a file that is unchanged since the backup `before` and need not be copied; else None."""
+        """Length and CRCs of a file that is unchanged since `before` and need not be copied; else None."""
         known = before.files.get(name) if before else None
         if known is None or (known.length, known.crc) != (length, crc) or self.files.size(name, length) < length:
             return None

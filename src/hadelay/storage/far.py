@@ -1,4 +1,4 @@
-"""Appends to far hours: a buffer, and its writer, which links, seals and appends many hours in one vectorised pass.
+"""Appends to far hours, which are not mapped into memory: a buffer, and a writer for many hours at once.
 
 Appends to far hours would open a thousand files per batch if written at once. The journal has the buffered messages, so
 buffering costs no durability. The next checkpoint writes all of them; a read writes those of its hour.
@@ -24,15 +24,15 @@ from hadelay.storage.hourtable import IDX, LOG, HourTable, places
 
 #: Memory, in bytes, of a buffered index row without the message's record.
 ROW_COST = INDEX_SIZE + 4 + 4 + 8 + 4 + 4 + 2
-#: Limits of hours, rows and bytes that the writer handles per pass: a few milliseconds. The dense heads of one pass
-#: take 0.9 MB.
+#: Maximum number of hours, rows and bytes that the writer handles per pass, which takes a few milliseconds. The heads
+#: of one pass take 0.9 MB.
 _BATCH_HOURS, _BATCH_ROWS, _BATCH_BYTES = 32, 1024, 1 << 19
-#: Limit of entries of an hour whose heads are not kept in memory, because rebuilding them is quick.
+#: Maximum number of entries of an hour whose heads are not cached, because they are rebuilt quickly.
 _FEW_ENTRIES = 2048
 
 
 def _memory(size: int) -> mmap.mmap:
-    """Map anonymous memory: pages are allocated on first use, and returned to the system at once when freed."""
+    """Map memory whose pages are allocated on first use, and returned to the system as soon as it is freed."""
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
@@ -41,8 +41,8 @@ def _array(n: int, dtype: Any) -> npt.NDArray[Any]:
 
 
 class Generation:
-    """Buffered messages that arrived between two checkpoints, in arrival order and chained per hour. The writer writes
-    the frozen generation while the fresh generation takes arrivals."""
+    """Buffer of the messages that arrived between two checkpoints, in order of arrival, and linked per hour. While the
+    writer writes a frozen generation, new messages go to a fresh generation."""
 
     def __init__(self, capacity: int, slots: int) -> None:
         """capacity: size limit of rows and records together, in bytes. slots: number of slots in the hour table."""
@@ -52,12 +52,12 @@ class Generation:
         self._rows = _array(rows, INDEX)
         self._slots = _array(rows, np.uint32)
         self._previous = _array(rows, np.int32)
-        self._starts = _array(rows, np.int64)  # in the arena; -1: the record is already in the hour's log
-        # Copies of columns that scans read: a scan of the wide rows would miss the cache at each row.
+        self._starts = _array(rows, np.int64)  # offset in the arena; -1: record is in the log
+        # Copy the columns that scans read: a scan of whole rows would miss the CPU's cache at each row.
         self._indexes, self._topics = _array(rows, np.uint32), _array(rows, np.uint32)
         self._seconds = _array(rows, np.uint16)
         self._arena, self._used = memoryview(_memory(capacity)), 0
-        #: Position of the latest row of each slot (hour); -1 for a slot without rows.
+        #: Position of the newest buffered row of each slot (hour); -1: none.
         self.tail = np.full(slots, -1, np.int32)
 
     @property
@@ -72,7 +72,6 @@ class Generation:
             self.tail = np.append(self.tail, np.full(slots - len(self.tail), -1, np.int32))
 
     def numbers(self, n: int) -> npt.NDArray[np.int32]:
-        """Positions that the next n rows will have in the buffer."""
         return np.arange(self.n, self.n + n, dtype=np.int32)
 
     def add(
@@ -102,7 +101,7 @@ class Generation:
         self.n = end
 
     def of(self, slot: int, written: int) -> npt.NDArray[np.intp]:
-        """Positions of the buffered rows of one hour from globalIndex `written` on, ascending."""
+        """Positions, ascending, of one hour's buffered rows whose globalIndex is at least `written`."""
         positions: list[int] = []
         at = int(self.tail[slot]) if slot < len(self.tail) else -1
         indexes = self._rows["index"]
@@ -123,8 +122,8 @@ class Generation:
     def waiting(
         self, written: npt.NDArray[np.integer]
     ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint16], npt.NDArray[np.uint32]]:
-        """Return slot, second and topic of each row that is not written yet, as three arrays. written: number of
-        written rows per slot."""
+        """List the rows that are not written to files yet: returns three arrays with slot, second and topic of each.
+        written: number of written rows per slot."""
         columns = (self._slots[: self.n], self._seconds[: self.n], self._topics[: self.n])
         waits = self._indexes[: self.n] >= written[columns[0]]
         if waits.all():
@@ -142,8 +141,8 @@ class Generation:
 
 
 class Sample(NamedTuple):
-    """Sample: the hours that a checkpoint must store, at one applied index. rows: HOUR_ROW of each hour in `hours`, in
-    slot order (storage/hourtable.py); gone: retired hours."""
+    """Hours that a checkpoint has to store, at one applied index. rows: HOUR_ROW of each hour in `hours`, in slot
+    order. gone: retired hours."""
 
     hours: npt.NDArray[np.int64]
     rows: npt.NDArray[np.void]
@@ -154,7 +153,7 @@ class FarWriter:
     def __init__(
         self, table: HourTable, handles: Handles, heads: HeadsCache, path_of: Callable[[int], str], capacity: int
     ) -> None:
-        """capacity: size limit of one generation, in bytes."""
+        """capacity: maximum size of one buffer, in bytes."""
         self._table, self._handles, self._heads, self._path_of = table, handles, heads, path_of
         self._capacity = capacity
         self.fresh = Generation(capacity, 0)
@@ -165,8 +164,8 @@ class FarWriter:
         self._next = 0
 
     def freeze(self, sample: Sample | None) -> None:
-        """Freeze the buffer, and start an empty one for arrivals. `write_some` then writes the frozen buffer and
-        completes the sample's CRCs."""
+        """Freeze the buffer, and start an empty one for new messages. `write_some` then writes the frozen buffer, and
+        completes the CRCs in the sample."""
         assert self._frozen is None, "one checkpoint at a time"
         if not self.fresh.n:
             return
@@ -193,12 +192,11 @@ class FarWriter:
         return end == n
 
     def write_rest(self) -> None:
-        """Write the rest of the frozen buffer now."""
         while not self.write_some():
             pass
 
     def spill(self) -> None:
-        """Write all buffered messages now."""
+        """Write all buffered messages now, those of the frozen buffer first."""
         self.write_rest()
         self.freeze(None)
         self.write_rest()
@@ -214,15 +212,15 @@ class FarWriter:
                 self._write(generation, positions, np.full(len(positions), slot, np.uint32))
 
     def waiting(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint16], npt.NDArray[np.uint32]]:
-        """Return slot, second and topic of each buffered row, as three arrays."""
+        """List all buffered rows: returns three arrays with slot, second and topic of each."""
         generations = [generation for generation in (self._frozen, self.fresh) if generation is not None]
         found = [generation.waiting(self._table.written) for generation in generations]
         slots, seconds, topics = (np.concatenate(column) for column in zip(*found, strict=True))
         return slots, seconds, topics
 
     def _write(self, generation: Generation, positions: npt.NDArray[np.integer], slots: npt.NDArray[np.uint32]) -> None:
-        """Link and write rows. positions: positions of the next rows of some hours, ordered by slot. Rows that
-        `write_out` has written already are skipped."""
+        """Link rows to earlier entries, and write them. positions: those of the next rows of some hours, ordered by
+        slot. Rows that `write_out` has written already are skipped."""
         rows, starts = generation.get(positions)
         waiting = rows["index"] >= self._table.written[slots]
         if not waiting.all():
@@ -241,7 +239,7 @@ class FarWriter:
                 at = next((o for o, s in zip(offsets[first:end], starts[first:end], strict=True) if s >= 0), 0)
                 self._append(slot, entries[first * INDEX_SIZE : end * INDEX_SIZE], records, at)
         except BaseException:
-            # A full disk fails the write, but the node continues: drop the heads, which are ahead of the files.
+            # Drop the heads, which are ahead of the files: the node continues after a write to a full disk failed.
             for hour in self._table.hours(touched).tolist():
                 self._heads.forget(hour)
             raise
@@ -274,7 +272,7 @@ class FarWriter:
         self, slots: npt.NDArray[np.uint32], written: npt.NDArray[np.uint32], counts: npt.NDArray[np.intp],
         rows: npt.NDArray[np.void],
     ) -> None:  # fmt: skip
-        """Link hours without cached heads. Second s of the i-th hour has the key i × 3600 + s."""
+        """Link rows of hours without cached heads; second s of the i-th hour has the key i × 3600 + s."""
         firsts = np.arange(len(slots)) * SECONDS_PER_HOUR
         last, count = no_heads(len(slots))
         before = self._read(slots, written)
@@ -312,8 +310,7 @@ class FarWriter:
         table.unsynced[slot] |= LOG | IDX if records else IDX
 
     def _complete(self, sample: Sample, slots: npt.NDArray[np.uint32]) -> None:
-        """Copy the CRCs of hours whose last sampled row is now written into the sample; later rows are written by
-        later calls."""
+        """Copy CRCs of hours into the sample, for hours whose last row in the sample has just been written."""
         table = self._table
         at = np.searchsorted(places(sample.hours), places(table.hours(slots)))
         whole = table.written[slots] == sample.rows["entries"][at]

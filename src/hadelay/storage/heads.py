@@ -1,5 +1,5 @@
-"""Heads of hours (last entry and count of each second): a cache in memory, backed by `.heads` files, which are backed
-by the index.
+"""Heads of an hour: last entry and number of entries of each second. They are cached in memory and in `.heads` files,
+and can be rebuilt from the index.
 
 Two years of dense heads would take half a gigabyte. A `.heads` file is a cache: if the file is missing, damaged or
 behind, one vectorised pass reads the remaining index entries. Checkpoints and evictions rewrite files that lag far.
@@ -22,10 +22,10 @@ from hadelay.platform.disk import Disk, read_file
 #: Number of entries that a `.heads` file may lag behind the index before it is written again; reading so many entries
 #: takes a millisecond.
 WORTH_WRITING = 16_384
-#: Limit of {topic, minute} keys up to which counting uses an array, which is twenty times faster than sorting unless
-#: rows are few.
+#: Number of (topic, minute) keys up to which entries are counted in an array, twenty times faster than by sorting
+#: unless rows are few.
 _DENSE_KEYS = 1 << 18
-#: Number of index entries read per slice while heads catch up with the index; a slice takes two milliseconds.
+#: Number of index entries read per slice of work, when heads are brought up to date; a slice takes two milliseconds.
 _SCAN = 16_384
 
 ReadRows = Callable[[int, int, int], npt.NDArray[np.void]]
@@ -37,8 +37,8 @@ def no_counters() -> npt.NDArray[np.void]:
 
 @dataclass(slots=True)
 class Derived:
-    """Heads of the first `entries` index entries of an hour, and counters of the first `counted`. on_disk: number of
-    entries that the `.heads` file covers."""
+    """Data derived from an hour's index: heads of its first `entries` entries, and counters of its first `counted`.
+    on_disk: number of entries that the `.heads` file covers."""
 
     heads: Heads = field(default_factory=no_heads)
     entries: int = 0
@@ -77,7 +77,7 @@ def decode_heads(data: bytes, hour: int) -> Derived | None:
 
 
 def count_topics(counters: npt.NDArray[np.void], rows: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
-    """`counters` (COUNTER rows) plus the counts of the INDEX `rows`."""
+    """Add the counts of INDEX rows to `counters` (COUNTER rows); returns the sum."""
     keys = rows["topic"].astype(np.int64) << 6 | rows["second"] // 60
     if len(keys) and keys.max() < min(_DENSE_KEYS, 64 * len(keys)):
         counts = np.bincount(keys)
@@ -100,8 +100,8 @@ def bad_entry(path: str, index: int) -> DamagedFile:
 
 class HeadsCache:
     def __init__(self, disk: Disk, path_of: Callable[[int], str], read_rows: ReadRows, limit: int = 512) -> None:
-        """path_of(hour): path of the hour's files without suffix. read_rows(hour, first, end): INDEX rows written to
-        the .idx file."""
+        """path_of(hour): path of the hour's files without suffix. read_rows(hour, first, end): rows of the .idx
+        file."""
         self._disk, self._path_of, self._read, self._limit = disk, path_of, read_rows, limit
         self._known: OrderedDict[int, Derived] = OrderedDict()
         self._held: dict[int, Derived] = {}
@@ -134,8 +134,8 @@ class HeadsCache:
         return derived.counters
 
     def derive_some(self, hour: int, entries: int, *, topics: bool) -> int:
-        """Do one slice of the work of `get` (with topics: of `topic_minutes`). Returns the number of rows read, 0 when
-        all is done."""
+        """Do one slice of the work of `get`, or, with topics, of `topic_minutes`. Returns the number of rows read; 0
+        when all is done."""
         derived = self._held.get(hour) or self._latest(hour, entries)
         before = derived.entries + derived.counted
         if derived.entries < entries:
@@ -155,8 +155,8 @@ class HeadsCache:
         derived.counted += len(rows)
 
     def _sound(self, hour: int, first: int, end: int) -> npt.NDArray[np.void]:
-        """Verified INDEX rows. DamagedFile when a CRC is wrong: a wrong second or topic would make all later links
-        wrong, too."""
+        """Read INDEX rows and verify them. Raises DamagedFile for a wrong CRC: with a wrong second or topic, all later
+        links would be wrong, too."""
         rows = self._read(hour, first, end)
         if len(bad := INDEX_CRC.bad(rows)):
             raise bad_entry(self._path_of(hour) + ".idx", first + int(bad[0]))
@@ -180,7 +180,7 @@ class HeadsCache:
         self.worth_writing = 1 << 62
 
     def save(self, limit: int) -> None:
-        """Write up to `limit` of the `.heads` files that lag far behind the index, without a sync. Every checkpoint
+        """Write `.heads` files that lag far behind the index, at most `limit` of them, without a sync. Every checkpoint
         calls this."""
         everything = (self._held | self._known).items()
         late = [(hour, one) for hour, one in everything if one.entries >= one.on_disk + self.worth_writing]
@@ -206,5 +206,5 @@ class HeadsCache:
                 file.pwrite(data, 0)
                 file.truncate(len(data))
         except OSError:
-            return  # a full disk does no harm: without a whole `.heads` file, the next load reads the index
+            return  # full disk: the next load reads the index instead
         derived.on_disk = derived.entries

@@ -1,4 +1,4 @@
-"""Reading the hour files of one group: zero-copy from mapped hours, with pread from all others.
+"""Reads the hour files of one Raft group: without copies from hours mapped into memory, else with pread.
 
 Reads verify CRCs, except views of a whole index, whose callers verify the rows that they pick.
 """
@@ -18,13 +18,13 @@ from hadelay.storage.hourtable import FILES, HourTable
 from hadelay.storage.near import NearHour
 
 Rows = npt.NDArray[np.void]
-#: Limits of a span of rows that is read in one piece; the larger one counts: a number of rows, and a number of rows per
-#: wanted row. Longer spans are read row by row.
+#: Maximum span of rows that is read in one piece: this number of rows, or this number per wanted row, whichever is
+#: larger. Wanted rows in a longer span are read one by one.
 _SPAN_ROWS, _SPAN_PER_ROW = 1024, 16
 
 
 class HourReader:
-    """Reads the hour files of a group: the half of DiskHourStore that changes nothing."""
+    """Base of DiskHourStore: the methods that read hour files and change nothing."""
 
     def __init__(self, disk: Disk, directory: str, far_capacity: int) -> None:
         self._disk, self._directory = disk, directory
@@ -36,10 +36,9 @@ class HourReader:
         self._far = FarWriter(self._table, self._handles, self._heads, self.path, far_capacity)
 
     def path(self, hour: int) -> str:
-        """Path of an hour's files, without suffix."""
         n = (hour - DEAD_HOURS if hour >= DEAD_HOURS else hour) % 24
         start = self._days.get(hour - n)
-        if start is None:  # a checkpoint builds tens of thousands of paths, and formatting dates is slow
+        if start is None:  # cached: formatting dates is slow, and a checkpoint builds tens of thousands of paths
             start = self._days[hour - n] = f"{self._directory}/{hour_name(hour - n)[:-2]}"
         return f"{start}{n:02}"
 
@@ -49,7 +48,7 @@ class HourReader:
         return int(self._table.entries[slot]) if slot >= 0 else 0
 
     def counts(self, hours: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
-        """Number of index entries, like `count`, for many hours at once."""
+        """Number of applied entries of each of these hours."""
         return self._table.entries_of(hours)
 
     def event_count(self, hour: int) -> int:
@@ -57,8 +56,8 @@ class HourReader:
         return int(self._table.events[slot]) if slot >= 0 else 0
 
     def sums(self, hour: int) -> tuple[int, int, int, tuple[int, int, int]] | None:
-        """An hour's files at the applied index: (entries, events, bytes of .log, CRC-32C of .log, .idx and .dsp). None
-        while messages of the hour are buffered."""
+        """Lengths and checksums of an hour's files at the applied index: (entries, events, bytes of .log, CRC-32C of
+        .log, .idx and .dsp). None while messages of the hour are buffered."""
         slot, table = self._table.find(hour), self._table
         if slot < 0 or table.written[slot] < table.entries[slot] or table.log_written[slot] < table.log_bytes[slot]:
             return None
@@ -66,11 +65,11 @@ class HourReader:
         return entries, events, log_bytes, (log_crc, idx_crc, dsp_crc)
 
     def hours(self) -> list[int]:
-        """Hours with entries, without retired hours, ascending; dead hours last."""
+        """Hours that have entries and are not retired, ascending; hours of dead letters last."""
         return sorted(self._table.hours(np.flatnonzero(self._table.entries)).tolist())
 
     def lengths(self, hour: int) -> tuple[int, int, int]:
-        """Bytes of .log, .idx, .dsp at the applied index."""
+        """Lengths, in bytes, of an hour's .log, .idx and .dsp files at the applied index."""
         slot = self._table.find(hour)
         log_bytes = int(self._table.log_bytes[slot]) if slot >= 0 else 0
         return log_bytes, self.count(hour) * INDEX_SIZE, self.event_count(hour) * DISPATCH_SIZE
@@ -86,8 +85,8 @@ class HourReader:
         return hour in self._near
 
     def entries(self, hour: int, indexes: npt.NDArray[np.integer] | slice, *, verify: bool = True) -> Rows:
-        """Return a copy of these INDEX rows of an hour. IndexError beyond the applied length; DamagedFile when a CRC is
-        wrong."""
+        """Copy these INDEX rows of an hour, verified. Raises IndexError beyond the applied length, DamagedFile for a
+        wrong CRC."""
         near = self._near.get(hour)
         if near is not None:
             rows = near.rows()[indexes].copy() if isinstance(indexes, slice) else near.rows().take(indexes)
@@ -99,23 +98,23 @@ class HourReader:
         return rows
 
     def index_view(self, hour: int) -> Rows:
-        """All INDEX rows of an hour, not verified: a read-only view when mapped, else read from disk."""
+        """All INDEX rows of an hour, not verified: a read-only view of a mapped hour, else a copy from disk."""
         near = self._near.get(hour)
         return near.rows() if near is not None else self._far_entries(hour, slice(None))
 
     def pre_view(self, hour: int) -> memoryview:
-        """An hour's index as a memoryview of u4, to walk chains of entries: entry n's preGlobalIndex is `view[n * 16 +
-        11]`."""
+        """An hour's index as a memoryview of u4, to follow links between entries: the preGlobalIndex of entry n is
+        `view[n * 16 + 11]`."""
         near = self._near.get(hour)
         return near.words() if near is not None else self._far_entries(hour, slice(None)).view(np.uint32).data
 
     def heads(self, hour: int) -> Heads:
-        """Heads of an hour. Heads of a mapped hour are live: appends change them."""
+        """Get the heads of an hour. If the hour is mapped into memory, appends change the returned object."""
         self._write_out(hour)
         return self._heads.get(hour, self.count(hour)).heads
 
-    # The next methods count filed entries, settled ones included. They do not write buffered messages first, because
-    # callers count all hours; `waiting` returns the buffered entries.
+    # The following methods count entries in files, settled ones included. They do not write buffered messages first,
+    # because callers ask for all hours; `waiting` returns the buffered entries.
 
     def written(self, hour: int) -> int:
         """Number of entries in the hour's .idx file."""
@@ -123,20 +122,20 @@ class HourReader:
         return min(int(self._table.written[slot]), int(self._table.entries[slot])) if slot >= 0 else 0
 
     def written_seconds(self, hour: int) -> npt.NDArray[np.uint32]:
-        """Number of written entries in each second of the hour, u4[3600]. The array is live: appends change it."""
+        """Entries in the .idx per second of the hour, u4[3600]. The array is live: appends change it."""
         return self._heads.get(hour, self.written(hour)).heads.count
 
     def written_minutes(self, hour: int) -> Rows:
-        """COUNTER rows: written entries per topic and minute."""
+        """Number of entries in the hour's .idx file per topic and minute, as COUNTER rows."""
         return self._heads.topic_minutes(hour, self.written(hour))
 
     def derive_some(self, hour: int, *, topics: bool = False) -> int:
-        """Do one slice of the work of `written_seconds` (with topics: of `written_minutes`). Returns the number of rows
-        read, 0 when all is done."""
+        """Do one slice of the work of `written_seconds`, or, with topics, of `written_minutes`. Returns the number of
+        rows read; 0 when all is done."""
         return self._heads.derive_some(hour, self.written(hour), topics=topics)
 
     def waiting(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint16], npt.NDArray[np.uint32]]:
-        """Return hour, second and topic of each buffered entry, as three arrays."""
+        """List the buffered entries: three arrays with hour, second and topic of each."""
         slots, seconds, topics = self._far.waiting()
         return self._table.hours(np.arange(self._table.size))[slots], seconds, topics
 
@@ -153,8 +152,8 @@ class HourReader:
         return data
 
     def cached_record(self, hour: int, offset: int, size: int) -> bytes | None:
-        """Read a record like `record`, not verified, if it is in memory. None if reading would wait for the disk, or
-        the hour is retired."""
+        """Read a record without verifying it, but only from memory. Returns None if the read would wait for the disk,
+        or if the hour is retired."""
         near = self._near.get(hour)
         if near is not None:
             return near.cached_record(offset, size)
@@ -176,8 +175,8 @@ class HourReader:
         return self._handles.get(self.path(hour) + suffix).pread(size, offset) if size > 0 else b""
 
     def check_repair(self, hour: int, suffix: str, offset: int, data: bytes) -> None:
-        """Check bytes for a repair: BadRequest unless `data` verifies as the record, or the whole entries, at this
-        offset of the file."""
+        """Check bytes before they repair a file: raises BadRequest unless `data` is the original record, or whole
+        entries, for this offset."""
         length = self.length(hour, suffix)
         if not data or offset < 0 or offset + len(data) > length:
             raise BadRequest(f"a repair must lie within the file: offset {offset}, {len(data)} bytes of {length}")
@@ -189,7 +188,7 @@ class HourReader:
             raise BadRequest(f"the repair at offset {offset} is not the original data: {what}")
 
     def length(self, hour: int, suffix: str) -> int:
-        """Bytes of .log, .idx or .dsp at the applied index."""
+        """Length, in bytes, of a .log, .idx or .dsp file at the applied index."""
         return self.lengths(hour)[list(FILES).index(suffix)]
 
     def _far_entries(self, hour: int, indexes: npt.NDArray[np.integer] | slice) -> Rows:
@@ -211,7 +210,6 @@ class HourReader:
         return np.frombuffer(data, INDEX)
 
     def _read_rows(self, hour: int, first: int, end: int) -> Rows:
-        """INDEX rows of the .idx file."""
         near = self._near.get(hour)
         if near is not None:
             return near.rows()[first:end]
@@ -221,15 +219,14 @@ class HourReader:
         return np.frombuffer(data, INDEX)
 
     def _write_out(self, hour: int, end: int | None = None) -> None:
-        """Write the hour's buffered entries if any of them lies before entry `end`. Writing always would make each read
-        of a single message write a few entries."""
+        """Write the hour's buffered entries if any entry before number `end` is among them. Writing always would turn
+        each read of one message into a write."""
         slot = self._table.find(hour)
         if slot >= 0 and (end is None or end > self._table.written[slot]):
             self._far.write_out(slot)
 
     def events(self, hour: int, numbers: npt.NDArray[np.integer] | slice = slice(None), *, verify: bool = True) -> Rows:
-        """Return a copy of these DISPATCH rows of an hour; a slice must have step 1. DamagedFile when a CRC is
-        wrong."""
+        """Copy these DISPATCH rows of an hour; a slice must have step 1. Raises DamagedFile for a wrong CRC."""
         n = self.event_count(hour)
         if isinstance(numbers, slice):
             first, end, _ = numbers.indices(n)
@@ -255,7 +252,7 @@ def _bad_record(offset: int, data: bytes, entries: Rows) -> str | None:
     if what:
         return what
     there = entries["first_id"][entries["offset"] == offset]
-    # If no index entry points to the record, the entry is damaged and must be repaired first.
+    # Repair a damaged index entry before the record that it points to: the entry proves the record.
     return None if decode_record(data).first_id in there else "no index entry points to this record"
 
 

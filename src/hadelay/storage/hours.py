@@ -1,4 +1,4 @@
-"""All hour files of one group: the delay log, its linked index and the dispatch log of every hour (S1, S2).
+"""All hour files of one Raft group: message log, linked index and dispatch log of every hour (S1, S2).
 
 The previous, the current and the next two hours are *near*: mapped, linked and written as messages arrive. All others
 are *far*: a bounded buffer collects their messages, and the checkpoint links and writes many hours in one vectorised
@@ -24,7 +24,7 @@ from hadelay.storage.hourtable import DSP, FILES, IDX, LOG
 from hadelay.storage.hourtable import place as place_of
 from hadelay.storage.near import NearHour
 
-#: Maximum size of one append, records and rows, in bytes; a journal entry has at most 4 MiB.
+#: Maximum size, in bytes, of the records and rows of one append. A journal entry has at most 4 MiB.
 _LARGEST_APPEND = 16 << 20
 _ROW = f"V{INDEX_SIZE}"
 #: Number of records below which a loop is faster than numpy.
@@ -38,7 +38,7 @@ class DiskHourStore(HourReader):
         self._window = range(0)
         self._retired: list[int] = []
         self._doomed: list[int] = []
-        #: Number of backups and peers that copy files; while there are any, no file is removed.
+        #: Number of backups and peers that are copying files; no file is removed while any is.
         self.pins = 0
 
     @property
@@ -49,7 +49,7 @@ class DiskHourStore(HourReader):
     def append(
         self, hours: int | npt.NDArray[np.int64], rows: Rows, blob: bytearray, headers: Rows | None = None
     ) -> npt.NDArray[np.uint32]:
-        """File messages with their records; returns the globalIndex of each, in the order of `rows`.
+        """Append messages with their records; returns the globalIndex of each, in the order of `rows`.
 
         hours: filing hour of all rows, or of each row. rows: INDEX rows with deliver_at_ms, tag_mask, size, topic,
         attempt, flags and second (first_id 0: a new message); `append` fills offset, index and first_id in place.
@@ -70,8 +70,8 @@ class DiskHourStore(HourReader):
         return rows["index"]
 
     def append_again(self, hour: int, rows: Rows) -> int:
-        """File index entries for messages that are deferred within their hour: their records are already in the hour's
-        log (offset, size, first_id filled). Returns the first globalIndex."""
+        """Append index entries for messages that are deferred within their hour: their records are already in its .log
+        (offset, size and first_id are filled). Returns the first globalIndex."""
         slot = self._slot(hour)
         if hour in self._window:
             self._append_near(hour, slot, rows, None, None)
@@ -111,7 +111,7 @@ class DiskHourStore(HourReader):
         headers: Rows | None,
     ) -> None:  # fmt: skip
         table, fresh = self._table, self._far.fresh
-        # The buffer is full: the checkpoint that empties it came too late
+        # Write the buffer now if it is full, because a checkpoint has not emptied it in time.
         if not fresh.fits(len(rows), len(blob or b"")):
             self._far.spill()
             fresh = self._far.fresh
@@ -150,12 +150,12 @@ class DiskHourStore(HourReader):
                 self._append_far(self._table.slots(far).astype(np.uint32), far, part, records, part_headers)
             else:
                 self._append_near(hour, self._slot(hour), part, records, part_headers)
-            # Copy through views as bytes: numpy then copies whole rows, not field by field.
+            # View rows as plain bytes, so that numpy copies whole rows, not field by field.
             rows.view(_ROW)[chosen] = part.view(_ROW)
         return rows["index"]
 
     def _name(self, hours: int | npt.NDArray[np.int64], rows: Rows) -> None:
-        """Assign ids to messages filed for the first time: group, hour and index (model.pack_id)."""
+        """Give an id to each new message, from group, hour and index (model.pack_id)."""
         ids = rows["first_id"]
         new = ids == 0
         if not new.any():
@@ -164,7 +164,7 @@ class DiskHourStore(HourReader):
         rows["first_id"] = np.where(new, prefix | rows["index"], ids)
 
     def append_events(self, hour: int, rows: Rows) -> int:
-        """Append DISPATCH rows, filling their CRCs in place; returns the number of the first."""
+        """Append DISPATCH rows to an hour, and fill their CRCs in place; returns the first row's number."""
         slot, table = self._slot(hour), self._table
         first = int(table.events[slot])
         DISPATCH_CRC.seal(rows)
@@ -177,7 +177,7 @@ class DiskHourStore(HourReader):
         return first
 
     def set_clock(self, now_hour: int) -> None:
-        """Map the previous, current and next two hours, unmap the others. Apply calls this when the hour changes."""
+        """Map the previous, current and next two hours into memory, unmap others; called when the hour changes."""
         window = range(now_hour - 1, now_hour + 3)
         if window == self._window:
             return
@@ -204,11 +204,11 @@ class DiskHourStore(HourReader):
         self._heads.release(hour)
 
     def retire(self, hour: int) -> None:
-        """Forget an hour; the next durable checkpoint without pins removes its files."""
+        """Forget an hour. The next durable checkpoint removes its files, unless backups or peers copy files then."""
         slot = self._table.find(hour)
         if slot < 0 or not self._table.entries[slot]:
             return
-        self._far.write_out(slot)  # a running checkpoint may have sampled the hour
+        self._far.write_out(slot)  # its rows may be part of a running checkpoint
         if hour in self._near:
             self._close_near(hour)
         self._heads.forget(hour)
@@ -228,7 +228,7 @@ class DiskHourStore(HourReader):
         self._far.fresh.cover(table.size)
 
     def sample(self) -> Sample:
-        """Hours changed since the last sample. The sample's CRCs are complete once `write_some` returned True."""
+        """Sample the hours changed since the last sample. CRCs are complete once `write_some` returned True."""
         table = self._table
         self._far.write_rest()
         slots = np.flatnonzero(table.changed)
@@ -239,11 +239,11 @@ class DiskHourStore(HourReader):
         return sample
 
     def write_some(self) -> bool:
-        """Write the frozen messages of a few dozen far hours; True when no frozen message is left."""
+        """Write the frozen (no longer growing) buffer's messages of a few dozen far hours; True when none are left."""
         return self._far.write_some()
 
     def unsynced(self) -> list[str]:
-        """Files to sync before the sample is committed. The call marks them as synced."""
+        """Paths of files to sync before the checkpoint commits. The call marks the files as synced."""
         table, paths = self._table, []
         for slot in np.flatnonzero(table.unsynced).tolist():
             path, bits = self.path(table.hour(slot)), int(table.unsynced[slot])
@@ -252,8 +252,7 @@ class DiskHourStore(HourReader):
         return paths
 
     def freeze(self) -> None:
-        """Freeze the messages buffered until now, so that `write_some` writes them; without a sample for a
-        checkpoint."""
+        """Freeze the buffered messages, so that `write_some` writes them; without a checkpoint."""
         self._far.write_rest()
         self._far.freeze(None)
 
@@ -270,17 +269,16 @@ class DiskHourStore(HourReader):
         return [path for path in paths if self._disk.exists(path)]
 
     def load(self, hours: npt.NDArray[np.int64], rows: Rows) -> None:
-        """Load the hours and HOUR_ROWs of the last checkpoint."""
         self._table.load(hours, rows)
         self._far.fresh.cover(self._table.size)
 
     def checksums(self) -> dict[str, tuple[int, int]]:
-        """File name → (length, crc32c) at the applied index. Writes buffered messages first."""
+        """Name of each hour file → (length, CRC-32C) at the applied index. Writes buffered messages first."""
         return dict(file_checksums(*self.rows()))
 
     def rows(self) -> tuple[npt.NDArray[np.int64], Rows]:
-        """Copies of (hours with entries, HOUR_ROW of each) at the applied index, without retired hours; ascending, dead
-        hours last. Writes buffered messages first."""
+        """All hours that have entries and are not retired, at the applied index: (hours, HOUR_ROW of each), ascending,
+        hours of dead letters last. Writes buffered messages first."""
         self._far.spill()
         table = self._table
         slots = np.flatnonzero(table.entries)
@@ -289,8 +287,8 @@ class DiskHourStore(HourReader):
         return hours[order], table.rows(slots[order])
 
     def repair(self, hour: int, suffix: str, offset: int, data: bytes) -> None:
-        """Overwrite damaged bytes of an hour's ".log", ".idx" or ".dsp" file with a peer's bytes. BadRequest if the
-        bytes do not verify (`check_repair`)."""
+        """Overwrite damaged bytes of an hour's ".log", ".idx" or ".dsp" file with bytes of another node. Raises
+        BadRequest if these do not verify."""
         self.check_repair(hour, suffix, offset, data)
         near = self._near.get(hour)
         if near is not None and suffix != ".dsp":
@@ -307,7 +305,7 @@ class DiskHourStore(HourReader):
 
 
 def file_checksums(hours: npt.NDArray[np.int64], rows: Rows) -> Iterator[tuple[str, tuple[int, int]]]:
-    """(file name, (length, crc32c)) of every file that the HOUR_ROW rows describe."""
+    """List the files that HOUR_ROW rows describe: (file name, (length, CRC-32C))."""
     for hour, row in zip(hours.tolist(), rows.tolist(), strict=True):
         log_bytes, entries, events, log_crc, idx_crc, dsp_crc, _ = row
         name = hour_name(hour)
@@ -322,8 +320,7 @@ def _write_headers(headers: Rows, rows: Rows, blob: bytearray, starts: npt.NDArr
     headers["magic"], headers["version"] = RECORD_MAGIC, RECORD_VERSION
     headers["first_id"] = rows["first_id"]
     RECORD_CRC.seal(headers)
-    # View of the blob with a 48-byte element at every byte offset; elements overlap. One assignment then writes all
-    # headers.
+    # View the blob as overlapping 48-byte elements, one at every byte offset: one assignment then writes all headers.
     anywhere = np.ndarray((len(blob) - RECORD_SIZE + 1,), f"V{RECORD_SIZE}", blob, 0, (1,))
     anywhere[starts] = headers.view(f"V{RECORD_SIZE}")
 
@@ -331,7 +328,7 @@ def _write_headers(headers: Rows, rows: Rows, blob: bytearray, starts: npt.NDArr
 def _cut(
     blob: bytearray, ends: npt.NDArray[np.int64], sizes: npt.NDArray[np.uint32], chosen: npt.NDArray[np.intp]
 ) -> bytearray:
-    """Cut the records of the chosen rows out of `blob`, and join them. `chosen` is ascending."""
+    """Join the records of the chosen rows. blob: all records. chosen: ascending."""
     if len(chosen) < _FEW:
         spans = zip(ends[chosen].tolist(), sizes[chosen].tolist(), strict=True)
         with memoryview(blob) as view:

@@ -1,4 +1,4 @@
-"""Table of all hours, in columns: two years are 17,520 rows of 58 bytes, read and changed vectorised.
+"""Table of all hours, kept in numpy columns: two years are 17,520 rows of 58 bytes.
 
 The slot of an hour is place(hour) − base: live hours have even places and dead hours odd ones, so both are dense.
 Columns grow at either end as hours appear.
@@ -10,8 +10,8 @@ import numpy.typing as npt
 from hadelay.codec.formats import HOUR_ROW
 from hadelay.model import DEAD_HOURS, NONE32
 
-#: Bits of the column `unsynced`, one for each file of the hour that has unsynced bytes; and the suffixes of these
-#: files.
+#: Bits of the column `unsynced`: one for each of an hour's files, set while the file has unsynced bytes; and suffix of
+#: the file → its bit.
 LOG, IDX, DSP = 1, 2, 4
 FILES = {".log": LOG, ".idx": IDX, ".dsp": DSP}
 _MARGIN = 256
@@ -30,24 +30,24 @@ def places(hours: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 class HourTable:
     def __init__(self) -> None:
         self.base, self.size = 0, 0
-        #: Columns at the applied index: number of index entries, bytes of records, number of events.
+        #: Columns per hour at the applied index: index entries, bytes of records, events.
         self.entries, self.log_bytes = np.zeros(0, np.uint32), np.zeros(0, np.int64)
         self.events = np.zeros(0, np.uint32)
-        #: Columns of written data: entries in .idx (further entries are in the far buffer), bytes of records in .log,
-        #: CRCs of the written bytes.
+        #: Columns per hour of data in files: entries in .idx (later ones are buffered), bytes in .log, CRCs of the
+        #: written bytes.
         self.written, self.log_written = np.zeros(0, np.uint32), np.zeros(0, np.int64)
         self.log_crc, self.idx_crc, self.dsp_crc = (np.zeros(0, np.uint32) for _ in range(3))
-        #: Columns: whether the hour has changed since the last sample for a checkpoint; bits of its unsynced files.
+        #: Columns per hour: changed since the last checkpoint's sample; bits of its files with unsynced bytes.
         self.changed, self.unsynced = np.zeros(0, np.bool_), np.zeros(0, np.uint8)
         self._columns = [name for name, column in vars(self).items() if isinstance(column, np.ndarray)]
 
     def covers(self, first: int, last: int) -> bool:
-        """Whether the table has slots for the hours `first` and `last`, and for all hours between them."""
+        """Whether the table has slots for all hours from `first` to `last`."""
         low, high = place(first), place(last)
         return self.base <= low and high < self.base + self.size and not (low ^ high) & 1
 
     def cover(self, hours: npt.NDArray[np.int64]) -> None:
-        """Add slots for these hours. Existing slots move when an hour lies below base: see `moves`."""
+        """Add slots for these hours. Existing slots move if an hour lies before the first slot (see `moves`)."""
         wanted = places(hours)
         first, last = int(wanted.min()), int(wanted.max())
         base = min(first, self.base) if self.size else first
@@ -67,7 +67,7 @@ class HourTable:
         return bool(self.size) and int(places(hours).min()) < self.base
 
     def slots(self, hours: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Slots of covered hours."""
+        """Slots of these hours; undefined for an hour without a slot."""
         return places(hours) - self.base
 
     def hours(self, slots: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
@@ -79,27 +79,27 @@ class HourTable:
         return half + dead * DEAD_HOURS
 
     def find(self, hour: int) -> int:
-        """The slot of an hour, or -1."""
+        """Slot of an hour; -1 if it has none."""
         slot = place(hour) - self.base
         return slot if 0 <= slot < self.size else -1
 
     def clear(self, slot: int) -> None:
-        """Forget a retired hour, except `unsynced`: a running checkpoint may still sync its files."""
+        """Clear the columns of a retired hour, but not `unsynced`: a running checkpoint may still sync its files."""
         for name in self._columns:
             if name != "unsynced":
                 getattr(self, name)[slot] = 0
-        # Larger than all indexes, so that the hour's rows in the far buffer count as written
+        # Set `written` above all indexes, so that the hour's buffered rows count as written.
         self.written[slot] = NONE32
 
     def rows(self, slots: npt.NDArray[np.intp]) -> npt.NDArray[np.void]:
-        """HOUR_ROW of each slot; the CRCs cover the written bytes."""
+        """Make the HOUR_ROW of each slot; its CRCs cover the written bytes."""
         rows = np.zeros(len(slots), HOUR_ROW)
         for name in _IN_CHECKPOINT:
             rows[name] = getattr(self, name)[slots]
         return rows
 
     def load(self, hours: npt.NDArray[np.int64], rows: npt.NDArray[np.void]) -> None:
-        """Set the HOUR_ROWs of a checkpoint."""
+        """Load the hours of a checkpoint from their HOUR_ROWs."""
         if not len(hours):
             return
         self.cover(hours)

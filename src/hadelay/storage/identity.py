@@ -29,11 +29,11 @@ class Identity:
     #: Incarnation of this copy of the data; a node that lost or rewound its disk gets a new one.
     incarnation: int = 1
     format_version: int = FORMAT_VERSION
-    #: Highest feature level that the cluster has activated; files may use its formats.
+    #: Highest feature level that the cluster has activated; files may use the formats of this level.
     feature_level: int = FIRST_LEVEL
 
 
-#: Keys in the identity file. The keys and their order never change.
+#: Keys in the identity file, in a fixed order that never changes.
 _KEYS = ("cluster_id", "group", "node", "incarnation", "format_version", "feature_level")
 
 
@@ -43,7 +43,7 @@ def encode_identity(identity: Identity) -> bytes:
 
 
 def decode_identity(data: bytes, path: str) -> dict[str, Any]:
-    """The decoded map of an identity file. DamagedFile unless every byte verifies."""
+    """Decode an identity file to a dict. Raises DamagedFile unless every byte verifies."""
     if len(data) < _HEAD.size:
         raise DamagedFile(path, len(data), "the file ends too early")
     magic, size, crc = _HEAD.unpack_from(data)
@@ -52,7 +52,7 @@ def decode_identity(data: bytes, path: str) -> dict[str, Any]:
         raise DamagedFile(path, 0, f"the identity does not verify; {WAY_OUT}")
     try:
         found = msgpack.unpackb(body)
-    except (ValueError, msgpack.UnpackException):  # a file of zeroes has a valid checksum, zero
+    except (ValueError, msgpack.UnpackException):  # all zeroes: the CRC of nothing is zero
         found = None
     if not isinstance(found, dict):
         raise DamagedFile(path, 0, f"the identity is empty; {WAY_OUT}")
@@ -65,7 +65,7 @@ def write_identity(disk: Disk, directory: str, identity: Identity) -> None:
 
 
 def read_identity(disk: Disk, directory: str) -> Identity | None:
-    """The directory's identity, or None for a new directory. ConfigError for a newer format."""
+    """Read the directory's identity; None for a new directory. Raises ConfigError for a newer format."""
     path = f"{directory}/identity"
     if not disk.exists(path):
         return None
@@ -92,7 +92,7 @@ def check_identity(disk: Disk, directory: str, expected: Identity) -> Identity:
 
 
 def refuse_strangers(directory: str, found: Identity, expected: Identity) -> None:
-    """ConfigError unless both identities are of one cluster, group and node."""
+    """Raise ConfigError unless both identities are of one cluster, group and node."""
     for key, what in (("cluster_id", "cluster"), ("group", "group"), ("node", "node")):
         theirs, ours = getattr(found, key), getattr(expected, key)
         if theirs != ours:

@@ -1,4 +1,4 @@
-"""Printable rows of any file of a data directory (`hadelay inspect FILE`), except journals, which raft/ decodes.
+"""Decode any file of a data directory into printable rows (`hadelay inspect FILE`). Journals are decoded in raft/.
 
 A row whose bytes do not verify gets the key `damage`, and decoding continues if the format allows it. The first entry
 of zeroes (space allocated ahead) ends a file. docs/spec/on-disk-format.md describes the rows.
@@ -33,7 +33,7 @@ _NO_NODE = 0xFF
 
 
 def inspect(path: str, disk: Disk | None = None) -> Iterator[Row]:
-    """Rows of the file at `path`. BadRequest for an unknown file name."""
+    """Decode the file at `path` into printable rows. Raises BadRequest for an unknown file name."""
     name = os.path.basename(path)
     decode = _BY_NAME.get(name) or _BY_SUFFIX.get(os.path.splitext(name)[1])
     if decode is None:
@@ -68,7 +68,7 @@ def _log(file: File, path: str) -> Iterator[Row]:
         damage = check_record(data)
         if damage and "payload" not in damage:
             yield {"offset": at, "damage": damage}
-            return  # stop: without a valid header, the start of the next record is unknown
+            return  # stop: a damaged header hides the next record's start
         record = decode_record(data)
         row: Row = {"offset": at, "size": record.size} | record._asdict()
         row |= {"first_id": encode_id(record.first_id), "meta": _unpacked(record.meta)}
@@ -88,7 +88,7 @@ def _entries(dtype: np.dtype[Any], crc: RowCrc, show: Callable[[Row], Row]) -> C
                 if not any(values):
                     return
                 row = {"n": at // size + n} | dict(zip(names, values, strict=True))
-                with suppress(ValueError, OverflowError):  # a damaged row may have times that cannot be shown
+                with suppress(ValueError, OverflowError):  # a damaged row may have invalid times
                     row = show(row)
                 yield row | ({"damage": "the CRC is wrong"} if n in bad else {})
             if len(data) % size:
@@ -104,7 +104,7 @@ def _show_entry(row: Row) -> Row:
 
 
 def _show_event(row: Row) -> Row:
-    """A DISPATCH row for printing. The file `names` resolves its numbers of consumers, nodes and reasons."""
+    """Make a DISPATCH row printable. The file `names` has the names of its consumer, node and reason."""
     event, other, consumer = row["event"], row["other_hour"], row["consumer"]
     shown = row | {
         "event": Event(event).name.lower() if event in list(Event) else event,

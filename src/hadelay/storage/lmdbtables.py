@@ -35,7 +35,7 @@ _REDO = b"redo"
 _CRC_SIZE = 4
 #: Free space, in bytes, below which a disk counts as full.
 _LITTLE = 1 << 20
-#: glibc's function that returns free memory to the system, including pages inside the heap.
+#: Function of glibc that returns freed memory to the system, also from inside the heap.
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: 0)
 #: Program that reads the file at argv[1], all tables or those in argv[2:], and checks their numbers of entries.
 _READ_ALL = """
@@ -51,16 +51,16 @@ with env.begin() as txn:
 
 
 def _can_be_read(path: str, *tables: bytes) -> bool:
-    """Whether LMDB can read these tables (default: all) of a file that may have lost its end; missing pages may be
-    free pages. A missing or wrong page may raise a signal, so the check runs in its own process."""
+    """Whether LMDB can read these tables (default: all) of a file whose end may be missing. Free pages may be missing.
+    The check runs in another process, because reading a missing or wrong page may raise a signal."""
     names = [table.decode() for table in tables]
     done = subprocess.run([sys.executable, "-c", _READ_ALL, path, *names], capture_output=True, check=False)
     return done.returncode == 0
 
 
 class Checkpoint(NamedTuple):
-    """Checkpoint as stored: row: the row of the table `checkpoint`, None before the first checkpoint; hours, ascending;
-    rows: the HOUR_ROW of each hour."""
+    """Checkpoint as stored in the tables. row: its data, None before the first checkpoint. hours: ascending. rows:
+    HOUR_ROW of each hour."""
 
     row: dict[str, Any] | None
     hours: npt.NDArray[np.int64]
@@ -101,8 +101,8 @@ class LmdbBackend:
                     self._env.close()
                     raise DamagedFile(path, size, f"the file has lost its end; {WAY_OUT}")
                 if not readonly:
-                    # Extend the file with zeros: the list of free pages may be lost, too, and reading zeros is an
-                    # error, while reading past the end is a signal.
+                    # Extend the file with zeroes: reading those raises an error, while reading past the end raises a
+                    # signal. The list of free pages may be lost, too.
                     os.truncate(path, whole)
             with self._env.begin() as txn:
                 names = [bytes(key) for key in txn.cursor().iternext(values=False)]
@@ -118,7 +118,7 @@ class LmdbBackend:
         try:
             with self._env.begin(db) as txn:
                 data = txn.get(key)
-        except lmdb.Error as error:  # not the context manager _as_os_error, which costs twice as much as the look-up
+        except lmdb.Error as error:  # _as_os_error would double the cost of a look-up
             raise _os_error(error, self.path) from error
         return None if data is None else self._verified(key, data)
 
@@ -154,9 +154,9 @@ class LmdbBackend:
         return sorted(self._tables.keys() - {_REDO})
 
     def commit(self, dropped: Iterable[bytes], puts: Iterable[Put]) -> None:
-        """Commit all changes in one transaction. Changes beyond the first few thousand are stored as a redo list; small
-        transactions then apply this list. This bounds the memory for changed pages: with hash keys, each change is in
-        another page."""
+        """Commit all changes in one transaction. Changes beyond the first few thousand are stored in it as a redo list,
+        which small transactions then apply: with hash keys, each change is in another page, and this limits the memory
+        for changed pages."""
         tables = dict(self._tables)
         puts = iter(puts)
         with _as_os_error(self.path), self._env.begin(write=True) as txn:
@@ -172,7 +172,6 @@ class LmdbBackend:
                 self._put(txn, tables, [(_REDO, number.to_bytes(4, "big"), msgpack.packb(rest))])
         self._tables = tables
         self._sort_in()
-        # Return the memory that the commit has freed to the system.
         _malloc_trim(0)
 
     def _put(self, txn: Any, tables: dict[bytes, Any], puts: Iterable[Put]) -> None:

@@ -23,8 +23,8 @@ _LOCAL = fs.LocalFileSystem()
 
 @lru_cache(maxsize=16)
 def filesystem(uri: str) -> tuple[Any, str]:
-    """Find pyarrow's file system for a URI; returns it and the path in it. Cached, because each file system has
-    connections. BadRequest for an unknown URI, or one that contains a secret."""
+    """Find pyarrow's file system for a URI; returns (file system, path in it). Cached, because each file system has
+    connections. Raises BadRequest for an unknown URI, or one with a secret."""
     if wrong := uris.problem(uri):
         raise BadRequest(wrong)
     try:
@@ -35,7 +35,7 @@ def filesystem(uri: str) -> tuple[Any, str]:
 
 
 def absolute(where: str) -> str:
-    """The absolute path, for tasks that run in another directory; a URI as it is. BadRequest for an unknown URI."""
+    """Make a path absolute, for tasks in other directories; URIs stay. BadRequest for an unknown URI."""
     if wrong := uris.problem(where):
         raise BadRequest(wrong)
     return os.path.abspath(where) if where and "://" not in where else where
@@ -48,7 +48,7 @@ class Location:
     where: str
 
     def _at(self, name: str) -> tuple[Any, str]:
-        """pyarrow's file system, and the path in that file system."""
+        """pyarrow's file system for a file, and the file's path in it."""
         found, path = filesystem(self.where) if "://" in self.where else (_LOCAL, os.path.abspath(self.where))
         return found, f"{path}/{name}".rstrip("/")
 
@@ -58,7 +58,7 @@ class Location:
         return f"{where.rstrip('/')}/{name}"
 
     def below(self, name: str) -> str:
-        """The path or URI (`where`) of a subdirectory."""
+        """Path or URI of a subdirectory."""
         _, mark, options = self.where.partition("?") if "://" in self.where else ("", "", "")
         return f"{self.path(name)}{mark}{options}"
 
@@ -118,16 +118,16 @@ class Location:
             file.write(data)
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a file in place, without a rename. A failure may leave a shorter file; use this for names that contain
-        the length."""
+        """Write a file in place, without a rename. If writing fails, a shorter file may be left; so use names that
+        contain the length."""
         found, path = self._at(name)
         with found.open_output_stream(path) as file:
             file.write(data)
 
     @contextmanager
     def create(self, name: str) -> Iterator[Any]:
-        """Create a file, as a context manager. At the end of the block, if there was no error, the file gets its name
-        and is durable."""
+        """Context manager that creates a file. If the block ends without an error, the file gets its name and is
+        durable."""
         found, path = self._at(name)
         _, part = self._at(_aside(name))
         local = found is _LOCAL
@@ -138,14 +138,14 @@ class Location:
                 if local:
                     file.flush()
                     os.fsync(file.fileno())
-                    # Later reads come from the disk, so they verify it
+                    # Drop the file from the page cache, so that later reads verify the disk.
                     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             found.move(part, path)
         except BaseException as error:
             with suppress(OSError):  # raise the first error, not one of the cleanup
                 found.delete_file(part)
             if isinstance(error, OSError) and error.errno is not None and error.filename is None:
-                error.filename = part  # an OSError of a write, for example on a full disk, has no name
+                error.filename = part  # write errors have no file name
             raise
         if local:
             Disk().sync_dir(os.path.dirname(path))

@@ -23,7 +23,7 @@ _CRC = r"^[0-9a-f]{8}$"
 
 
 class SourceFiles(NamedTuple):
-    """Committed lengths and CRC-32C of an hour's files."""
+    """Committed lengths, and CRC-32C, of an hour's files, from which its archive was made."""
 
     entries: int
     events: int
@@ -55,7 +55,7 @@ class HourManifest(TypedDict):
 
 
 class Listed(TypedDict):
-    """An hour in the catalogue."""
+    """Entry of an archived hour in the catalogue."""
 
     crc32c: Annotated[str, msgspec.Meta(pattern=_CRC)]
     messages: int
@@ -99,7 +99,7 @@ class Directory:
             return None
 
 
-#: Read access to an archive. Names are relative. OSError when the store does not answer.
+#: An archive that can be read. Names are relative. OSError when the store does not answer.
 Files: TypeAlias = "Directory | Location"
 
 
@@ -118,7 +118,7 @@ def manifest_name(hour: int) -> str:
 
 
 def manifest_hours(files: Files) -> set[int]:
-    """Hours with a manifest. NotFound when the directory is not an archive."""
+    """Hours that have a manifest in the archive. Raises NotFound if the directory is not an archive."""
     names = files.list("_manifest")
     if names is None:
         raise NotFound(f"{files.path('')} is not an archive: it has no directory _manifest/")
@@ -131,7 +131,7 @@ def encode_manifest(hour: int, source: SourceFiles, parts: list[PartFile]) -> by
 
 
 def decode_manifest(data: bytes) -> HourManifest:
-    """The decoded manifest. ValueError, with a message for users, when the bytes are not a manifest."""
+    """Decode a manifest. Raises ValueError, with a text for users, if the bytes are not a manifest."""
     try:
         found = msgspec.json.decode(data, type=HourManifest)
     except RecursionError:
@@ -153,7 +153,7 @@ def source_of(manifest: HourManifest) -> SourceFiles | None:
 
 
 def of_kind(manifest: HourManifest, kind: str) -> list[PartFile]:
-    """Files of a kind ("messages" or "events"), in the order of their rows."""
+    """Parquet files in a manifest that have this kind of rows ("messages" or "events"), in the order of the rows."""
     return [part for part in manifest["files"] if part["path"].startswith(f"{kind}/")]
 
 
@@ -165,11 +165,11 @@ class Catalogue:
     """Catalogue of an archive: all archived hours, by hour number."""
 
     def __init__(self, names: list[str], revision: int, hours: dict[int, Listed]) -> None:
-        #: Names of the files that the catalogue was read from; empty when the archive has no catalogue.
+        #: Names of the catalogue's files; empty if the archive has no catalogue.
         self.names, self.revision, self.hours = names, revision, hours
 
     def row(self, manifest: bytes) -> Listed:
-        """Catalogue row for a manifest that is not listed yet. ValueError when the bytes are not a manifest."""
+        """Make the catalogue's entry for a manifest. Raises ValueError if the bytes are not a manifest."""
         found = decode_manifest(manifest)
         return {
             "crc32c": f"{crc32c(manifest):08x}", "messages": rows(found, "messages"), "events": rows(found, "events"),
@@ -180,7 +180,7 @@ class Catalogue:
         return hour in self.hours and self.hours[hour]["crc32c"] == f"{crc32c(manifest):08x}"
 
     def encode(self, added: dict[int, Listed]) -> tuple[str, bytes]:
-        """Encode the next catalogue, which is this catalogue plus the added hours; returns (file name, bytes)."""
+        """Encode the next revision of the catalogue, with added hours; returns (file name, bytes)."""
         hours = {hour_name(hour): row for hour, row in sorted((self.hours | added).items())}
         body = {
             "version": _CATALOGUE_VERSION, "revision": self.revision + 1,
@@ -191,8 +191,8 @@ class Catalogue:
 
 
 def load_catalogue(files: Files, known: Catalogue | None = None, attempts: int = 5) -> Catalogue:
-    """Merge all catalogue files of an archive. DamagedFile when a file does not match its CRC. known: result of an
-    earlier call, returned when the file names are unchanged (a name contains the CRC of the content)."""
+    """Read and merge all catalogue files of an archive. Raises DamagedFile if a file does not match the CRC in its
+    name. known: earlier result, which is returned if the file names are unchanged."""
     names = [f"_catalogue/{name}" for name in files.list("_catalogue") or () if name[:1].isdigit()]
     if known is not None and known.names == names:
         return known
@@ -201,7 +201,7 @@ def load_catalogue(files: Files, known: Catalogue | None = None, attempts: int =
         try:
             data = files.load(name)
         except FileNotFoundError:
-            if attempts > 1:  # another run has replaced the catalogue since the listing
+            if attempts > 1:  # another run replaced this file
                 return load_catalogue(files, known, attempts - 1)
             raise
         try:
@@ -223,9 +223,9 @@ def load_catalogue(files: Files, known: Catalogue | None = None, attempts: int =
 def unproven(
     files: Files, catalogue: Catalogue, wanted: Iterable[tuple[int, SourceFiles]], limit: int
 ) -> dict[int, str]:  # fmt: skip
-    """Check whether the archive proves hours: returns hour → reason why not, or "" for a proven hour, which may be
-    deleted. Stops after `limit` proven hours. Reads manifests and file sizes only. OSError when the archive does not
-    answer."""
+    """Check, before hours are deleted, that the archive has them: returns hour → reason why the hour must be kept, or
+    "" if it may be deleted. Stops after `limit` hours that may. Reads only manifests and file sizes. Raises OSError if
+    the archive does not answer."""
     found, proven = dict[int, str](), 0
     for hour, source in wanted:
         found[hour] = _problem(files, catalogue, hour, source)

@@ -1,4 +1,4 @@
-"""Table of names in one append-only file: hour files hold numbers of topics, consumers, nodes and reasons only."""
+"""Table of names in one append-only file. Hour files have only numbers of topics, consumers, nodes and reasons."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -29,7 +29,7 @@ def encode_name(kind: int, number: int, name: str) -> bytes:
 
 
 def decode_names(data: bytes, path: str) -> Iterator[Name]:
-    """All records of the file. DamagedFile at the first wrong CRC."""
+    """Decode all records of the file `names`. Raises DamagedFile at the first wrong CRC."""
     at = 0
     while at < len(data):
         head = np.frombuffer(data[at : at + NAME_SIZE].ljust(NAME_SIZE, b"\0"), NAME)[0]
@@ -41,7 +41,7 @@ def decode_names(data: bytes, path: str) -> Iterator[Name]:
 
 
 class NameTable:
-    """Names and their numbers, which count from 0 per kind; all are in memory."""
+    """Names and their numbers, both in memory. Each kind of name counts from 0."""
 
     def __init__(self, disk: Disk, path: str, length: int = 0, crc: int = 0) -> None:
         """Load the first `length` bytes, whose checksum must be `crc`. Recovery has cut the file to this length."""
@@ -60,18 +60,18 @@ class NameTable:
             raise DamagedFile(path, len(data), "the file's CRC differs from the checkpoint's")
 
     def number(self, kind: int, name: str) -> int:
-        """Number of a registered name. KeyError if the name is not registered."""
+        """Number of a registered name. Raises KeyError for an unknown name."""
         return self._numbers[kind][name]
 
     def name(self, kind: int, number: int) -> str:
-        """Name with this number. KeyError if the number is not assigned."""
+        """Name with this number. Raises KeyError for an unknown number."""
         names = self._names[kind]
         if not 0 <= number < len(names):
             raise KeyError(number)
         return names[number]
 
     def all(self) -> list[dict[str, int]]:
-        """Return four maps, name → number: of topics, consumers, nodes and reasons."""
+        """Four dicts, name → number: topics, consumers, nodes and reasons."""
         return [self._numbers[kind].copy() for kind in KINDS]
 
     def register(self, kind: int, name: str) -> int:

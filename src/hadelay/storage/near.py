@@ -37,7 +37,7 @@ class Mapped:
         try:
             self.file.allocate(size)
         except OSError:
-            size = _pages(length)  # a nearly full disk may have room for `length`, but not for a whole step ahead
+            size = _pages(length)  # full disk: allocate no more than needed
             self.file.allocate(size)
         self.view = self.file.map(size)
         self._mapped = size
@@ -58,7 +58,6 @@ def _pages(length: int) -> int:
 
 class NearHour:
     def __init__(self, disk: Disk, path: str, entries: int, log_bytes: int) -> None:
-        """path: path of the hour's files, without suffix."""
         self.entries = entries
         self._idx = Mapped(disk, path + ".idx", entries * INDEX_SIZE)
         self._log = Mapped(disk, path + ".log", log_bytes)
@@ -93,12 +92,12 @@ class NearHour:
         return bytes(self._log.view[offset : offset + size])
 
     def cached_record(self, offset: int, size: int) -> bytes | None:
-        """Read one record if it is in memory, else None. Does not use the map, where a missing page would block the
-        whole process."""
+        """Read a record if it is in memory, else return None. Reads the file, not the map: a missing page of the map
+        would block the whole process."""
         return self._log.file.pread_cached(size, offset)
 
     def overwrite(self, suffix: str, data: bytes, offset: int) -> None:
-        """Overwrite damaged bytes of a file with the originally written bytes; for repairs only."""
+        """Repair a file: overwrite damaged bytes with those written originally."""
         (self._idx if suffix == ".idx" else self._log).file.pwrite(data, offset)
 
     def close(self) -> None:

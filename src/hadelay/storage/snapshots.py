@@ -1,4 +1,4 @@
-"""Snapshots: a checkpoint as files, served by Exports and received by Installer.
+"""Snapshots: a checkpoint as a set of files. Exports makes and serves them; Installer receives them.
 
 The source exports its tables into one file, in a thread, and serves hour files and names up to the lengths of the
 checkpoint. The receiver pulls all files into `incoming/`, verifies them, builds its own tables, marks `incoming/`
@@ -26,7 +26,7 @@ from hadelay.storage.tables import CHECKPOINT, ROW, Backend, Put, Tables, hour_r
 
 log = logging.getLogger(__name__)
 
-#: Name of the thread that runs checkpoints, exports and installs, one after the other.
+#: Name of the thread that runs checkpoints, exports and installations, one at a time.
 LANE = "disk"
 #: Size of one read or write of a snapshot's files, in bytes.
 CHUNK = 1 << 20
@@ -35,9 +35,9 @@ _SIZES = struct.Struct("<III")
 _PAUSE_S = 15.0
 #: Number of table rows per commit while the receiver of a snapshot builds its tables.
 _COMMIT_ROWS = 50_000
-#: Maximum size of the receiver's tables, as a multiple of the size of the tables' export.
+#: Maximum size of the receiver's table file, as a multiple of the export's size.
 _TABLES = 2
-#: Names in the data directory that the switch to a received snapshot replaces.
+#: Files and directories in the data directory that a received snapshot replaces.
 _SWITCHED = ("hours", "names", "state.mdb")
 
 
@@ -50,8 +50,8 @@ class SnapshotFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Manifest of a snapshot: the files of one durable checkpoint. Names are relative to the data directory, except the
-    name of the export, `state-<index>`."""
+    """Manifest of a snapshot: the files of one durable checkpoint, with names relative to the data directory; the
+    export of the tables is named `state-<index>`."""
 
     index: int
     term: int
@@ -60,7 +60,7 @@ class Manifest:
 
 
 def rows_as_bytes(backend: Backend) -> Iterator[bytes]:
-    """The export of all tables, in parts of about CHUNK bytes."""
+    """Encode the rows of all tables for an export, in parts of about CHUNK bytes."""
     for table in backend.tables():
         part = bytearray()
         for key, value in scan_all(backend, table):
@@ -87,8 +87,7 @@ def row_at(buffer: bytes, at: int) -> tuple[Put, int] | None:
 
 
 class Exports:
-    """Exports of checkpoints as snapshot files. New exports are made only of the last durable checkpoint, at
-    `index`."""
+    """Exports checkpoints as snapshot files. Only the last durable checkpoint, at `index`, can be exported."""
 
     def __init__(
         self, disk: Disk, directory: str, runtime: Runtime, hours: DiskHourStore, tables: Tables, index: int
@@ -105,8 +104,8 @@ class Exports:
         self._paused_until = 0.0
 
     def manifest(self, term: int, checkpointing: bool) -> Manifest | None:
-        """Return the last durable checkpoint's manifest, or start its export and return None (see Storage.manifest).
-        term: term of this checkpoint. checkpointing: whether a checkpoint is running."""
+        """Return the manifest of the last durable checkpoint, or start its export and return None. term: Raft term of
+        the checkpoint. checkpointing: whether a checkpoint is running."""
         made = self._made.get(self._index)
         if made is not None:
             self._users[self._index] += 1
@@ -121,7 +120,7 @@ class Exports:
 
         def finish(manifest: Manifest | None, error: BaseException | None) -> None:
             self._making = False
-            if manifest is None:  # the export failed, perhaps on a full disk; the node continues without a snapshot
+            if manifest is None:  # continue without a snapshot
                 log.error("snapshot_not_exported", extra={"index": index, "error": str(error)})
                 self.failure, self._paused_until = error, self._runtime.monotonic() + _PAUSE_S
                 self._hours.pins -= 1
@@ -129,7 +128,7 @@ class Exports:
             self.forget_older(self._index)
             self._made[index] = manifest
 
-        # A checkpoint that begins during the export commits after it: the thread runs its jobs in order.
+        # Run the export in the checkpoints' thread: a checkpoint that begins meanwhile commits after the export.
         self._runtime.in_thread(LANE, lambda: self._export(index, term), finish)
 
     def _export(self, index: int, term: int) -> Manifest:
@@ -143,7 +142,7 @@ class Exports:
                     file.pwrite(part, length)
                     length, crc = length + len(part), crc32c(part, crc)
                 file.truncate(length)
-        except Exception:  # a partial export must not occupy a full disk
+        except Exception:  # partial exports would fill the disk
             disk.unlink(f"{self._directory}/{name}")
             raise
         row = msgpack.unpackb(self._tables.backend.get(CHECKPOINT, ROW) or b"")
@@ -161,7 +160,7 @@ class Exports:
         self.forget_older(self._index)
 
     def forget_older(self, index: int) -> None:
-        """Remove unused exports older than `index`, the last durable checkpoint. An export pins all hour files."""
+        """Remove unused exports older than `index`, the last durable checkpoint: each keeps hour files from removal."""
         self._index = index
         for older in [i for i in self._made if not self._users[i] and i != index]:
             del self._made[older], self._users[older]
@@ -169,7 +168,7 @@ class Exports:
             self._disk.unlink(f"{self._directory}/state-{older}")
 
     def read(self, name: str, offset: int, size: int) -> bytes:
-        """Bytes of a manifest's file. FileNotFoundError after the manifest's release."""
+        """Read bytes of a file in a manifest. Raises FileNotFoundError once the manifest is released."""
         where = self._directory if name.startswith("state-") else self._root
         if not (name == "names" or name.startswith(("state-", "hours/"))) or ".." in name:
             raise FileNotFoundError(name)
@@ -305,8 +304,8 @@ class Installer:
 
 
 def roll_forward(disk: Disk, directory: str) -> None:
-    """Finish a switch to `incoming/` if `incoming/complete` exists. Safe to repeat after a power loss at any step,
-    which may undo any rename that was not synced."""
+    """Finish an interrupted switch to a received snapshot in `incoming/`, if `incoming/complete` exists. Safe to repeat
+    after a power loss at any step, which may undo renames that were not synced."""
     incoming, outgoing = f"{directory}/incoming", f"{directory}/outgoing"
     if disk.exists(f"{incoming}/complete"):
         if disk.exists(f"{incoming}/hours") and disk.exists(f"{directory}/hours"):

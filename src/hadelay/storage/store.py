@@ -1,4 +1,4 @@
-"""One group's data directory, and the checkpoint that ties all its files to one applied index.
+"""Data directory of one Raft group, and the checkpoint, which sets the content of all its files at one applied index.
 
     directory/  identity  lock  names  state.mdb  hours/<hour>.{log,idx,dsp,heads}  [export/  incoming/]
 
@@ -39,7 +39,7 @@ Done = Callable[[BaseException | None], None]
 
 
 class Storage:
-    """Files and tables of one group; all methods are called on the loop.
+    """Files and tables of one Raft group; all methods are called on the event loop.
 
     applied_index, applied_term: position of the last durable checkpoint; replay starts after it.
     core_blob: core's state in that checkpoint; b"" for a new directory.
@@ -63,7 +63,7 @@ class Storage:
         self._backend, self._far_bytes = backend, far_buffer_bytes
         disk.makedirs(directory)
         self.checkpointing = self._closed = False
-        #: Switch to a snapshot, deferred until the running checkpoint ends.
+        #: Function that switches to a received snapshot when the running checkpoint ends; None: no switch waits.
         self._switch: Callable[[], None] | None = None
         with ExitStack() as undo:
             self._lock = lock_directory(disk, directory)
@@ -96,7 +96,7 @@ class Storage:
         clear(disk, f"{directory}/export")
 
     def hour_blobs(self) -> dict[int, bytes]:
-        """State of each hour that the core stored in the last checkpoint: hour → bytes."""
+        """Hour → state (bytes) that the ledger stored for it in the last checkpoint."""
         return {int.from_bytes(key, "big"): value for key, value in scan_all(self.tables.backend, HOUR_STATES)}
 
     def checkpoint(
@@ -111,7 +111,7 @@ class Storage:
         self.checkpointing = True
         try:
             sample = self.hours.sample()
-        except Exception as error:  # a full disk, for example: sampling writes messages whose earlier write failed
+        except Exception as error:  # e.g. a full disk: sampling may write messages
             done(error)
             return
         layer = self.tables.freeze()
@@ -149,9 +149,9 @@ class Storage:
         self._write_frozen(written)
 
     def _write_frozen(self, then: Done) -> None:
-        """Write the frozen messages of far hours in slices, then call `then`. After each slice, pause as long as the
-        slice took. A method, not a closure: a closure that names itself is a reference cycle and would keep the written
-        data until garbage collection."""
+        """Write the buffered messages of a checkpoint in slices, then call `then`. Each pause is as long as the slice
+        before took. A method, because a nested function that calls itself is a reference cycle, and would keep the data
+        until garbage collection."""
         if self._closed:
             then(files_closed())
             return
@@ -174,8 +174,8 @@ class Storage:
         self.tables.backend.commit(sorted(dropped), puts)
 
     def _remove(self, paths: list[str]) -> None:
-        # Unlink in the thread, because unlinking a large file is slow. Recovery removes files that remain after a
-        # failure.
+        # Remove files in a thread, because removing a large file is slow. Recovery removes the files that are left
+        # after a failure.
         def unlink() -> None:
             for path in paths:
                 self.disk.unlink(path)
@@ -184,13 +184,13 @@ class Storage:
             self._runtime.in_thread(LANE, unlink, lambda *_: None)
 
     def write_out(self, done: Done) -> None:
-        """Write the buffered messages of far hours, in slices, so that `checksums` has nothing left to write."""
+        """Write the buffered messages in slices, so that a later call of `checksums` has little left to write."""
         if not self.checkpointing:
             self.hours.freeze()
         self._write_frozen(done)
 
     def set_identity(self, *, incarnation: int | None = None, feature_level: int | None = None) -> None:
-        """Change the identity file; the change is durable on return."""
+        """Replace the identity file durably."""
         self.identity = replace(
             self.identity,
             incarnation=self.identity.incarnation if incarnation is None else incarnation,
@@ -199,24 +199,24 @@ class Storage:
         write_identity(self.disk, self.directory, self.identity)
 
     def manifest(self) -> Manifest | None:
-        """Files of the last durable checkpoint, kept until `exports.release`. None when no checkpoint exists yet, the
-        export of its tables is running, or the export failed (`exports.failure`): call again soon."""
+        """Manifest of the last durable checkpoint, whose files are kept until `exports.release`. None, so that the
+        caller asks again soon, if no checkpoint exists yet, or its export is running or failed (`exports.failure`)."""
         return self.exports.manifest(self.applied_term, self.checkpointing)
 
     def install(self, manifest: Manifest, installed: Callable[[], None]) -> Installer:
-        """Installer of another node's snapshot. Its `finish` closes this object and calls `installed`; `reopen` then
-        returns the new Storage. If this object was closed before, the switch does nothing."""
+        """Make the Installer of another node's snapshot. Its `finish` closes this object and calls `installed`;
+        `reopen` then returns the new Storage. If this object is already closed, nothing is switched."""
 
         def switch(switched: Callable[[HadelayError | None], None]) -> None:
             if self._closed:
                 return
-            if self.checkpointing:  # a running checkpoint writes to the files that the switch replaces
+            if self.checkpointing:  # a running checkpoint writes the files to be replaced
                 self._switch = lambda: switch(switched)
                 return
             try:
                 self.close()
                 installed()
-            except Exception as error:  # the storage is half closed, so the node cannot continue
+            except Exception as error:  # half closed: the node has to stop
                 switched(FatalError(f"switching to a snapshot failed: {error}"))
             else:
                 switched(None)
@@ -224,7 +224,7 @@ class Storage:
         return Installer(self.disk, self.directory, self._runtime, self._backend, manifest, switch)
 
     def reopen(self) -> Storage:
-        """Open the directory anew, after `close`."""
+        """Open the same directory as a new Storage, after `close`."""
         return Storage(
             self.disk,
             self.directory,
@@ -267,7 +267,7 @@ def _cut_hours(disk: Disk, directory: str, hours: npt.NDArray[np.int64], rows: n
         size = sizes.pop(name, 0)
         _cut_file(disk, f"{directory}/{name}", size, length)
         if size > length and name.endswith(".idx"):
-            # The .heads file may be ahead of the cut index: remove it below
+            # Remove the .heads file, too: it may be ahead of the cut index.
             sizes[name.removesuffix("idx") + "heads"] = 0
     for name in sizes:
         stem, _, suffix = name.partition(".")

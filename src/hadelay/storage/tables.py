@@ -15,12 +15,12 @@ import numpy.typing as npt
 from hadelay.codec.formats import HOUR_ROW
 from hadelay.platform.disk import files_closed
 
-#: Approximate size of a dict entry without the bytes of key and value, in bytes.
+#: Approximate memory, in bytes, of a dict entry without its key and value.
 _ROW_COST = 150
 _NEW_KEYS = 512
 
-#: Names of the checkpoint's tables: CHECKPOINT has the rows b"row" (msgpack) and b"core" (bytes); HOURS maps hour (u32
-#: big-endian) → HOUR_ROW; HOUR_STATES maps hour → core's bytes.
+#: Names of tables that store a checkpoint. CHECKPOINT: rows b"row" (msgpack) and b"core" (the ledger's bytes). HOURS:
+#: hour (u32 big-endian) → HOUR_ROW. HOUR_STATES: hour → the ledger's state of the hour.
 CHECKPOINT, HOURS, HOUR_STATES = b"checkpoint", b"hours", b"hour-states"
 ROW, CORE = b"row", b"core"
 
@@ -28,36 +28,34 @@ Put = tuple[bytes, bytes, bytes | None]
 
 
 class Backend(Protocol):
-    """An ordered key-value store with named tables and one atomic, durable commit: LmdbBackend, and a simulated twin in
-    chaos.sim. `commit` may run in a thread while the loop reads; a reader sees all of a commit or nothing. Disk errors
-    are OSErrors."""
+    """Ordered key-value store with named tables and an atomic, durable commit. LmdbBackend implements it; chaos.sim has
+    a simulated one. `commit` may run in a thread during reads, which see all of a commit or nothing. Disk errors are
+    raised as OSError."""
 
     def get(self, table: bytes, key: bytes) -> bytes | None: ...
 
     def get_many(self, table: bytes, keys: Sequence[bytes]) -> list[bytes | None]: ...
 
     def scan(self, table: bytes, start: bytes, limit: int) -> list[tuple[bytes, bytes]]:
-        """Read up to `limit` (key, value) pairs of a table with key ≥ start, ascending; empty for an unknown table."""
+        """Read up to `limit` (key, value) pairs of a table, ascending from key `start`; empty for an unknown table."""
         ...
 
     def tables(self) -> list[bytes]:
-        """Names of all tables, sorted; tables that became empty included."""
+        """Names of all tables, sorted, empty ones included."""
         ...
 
     def commit(self, dropped: Iterable[bytes], puts: Iterable[Put]) -> None:
-        """Drop whole tables, then put (table, key, value) or delete (value None). The commit is durable on return."""
+        """Delete whole tables, then put (table, key, value), or delete the key if value is None. Durable on return."""
         ...
 
     def interrupt(self) -> None:
-        """Make a commit in a thread end soon, either durable or without effect; call `close` next."""
+        """Make a commit that runs in a thread end soon, either durable or without effect. Only `close` may follow."""
         ...
 
     def close(self) -> None: ...
 
 
 class _Closed:
-    """Backend of closed Tables: every call fails."""
-
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise files_closed()
 
@@ -95,7 +93,7 @@ class _Order:
         self._new.append(key)
         if len(self._new) >= _NEW_KEYS:
             self._keys += sorted(self._new)
-            self._keys.sort()  # fast: the list is two sorted runs, which sort() merges
+            self._keys.sort()  # fast: sort() merges two sorted runs
             self._new = []
 
     def page(self, start: bytes, limit: int) -> list[bytes]:
@@ -106,13 +104,13 @@ class _Order:
 
 
 class Layer:
-    """Changes between two checkpoints."""
+    """Table changes between two checkpoints, kept in memory."""
 
     def __init__(self) -> None:
         self.rows: dict[bytes, dict[bytes, bytes | None]] = {}
         self.dropped: set[bytes] = set()
         self.bytes = 0
-        #: Sorted keys of the changes, for each table that was scanned.
+        #: Table → sorted keys of its changes; only for tables that were scanned.
         self._orders: dict[bytes, _Order] = {}
 
     def put(self, table: bytes, key: bytes, value: bytes | None) -> None:
@@ -138,7 +136,7 @@ class Layer:
         self.dropped.add(table)
 
     def page(self, table: bytes, start: bytes, limit: int) -> list[tuple[bytes, bytes | None]]:
-        """Read up to `limit` changes of a table with key ≥ start, ascending."""
+        """Read up to `limit` changes of a table, ascending from key `start`."""
         rows = self.rows.get(table)
         if not rows:
             return []
@@ -150,7 +148,7 @@ class Layer:
     def puts(self) -> Iterator[Put]:
         for table in sorted(self.rows):
             rows = self.rows[table]
-            for key in sorted(rows):  # sorted, so that the backend fills its pages one after another
+            for key in sorted(rows):  # sorted: the backend then fills page after page
                 yield table, key, rows[key]
 
 
@@ -162,7 +160,7 @@ class Tables:
 
     @property
     def overlay_bytes(self) -> int:
-        """Approximate memory of the changes since the last checkpoint began, in bytes; many trigger a checkpoint."""
+        """Approximate memory, in bytes, of the changes since the last checkpoint began; too many start a checkpoint."""
         return self._fresh.bytes
 
     def get(self, table: bytes, key: bytes) -> bytes | None:
@@ -175,7 +173,6 @@ class Tables:
         return self.backend.get(table, key)
 
     def get_many(self, table: bytes, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Look up many keys of a table at once, in a third of the time of single `get` calls."""
         layers = self._layers()
         if any(table in layer.dropped or table in layer.rows for layer in layers[1:]) or table in layers[0].dropped:
             return [self.get(table, key) for key in keys]
@@ -214,7 +211,7 @@ class Tables:
         found: list[tuple[bytes, bytes]] = []
         while True:
             pages = [source(start) for source in sources]
-            # All sources are complete only up to the lowest last key of their full pages: use no keys after it.
+            # Use no keys after the lowest last key of the full pages: beyond this key, some source may have more keys.
             known = min((page[-1][0] for page in pages if len(page) == limit), default=None)
             rows = dict(row for page in reversed(pages) for row in page)
             for key, value in sorted(rows.items()):
@@ -231,13 +228,13 @@ class Tables:
             start = known + b"\0"
 
     def freeze(self) -> Layer:
-        """Freeze the changes made until now, and return them for the backend; later changes go to a new layer."""
+        """Freeze the changes made so far, and return them for the backend; later changes are kept separately."""
         assert self._frozen is None, "one checkpoint at a time"
         self._frozen, self._fresh = self._fresh, Layer()
         return self._frozen
 
     def committed(self) -> None:
-        """Drop the frozen changes: the backend has committed them."""
+        """Drop the frozen changes, which the backend has committed."""
         self._frozen = None
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
-"""The grants of one leader's term: offers being committed, polls that wait for their answer, how both end, and the
-dispatch cursor."""
+"""Grants, which lease messages to polls, in one term of a leader: offers being committed, waiting polls, their answers,
+and the dispatch cursor."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ class Grants:
     def __init__(
         self, term: Term, core: Dispatcher, turn_soon: Callable[[], None], on_delivery: Callable[[Poll, Delivery], None]
     ) -> None:
-        """turn_soon: schedules the next turn of the delivery loop. on_delivery: called when messages are handed out to
-        a poll."""
+        """turn_soon: schedules a turn of the delivery loop. on_delivery: called when a poll gets messages."""
         self.term, self.core, self.ledger = term, core, term.ledger
         self.turn_soon, self._on_delivery = turn_soon, on_delivery
         self.waiting = core.waiting
@@ -52,19 +51,17 @@ class Grants:
         self.seq = 0
         #: Offers whose grants are proposed and not decided yet, by the number of the grant.
         self.offers: dict[int, Offer] = {}
-        #: Interval mode: monotonic time at which each offer without a committed grant was handed out, by the number of
-        #: the grant, oldest first.
+        #: Interval mode: number of a grant not yet committed → monotonic time of its hand-out, oldest first.
         self.handed_at: dict[int, float] = {}
         #: Polls that wait for leases to be renewed.
         self._renewing: set[Poll] = set()
-        #: True during a planned transfer of leadership, when nothing is handed out. `_held` is called when the dispatch
-        #: state is committed.
+        #: True during a planned transfer: nothing is handed out. `_held` is called once the state is committed.
         self.holding = False
         self._held: Callable[[], None] | None = None
         self._cursor_tried = False
 
     def stop(self) -> None:
-        """Answer every poll."""
+        """Answer every poll with an error, because the term is over."""
         asked = [*(offer.poll for offer in self.offers.values()), *self._renewing, *self.deferred.polls()]
         unanswered = [poll for poll in map(self.current, asked) if poll.phase == PROPOSED]
         self.deferred.stop()
@@ -83,7 +80,7 @@ class Grants:
         self.turn_soon()
 
     def wait(self, poll: Poll, *, first: bool = False) -> None:
-        """Let the poll wait for messages. first: the poll is the next in line, because its turn had come before."""
+        """Let the poll wait for messages. first: put the poll at the head of the line."""
         poll.phase = WAITING
         self.waiting.wait(poll, first=first)
 
@@ -110,8 +107,7 @@ class Grants:
         return held is not None
 
     def _replace(self, before: Poll, poll: Poll) -> bool:
-        """Replace the poll `before` by `poll`. True if a grant for `before` is under way; `poll` then gets the messages
-        of that grant."""
+        """Replace `before` by `poll`. True if a grant for `before` is under way, whose messages `poll` then gets."""
         on_its_way = before.phase == PROPOSED
         if on_its_way:
             self._succeed(before, poll)
@@ -129,7 +125,7 @@ class Grants:
         return poll in self._successors
 
     def current(self, poll: Poll) -> Poll:
-        """The poll, or the repeated poll that replaced it while the grant was under way."""
+        """Return the poll, or the repeated poll that replaced it while the grant was under way."""
         while poll in self._successors:
             poll = self._successors.pop(poll)
         return poll
@@ -154,8 +150,7 @@ class Grants:
         self.turn_soon()
 
     def answer_late_polls(self, mono: float) -> float | None:
-        """Answer the polls that have timed out by `mono`, without messages. Returns the monotonic time of the next
-        timeout."""
+        """Answer polls that timed out by `mono` without messages. Returns the monotonic time of the next timeout."""
         deadlines = self.waiting.deadlines
         if (deadline := deadlines.next()) is not None and deadline <= mono:
             late = deadlines.due(mono)
@@ -184,8 +179,7 @@ class Grants:
             del self._requests[key]
 
     def grant(self, offer: Offer, now_ms: int, *, handed: bool) -> bytes:
-        """Encode the command that grants the messages of the offer, with a new grant number. handed: the messages are
-        handed out already."""
+        """Encode the command for a new grant of the offer. handed: the messages are handed out already."""
         offer.seq = self._next_seq()
         self.offers[offer.seq] = offer
         ahead_ms = max(0, int(offer.rows["deliver_at_ms"].max()) - now_ms)
@@ -209,7 +203,7 @@ class Grants:
     def deliver(self, poll: Poll, delivery: Delivery) -> None:
         """Hand out the messages of a grant for the first time."""
         poll = self.current(poll)
-        if poll.phase != DONE:  # a DONE poll: its consumer hung up, and the lease runs out
+        if poll.phase != DONE:  # DONE: the consumer hung up, and the lease runs out
             self._on_delivery(poll, delivery)
         self._answer(poll, delivery)
 
@@ -266,8 +260,7 @@ class Grants:
     def hold(self, done: Callable[[], None]) -> None:
         """Prepare a planned transfer of leadership: stop handing out, commit the dispatch state, then call done()."""
         self.holding, self._held = True, done
-        # Propose the cursor in parallel with the grants under way: proposed after them, it would prolong the pause by a
-        # commit.
+        # Propose the cursor in parallel with the last grants: after them, it would cost another commit.
         self._send_cursor()
         self._check_held()
 
@@ -294,8 +287,7 @@ class Grants:
 
 
 def _again(grant: HeldGrant, store: HourStore) -> tuple[Delivery, NDArray[np.void]]:
-    """Construct the delivery of those messages of a grant that are still leased, and the LEASE rows of these
-    messages."""
+    """Delivery of those messages of a grant that are still leased, and the LEASE rows of these messages."""
     positions = np.flatnonzero(grant.rows["open"] == 1)
     held = grant.rows[positions]
     rows = np.zeros(len(held), INDEX)
@@ -312,8 +304,8 @@ def _again(grant: HeldGrant, store: HourStore) -> tuple[Delivery, NDArray[np.voi
 
 
 class CursorKeeper:
-    """Replicates the dispatch cursor (tick of both timer wheels, and the localIndex reached) every dispatch.interval_ms
-    while the cursor changes (S2). One object per term.
+    """Replicates the dispatch cursor, the position up to which due messages were found, every dispatch.interval_ms
+    while the cursor changes. One object per term.
 
     The cursor mostly shares a Raft entry with the grants that made it change. In an idle cluster nothing is written."""
 
@@ -366,7 +358,7 @@ class _Item:
 
 
 class DeferredDeliveries:
-    """Answers with messages that were granted ahead of their time: each waits until the last of its messages is due."""
+    """Answers with messages granted ahead of their due time: each answer waits until its last message is due."""
 
     def __init__(self, term: Term) -> None:
         self._term, self._alarm = term, term.alarm(self._ring)

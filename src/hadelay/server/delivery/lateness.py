@@ -27,7 +27,7 @@ _BOUNDS = np.array(LATENESS_BUCKETS_MS)
 _DELAYS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 #: Upper bounds of hadelay_handout_delay_seconds.
 _HANDOUT_DELAYS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-#: Number of grants remembered in addition to twice the number of held grants; beyond that, ended grants are forgotten.
+#: Ended grants are forgotten once the grants remembered exceed twice those with open leases by this number.
 _SPARE = 1_024
 #: Window of a topic's recent lateness, in minutes, this minute included.
 RECENT_MINUTES = 5
@@ -46,8 +46,7 @@ class Late(NamedTuple):
 
 
 class _Counted:
-    """Lateness of one topic in one minute: number of messages by the code of their lateness, and the largest lateness
-    in ms."""
+    """Lateness of one topic in one minute: messages per encoded lateness, and the largest lateness in ms."""
 
     __slots__ = ("by_code", "max_ms")
 
@@ -83,8 +82,7 @@ class LatenessCounts:
             minute.setdefault(number, _Counted()).add(codes[mine].tolist(), int(late[mine].max()))
 
     def recent(self, now_ms: int, numbers: Iterable[int] | None = None) -> dict[int, Late]:
-        """Lateness of the last minutes by topic number: of the topics `numbers`, or of all topics with hand-outs in
-        these minutes."""
+        """Lateness of the last minutes by topic number, of `numbers` or of all topics with hand-outs."""
         self._minute(now_ms)
         minutes = list(self._minutes.values())
         wanted = dict.fromkeys(chain.from_iterable(minutes)) if numbers is None else numbers
@@ -101,7 +99,7 @@ class LatenessCounts:
         return {number: Late(*row) for number, row in zip(parts, zip(*columns, strict=True), strict=True)}
 
     def max_ms(self, now_ms: int) -> int:
-        """The largest lateness of the last minutes, 0 if nothing was handed out."""
+        """Largest lateness of the last minutes in ms; 0 if nothing was handed out."""
         self._minute(now_ms)
         return max((one.max_ms for minute in self._minutes.values() for one in minute.values()), default=0)
 
@@ -144,19 +142,16 @@ class HandoutDelays:
     def __init__(self) -> None:
         #: Histogram of hand-out delays over all terms that this node led.
         self.histogram = Histogram.of(_HANDOUT_DELAYS_S)
-        #: (term, number) of a grant → per position in the grant, cluster time at which the answer was written; 0: not
-        #: yet.
+        #: (term, number) of a grant → per position, cluster time at which the answer was written; 0: not yet.
         self._at: dict[tuple[int, int], NDArray[np.int64]] = {}
 
     def forget(self) -> None:
-        """Forget the times of all answers, because the leader's term is over."""
         self._at.clear()
 
     def answered(
         self, ledger: Ledger, key: tuple[int, int], positions: NDArray[np.integer], due_ms: int, now_ms: int
     ) -> None:
-        """Note that messages of the grant `key` were handed to the consumer. positions: of the messages in the grant.
-        due_ms: due time of the last of these messages."""
+        """Note that the messages at `positions` of the grant `key` were handed out. due_ms: their latest due time."""
         size = int(positions.max()) + 1
         known = self._at.get(key)
         if known is None or len(known) < size:
@@ -166,7 +161,7 @@ class HandoutDelays:
         self._at[key][positions] = now_ms
         grant = ledger.grants.get(key)
         if grant is not None:
-            # A message granted ahead of its due time was deferred until then.
+            # A message granted ahead of its due time was not handed out before that time.
             waited_ms = max(0, now_ms - max(grant.granted_at_ms, due_ms))
             for _ in range(len(positions)):
                 self.histogram.observe(waited_ms / 1000)
@@ -174,8 +169,7 @@ class HandoutDelays:
             self._at = {key: at for key, at in self._at.items() if key in ledger.grants}
 
     def settling(self, ledger: Ledger, command: bytes) -> bytes:
-        """Turn an ACK or NACK into a SETTLE that adds the known hand-out delays of its leases; return every other
-        command unchanged."""
+        """Turn an ACK or NACK into a SETTLE with the known hand-out delays of its leases, if there are any."""
         if ledger.level < SETTLE_LEVEL or not self._at:
             return command
         leases = leases_in(command)
@@ -193,8 +187,8 @@ class HandoutDelays:
 
 
 def _ranked(owners: Counts, code: Counts, count: Counts, largest: Counts) -> list[list[int]]:
-    """Statistics of each owner (0, 1, 2, …), as columns: sum of its counts, p50, p99, and maximum. Quantiles are of the
-    nearest rank."""
+    """Lateness of each owner (a topic by its position 0, 1, 2, …), as columns: number of messages, p50, p99, and
+    maximum. Quantiles are of the nearest rank."""
     order = np.lexsort((code, owners))
     sums = count[order].cumsum()
     ends = sums[np.searchsorted(owners, np.arange(len(largest)), "right") - 1]

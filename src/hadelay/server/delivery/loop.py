@@ -38,19 +38,18 @@ from hadelay.settings.node import Config
 
 log = logging.getLogger(__name__)
 
-#: Commands that may stop a topic's hand-outs; an AUDITED command may contain one of the others.
+#: Commands that may stop a topic's hand-outs; an AUDITED command may contain another of these commands.
 _STOPPING = frozenset((Command.TOPIC_PUT, Command.TOPIC_DELETE, Command.PURGE, Command.AUDITED))
 #: Longest sleep between two turns of the loop, in seconds: timers have limits, and one turn per hour costs nothing.
 _LONGEST_SLEEP_S = 3_600.0
-#: Limit of index slices that the sweeper checks in one run.
+#: Limit of index slices checked in one run of the sweeper, which searches for due messages that were forgotten.
 _SWEEP_SLICES = 16
 #: Limits of remembered pairs (consumer, topics), and of topic names in all pairs. The oldest pairs are forgotten first.
 _MOST_ASKERS, _MOST_ASKED = 1_024, 1 << 16
 
 
 class DeliveryLoop:
-    """Hands out messages while this node leads: between on_leader and on_follower. Meanwhile its dispatcher listens to
-    the ledger."""
+    """Hands out messages while this node leads: between on_leader and on_follower."""
 
     def __init__(
         self,
@@ -65,13 +64,12 @@ class DeliveryLoop:
         watch: Callable[[TopicState], None] = lambda topic: None,
         read_ahead: ReadAhead | None = None,
     ) -> None:
-        """on_damage(hour, index, what): called when the chain of a second is broken at that entry; after the repair
-        call `repaired(hour)`. has_leader_lease: whether no other node can be leading yet (for interval mode). watch:
-        see Dispatcher."""
+        """on_damage(hour, index, what): called when the linked list of one second's index entries is broken at entry
+        `index`; after the repair call `repaired(hour)`. has_leader_lease: whether no other node can be leading yet (for
+        interval mode). watch: see Dispatcher."""
         self.ledger, self.runtime, self.clock = ledger, runtime, clock
         self.propose, self.config, self.on_damage = propose, config, on_damage
         self.has_leader_lease, self.watch, self._read_ahead = has_leader_lease, watch, read_ahead
-        #: Counters for /metrics, as plain ints.
         self.handed_out = 0
         self.damaged_links = 0
         self.lateness = LatenessCounts()
@@ -86,8 +84,7 @@ class DeliveryLoop:
         self._turning = False
 
     def on_leader(self, number: int) -> None:
-        """Begin to hand out messages. Call when the no-op of this term is applied, clock.lead was called, and the clock
-        is ready."""
+        """Begin to hand out messages. The term's no-op must be applied, and the clock ready and leading."""
         self.on_follower()
         dispatch = self.config.dispatch
         self.askers = Askers()
@@ -122,7 +119,7 @@ class DeliveryLoop:
         return CommitHandout(grants, self._latency)
 
     def on_follower(self) -> None:
-        """Stop at once, answer every poll, clear what only a leader knows."""
+        """Stop handing out at once, answer every poll, and drop the state of the leader's term."""
         grants, self._grants = self._grants, None
         if grants is None:
             return
@@ -142,7 +139,7 @@ class DeliveryLoop:
             self._turn_soon()
 
     def repaired(self, hour: int) -> None:
-        """Read the broken seconds of the hour again, because its damaged entries were repaired."""
+        """Read the hour's seconds with damaged index entries again, because these entries were repaired."""
         if self._grants is not None:
             self._grants.core.repaired(hour)
 
@@ -247,8 +244,7 @@ class DeliveryLoop:
         return decided if command[0] in _STOPPING else done
 
     def answered(self, term: int, seq: int, positions: NDArray[np.integer], due_ms: int) -> None:
-        """Note that messages of a grant were handed to their consumer now. positions: of the messages in the grant.
-        due_ms: due time of the last of these messages."""
+        """Note that a grant's messages at `positions` were handed out now. due_ms: latest due time of these."""
         if self._grants is not None and self._grants.term.number == term:
             self.handout_delays.answered(self.ledger, (term, seq), positions, due_ms, self._now())
 
@@ -257,8 +253,7 @@ class DeliveryLoop:
         return self.handout_delays.settling(self.ledger, command) if self._grants is not None else command
 
     def before_settlement(self) -> None:
-        """Call before proposing any ack, nack, extend or cancel: in interval mode, hand-outs have to be proposed
-        first."""
+        """Call before proposing an ack, nack, extend or cancel: interval mode proposes its hand-outs first."""
         if self._grants is not None:
             self._grants.term.record()
 
@@ -294,19 +289,17 @@ class DeliveryLoop:
 
     @property
     def sweeper_found(self) -> int:
-        """Number of owed messages that the sweeper found forgotten since this process started. Any number but 0 shows a
-        bug."""
+        """Number of due messages that were forgotten until the sweeper found them, since this process started. Any
+        number but 0 shows a bug."""
         return self._swept_before + (self._grants.core.scans.swept if self._grants is not None else 0)
 
     def throttled(self) -> dict[str, int]:
-        """Number of times that a limit stopped a topic with messages, by the limit's name; `filters` is the number of
-        refused polls."""
+        """Number of hand-outs that a limit stopped, by the limit's name; `filters`: number of refused polls."""
         now = self._grants.core.turns.throttled if self._grants is not None else Counter[str]()
         return dict(self._throttled_before + now)
 
     def tag_checks(self) -> tuple[int, int]:
-        """Number of records whose tags were read because their tag mask matched, and number of those records whose tags
-        did not match."""
+        """Number of records read because their tag mask matched, and of those whose tags did not match."""
         matcher = self._grants.core.matcher if self._grants is not None else None
         return (matcher.checked, matcher.false_positives) if matcher is not None else (0, 0)
 
@@ -314,7 +307,7 @@ class DeliveryLoop:
         return len(self._grants.core.waiting.queues) if self._grants is not None else 0
 
     def window_size(self) -> int:
-        """Ready messages in memory."""
+        """Number of ready messages in memory."""
         return self._grants.core.windows.size if self._grants is not None else 0
 
     def ready_counts(self, numbers: Iterable[int] | None = None) -> dict[int, tuple[int, int]]:
@@ -329,8 +322,7 @@ class DeliveryLoop:
         return {number: (count, oldest[number]) for number, count in counts.items()}
 
     def topic_reports(self) -> dict[int, tuple[int, ...]]:
-        """Per topic number: number of ready messages, time at which the oldest fell due, and the fields of `Late` for
-        the last minutes."""
+        """Topic number → number of ready messages, time at which the oldest fell due, and recent lateness."""
         ready, late = self.ready_counts(), self.lateness.recent(self._now())
         numbers = {**ready, **late}
         return {number: (*ready.get(number, (0, 0)), *late.get(number, (0, 0, 0, 0))) for number in numbers}

@@ -1,4 +1,4 @@
-"""What the leader proposes by itself: expiry of leases, expiry of messages by their TTL, and maintenance of hours."""
+"""Commands that the leader proposes by itself: expiry of leases and messages, and maintenance of hour files."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -24,13 +24,12 @@ Key = tuple[int, int]
 _GRANTS = 512
 #: Pause after an EXPIRE that failed, in ms.
 _RETRY_MS = 100
-#: Limit of remembered grants beyond twice the held ones; then those that are over are dropped.
+#: Ended grants are dropped once the grants remembered exceed twice those with open leases by this number.
 _STALE = 1_024
-#: Limit of rows of table `ttl` read at once; least count of useless rows that is worth a command.
+#: Limit of rows of table `ttl` read at once; and number of useless rows that is worth a TTL_EXPIRE command.
 _ROWS = 250
 _SILENT_ROWS = 500
-#: Pause between two reads of table `ttl`, in ms, so that messages expire together. Apply grants no expired message
-#: meanwhile.
+#: Pause between two reads of table `ttl`, in ms, so that messages expire together; expired ones are not granted.
 _TTL_PAUSE_MS = 100
 #: Pause of the maintenance when it has nothing to do, in seconds.
 _LOOK_S = 30.0
@@ -38,18 +37,18 @@ _LOOK_S = 30.0
 _PAUSE_S = 0.02
 #: Pause between two slices of a redrive with a rate, in seconds.
 _RATE_PAUSE_S = 0.1
-#: Least age of an hour that maintenance works on, in hours: the files of younger hours are near (mapped) files.
+#: Least age of an hour file that maintenance works on, in hours: younger hour files are still mapped into memory.
 _HOURS_PAST = 2
-#: Time in seconds for which a proof counts that the archive holds an hour.
+#: Validity, in seconds, of a proof that the archive holds an hour file.
 _PROOF_S = 60.0
-#: Limit of hours that one check of the archive proves: so many hours are deleted well before the proof expires.
+#: Limit of hour files that one check of the archive proves: so many files are deleted well before the proof expires.
 _PROOF_HOURS = 100
-#: Interval in seconds of log lines about hours that are not deleted because the archive lacks them.
+#: Interval, in seconds, of log lines about hour files that are not deleted because the archive lacks them.
 _TELL_S = 3600.0
 
 
 class LeaseExpiry:
-    """Expires leases: looks at grants at the time of their earliest lease. One per term.
+    """Expires leases: checks each grant at the end of its earliest lease. One object per term.
 
     The time only says when to look: apply judges every lease against the time of its Raft entry, and acks and nacks are
     noticed when the grant's time comes. Nothing expires before `not_before_ms`: after a take-over, consumers' leases
@@ -59,7 +58,7 @@ class LeaseExpiry:
         self._term, self._ledger, self._not_before_ms = term, term.ledger, not_before_ms
         self._leases: Deadlines[Key] = Deadlines()
         self._alarm = term.alarm(self._ring)
-        #: True while an EXPIRE is under way. Only one at a time: the limits of several in one entry would add up.
+        #: True while an EXPIRE is under way: two in one entry would exceed the limit of grants.
         self._proposed = False
         self._take_over(iter(list(self._ledger.grants)))
 
@@ -119,7 +118,7 @@ class LeaseExpiry:
 
 
 class TtlExpiry:
-    """Expires messages by their TTL. One per term.
+    """Expires messages by their TTL. One object per term.
 
     Table `ttl` is in the order of time, and keeps rows of messages that were acked. So rows whose time has come are
     read first: TTL_EXPIRE is proposed only if one of their messages waits, or if many rows are useless. `filed` takes
@@ -135,8 +134,8 @@ class TtlExpiry:
         self._look_at(ttl.first_ms(self._ledger))
 
     def filed(self, at_ms: int) -> None:
-        """Check table `ttl` at cluster time at_ms (Unix ms). The time may have passed: a message whose row was skipped
-        during a lease waits again."""
+        """Check table `ttl` at cluster time at_ms (Unix ms), or now if that time has passed: a message whose row was
+        skipped during a lease waits again."""
         self._start = min(self._start, ttl.KEY.pack(at_ms, 0))
         self._look_at(at_ms)
 
@@ -159,8 +158,7 @@ class TtlExpiry:
 
     def _ended(self, result: Any, error: HadelayError | None) -> None:
         self._start, self._silent = self._ledger.ttl_from, 0
-        # Propose slices without a pause while expired rows are left: the log's speed limits how fast a backlog is
-        # worked off.
+        # Propose slices without a pause while expired rows are left: the log's speed is the limit.
         if error is None and isinstance(result, JobResult) and not result.done:
             self._rest_until_ms = 0
         self._look_at(self._term.now())
@@ -168,7 +166,7 @@ class TtlExpiry:
 
 class MaintenanceRunner:
     """Runs maintenance, slowly on purpose: moves the remaining messages of past hours, deletes hours past their
-    retention, settles messages of deleted topics and purges, and redrives dead letters at their rate. One object per
+    retention, settles messages of deleted or purged topics, and redrives dead letters at their rate. One object per
     term.
 
     Each job is a replicated command that works in slices. One slice at a time is under way, and the next leader goes on
@@ -204,15 +202,14 @@ class MaintenanceRunner:
         self._pause_s, self._idle = _PAUSE_S, False
         command = next(self._next)
         if command is None:
-            # An unfinished redrive waits for its rate.
+            # An unfinished redrive waits until its rate allows more messages.
             redrives = any(topic.redrive is not None for topic in self._ledger.topics.unfinished())
             self._rest(_RATE_PAUSE_S if redrives else _LOOK_S)
         else:
             self._term.propose_behind(command, self._worked)
 
     def _worked(self, result: Any, error: HadelayError | None) -> None:
-        # After an error or a refusal the pause is longer: the error may be over then, and a command repeated at once
-        # would be refused again.
+        # Pause longer after an error or a refusal: repeated at once, the command would be refused again.
         self._rest(self._pause_s if isinstance(result, JobResult) else _LOOK_S / 2)
 
     def _rounds(self) -> Iterator[bytes | None]:
@@ -257,8 +254,8 @@ class MaintenanceRunner:
         return command
 
     def _kept_until_ms(self, hour: int) -> int:
-        """Time in Unix ms until which the hour is kept: end of the longest retention of the topics whose messages were
-        settled in this hour."""
+        """Time in Unix ms until which an hour file is kept: end of the longest retention of the topics whose messages
+        were settled in this hour."""
         last_ms, kept_ms = (hour + 1) * HOUR_MS, 0
         if (hour_state := self._ledger.hours.get(hour)) is not None:
             last_ms = max(last_ms, hour_state.settled_at_ms)
@@ -267,12 +264,11 @@ class MaintenanceRunner:
         return last_ms + kept_ms
 
     def _can_roll_forward(self, hour: int) -> bool:
-        """Whether rolling forward still has entries of the hour to check. Other open entries of the hour are leased."""
+        """Whether the hour has entries not checked for rolling forward. Open entries already checked are leased."""
         hour_state = self._ledger.hours.get(hour)
         return hour_state is None or hour_state.carried < self._ledger.store.count(hour)
 
     def _is_archived(self, hour: int) -> bool:
-        """Whether the hour is archived or need not be."""
         if self._gate is None:
             return True
         sums = self._ledger.store.sums(hour)
@@ -284,7 +280,7 @@ class MaintenanceRunner:
 
 
 class Gate:
-    """Deletion waits for the archive: a leader proposes to delete an hour only once the archive holds all of it.
+    """Lets the leader delete an hour file only once the archive holds all of it.
 
     A thread checks the archive, which may be far away. A proof counts for a minute only: the archive can be damaged
     later, and then the hour is the only copy. woken: called when hours may be deleted."""
@@ -303,8 +299,7 @@ class Gate:
         self._stopped = True
 
     def holds(self, hour: int, source: SourceFiles) -> bool:
-        """Whether the archive is known to hold the hour with the same files as this node. If not known, the next `ask`
-        checks the hour."""
+        """Whether the archive is known to hold the hour's files; if not, the next `ask` checks the hour."""
         if self._runtime.monotonic() < self._proven_at + _PROOF_S and self._proven.get(hour) == source:
             return True
         self._waiting[hour] = source

@@ -28,14 +28,14 @@ from hadelay.server.delivery.grants import Grants
 _BACKOFF_S = 0.02
 #: Limit of rounds of grants that are being committed at the same time.
 _MAX_ROUNDS = 2
-#: Bit mask of a message id: hour and index of the message's first entry, without the group.
+#: Bit mask for message ids: keeps the hour and index of the message's first entry, and drops the group.
 _ENTRY_OF_ID = np.uint64((1 << 56) - 1)
 
 
 class Handout:
     """Turns offers into hand-outs; base class of the two modes, one object per term. No other part knows the mode."""
 
-    #: Time before the due time at which offers are made, in ms.
+    #: Time before the due time at which messages are offered to polls, in ms.
     ahead_ms = 0
 
     def __init__(self, grants: Grants) -> None:
@@ -44,8 +44,7 @@ class Handout:
         self.resting_until = 0.0
 
     def ready_at(self, mono: float) -> float:
-        """Monotonic time at which offers may be made: `mono` means now, inf means after the next decision about a
-        grant."""
+        """Monotonic time at which offers may be made: `mono` is now, inf is after the next grant is decided."""
         raise NotImplementedError
 
     def hand_out(self, offers: list[Offer], now_ms: int) -> None:
@@ -94,7 +93,6 @@ class CommitHandout(Handout):
             self.term.propose(command, partial(self._decided, offer, mono))
 
     def _decided(self, offer: Offer, proposed: float, result: Any, error: HadelayError | None) -> None:
-        """Handle the result of the grant of an offer."""
         grants, mono = self.grants, self.term.runtime.monotonic()
         self._latency.took((mono - proposed) * 1000)
         self.ahead_ms = self._latency.ms
@@ -120,7 +118,7 @@ class CommitHandout(Handout):
     def _granted(self, offer: Offer, result: GrantResult, poll: Poll) -> None:
         if not result.granted.any():
             self.grants.wait_on(poll)
-        elif poll.phase != DONE:  # a DONE poll: its consumer hung up after the proposal, and the lease runs out
+        elif poll.phase != DONE:  # DONE: the consumer hung up, and the lease runs out
             delivery = first_time(self.term.number, offer, result, 0, self.term.now())
             self.grants.deferred.until_due(poll, delivery, partial(self.grants.deliver, poll))
 
@@ -141,7 +139,7 @@ class IntervalHandout(Handout):
         if mono < self.resting_until:
             return self.resting_until
         if mono - next(iter(self.grants.handed_at.values()), mono) >= self._interval_s:
-            return math.inf  # hand-outs of a whole interval are not committed: no more until they are
+            return math.inf  # wait until the hand-outs of the last interval are committed
         return mono if self._has_leader_lease() else mono + _BACKOFF_S
 
     def hand_out(self, offers: list[Offer], now_ms: int) -> None:
@@ -155,8 +153,7 @@ class IntervalHandout(Handout):
                 continue
             self._unsent.append((offer, grants.grant(offer, now_ms, handed=True)))
             self.grants.handed_at[offer.seq] = mono
-            # Propose hand-outs after half an interval: the other half is left for the commit, so that handing out does
-            # not stop in between.
+            # Propose hand-outs after half an interval, so that they are committed when the interval ends.
             self._alarm.at(mono + self._interval_s / 2)
             expected = GrantResult(
                 number, offer.seq, np.ones(len(offer.rows), np.bool_), offer.rows["attempt"] + np.uint16(1),
@@ -165,9 +162,8 @@ class IntervalHandout(Handout):
             grants.deliver(offer.poll, first_time(number, offer, expected, self._suspect_ms, now_ms))
 
     def _in_hands(self, offer: Offer) -> bool:
-        """Whether a message of the offer was handed out a moment ago as another entry, and was rolled forward or
-        rescheduled since. The earlier hand-out has to be recorded first: apply then counts it, and the next hand-out is
-        another attempt."""
+        """Whether a message of the offer was handed out a moment ago, and was rolled forward or rescheduled since. The
+        earlier hand-out has to be recorded first, so that the next one counts as another attempt."""
         if not self.grants.handed_at:
             return False
         ids = offer.rows["first_id"]
@@ -200,9 +196,8 @@ class IntervalHandout(Handout):
 
 
 def first_time(term: int, offer: Offer, result: GrantResult, suspect_ms: int, now_ms: int) -> Delivery:
-    """Delivery of the messages of an offer that apply granted. suspect_ms: messages due by this time, or due before
-    they were rescheduled, count as redelivered, because a failed leader may have handed them out unrecorded (interval
-    mode; else 0)."""
+    """Delivery of the messages of an offer that apply granted. suspect_ms (interval mode; else 0): messages due by this
+    time, or due before they were rescheduled, count as redelivered: a failed leader may have handed them out."""
     count, rows = len(offer.rows), offer.rows
     suspect = (rows["deliver_at_ms"] <= suspect_ms) | (rows["flags"] & FLAG_WAS_DUE != 0) & bool(suspect_ms)
     delivery = Delivery(

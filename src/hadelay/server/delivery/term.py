@@ -11,8 +11,7 @@ from hadelay.settings.node import Config
 
 
 class Alarm:
-    """A timer that can be set again; the earliest time wins. It calls `ring` once, not before that time, and `ring` may
-    set it again."""
+    """A timer that can be set again; the earliest time wins. It calls `ring` once, not before that time."""
 
     def __init__(self, runtime: Runtime, ring: Callable[[], None]) -> None:
         self._runtime, self._ring = runtime, ring
@@ -46,7 +45,7 @@ class Term:
         self.number, self.ledger, self.runtime, self.clock = number, ledger, runtime, clock
         self.config, self._propose = config, propose
         self.over = False
-        #: Proposes the grants of hand-outs that are not proposed yet (interval mode).
+        #: Function that proposes the grants of all hand-outs whose grants are not proposed yet (interval mode).
         self.record: Callable[[], None] = lambda: None
         self._alarms: list[Alarm] = []
 

@@ -31,7 +31,7 @@ _MAX_LAG = 10_000
 class Clusters(Service):
     def __init__(self, node: Node) -> None:
         super().__init__(node)
-        #: Event that is set for a moment at each sign of a leader, to wake requests that wait for one.
+        #: Event that is set for a moment at each sign of life of a leader, to wake requests that wait for a leader.
         self._sign = asyncio.Event()
         node.leadership.on_sign = self._wake
 
@@ -101,8 +101,7 @@ class Clusters(Service):
             return (await self._find_leader()).name
 
     async def drain(self, node: str, undo: bool, by: Actor) -> None:
-        """Drain `node`: it hands leadership over and refuses publishes and polls until it restarts. undo: end the
-        drain."""
+        """Drain `node` until it restarts: hand its leadership over, refuse publishes and polls. undo: end the drain."""
         mine = self._node
         self._check_member(node)
         await self._administer(by, "cluster.undrain" if undo else "cluster.drain", node, commands.encode_noop())

@@ -1,4 +1,4 @@
-"""Numbers of messages that fall due, by time, from counts of the hours, without reading a message (ADR 86).
+"""Counts of messages by due time, from counts that storage keeps for each hour, without reading a message (ADR 86).
 
 Storage counts the entries ever filed, per second and per {topic, minute}. The settled ones among them are looked up in
 slices, each entry once per process, and subtracted. So a question costs what is new since the last one.
@@ -19,12 +19,11 @@ from hadelay.server.checkpoints import Replica
 from hadelay.storage.heads import count_topics, no_counters
 from hadelay.storage.hours import DiskHourStore
 
-#: Limits of one slice of work: settled entries that are looked up, and hours that are counted. Each takes some
-#: milliseconds.
+#: Limits of one slice of work, of some milliseconds: settled entries looked up, and hours counted.
 _SLICE, _HOURS = 8_192, 64
 #: Number of entries after which other tasks of the event loop run; a check of an hour counts as `_LOOK` entries.
 _SMALL, _LOOK = 2_048, 256
-#: Limit of hours whose settled entries are remembered; storage remembers as many heads.
+#: Limit of hours whose counts of settled entries are kept in memory.
 _REMEMBERED = 512
 
 #: (start of each bucket in ms, number of open messages in each bucket)
@@ -40,8 +39,7 @@ class _Settled:
         self.topics = no_counters()
 
     def look_up(self, ledger: Ledger, hour: int) -> int:
-        """Count one slice of the entries settled since the last call; returns the number of entries counted, 0 when
-        none are left."""
+        """Count a slice of the entries settled since the last call; returns their number, 0 at the end."""
         hour_state = ledger.hours.get(hour)
         if hour_state is None or len(hour_state.settled) == len(self.counted):
             return 0
@@ -119,8 +117,7 @@ class DueCounts:
         return settled
 
     def _enough(self, rows: int) -> bool:
-        """Whether other tasks of the event loop should have their turn now. rows: number of entries read since the last
-        call."""
+        """Whether other tasks of the event loop should run now. rows: entries read since the last call."""
         self._spent += rows + _LOOK
         if self._spent < _SMALL:
             return False
@@ -134,8 +131,7 @@ class _Buckets:
 
     def __init__(self, from_ms: int, to_ms: int, step_ms: int, part_s: int) -> None:
         self.from_ms, self.step_s, self.part_s = from_ms, step_ms // 1000, part_s
-        # First second and end of the range, rounded up: messages of a second that begins before the range are not in
-        # it.
+        # First second and end of the range, rounded up: a second that begins before the range is not in it.
         self.first_s, self.end_s = (-(-ms // 1000) for ms in (from_ms, to_ms))
         self.counts = np.zeros(-(-(to_ms - from_ms) // step_ms), np.int64)
 
@@ -156,11 +152,11 @@ class _Buckets:
         self, at: NDArray[np.int64], seconds: NDArray[np.integer], topics: NDArray[np.integer],
         hours: list[int], topic: int | None,
     ) -> None:  # fmt: skip
-        """Add the entries of `hours`, and of `topic` if given. at: the hour of each entry."""
+        """Add the entries that are in `hours` (and of `topic`, unless None). at: the hour of each entry."""
         lowest, highest = min(hours), max(hours)
         wanted = np.zeros(highest - lowest + 3, np.bool_)
         wanted[np.array(hours) - lowest + 1] = True
-        chosen = wanted.take(at - (lowest - 1), mode="clip")  # first and last slot of `wanted`: all other hours
+        chosen = wanted.take(at - (lowest - 1), mode="clip")  # the first and last slots stand for all other hours
         if topic is not None:
             chosen &= topics == topic
         at_s = at[chosen] * SECONDS_PER_HOUR + seconds[chosen] // self.part_s * self.part_s

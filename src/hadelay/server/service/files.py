@@ -32,8 +32,6 @@ _LOOK_S = 0.02
 
 
 class _Open:
-    """An open snapshot."""
-
     def __init__(self, storage: Storage, manifest: Manifest, now: float) -> None:
         self.storage, self.manifest, self.read_at = storage, manifest, now
         self.lengths = {file.name: file.length for file in manifest.files}
@@ -48,7 +46,7 @@ class Files(Service):
     async def hours(self) -> tuple[int, Iterator[Hour]]:
         """Returns (applied index, hours at this index, in ascending order, with hours of dead letters last). The
         iterator can be read once."""
-        # Write buffered entries to the disk first, in slices: computing the checksums would write all of them at once.
+        # Write buffered entries in slices: computing the checksums would write all of them at once.
         await answered(self._node.storage.write_out)
         return self._node.raft.applied_index, hours_of(self._node.storage.hours, self._node.ledger.now_hour)
 
@@ -98,8 +96,7 @@ class Files(Service):
         return lengths[file]
 
     async def read_snapshot(self, snapshot: str, file: str, offset: int, length: int) -> bytes:
-        """Read exactly `length` bytes of a file of the snapshot, in a thread; the range has to be within
-        snapshot_file_length."""
+        """Read exactly `length` bytes of a snapshot's file, within snapshot_file_length, in a thread."""
         found, runtime = self._found(snapshot), self._node.runtime
         try:
             data: bytes = await answered(
@@ -115,8 +112,7 @@ class Files(Service):
 
     def _release(self, name: str) -> None:
         snapshot = self._open.pop(name, None)
-        # Release only files of the present storage: a node that installed a snapshot of another node meanwhile has
-        # other files.
+        # Release only files of the present storage: after an installed snapshot, the node has other files.
         if snapshot is not None and snapshot.storage is self._node.storage:
             snapshot.storage.exports.release(snapshot.manifest)
 
@@ -124,9 +120,8 @@ class Files(Service):
         node, checkpoints = self._node, self._node.checkpoints
         wanted = node.raft.applied_index
         if not node.storage.applied_index:
-            checkpoints.bytes_since += 1  # the first checkpoint, although nothing may have been published yet
-        # Once nothing is left to write, entries that change nothing may be missing. An installed snapshot replaces the
-        # storage meanwhile.
+            checkpoints.bytes_since += 1  # force the first checkpoint, even if nothing was published.
+        # Stop when nothing is left to write. An installed snapshot may replace the storage meanwhile.
         while node.storage.checkpointing or (node.storage.applied_index < wanted and checkpoints.bytes_since):
             checkpoints.begin()
             await self._wait()

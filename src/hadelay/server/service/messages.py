@@ -58,8 +58,7 @@ class MessageService(Service):
         return message_of(view, [event_of(event) for event in view.history])
 
     async def cancel(self, target: Target) -> str:
-        """Cancel a message; returns cancelled (also if it was cancelled before) | leased | acked | expired | dead.
-        Raises NotFound."""
+        """Cancel a message; returns cancelled (also if repeated) | leased | acked | expired | dead. Raises NotFound."""
         result = await self._propose(commands.encode_cancel(self._node.name, *_named(target)))
         assert isinstance(result, CancelResult)
         outcome = CancelOutcome(result.outcomes[0])
@@ -83,9 +82,8 @@ class MessageService(Service):
         return int(result.ids[0]), int(result.deliver_at_ms[0])
 
     async def list_messages(self, name: str, ask: ListRequest, *, stale: bool) -> tuple[list[Message[str]], Key | None]:
-        """Returns (messages in due order without their histories, key after which the next page begins). The key is
-        None if there is no next page. A page may be short, even empty, although more messages follow. Raises
-        NotFound."""
+        """Returns (messages in due order without histories, key after which the next page begins, or None at the end).
+        A page may be short, even empty, although more messages follow. Raises NotFound."""
         await self._confirm(stale)
         node, topic = self._node, self._topic(name)
         mask = mask_of(ask.tags)
@@ -108,20 +106,19 @@ class MessageService(Service):
                 turn = 0
                 await asyncio.sleep(0)
             found = await node.reader.repaired(lambda h=hour, r=row, s=state: self._listed(topic, h, r, s))  # type: ignore[misc]
-            # The mask may match other tags too (codec/meta.py), so the record's tags decide.
+            # The tag mask may match other tags too (codec/meta.py), so the tags in the record decide.
             if found is not None and wanted <= set((message := message_of(found)).tags):
                 messages.append(message)
         return messages, page.after
 
     def _listed(self, topic: TopicState, hour: int, row: np.void, state: State) -> Description | None:
-        """A message without history. None: the message's hour was retired meanwhile, or the topic's retention has
-        passed."""
+        """Describe a message without its history; None if its hour file was deleted or its retention has passed."""
         node, index = self._node, int(row["index"])
         if not node.storage.hours.count(hour):
             return None
         if state in _SETTLED and over(node.ledger, topic, hour, index, self._node.now_ms()):
             return None
-        # The attempt count of the entry lacks the attempt that is under way or has settled the message.
+        # The entry's attempt count does not include the attempt that is under way, or that settled the message.
         attempt = int(row["attempt"])
         if state in (State.LEASED, State.ACKED):
             hour_state = node.ledger.hours.get(hour)
@@ -148,8 +145,7 @@ class MessageService(Service):
         return letters, found[-1][0] if len(found) == limit else None
 
     def _letter(self, first_id: int, body: bool) -> DeadLetter[str] | None:
-        """A dead letter by the id of its message. None if the letter was redriven or deleted since the list was
-        made."""
+        """A dead letter by its message id; None if it was redriven or deleted since the list was made."""
         ledger = self._node.ledger
         place = find_entry(ledger, first_id)
         if place is None or place.hour < DEAD_HOURS:

@@ -23,7 +23,7 @@ from hadelay.server.webhooks.pool import Webhooks
 
 
 class TokenService(Service):
-    """Tokens, and the audit trail."""
+    """Services for access tokens and the audit trail."""
 
     def __init__(self, node: Node) -> None:
         super().__init__(node)
@@ -56,8 +56,7 @@ class TokenService(Service):
         return token
 
     async def revoke_token(self, token_id: str, by: Actor) -> None:
-        """Revoke a token. This node refuses the token when the call returns, other nodes once they have applied the
-        change. Raises NotFound."""
+        """Revoke a token; this node refuses it at once, others when they apply the change. Raises NotFound."""
         found = self.tokens.get(token_id)
         target = token_id if found is None else f"{token_id} {found.name}"
         await self._administer(by, "token.revoke", target, commands.encode_token_revoke(token_id))
@@ -76,10 +75,8 @@ class NodeService:
         """webhooks: source of the webhook metrics of /metrics."""
         self._node = node
         self._metrics = NodeMetrics(node, webhooks)
-        #: The node's name.
         self.node = node.name
-        # Publishing takes a callback and has no future: a publish per request is the hottest path, and a future costs
-        # more than the call.
+        # Publishing takes a callback, because a future per request would cost more than the call itself.
         self.publish = node.publish
         self.consume, self.messages, self.topics = ConsumingService(node), MessageService(node), TopicService(node)
         self.cluster, self.files, self.access = Clusters(node), Files(node), TokenService(node)

@@ -22,8 +22,6 @@ log = structlog.get_logger("hadelay")
 
 
 class Service:
-    """Base of the services of one node."""
-
     def __init__(self, node: Node) -> None:
         self._node = node
 

@@ -24,8 +24,7 @@ from hadelay.version import MASKED_OF_ORIGIN, RETRY_DEFAULTS
 
 #: Number of topics that a list reads before other tasks of the event loop have a turn.
 _TOPICS_AT_ONCE = 200
-#: Timeout of looking up a webhook's host when the webhook is set, in seconds; after that the name counts as unknown,
-#: which is no error.
+#: Timeout, in seconds, of looking up a webhook's host when the webhook is set; a timeout is no error.
 _RESOLVE_S = 2.0
 #: The leader's report per topic number: number of ready messages; time at which the oldest fell due; number of messages
 #: handed out in the last minutes; p50, p99 and maximum of the lateness of these, in ms. Version 0.1.0 sends no maximum.
@@ -66,8 +65,7 @@ class TopicService(Service):
         await _check_urls(self._node.guard, config)
         sync = self._node.config.dispatch.sync
         if config.get("dispatch_sync") not in (None, sync):
-            # Refuse a sync mode other than the node's: the topic's owner would expect the wrong guarantees after a
-            # crash.
+            # Refuse another sync mode than the node's: the owner would expect the wrong guarantees.
             raise Impossible(f"dispatch_sync is one for all topics so far, here {sync!r}: set dispatch.sync")
         if has_masked_headers(config) and self._node.ledger.level < MASKED_OF_ORIGIN:
             raise Conflict("webhook: headers as GET shows them: not before every node is upgraded (feature_level)")
@@ -138,9 +136,8 @@ def _put_in_words(name: str, config: dict[str, Any]) -> tuple[str, str]:
 
 
 async def _check_urls(guard: Guard, config: dict[str, Any]) -> None:
-    """Check URLs and secrets of a webhook and an alert. Raises BadRequest for invalid ones, Impossible for addresses
-    that may not be called. Only mistakes are reported early here; what counts is the guard's check of each connection.
-    """
+    """Check URLs and secrets of a webhook and an alert. Raises BadRequest if invalid, Impossible if the address may not
+    be called. This only reports mistakes early; the guard checks each connection."""
     for name in ("webhook", "alert"):
         part = config.get(name)
         if not isinstance(part, dict):

@@ -31,8 +31,7 @@ _GATHER_S = 0.5
 #: Pause after a failed alert, in seconds; doubled after each further failure, up to alert_interval_ms.
 _RETRY_S = 5.0
 _TIMEOUT_S = 15.0
-#: A new leader finds the dead letters that no alert has reported by counting from the oldest; behind more than this
-#: many reported letters, its alert names no ids.
+#: Limit of reported dead letters that a new leader counts past; with more, its alert names no message ids.
 _COUNT_OFF = 10_000
 
 log = structlog.get_logger("hadelay")
@@ -126,8 +125,7 @@ class Alerts:
         self._call(CallRequest(url, headers, body, _TIMEOUT_S), partial(self._told, term, topic, watch, upto, cursor))
 
     def _letters(self, topic: TopicState, watch: _Watch, count: int) -> list[tuple[bytes, int]]:
-        """(position, id) of the first dead letters that no alert has reported, as far as they are known and still
-        kept."""
+        """(position, id) of the first dead letters that no alert has reported and that are still kept."""
         if watch.cursor is not None:
             return listing(self._node.ledger, topic, watch.cursor, MOST_IDS)
         told = max(topic.dead - count, 0)

@@ -22,8 +22,7 @@ EVENT_TYPE = "hadelay.message"
 ALERT_TYPE = "hadelay.messages.died"
 PREFIX = "whsec_"
 MIN_KEY_BYTES, MAX_KEY_BYTES = 24, 64
-#: Characters of header values that are not percent-encoded (CloudEvents HTTP binding 3.1.3.2): printable ASCII except
-#: space, quote and percent.
+#: Characters not percent-encoded in header values (CloudEvents HTTP 3.1.3.2): printable ASCII except space, ", %.
 _SAFE = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
 
 
@@ -44,8 +43,7 @@ class Reply(NamedTuple):
 
 
 Done = Callable[[Reply], None]
-#: A function that makes a webhook call. It calls `Done` once, later, on the event loop; never after the sender was
-#: closed.
+#: Makes a webhook call. Calls `Done` once, later, on the event loop; never after the sender was closed.
 Call = Callable[[CallRequest, Done], None]
 
 
@@ -56,7 +54,7 @@ class Facts(NamedTuple):
     topic: str
     #: Source of the event: `/{cluster id}/topics/{topic}`.
     source: str
-    deliver_at: str  # RFC 3339
+    deliver_at: str  # due time, RFC 3339
     attempt: int
     redelivered: bool
     meta: Meta

@@ -134,8 +134,7 @@ class Pool:
     def _fetched(self, queue: WebhookQueue, poll: Poll, delivery: Delivery | None, error: HadelayError | None) -> None:
         queue.polls.discard(poll)
         if delivery is None:
-            # Repeat the failed poll with the same request id: if the first poll was granted messages after all, the
-            # repeated poll gets them.
+            # Repeat the failed poll with the same request id, to get the messages if it was granted some.
             self._runtime.call_later(_AGAIN_S, self._fetch, queue, poll.request_id)
             return
         queue.jobs.extend(jobs_of(delivery, self._runtime.monotonic(), queue.floor))
@@ -175,7 +174,7 @@ class Pool:
             self._turns.append(queue)
 
     def _keep(self, queue: WebhookQueue) -> None:
-        """Messages fetched before a pause stay leased and wait for the end of the pause."""
+        """Keep messages that were fetched before a pause leased until the pause ends."""
         if queue.jobs and not queue.keeping:
             queue.keeping = True
             first = min(job.ends for job in queue.jobs) - queue.needs_s
@@ -209,8 +208,7 @@ class Pool:
         return queue.calling < max(1, most // busy)
 
     def _read(self, queue: WebhookQueue, job: CallJob) -> bool:
-        """Read the record of a job. False if the record comes from the disk or another node: until then the job is out
-        of the queue."""
+        """Read a job's record. False: the record comes later, and until then the job is out of the queue."""
         queue.jobs.popleft()
         queue.absent += 1
         queue.reading += 1
@@ -240,8 +238,7 @@ class Pool:
         meta, webhook = unpack(packed), queue.webhook
         url, extra = webhook.url, webhook.headers
         if meta.cb is not None and webhook.allow_per_message:
-            # A message's own URL gets the topic's headers only at the same origin: the headers may hold secrets for the
-            # topic's receiver.
+            # A message's own URL gets the topic's headers only at the same origin: headers may hold secrets.
             url, extra = meta.cb, extra if origin_of(meta.cb) == origin_of(webhook.url) else ()
         host = urlsplit(url).netloc
         if self._hosts[host] >= self._config.host_calls:
@@ -281,15 +278,14 @@ class Pool:
         self.reports.add(job.lease, job.ends, verdict)
 
     def _next(self, queue: WebhookQueue) -> None:
-        """A job of the queue has ended: start the next calls, also of other queues, and fetch more messages."""
+        """Start the next calls, also of other queues, and fetch more messages, after a job of the queue has ended."""
         self._run(queue)
         self._take_turns()
         self._fetch(queue)
         self._forget(queue)
 
     def _extend(self, queue: WebhookQueue) -> None:
-        """Extend the leases that have too little time left for a call, because their jobs waited long for their
-        turn."""
+        """Extend the leases of waiting jobs that have too little time left for a call."""
         soon = self._runtime.monotonic() + queue.needs_s
         late = [job for job in queue.jobs if job.ends < soon]
         queue.jobs = deque(job for job in queue.jobs if job.ends >= soon)
@@ -310,8 +306,7 @@ class Pool:
         self._node.propose(command, extended)
 
     def _disable(self, queue: WebhookQueue) -> None:
-        """Pause the topic, because its receiver answered 410. Fetched messages are nacked without a call; `:resume`
-        starts calls again."""
+        """Pause the topic, because its receiver answered 410. Fetched messages are nacked without a call."""
         topic = self._node.ledger.topics[queue.number]
         webhook = topic.settings.webhook
         if topic.exists and not topic.settings.paused and webhook is not None and webhook.url == queue.webhook.url:
@@ -358,8 +353,7 @@ class Webhooks:
         self.alerts.on_follower()
 
     def on_topic(self, topic: TopicState) -> None:
-        """Note that the topic's settings changed, or that messages of the topic died. Apply calls this, so the work is
-        done later."""
+        """Note a topic whose settings changed or whose messages died. Called by apply, so the work is done later."""
         if topic.settled[Event.DEAD] and topic.number not in self._died:
             self._died.add(topic.number)
             log.warning("first_death", topic=topic.name, look=f"hadelay dead list {topic.name}")

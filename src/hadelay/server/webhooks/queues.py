@@ -28,13 +28,12 @@ Verdict = tuple[int, str] | None
 _MOST_LEASES = 1_000
 #: Pause before outcomes are proposed again, in seconds.
 _AGAIN_S = 0.05
-#: Margin of a lease in ms: a lease lasts for the timeouts of two calls, its own and the one before, and for this
-#: margin.
+#: Margin of a lease in ms: a lease lasts for the timeouts of two calls in a row, plus this margin.
 _MARGIN_MS = 5_000
 #: Time kept free in a lease after its call, in seconds, to report the outcome.
 _REPORT_S = 2.0
-#: Smallest limits of a topic's calls: begun at once, and begun per second. A receiver that answers gets twice its own
-#: rate. Calls that begin together also time out together, and all other work on this thread waits meanwhile.
+#: Lowest limits of a topic's calls: number begun at the same moment, and per second. A receiver that answers gets twice
+#: its own rate. Calls that begin together time out together, and delay all other work of this thread.
 _AT_A_TIME = 8
 _A_SECOND = 200.0
 _SOON_S = 0.005
@@ -110,8 +109,8 @@ class WebhookQueue:
             self._pace, self._since, self.answered = self.answered * _PACE_S / passed_s, mono, 0
 
     def ahead(self, mono: float) -> int:
-        """Number of messages to fetch in addition to the limit `calls`: as many again, or as many as the receiver takes
-        in two tenths of a second, because a grant has to be committed first."""
+        """Number of messages to fetch beyond `calls`: as many as `calls`, or as many as the receiver takes in 0.2 s if
+        that is more, because their leases must be committed first."""
         self._measure(mono)
         return max(self.calls, min(int(2 * self._pace), _MOST_AHEAD))
 
@@ -174,8 +173,7 @@ class Reports:
     def _told(self, verdict: Verdict, part: list[tuple[Lease, float]], result: Any, error: HadelayError | None) -> None:
         self._in_flight -= 1
         if error is not None or not isinstance(result, LeaseResult):
-            # Propose the outcomes again, which is harmless: a lease that was settled the first time is reported as
-            # settled.
+            # Propose the outcomes again: a lease that was settled the first time is reported as settled.
             self._waiting.setdefault(verdict, []).extend(part)
             self._resting = True
             self.runtime.call_later(_AGAIN_S, self._rested)

@@ -69,8 +69,7 @@ class Endpoint(NamedTuple):
 
 
 class Sender:
-    """HTTP client for webhook calls; `call` is a calls.Call. Construct inside the running loop; `close` does not wait
-    for answers."""
+    """HTTP client for webhook calls. Construct inside the running loop; `close` does not wait for answers."""
 
     def __init__(self, guard: Guard, user_agent: str, resolve: Resolve | None = None) -> None:
         self._guard, self._loop = guard, asyncio.get_running_loop()
@@ -243,13 +242,12 @@ class _Connection(asyncio.Protocol):
         self.sender, self.endpoint = sender, endpoint
         self.call: _Call | None = call
         self.since = 0.0
-        #: _used: the connection had a call before the present one. _silent: no byte of the answer to the present call
-        #: came yet.
+        #: _used: an earlier call used the connection. _silent: no byte of the present call's answer came yet.
         self._used, self._silent = False, True
         #: Received bytes of the answer: first of the head, then of the body.
         self._buffer = b""
-        #: _keep: whether the connection may be used again. _length: length of the answer's body; None for chunks, more
-        #: than MAX_ANSWER if the body ends with the connection.
+        #: _keep: whether the connection may be used again. _length: length of the answer's body; None if the body is
+        #: chunked, more than MAX_ANSWER if it ends with the connection.
         self._keep, self._length = False, cast(int | None, 0)
         #: Offset in the answer's body at which the next chunk begins.
         self._next = 0
@@ -304,8 +302,7 @@ class _Connection(asyncio.Protocol):
         self.sender.over(call, "")
 
     def _frame(self, call: _Call, persistent: bool, head: bytes) -> None:
-        """Read from an answer's head where its body ends, and whether the connection stays open (RFC 9112, 6.3 and
-        9.3)."""
+        """Read from a head where the body ends, and whether the connection stays open (RFC 9112, 6.3, 9.3)."""
         fields: dict[bytes, bytes] = {}
         doubtful = False
         for name, value in _FIELD.findall(head):
@@ -328,8 +325,7 @@ class _Connection(asyncio.Protocol):
         call.retry_after_ms = retry_after_ms(fields.get(b"retry-after", b"").decode("latin-1"), _LONGEST_WAIT_S)
 
     def _chunks(self, data: bytes) -> int:
-        """Offset at which a chunked body ends; more than MAX_ANSWER while the end is not known, or if the chunks are
-        malformed."""
+        """Offset at which a chunked body ends; more than MAX_ANSWER while that is unknown, or if malformed."""
         while chunk := _CHUNK.match(data, self._next):
             size = int(chunk[1], 16)
             if not size:
@@ -343,8 +339,7 @@ class _Connection(asyncio.Protocol):
         if call is None:
             self.sender.lost(self)
         elif self._used and self._silent and (exc is None or isinstance(exc, ConnectionError)):
-            # The receiver closed the idle connection just as this call was sent: repeat the call on a new connection
-            # (RFC 9112, 9.3.1).
+            # The receiver closed the idle connection meanwhile: repeat the call on a new one (RFC 9112, 9.3.1).
             self.sender.connect(call)
         else:
             self.sender.over(call, "connection closed" if exc is None else why(exc))
@@ -359,8 +354,7 @@ def _tls_context() -> ssl.SSLContext:
 
 @lru_cache(maxsize=1024)
 def _target(url: str) -> tuple[Endpoint, str]:
-    """The server to connect to for a URL, and the first lines of the request. Raises ValueError for a URL that cannot
-    be called."""
+    """Server to connect to for a URL, and first lines of the request. ValueError if the URL cannot be called."""
     parts = URL(url, encoded=True)
     if not parts.raw_host or parts.port is None:
         raise ValueError("a URL without a host")
