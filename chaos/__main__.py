@@ -35,7 +35,8 @@ from chaos.run import Run
 from chaos.scenario import KINDS, Mistake, unknown
 from chaos.sim.failpoints import POINTS, STEPS
 
-#: Mutations that no chaos run notices: they show only in rare orders of events, or for less than a round trip.
+#: Mutations (deliberate bugs) that no chaos run notices: they show only in rare orders of events, or for less than a
+#: round trip.
 UNSEEN = (
     "forgotten_vote",
     "plain_library",
@@ -153,7 +154,7 @@ def _run(options: argparse.Namespace) -> int:
         "mutation": mutation,
         "directory": str(directory),
         "replay": f"python -m chaos replay {directory}",
-        "interrupted": True,  # False once the run has ended; stays True if the run is killed
+        "interrupted": True,  # overwritten at the end of the run; stays True if the run is killed
     }
     (directory / "run.json").write_text(json.dumps(head))
     cluster = given or LocalCluster(scenario, directory, kinds, options.port_base)
@@ -222,7 +223,8 @@ def _all_mutations() -> dict[str, Any]:
 
 
 def _mutations(options: argparse.Namespace) -> int:
-    """Run the scenario once with each mutation, without faults where the mutation shows without faults."""
+    """Run chaos once with each mutation (deliberate bug): the scenario `storm`, or `calm` if the bug shows without
+    faults."""
     mutations, noticed = _all_mutations(), {}
     for name in options.names or [name for name in mutations if name not in UNSEEN]:
         if name not in mutations:

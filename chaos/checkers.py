@@ -1,4 +1,5 @@
-"""The promises, one checker per promise, over what clients saw. The docstring of a checker is its definition (ADR 101).
+"""Checkers, one per promise of the cluster (such as that no message is lost), over what clients saw. The docstring of a
+checker is its definition (ADR 101).
 
 The simulator's checkers (chaos.sim.promises) know when a node answered. Clients know only an interval: an event
 happened after its request and before its answer. Each checker uses the end of the interval that cannot accuse a cluster
@@ -29,7 +30,7 @@ _CHANGE_MS = 5.0
 _COLD_MS = 2 * 250.0
 #: States of a message that has not ended.
 PENDING = ("scheduled", "ready", "leased")
-#: Metrics that each node counts over all topics, without their prefix.
+#: Names, without prefix, of metrics that each node counts over all topics.
 ACKED, *OTHER_ENDS, REDRIVEN = (
     f'settled_messages_total{{outcome="{outcome}"}}'
     for outcome in ("acked", "cancelled", "expired", "dead", "redriven")
@@ -37,7 +38,8 @@ ACKED, *OTHER_ENDS, REDRIVEN = (
 PARTS = (ACKED, *OTHER_ENDS, 'messages{state="waiting"}', 'messages{state="leased"}')
 COUNTED = ("raft_applied_index", "published_messages_total", *PARTS, REDRIVEN, "sweeper_found_messages_total")
 _NEVER = float("inf")
-#: Name of a checker's branch, and the text of the violation; "" if the promise was kept.
+#: A case that a checker decided: name of the checker's branch (one of its rules), and text of the violation; "" if the
+#: promise was kept.
 Case = tuple[str, str]
 
 
@@ -46,7 +48,7 @@ class Verdict:
     name: str
     what: str
     violations: list[str]
-    #: Number of cases that each branch of the checker decided; names of the branches with a violation.
+    #: Number of cases that each branch (one of the checker's rules) decided; names of the violated branches.
     decided: dict[str, int] = field(default_factory=dict)
     broken: frozenset[str] = frozenset()
 
@@ -54,9 +56,9 @@ class Verdict:
 @dataclass(frozen=True)
 class Checker:
     cases: Callable[[History], Iterator[Case]]
-    #: Name of each branch → condition that violates the branch.
+    #: Branches (rules) of the checker: name → condition that violates the branch.
     branches: dict[str, str]
-    #: Names of the branches that are promised in commit mode only.
+    #: Names of the branches (rules) that apply in commit mode only.
     commit_only: frozenset[str] = frozenset()
 
 
@@ -141,7 +143,8 @@ def lost(history: History) -> Iterator[Case]:
 
 
 def _ended_so(put: Put, state: str, given: list[Given]) -> bool:
-    """True if a consumer acked the message that is now acked, or a message with a TTL expired."""
+    """Whether a client caused this end of the message: a consumer acked it, if `state` is acked; it has a TTL, if
+    expired."""
     return (state == "acked" and any(g.ack_asked is not None for g in given)) or (state == "expired" and put.ttl_s > 0)
 
 
@@ -178,7 +181,7 @@ def phantoms(history: History) -> Iterator[Case]:
         if put.cancel_asked is not None:
             gone = put.cancelled is not None and g.asked > put.cancelled
             yield "cancelled", f"{this} was cancelled at {put.cancelled:.3f} s" if gone else ""
-    for put in history.puts.values():  # count each confirmed cancel as a case
+    for put in history.puts.values():  # a confirmed cancel counts as a checked case even without a hand-out
         if put.cancelled is not None:
             yield "cancelled", ""
 
@@ -319,8 +322,9 @@ def early(history: History) -> Iterator[Case]:
 
 
 def _order(put: Put, g: Given) -> tuple[str, float, float, int | None]:
-    """The publish or reschedule that sets the due time of a hand-out: (branch, time of the request, delay, due time in
-    the answer). If a reschedule may or may not have taken effect, the earlier time counts and the answer is ignored."""
+    """The publish or reschedule that sets the due time of a hand-out: ("published" or "rescheduled", time of the
+    request, delay, due time in the answer). If a reschedule may or may not have taken effect, the earlier time counts
+    and the answer is ignored."""
     if put.move_asked is None or g.got < put.move_asked:
         return "published", put.asked, put.delay_s, put.due_ms
     if put.moved is not None and g.asked > put.moved:
@@ -462,14 +466,15 @@ def dishonest(history: History) -> Iterator[Case]:
 def ended(history: History) -> Iterator[Case]:
     """I17: no node ends by itself, unless an injected disk error ended it."""
     for _ in history.of("said"):
-        yield "ended", ""  # an answer proves that the node runs
+        yield "ended", ""  # each answer of a node counts as a kept case: the node runs
     for event in history.of("ended"):
         text = f"{event['node']} ended by itself at {event['t']:.3f} s with exit code {event['code']}: see its log"
         yield "ended", "" if event["may"] else text
 
 
 def unmet(history: History) -> Iterator[Case]:
-    """crash points: a node ended at each crash point that the scenario lists (drawn points may be missed)."""
+    """crash points: a node ended at each crash point that the scenario lists; those in randomly drawn faults may be
+    missed."""
     if not history.of("drained"):
         return
     met = history.met()

@@ -196,7 +196,8 @@ class LocalCluster(Cluster):
             words += ["--mutation", mutation] if mutation else []
         words += ["serve", str(self.directory / f"{name}.toml"), "--output", "json"]
         words += [] if self._founded else ["--init"]
-        # Small sizes: a short run then has checkpoints and new journal segments, and reaches the free-space reserve.
+        # Use a short interval and small files, so that a short run has checkpoints and new journal segments, and
+        # reaches the free-space reserve.
         settings = ["storage.checkpoint_interval_ms=5s", "raft.segment_bytes=8MiB"]
         settings += ["storage.min_free_bytes=48MiB"] if self.disks else []
         for setting in (*settings, *self._scenario.cluster.settings):
@@ -206,7 +207,7 @@ class LocalCluster(Cluster):
             environment |= {"LD_PRELOAD": str(self._preload), "CHAOS_CONTROL": str(self._control_file(name))}
         space = self.network.space(name) if self.network else None
 
-        def before() -> None:  # in the child process: die with the parent
+        def before() -> None:  # runs in the child process: the kernel kills the node when chaos ends
             tools.libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if space:
                 tools.enter_namespace(space)
@@ -262,7 +263,7 @@ class LocalCluster(Cluster):
         paths = sorted(path for path in kept if path.stat().st_size)
         for path in self._draw.sample(paths, min(_ROTTEN_FILES, len(paths))):
             with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as data:
-                for _ in range(_TRIES):  # zero bytes are space without data
+                for _ in range(_TRIES):  # zero bytes may be unused space: then try another byte
                     at = self._draw.randrange(len(data))
                     if data[at]:
                         data[at] ^= 1 << self._draw.randrange(8)

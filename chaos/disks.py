@@ -11,7 +11,8 @@ from chaos.scenario import Mistake
 
 _FREEZE, _THAW = 0xC0045877, 0xC0045878
 _EXT4_SHUTDOWN = 0x8004587D
-#: Shut ext4 down and drop all data outside its journal; or write its journal first, so that metadata are newer.
+#: Flags of the ioctl that shuts ext4 down: drop all data outside ext4's journal; or write that journal first, so that
+#: metadata are newer than data.
 NOTHING_FLUSHED, METADATA_FLUSHED = 2, 1
 
 

@@ -17,9 +17,11 @@ from chaos.tools import authorization
 Strike = Callable[[Cluster, list[str], Fault], Iterator[None]]
 Step = Callable[[Cluster, str, Fault], None]
 _TRANSFER_S = 5.0
-#: Role of the node that reaches a crash point → target of the crash; for other roles the fault's own target counts.
+#: Which nodes a crash targets, by the kind of node that reaches its crash point (failpoints.Reached); for other kinds,
+#: the fault's own `target`.
 _COME_BY = {"some": "all", "leader": "leader", "follower": "follower", "election": "all", "empty": "random"}
-#: Operations on the target node before its crash point is armed, by the role that reaches the point.
+#: For crash points at a node's start, by the kind of node that reaches them: operations on the node before the point is
+#: armed and the node starts.
 _BEFORE = {"start": ("kill",), "empty": ("kill", "empty")}
 
 
@@ -174,7 +176,7 @@ def _power_cut(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[Non
     # Register the healing before the first power cut: a later cut may fail, and this node then has to be healed too.
     healed = _each(_cut_power, _lose_power, _disk("attach"), _do("start"))
     with contextmanager(healed)(cluster, nodes, fault):
-        for name in nodes:  # cut all before any node can react
+        for name in nodes:  # cut the power of all nodes before any of them can react
             _lose_power(cluster, name, fault)
         yield
 

@@ -42,7 +42,7 @@ class Series:
     kind: str
     who: str
     points: list[tuple[float, float]]
-    #: Limit of the value (if `level`), or else of its growth in the second half of the load; None: no limit.
+    #: Limit of the largest value if `level`, else of the growth in the second half of the load; None: no limit.
     limit: float | None
     level: bool = False
 
@@ -73,7 +73,7 @@ KINDS: dict[str, tuple[str, str | None]] = {
     "late p99": ("lateness, p99, ms", None),
     "cpu": ("processor, share of a core", None),
 }
-#: Branches of the check `growing`: name → condition that breaks the promise.
+#: Branches (rules) of the checker `growing`: name → condition that breaks the promise.
 BRANCHES = {
     kind: f"{title}: {'more than' if kind in _LEVELS else 'grows by more than'} `watch.{key}` allows"
     for kind, (title, key) in KINDS.items()

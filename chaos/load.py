@@ -45,7 +45,8 @@ class Traffic:
     def __init__(
         self, urls: list[str], load: Load, history: History, seed: int, cluster: Cluster | None = None
     ) -> None:
-        """cluster: counts the syncs of the journals, and knows their synced lengths."""
+        """cluster: the cluster under load, which is asked how far its journals are synced; None: syncs are not
+        recorded."""
         self.urls, self.load, self.history = urls, load, history
         self.cluster = cluster or Cluster()
         self.syncs = self.cluster.syncs
@@ -379,7 +380,7 @@ class Traffic:
 
 
 _DoneTo = Callable[[Traffic, AsyncClient, int], Coroutine[Any, Any, None]]
-#: Operations on a stored message: (name of their share in `[load]`, function).
+#: Later operations on a stored message: (field of `Load` with the share of messages that get it, function).
 _DONE_TO: tuple[tuple[str, _DoneTo], ...] = (
     ("cancelled", Traffic._cancel),
     ("rescheduled", Traffic._reschedule),

@@ -114,7 +114,8 @@ def table(found: dict[str, Any]) -> str:
 
 
 def _decided(cases: dict[str, int]) -> str:
-    """Text with the number of cases that each branch of a checker decided, and the branches without a case."""
+    """Text about a checker: number of cases that each of its branches (rules) decided, and the branches without a
+    case."""
     idle = ", ".join(branch for branch, count in cases.items() if not count)
     counts = ", ".join(f"{branch} {count:,}" for branch, count in cases.items() if count)
     return "; ".join([counts] * bool(counts) + [f"nothing to decide: {idle}"] * bool(idle))

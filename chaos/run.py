@@ -123,7 +123,7 @@ class Run:
                     self._lives[name] += 1
                     if name in self._suspect and code not in (0, -signal.SIGKILL):
                         self._hollow.add(name)
-                        if code != _FATAL:  # refused to start: empty it, as its error advises
+                        if code != _FATAL:  # the node refused to start: empty its directory, as its error advises
                             self._forget(name)
                             self.cluster.do("empty", name)
                     self.cluster.do("start", name)
@@ -237,7 +237,7 @@ class Run:
         self._busy.update(holds)
         self._few.update(nodes if fault.few else ())
         for name in nodes:
-            self._lives[name] += 1  # the fault may end this process
+            self._lives[name] += 1  # the fault may end the node's present process, and a new one begins
         if fault.kind in faults.MAY_END:
             self._may_end.update(nodes)
         if fault.hollow:
@@ -256,7 +256,7 @@ class Run:
         held = faults.strike(self.cluster, nodes, fault)
         try:
             await self._do(held.__enter__)
-            await asyncio.sleep(0)  # other faults of the round choose their nodes
+            await asyncio.sleep(0)  # let the other faults of the round choose their nodes first
             others = [name for name in names if name not in self._busy | self._lame]
             if deposed and len(others) > len(names) // 2:
                 probe = self.traffic.spawn(self._probe(fault.kind, others, began))
@@ -299,7 +299,7 @@ class Run:
             await asyncio.shield(work)
         except asyncio.CancelledError:
             await asyncio.wait([work])
-            work.result()  # an error of the step comes before the cancellation
+            work.result()  # raises the step's error, if any, instead of the cancellation
             raise
 
     async def _probe(self, kind: str, others: list[str], began: float) -> None:
@@ -362,13 +362,14 @@ class Run:
             )
 
     async def _ask_for(self, client: AsyncClient, message_id: str, *, at_last: bool = False) -> None:
-        """Look up a message without a confirmed ack; record a pending one only `at_last`, when no hand-out follows."""
+        """Look up a message without a confirmed ack and record its state; record that it waits, is leased or is dead
+        only if `at_last`, when no hand-out can follow."""
         state, ended_ms = await self.traffic.look_up(client, message_id)
         if at_last or state not in (*PENDING, "dead"):
             self.history.record("asked-for", t=self.history.clock(), id=message_id, state=state, ended_ms=ended_ms)
 
     def _owed(self) -> set[str]:
-        """Ids of stored messages that nobody tried to cancel and that are not known to be acked or over."""
+        """Ids of stored messages that nobody tried to cancel, without a confirmed ack and without a known end."""
         stored = {put.id for put in self.history.puts.values() if put.id is not None and put.cancel_asked is None}
         return stored - {given.id for given in self.history.given if given.acked is not None} - self.history.ends.keys()
 

@@ -51,7 +51,7 @@ def missing(need: str) -> str:
 
 def _netem() -> str:
     if missing("root") or missing("ip") or missing("tc"):
-        return ""  # other needs report it
+        return ""  # the needs `root`, `ip` and `tc` report what is missing
     name = f"hdchaos.{os.getpid()}.probe"
     run("ip", "netns", "add", name)
     try:

@@ -42,7 +42,7 @@ class Backups(Client):
         self.made, self.tries = 0, 0
 
     def back_up(self) -> None:
-        """Event: make a backup, or allow the running backup more tries."""
+        """Make a backup, or allow a backup that is under way more tries. Runs as an event of the simulation."""
         idle, self.tries = not self.tries, 8
         while idle and self.tries:
             while (process := self.cluster.any_process(self.random)) is None:

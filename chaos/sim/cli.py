@@ -38,7 +38,8 @@ TRIES = 250
 
 @dataclass
 class Wish:
-    """Options of the runs. only: names of the parts to run (workload.Parts); None: all."""
+    """What to simulate: options of `python -m chaos sim` for each seed. only: names of the parts of a run to do
+    (workload.Parts); None: all."""
 
     mutation: str = ""
     only: frozenset[str] | None = None
@@ -54,7 +55,7 @@ class Wish:
             sync = bug.sync if bug is not None else ""
 
             def run(only: frozenset[str] | None) -> Report:
-                gc.collect()  # it is off during a run
+                gc.collect()  # automatic garbage collection is off during a run
                 return run_seed(seed, families, only, sync)
 
             if self.raft or (bug is not None and bug.raft):

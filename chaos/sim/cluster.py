@@ -36,11 +36,12 @@ from hadelay.server.webhooks.pool import Webhooks
 from hadelay.settings import node as settings
 from hadelay.settings.node import Config, RaftSettings
 
-#: Results are compared between nodes for one applied entry in this many.
+#: One in this many applied entries has its results compared between nodes.
 _SAMPLE = 16
 #: Share of runs with a fuzz client.
 FUZZED = 0.2
-#: Share of runs in which brief syncs run on the event loop; shortest sync that counts as a stall, in seconds.
+#: Share of runs in which brief journal syncs run on the event loop, as in real nodes; shortest such sync, in seconds,
+#: that counts as a stall.
 BRIEF, STALL_S = 0.4, 0.15
 
 
@@ -61,7 +62,8 @@ class Watch(Machines):
         self.extended: dict[tuple[int, int, int], int] = {}
         #: Raft term → time at which an entry of the term was first applied.
         self.term_began: dict[int, float] = {}
-        #: Entry → true time of its proposal; (that time, cluster time in the entry) of committed entries.
+        #: Log entry → true time of its proposal. For committed entries: (true time of the proposal, cluster time in the
+        #: entry).
         self.proposed: dict[bytes, float] = {}
         self.stamps: list[tuple[float, int]] = []
         #: Time at which each new leader was first seen.
@@ -171,7 +173,7 @@ class Watch(Machines):
     def _watch_members(self, name: str, raft: RaftNode) -> None:
         """I13: check that majorities are counted by member lists that are in the log."""
         if raft.applier.installing:
-            return  # the snapshot's log is not installed yet
+            return  # a snapshot is being installed: this log does not have its members yet
         at, members = raft.machine.members()
         since, counted = raft.membership.applied_list
         wrong = [since] if since != at or (members and counted != members) else []
@@ -239,7 +241,8 @@ class SimCluster(Watch):
         self.kill(name)
         self.retired[name] = machine = self.machines.pop(name)
         if not keeps:
-            # Empty its disk: founders are not admitted again with their disk; old disks name members that may be gone.
+            # Empty its disk: a founding member is not admitted again with its old disk, and an old disk names members
+            # that may be gone.
             self._blank(machine)
         self.names = tuple(other for other in self.names if other != name)
 

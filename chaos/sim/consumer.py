@@ -70,7 +70,7 @@ class Consumer(Client):
         #: The first consumer always runs, so that every owed message has a consumer.
         self.stopped = not name.endswith("0") and not cluster.parts.take(name)
         self.leader: str | None = None
-        self.requests = int(cluster.world.now * 1000)  # start above the numbers used before a restore
+        self.requests = int(cluster.world.now * 1000)  # request ids start above those used before a restore
         #: Random stream that decides when to hang up; None: this consumer always waits for the answer.
         self.impatience = None
         if random.Random(f"{cluster.seed} hang-ups").random() < _IMPATIENT:

@@ -126,7 +126,8 @@ class SimDisk(Disk):
         return {path: min(f.size, len(f.durable)) for path, f in files if path.startswith(f"{directory}/")}
 
     def kill(self) -> None:
-        """kill -9: the page cache stays; handles and locks end; running jobs stop after some sync."""
+        """kill -9: the page cache stays, handles and locks end, and running jobs of threads stop after a random
+        sync."""
         self.flight_crash()
         self.epoch += 1
         self.crash_in, self.crashing = 0, False
@@ -197,7 +198,7 @@ class SimDisk(Disk):
         self.flight.cost_s += self.sync_delay_s * self.random.uniform(0.5, 2.0)
 
     def flight_crash(self) -> None:
-        """Stop each running job after a random number of its syncs, and undo its later changes."""
+        """Stop each thread's running job after a random number of its syncs, and undo its later changes."""
         if self.flight is not None:
             self.flight.end()
         for flight in self.flights:
@@ -359,11 +360,11 @@ class SimDisk(Disk):
                 yield from self._walk(node, f"{prefix}/{name}", live)
 
     def _files(self) -> dict[str, Inode]:
-        """Path → file, for all files, with volatile names."""
+        """Path → file, for all files under their present names, durable or not."""
         return {path: node for path, node in self._walk(self._root, "", True) if isinstance(node, Inode)}
 
     def _all(self, kind: type[Node], *, live: bool = True) -> list[Node]:
-        """All files, or all directories; live: by their volatile names."""
+        """All files, or all directories (kind): with live, those that exist now, else those whose names are durable."""
         nodes = [self._root, *(node for _, node in self._walk(self._root, "", live))]
         return [node for node in nodes if isinstance(node, kind)]
 

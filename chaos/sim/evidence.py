@@ -28,7 +28,7 @@ WAITING = (State.SCHEDULED, State.READY, State.LEASED)
 
 
 def latest(cluster: SimCluster) -> list[Node]:
-    """List of the running node with the highest applied index; empty if no node runs."""
+    """The running node with the highest applied index, as a list of one; an empty list if no node runs."""
     return sorted(cluster.nodes(), key=lambda node: -node.raft.applied_index)[:1]
 
 

@@ -28,7 +28,7 @@ _SEGMENT_BYTES, _KEEP_BYTES, _ENTRY_BYTES = 4 << 20, 4 << 20, 1 << 20
 
 
 class Step(NamedTuple):
-    #: Function that is the step, as module:attribute below hadelay; the module is the one that calls the function.
+    #: Function whose call is the step, as module:attribute below `hadelay`; the module is the one that makes the call.
     where: str
     reached: Reached = "any"
     #: Positions of the crash: before or after the step, or `within` it, after half of a write.

@@ -49,7 +49,8 @@ class Flight:
         self.syncs: list[Callable[[], None]] = []
 
     def end(self) -> float:
-        """End of the job's code; returns the seconds until its last sync is done (`land`)."""
+        """Called when the job's code has run; returns the seconds until its last sync is done, when `land` makes the
+        changes durable."""
         self.disk.flight = None
         self.disk.flights.append(self)
         return self.cost_s
@@ -101,7 +102,7 @@ class Inode:
         grow = max(size, 2 * len(self.live), 4096) - len(self.live)
         try:
             self.live.extend(bytes(grow))
-        except BufferError:  # mapped: old maps need the old buffer, too
+        except BufferError:  # the buffer is mapped, so it cannot grow: copy it, and keep the old one up to date
             old = self.live
             self.live = Buffer(len(old) + grow)
             self.live[: len(old)] = old

@@ -104,8 +104,8 @@ class HandOut:
 
 @dataclass(slots=True, eq=False)
 class Order:
-    """One request of an administrator to purge or redrive a topic. Until the request is answered, it may take effect at
-    any time after `invoked`."""
+    """An administrator's request to purge or redrive a topic. Until the request is answered, it may take effect at any
+    time after `invoked`."""
 
     kind: str
     topic: str

@@ -1,4 +1,5 @@
-"""Checks of leases: which consumer has a message, and for how long (others: chaos/sim/promises.py)."""
+"""Checks of leases: which consumer has a message, and for how long. chaos/sim/promises.py has checks of other
+promises."""
 
 from collections import defaultdict
 from itertools import pairwise

@@ -1,4 +1,5 @@
-"""Checks of I13 and other promises of Raft, on messages between nodes and on every running process.
+"""Checks of promise I13 (safety of Raft's log) and other promises of Raft, on messages between nodes and on every
+running process.
 
 Used by the whole cluster (chaos/sim/cluster.py), by Raft alone (chaos/sim/raftsim.py) and by the small clusters of
 tests/raft. What left a node counts, not what the node says of itself: a vote that was sent has to be on its disk after

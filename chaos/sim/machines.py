@@ -292,7 +292,8 @@ class Machines:
             self.violate(Violation("I17 fail-stop, failed sync", text, who=machine.name))
 
     def _watch_votes(self, name: str, journal: Journal) -> None:
-        """Check that a node's durable Raft term never goes back. Other terms have not left the node."""
+        """Check that a node's durable Raft term never goes back. A term that is not durable yet does not count: no
+        other node has seen it."""
         if not journal.all_synced:
             return
         if journal.term:

@@ -86,7 +86,8 @@ class Nemesis:
         self.liar = ""
 
     def _drawn(self, name: str) -> float:
-        """Draw for a fault family. Newer families have their own random streams, so that old seeds keep their runs."""
+        """Draw the random number that decides whether the run has this fault family. Newer families have their own
+        random streams, so that old seeds keep their runs."""
         rng = random.Random(f"{self.cluster.seed} {name}") if name in _LATER else self.random
         return rng.random()
 
@@ -128,7 +129,7 @@ class Nemesis:
         self.cluster.net.profile.hiccup = 0.0
         self.cluster.lost_answers = 0.0
         self.cluster.safety.at_send.clear()
-        for undo in reversed(self._unrot):  # final checks read every file
+        for undo in reversed(self._unrot):  # undo the bit flips: the final checks read every file
             undo()
         for name, machine in self.cluster.machines.items():
             self._mend_disk(name)

@@ -51,7 +51,7 @@ class Producer(Client):
         if self.cluster.parts.take(part):
             self._begin(batch)
         else:
-            for message in batch.messages:  # left out: nobody publishes them
+            for message in batch.messages:  # this part of the run is left out, so its messages are never published
                 message.refused = True
         self._next()
 

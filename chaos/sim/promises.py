@@ -1,6 +1,6 @@
-"""The promises, one function each; the docstring is the definition. I13, I14, I17 and the chain of I12 are checked
-during the run (SimCluster). I4 does not occur, since producers repeat until the outcome is known; I7 is a count
-(`redelivered`), and I11, the order of hand-outs, is not promised.
+"""Checks of the promises, one function each; the docstring is the definition. SimCluster checks I13, I14, I17 and, for
+I12, entries and results during the run. I4 does not occur, since producers repeat until the outcome is known; I7 is a
+count (`redelivered`), and I11, the order of hand-outs, is not promised.
 
 All but the replica checks read the history: what the outside saw on the true clock; of the log they take when a grant
 was committed. Each case counts (`History.decide`): what never came up was not tested.
@@ -28,7 +28,7 @@ def lost(cluster: SimCluster) -> None:
     by_id: dict[int, list[Message]] = defaultdict(list)
     for message in history.messages:
         if message.id is not None:
-            by_id[message.id].append(message)  # a suppressed publish has the other message's id
+            by_id[message.id].append(message)  # a publish that a pending message made needless has that message's id
     acked = {h.id for h in history.hand_outs if h.ack_invoked is not None}
     for message_id, messages in by_id.items():
         place, state = where(nodes[0], message_id)

@@ -206,7 +206,8 @@ def run_seed(seed: int, families: dict[str, float] | None = None) -> Report:
 
 
 class PlainMachine:
-    """Base of a state machine with constant members and permanent checkpoints; ignores all notices of Raft."""
+    """Base of a state machine with constant members and permanent checkpoints; Raft's callbacks, such as on_leader, do
+    nothing."""
 
     incarnations: dict[str, int]
 

@@ -86,7 +86,8 @@ class Receiver:
 
 
 class Caller:
-    """HTTP caller of one process; without effect once the process ended. `call` is a webhooks.calls.Call."""
+    """HTTP caller of one process: its method `call` makes a webhook call (webhooks.calls.Call), without effect once the
+    process has ended."""
 
     def __init__(self, receiver: Receiver, process: Process) -> None:
         self.receiver, self.process, self.door = receiver, process, receiver.cluster.door

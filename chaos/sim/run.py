@@ -277,7 +277,7 @@ def _entries(cluster: SimCluster, ids: frozenset[int]) -> Iterator[tuple[float, 
             _, now_ms, commands = decode_entry(entry)
             decoded = [(kind, decode(kind, body)) for kind, body in commands]
         except Malformed:
-            continue  # a fuzz client sent it; refused
+            continue  # a malformed entry of a fuzz client, which apply refused
         for kind, command in decoded:
             text = _about(command, kind, places, grants, ids)
             if text:

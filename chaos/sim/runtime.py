@@ -87,8 +87,8 @@ class SimWorld:
         return self.at(self.now + delay_s, fn, *args, owner=owner)
 
     def run_as(self, owner: SimRuntime, fn: Callable[..., None], *args: Any, first: bool = False) -> None:
-        """Run an event of the process `owner` now, but not inside another event; keep it for later while the process is
-        paused or stalled. first: before all events that were kept."""
+        """Run an event of the process `owner` now; but if the process is in another event, paused or stalled, keep this
+        event for later. first: ahead of all other kept events."""
         if owner.busy:
             self._seq += 1
             owner.held.append((float("-inf") if first else self.now, self._seq, Event(owner, fn, args)))
@@ -277,7 +277,7 @@ class SimRuntime(Runtime):
             self.world.put_back(held)
 
     def crash(self) -> None:
-        """The process has ended: none of its events will run."""
+        """End the process, as a crash does: none of its waiting events will run."""
         self.crashed, self.busy = True, False
         self.held.clear()
         self._jobs.clear()

@@ -1,4 +1,4 @@
-"""Checks of time: nothing early, nothing late, TTL and max_wait (others: chaos/sim/promises.py)."""
+"""Checks of time: nothing early, nothing late, TTL and max_wait. chaos/sim/promises.py has checks of other promises."""
 
 from chaos.sim import evidence
 from chaos.sim.cluster import SimCluster

@@ -51,7 +51,7 @@ class Parts:
 
     def __init__(self, only: frozenset[str] | None = None) -> None:
         self.only = only
-        #: Names of all parts of the run so far, in order.
+        #: Names of all parts that the run has asked for so far, done or left out, in order.
         self.seen: list[str] = []
 
     def take(self, name: str) -> bool:

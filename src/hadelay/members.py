@@ -9,8 +9,8 @@ class Member(NamedTuple):
     address: str
     #: Whether the member votes. A learner (False) gets every entry without a vote until it has caught up.
     voter: bool = True
-    #: Whether the member was added to a running cluster. Such a member does not found a cluster: its disk has to begin
-    #: as a new incarnation.
+    #: Whether the member was added to a running cluster. Such a member is no founder: it votes only once the log has
+    #: admitted its disk's incarnation (raft/admission.py).
     joined: bool = False
 
 
@@ -19,7 +19,7 @@ Members = tuple[Member, ...]
 
 #: Limit of the number of members of a cluster.
 MAX_MEMBERS = 64
-#: Smallest incarnation of a node that was added to a running cluster; founders begin with a lower incarnation.
+#: Smallest incarnation (a number that rises when a node's disk is lost) of an added node; founders begin lower.
 JOINED = 2
 
 

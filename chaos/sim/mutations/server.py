@@ -45,7 +45,7 @@ from hadelay.storage.tables import Tables
 
 
 def _published_as(change: Callable[[Draft], Draft]) -> tuple[Any, str, Callable[..., Any]]:
-    """Patch (owner, name, function) that stores changed drafts instead of the published ones."""
+    """Patch (owner, name, function) with which every publish stores messages altered by `change`."""
     encode = vars(groupcommit)["encode_publish"]
     return groupcommit, "encode_publish", lambda node, drafts, key=None: encode(node, [*map(change, drafts)], key)
 

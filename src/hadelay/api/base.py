@@ -50,7 +50,7 @@ def decode_hook(kind: type, value: Any) -> Any:
         if kind is Instant:
             return Instant(parse_instant("time", value))
     except BadRequest as error:
-        # Cut the name from the error's text: msgspec puts the field's name in front of a ValueError's text.
+        # Cut the leading "duration: " or "time: " from the error's text: msgspec's error names the field.
         raise ValueError(error.detail.partition(": ")[2]) from None
     raise NotImplementedError(kind)
 

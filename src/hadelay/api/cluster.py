@@ -1,4 +1,4 @@
-"""Documents about the cluster: members, health, tokens, audit trail, and the files of a node."""
+"""HTTP API types about the cluster: members, health, tokens, audit trail, and the files of a node."""
 
 from typing import Generic, Literal
 
@@ -63,7 +63,7 @@ class Drained(Document, frozen=True):
 
 class AddMember(Request):
     name: str
-    #: host:port of the member's node link, as other members reach the member.
+    #: host:port at which the other nodes reach the new member for Raft.
     raft: str
 
 
@@ -91,7 +91,7 @@ class Health(Document, omit_defaults=False, frozen=True):
 
 
 class QuorumQuery(Request):
-    #: Name of the node that would stop; None: the node that answers.
+    #: Node of which to check whether it may stop, with a majority left; None: the node that answers.
     without: str | None = None
 
 

@@ -1,4 +1,4 @@
-"""Documents for receiving messages and settling their leases."""
+"""HTTP API types for receiving messages and settling their leases."""
 
 from typing import Any, Generic, Literal
 
@@ -35,7 +35,7 @@ class Received(Struct, Generic[At], omit_defaults=True, kw_only=True):
     id: str
     lease: str
     topic: str
-    #: Payload in base64; but in `body` with `Accept: application/msgpack` (bytes) or `Accept-Body: text` (text).
+    #: Payload in base64; with `Accept: application/msgpack` or `Accept-Body: text`, it is in `body` instead.
     body_base64: bytes | None = None
     body: Any = UNSET
     content_type: str
@@ -67,7 +67,7 @@ class Nack(Request):
     delay: Duration | None = None
     #: Reason for people, shown with a dead letter; at most 128 bytes.
     reason: str | None = None
-    #: Whether the attempt counts for max_attempts and the backoff; if False, `delay` is 0 unless given.
+    #: Whether the attempt counts as failed (max_attempts, backoff); if False, `delay` is 0 unless given.
     count: bool = True
 
 

@@ -1,4 +1,4 @@
-"""Messages and dead letters: queries, changes and their answers."""
+"""HTTP API types about messages and dead letters: queries, changes and their answers."""
 
 from typing import Generic, Literal
 
@@ -26,7 +26,7 @@ class History(Document, Generic[At], frozen=True):
     node: str | None
     #: Reason of a failed attempt, if the consumer gave one.
     reason: str | None = None
-    #: For an event that moved the message: hours that the message left and entered.
+    #: For an event that moved the message to a new index entry: hours of the old entry and of the new one.
     from_hour: str | None = field(default=None, name="from")
     to_hour: str | None = field(default=None, name="to")
     #: For a leased event: due time of this attempt. The message's own deliver_at is the due time of its latest attempt.

@@ -112,7 +112,7 @@ def _all_errors(kind: type[HadelayError]) -> Iterator[type[HadelayError]]:
         yield from _all_errors(child)
 
 
-# Only the error classes of errors.py: nodes answer with no others.
+# Classes of the errors that a node may answer: only those of errors.py.
 _KINDS = [kind for kind in _all_errors(HadelayError) if kind.__module__ == errors.__name__]
 _BY_TYPE = {kind.type: kind for kind in _KINDS}
 _BY_STATUS = {kind.http_status: kind for kind in reversed(_KINDS)}

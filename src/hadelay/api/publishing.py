@@ -1,4 +1,4 @@
-"""Documents for publishing one message or many."""
+"""HTTP API types for publishing one message or many."""
 
 from typing import Any, Generic, Literal
 
@@ -27,7 +27,7 @@ class Published(Document, Generic[At], frozen=True):
     #: Due time of the message, in cluster time.
     deliver_at: At
     key: str | None = field(default_factory=null)
-    #: Whether this publish is a repetition, or its key has a pending message, whose `id` and `deliver_at` are given.
+    #: True if no message was stored: a retry, or a pending message has the key; `id` is the earlier message's.
     duplicate: bool = False
     #: Id of the message that this message replaced (on_conflict="replace").
     replaced: str | None = None

@@ -1,4 +1,4 @@
-"""Arguments and results of calls to a node (server/service), except documents of the API."""
+"""Types of arguments and results of a node's methods (server/service), besides the types of the HTTP API."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ReceiveRequest(Struct):
 
     topics: list[str]
     consumer: str
-    #: Id, 1 to 64 bytes. A repetition by the consumer with this id gets the first grant's still leased messages.
+    #: Idempotency id of the receive, 1 to 64 bytes: a retry with it gets the messages again that are still leased.
     request_id: bytes
     max: int
     wait_ms: int
@@ -102,7 +102,7 @@ class Family(NamedTuple):
 
 #: Value of a family: one number, a number per tuple of label values, or a histogram.
 Values = float | Mapping[tuple[str, ...], float] | Histogram
-#: Metrics at scrape time. Counters count since the process began, except replicated counters of messages.
+#: Metrics with their values. Counters start at 0 with the process; only the replicated ones of messages go on.
 Measured = list[tuple[Family, Values]]
 
 

@@ -11,7 +11,7 @@ from hadelay.errors import BadRequest
 from hadelay.settings.topic import MAX_BACKOFF_STEPS, SETTINGS, WEBHOOK, mask_header, mask_secret, shown_name
 from hadelay.version import FIRST_LEVEL
 
-#: Stored names of all durations: in settings, in webhooks and in backoffs.
+#: Names, as stored, of the settings that are durations: those of topics, of webhooks and of backoffs.
 _DURATIONS = {name for name in (*SETTINGS, *WEBHOOK, "min_ms", "max_ms") if name.endswith("_ms")}
 
 

@@ -1,4 +1,4 @@
-"""Documents about topics: settings, counts, and histograms of due times."""
+"""HTTP API types about topics: settings, counts, and histograms of due times."""
 
 from typing import Generic
 

@@ -38,7 +38,7 @@ class Interrupted(errors.OutcomeUnknown):
 
 
 class SystemRefusal(HadelayError):
-    """An OSError, usually of a file."""
+    """Stands for an OSError, such as that of a missing file, in the JSON of a printed error."""
 
     type, title = "system", "Refused by the system"
 
@@ -255,7 +255,7 @@ def _print_document(error: Exception) -> None:
 
 
 def message(error: Exception, servers: str) -> str:
-    """Error message, with advice if the error has none. servers: option that names nodes."""
+    """Error message, with advice if the error has none. servers: name of the option for node addresses."""
     text = str(error) or type(error).__name__
     if isinstance(error, HadelayError) and "id" in error.extra:
         return f"{text}\n  id {error.extra['id']}"

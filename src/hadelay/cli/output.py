@@ -60,7 +60,7 @@ class Remote(Printing):
 
 
 def option(name: str, kind: Any, default: Any, help: str) -> Argument:
-    """Make an option for `takes`. default: dataclasses.MISSING for a required option."""
+    """Make a command's option, for the decorator `takes`. default: dataclasses.MISSING for a required option."""
     default = Argument.empty if default is MISSING else default
     return Argument(name, Argument.KEYWORD_ONLY, default=default, annotation=Annotated[kind, Parameter(help=help)])
 
@@ -174,7 +174,7 @@ def _grid_lines(rows: Sequence[Mapping[str, str]], widths: Mapping[str, int]) ->
 def progress(
     total: int | None, done: int = 0, *, hidden: bool = False, sizes: bool = False
 ) -> Iterator[Callable[..., None]]:  # fmt: skip
-    """Progress bar on a terminal's stderr; yields update(completed=…), or advance=…. sizes: count bytes."""
+    """Progress bar on stderr if it is a terminal; yields update(completed=…), or advance=…. sizes: counts are bytes."""
     from rich import progress as rich
     from rich.console import Console
 

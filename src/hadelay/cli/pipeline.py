@@ -57,7 +57,7 @@ class Running(Printing):
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions(Running):
-    """Options of jobs that read hours."""
+    """Options of jobs that read hour files."""
 
     verify: Annotated[bool, Parameter(negative="--no-verify")] = True
     "Compare every file with its checksum before reading. Archiving always does."
@@ -65,18 +65,18 @@ class SourceOptions(Running):
     def options(self, given: dict[str, Any]) -> Options:
         """Remove the data source's options from `given` (the options of a command), and return them as Options."""
         read = {name: given.pop(name) for name in Options.__dataclass_fields__ if name in given}
-        # Without onTorn=skip, the job compares whole files with their checksums and need not check each row's checksum.
+        # Only with onTorn=skip must the data source check each row's checksum: without it, the job checks whole files.
         verify = self.verify and read.get("on_torn") == "skip"
         endpoint = "" if read.get("path") else self.endpoint
         return Options(endpoint=endpoint, token=self.token, verify=verify, **read)
 
 
-#: Options of the data source that every job has.
+#: Names of the Spark data source's options that every job has.
 _READ = ("path", "hour_from", "hour_to", "on_torn", "as_of")
 
 
 def _takes(kind: Any, *read: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Decorator that adds options to a command: fields of `kind` with a help text, and `read`, of the data source."""
+    """Decorator: adds options to a job's command: fields of `kind` with help, and the data source's named in `read`."""
     types = get_type_hints(kind) | get_type_hints(Options)
     shown = [field for field in fields(kind) if "help" in field.metadata]
     shown += [Options.__dataclass_fields__[name] for name in read]
@@ -95,7 +95,7 @@ def _run(name: str, options: Any, source: Running) -> int:
 
 
 def _tell(summary: jobs.JobSummary, printing: Printing) -> int:
-    """Print the summary as JSON or its rows as a table; returns the exit code. Hours have no thousands separators."""
+    """Print a job's summary as JSON or a table (hours without thousands separators); returns the exit code."""
     if printing.output == "json":
         emit_json(dict(summary))
     elif summary.columns:

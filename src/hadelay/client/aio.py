@@ -136,7 +136,7 @@ class AsyncClient(Requests):
                 "POST", "/v1/messages:batch", read, data=data, headers=headers, timeout_s=timeout
             )
         except HadelayError as error:
-            # Set the key of the whole put_many: a repetition with it publishes no earlier request's messages again.
+            # Give the error the key of the whole put_many: a retry with this key stores no message twice.
             error.extra["idempotency_key"] = key
             raise
 
@@ -203,5 +203,5 @@ class AsyncClient(Requests):
                 finally:
                     await consumer.drain(drain_s)
         finally:
-            consumer.give_up()  # also gives back messages whose tasks were cancelled before they began
+            consumer.give_up()  # gives back unsettled messages, also those whose tasks were cancelled before they began
             await consumer.close()

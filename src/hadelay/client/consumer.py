@@ -178,7 +178,7 @@ class Consumer:
         try:
             await self._poll()
         except asyncio.CancelledError:
-            # Poll cancelled by `stop`, or by the end of the event loop, which does not wait for tasks created later.
+            # On cancellation give messages back in this task: at its end, an event loop does not wait for newer tasks.
             self._give_back_queued()
             if self._sender is not None:
                 await asyncio.wait([self._sender])
@@ -303,5 +303,5 @@ class Consumer:
             return await self.client.nack(leases, delay=delay, reason=reason)
         try:
             return await self.client.nack(leases, delay=0, reason=reason, count=False)
-        except BadRequest:  # an older node does not know `count`: there the attempt counts
+        except BadRequest:  # an older node refuses the unknown field `count`: without the field, the attempt counts
             return await self.client.nack(leases, delay=0, reason=reason)

@@ -59,7 +59,7 @@ async def _leave(client: AsyncClient) -> None:
 
 def _at_exit() -> None:
     clients = list(_used)
-    _used.clear()  # before the wait: if Ctrl-C ends the wait, nothing else may wait for the event loop
+    _used.clear()  # empty this before the wait: if Ctrl-C ends the wait, no other clean-up may wait for the event loop
 
     async def leave() -> None:
         await asyncio.gather(*map(_leave, clients), return_exceptions=True)
@@ -99,7 +99,7 @@ def _wait(coroutine: Coroutine[Any, Any, R], _: Client | None = None) -> R:
 def _blocking(
     method: Callable[Concatenate[AsyncClient, P], A], result: Callable[[A, Client], R]
 ) -> Callable[Concatenate[Client, P], R]:
-    """Make a method of Client from `method`. result: function that makes the method's result blocking."""
+    """Make a blocking method of Client from AsyncClient's `method`. result: makes the method's result blocking."""
 
     @functools.wraps(method)
     def call(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -259,7 +259,7 @@ class Transport:
 
 
 def _in_words(error: BaseException, base: str, request: _Request, *, answered: bool) -> HadelayError:
-    """The error for a request without an answer. answered: the answer had begun."""
+    """The error for a request that got no complete answer. answered: whether the answer had begun."""
     if not _connected.get():
         why = "it takes no connection" if isinstance(error, TimeoutError) else error
         if isinstance(error, aiohttp.ClientConnectorError):

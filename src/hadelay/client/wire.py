@@ -92,7 +92,7 @@ def present_span() -> str | None:
 
 
 def payload_of(body: Body, content_type: str | None) -> tuple[bytes, str]:
-    """(bytes, content type) of a body."""
+    """Encode a message's payload; returns (bytes, content type), whose default follows from the class of `body`."""
     if isinstance(body, bytes | bytearray | memoryview):
         return bytes(body), content_type or "application/octet-stream"
     if isinstance(body, str):

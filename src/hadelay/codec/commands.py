@@ -51,7 +51,7 @@ _PAIR = struct.Struct("<II")
 _WHEN = struct.Struct("<q?")
 _CURSOR = struct.Struct("<III")
 _LONG = struct.Struct("<Q")
-#: Number of the section with the hand-out delays; a SETTLE command has only this section.
+#: Number of the section of a SETTLE command that has the hand-out delays; there is no other section.
 _DELAYS = 1
 #: Flag bits of a member in an encoded MEMBERS command.
 _VOTER, _JOINED = 1, 2
@@ -92,8 +92,8 @@ def encode_ack(node: str, rows: Rows) -> bytes:
 
 
 def uncounted(delay_ms: int) -> int:
-    """Convert a delay in ms into the negative delay_ms of a NACK that does not count the attempt, or back. Below the
-    feature level UNCOUNTED, apply reads a negative delay_ms as the topic's backoff."""
+    """Convert a NACK's delay in ms into its encoding (−2 − delay) if the attempt does not count, or back. Below the
+    feature level UNCOUNTED, apply reads a negative number as the topic's backoff."""
     return -2 - delay_ms
 
 

@@ -64,7 +64,7 @@ class Job(IntEnum):
     RETIRE = Command.RETIRE
     #: Expire messages that are not leased and whose TTL has passed.
     TTL_EXPIRE = Command.TTL_EXPIRE
-    #: Delete the dead letters whose retention ended in one hour.
+    #: Delete an hour of dead letters whose retention is over: letters are filed by the hour in which it ends.
     DROP_DEAD = Command.DROP_DEAD
     #: Continue the redrive of a topic's dead letters, as far as the redrive's rate allows.
     REDRIVE = Command.REDRIVE_SOME
@@ -100,7 +100,7 @@ class Grant(NamedTuple):
     node: str
     hours: U32
     indexes: U32
-    #: True if the messages were handed out already (interval mode): apply leases them even beyond the topic's limits.
+    #: dispatch.sync = "interval": the messages are handed out already; apply leases them even beyond topic limits.
     handed: bool = False
     #: Messages due within this time, in ms (at most MAX_AHEAD_MS), may be granted, too; they are handed out when due.
     ahead_ms: int = 0

@@ -15,7 +15,7 @@ from hadelay.codec.formats import Mask, Rows
 #: Layout of a lease in an ACK, NACK or EXTEND.
 LEASE = np.dtype([("term", "<u4"), ("seq", "<u4"), ("pos", "<u4"), ("hour", "<u4"), ("index", "<u4")])
 
-#: Layout of a token's 18 bytes. `hour` (3 bytes) is read as 4 bytes; the first, the end of `pos`, is masked.
+#: Layout of a token's 18 bytes. `hour` (3 bytes) is read as 4; the first one, which is part of `pos`, is masked.
 _TOKEN = np.dtype(
     {
         "names": ["group", "term", "seq", "pos", "hour", "index"],
@@ -42,8 +42,8 @@ def encode_leases(
 ) -> list[str]:  # fmt: skip
     """Encode one lease token for each of these positions of the grant {term, seq}."""
     pairs, letters = _PAIRS, _ALPHABET
-    # Encode a token as three integers: `first`, 60 bits that all tokens of the grant share; `v`, 60 bits up to the
-    # index's first byte; `w`, the index's other 24 bits and the zero bit.
+    # A token is 144 bits and a zero bit, 5 bits a character, encoded as three integers: `first`, 60 bits that all
+    # tokens of the grant share; `v`, the next 60 bits; `w`, the last 24 bits and the zero bit.
     first = group << 52 | term << 20 | seq >> 12
     head = "".join([pairs[first >> shift & 1023] for shift in range(50, -1, -10)])
     columns = (np.asarray(column).tolist() for column in (positions, hours, indexes))

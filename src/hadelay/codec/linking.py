@@ -22,8 +22,8 @@ _FEW = 12
 
 
 class Heads(NamedTuple):
-    """Per second of an hour. last: number (globalIndex) of the second's last index entry, NONE32 for none. count:
-    number of the second's entries."""
+    """Heads of an hour's linked lists of index entries, one list per second. last: number (globalIndex) of the second's
+    last entry, NONE32 for none. count: number of the second's entries."""
 
     last: U32
     count: U32  # type: ignore[assignment]  # shadows tuple.count, which nobody needs
@@ -38,7 +38,7 @@ class Groups(NamedTuple):
 
 
 def no_heads(hours: int = 1) -> Heads:
-    """Heads of this number of hours without entries: 3600 seconds per hour, one hour after another."""
+    """Heads of empty lists for a number of hours: 3600 seconds per hour, one hour after another."""
     n = hours * SECONDS_PER_HOUR
     return Heads(np.full(n, NONE32, np.uint32), np.zeros(n, np.uint32))
 
@@ -86,8 +86,8 @@ def chain(
 
 
 def place(keys: Numbers, sizes: I64, ends: I64, groups: Groups | None = None) -> I64:
-    """Offset of each item in the file of its key, where items are appended. sizes: bytes of each item. ends: length of
-    each key's file, updated in place."""
+    """Offset at which each record is appended to its file. keys: number of each record's file. sizes: bytes of each
+    record. ends: length of each file by its number, updated in place."""
     if len(keys) == 1:
         key = int(keys[0])
         start = ends[key : key + 1].copy()
@@ -104,7 +104,7 @@ def place(keys: Numbers, sizes: I64, ends: I64, groups: Groups | None = None) ->
 
 
 def link(rows: Rows, heads: Heads) -> None:
-    """Set `local` and `pre` of new INDEX rows of one hour, and update the heads. Needs `second` and `index`."""
+    """Link new INDEX rows of one hour, whose `second` and `index` are set: set `local` and `pre`, update the heads."""
     last, count = heads
     if len(rows) < _FEW:
         for row, second, index in zip(rows, rows["second"].tolist(), rows["index"].tolist(), strict=True):
@@ -116,7 +116,7 @@ def link(rows: Rows, heads: Heads) -> None:
 
 
 def catch_up(keys: Numbers, indexes: U32, last: U32, count: U32) -> None:
-    """Update the heads for entries that are linked already: after a rebuild, or if a cached copy was behind."""
+    """Update heads of linked lists for entries linked already: after a rebuild, or if a cached copy was behind."""
     # Maximum of index + 1 (NONE32 + 1 wraps to 0): a plain assignment could keep any value of a repeated key.
     ends = last + np.uint32(1)
     np.maximum.at(ends, keys, indexes + np.uint32(1))

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from hadelay.codec.formats import Mask
 
 OCTETS = "application/octet-stream"
-#: Number of bits that one tag sets in a mask.
+#: Number of bits that one tag sets in a message's 64-bit tag mask.
 _TAG_BITS = 4
 
 
@@ -49,7 +49,7 @@ def pack(meta: Meta) -> bytes:
 
 
 def retried(meta: bytes) -> bytes:
-    """The meta map without `tp`, the publisher's span, which differs between two tries of the same publish."""
+    """The meta map without `tp`, the publisher's span: the map is then the same in all tries of the same publish."""
     return pack(msgspec.structs.replace(unpack(meta), tp=None)) if b"\xa2tp" in meta else meta
 
 

@@ -43,7 +43,7 @@ class LeaseOutcome(IntEnum):
     DONE = 0
     ALREADY_ACKED = 1
     LEASE_LOST = 2
-    #: NACK only: apply moves a limited number of bytes per command. The lease is unchanged: propose its nack again.
+    #: NACK only: the command has moved as many bytes as it may. The lease is unchanged: propose its nack again.
     AGAIN = 3
 
 
@@ -59,7 +59,7 @@ class TargetOutcome(IntEnum):
     CANCELLED = 6
     #: The new due time is beyond max_delay (422).
     TOO_FAR = 7
-    #: The command exceeded the limits of messages or moved bytes of one apply: propose this message again.
+    #: The RESCHEDULE reached the limit of messages, or of moved bytes, of one command: propose this message again.
     AGAIN = 8
 
 

@@ -72,7 +72,7 @@ class Dispatcher(LedgerListener):
         self._preload = Preload(self.windows, preload_ms, self._damaged, read_ahead)
         #: Cluster time in ms before which no message is handed out: the time that the previous leader reached.
         self.resume_ms = 0
-        #: Reported seconds whose linked list of index entries is damaged: (hour, second of the hour), an ordered set.
+        #: Seconds whose list of index entries is damaged, as reported: (hour, second of the hour), an ordered set.
         self._damages: dict[tuple[int, int], None] = {}
         #: Seconds (since 1970) whose index was repaired before they ended; each is scanned after its end.
         self._repaired: Deadlines[int] = Deadlines()
@@ -127,7 +127,7 @@ class Dispatcher(LedgerListener):
             self.scans.work()
 
     def on_filed(self, hours: int | NDArray[np.int64], rows: NDArray[np.void]) -> None:
-        self.wake()  # wake even if no new message seems due: `turns.now_ms` may be stale
+        self.wake()  # always ask for an early `advance`: `turns.now_ms` may be too old to tell what is due
         self._preload.filed(hours, rows)
 
     def on_granted(self, grant: HeldGrant) -> None:
@@ -137,7 +137,7 @@ class Dispatcher(LedgerListener):
             self.windows.ready_counts[number] -= count
 
     def on_extended(self, grant: HeldGrant) -> None:
-        self._on_lease(grant)  # an extended lease may end sooner than before
+        self._on_lease(grant)  # report the new lease end: an EXTEND may also make a lease end sooner
 
     def on_settled(self, hour: int, indexes: NDArray[np.uint32], event: Event) -> None:
         if self.turns.leases_ended():
@@ -151,7 +151,7 @@ class Dispatcher(LedgerListener):
             return
         if not self._preload.has_seen(hour):
             return
-        # The settled messages were not leased, but cancelled, expired or moved. Windows drop them when polled.
+        # Messages that were not leased ended. Their entries in lists of ready messages are dropped later, by polls.
         rows = self.store.entries(hour, indexes, verify=False)
         due = rows["deliver_at_ms"] <= self.turns.now_ms
         self.windows.ready_counts.subtract(rows["topic"][due & self.ledger.topics.alive(rows)].tolist())
@@ -188,7 +188,7 @@ class Dispatcher(LedgerListener):
             hour, index = divmod(window.entries[0], 1 << 32) if window.entries else (DEAD_HOURS, 0)
             if hour < DEAD_HOURS and (window.rescan_from is None or hour <= window.rescan_from // SECONDS_PER_HOUR):
                 firsts.setdefault(hour, {})[number] = index
-        # A window's first entry is nearly always its oldest undelivered message: read these of all topics at once.
+        # A topic's first entry in memory is nearly always its oldest undelivered message: read all topics' first ones.
         for hour, indexes in firsts.items():
             rows, owed = self._owed.look(hour, np.array(list(indexes.values()), np.uint32))
             due = zip(indexes, rows["deliver_at_ms"].tolist(), owed.tolist(), strict=True)

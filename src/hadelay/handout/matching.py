@@ -46,7 +46,7 @@ class Offer:
 class Matcher:
     def __init__(self, windows: Windows, waiting: Waiting) -> None:
         self._windows, self._waiting, self._turns, self._owed = windows, waiting, windows.turns, windows.owed
-        #: Numbers of messages whose tags were read for a filter, and of those that matched by their mask only.
+        #: Numbers of messages whose tag masks matched a filter, and of those whose tags then did not match.
         self.checked = self.false_positives = 0
 
     def match(self, room: int, now_ms: int) -> list[Offer]:
@@ -123,10 +123,10 @@ class Matcher:
         return Offer(poll, parts, entries, (numbers >> 32).astype(np.uint32), numbers.astype(np.uint32), rows)
 
     def _take(self, window: Window, want: int, size: int, until_ms: int, more: bool) -> tuple[OfferPart, int]:
-        """Take up to `want` messages of one hour that still need delivery out of the window; drop entries that need
-        none. Returns the messages and their bytes; no messages and a size of 1 mean that none fits. Messages due after
-        until_ms stay in the window. more: the offer has messages already. If not, the message due first is taken
-        whatever its size and due time, with messages due up to _TOGETHER_MS after it."""
+        """Take up to `want` messages of one hour from the head of the window; drop entries that need no delivery any
+        more. Messages due after until_ms stay. more: the offer has messages already; if not, the message due first is
+        taken whatever its size and due time, with messages due up to _TOGETHER_MS after it. Returns (messages, their
+        bytes); no messages, but bytes above 0, if nothing more fits into the offer."""
         topic, waiting = window.queue.topic, window.entries
         hour = waiting[0] >> 32
         count = max(want, window.scan_ahead)

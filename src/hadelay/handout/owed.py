@@ -24,7 +24,7 @@ class Owed:
     def look(self, hour: int, indexes: U32) -> tuple[Rows, Mask]:
         """INDEX rows of these entries of an hour, and a mask of the entries that are still owed (to be delivered)."""
         if not self.store.count(hour):
-            # The hour's files are gone: all its entries were settled or moved while a window still listed some.
+            # The hour's files are deleted: all its entries are settled, even if lists of ready messages have some.
             return np.zeros(len(indexes), INDEX), np.zeros(len(indexes), np.bool_)
         rows = self.store.entries(hour, indexes, verify=False)
         bad = INDEX_CRC.bad(rows)

@@ -15,7 +15,7 @@ from hadelay.errors import HadelayError
 
 U32 = NDArray[np.uint32]
 
-#: Phases of a poll. PROPOSED: a grant for the poll is on its way, or the poll has timed out.
+#: Phases of a poll: waiting; proposed (a grant is under way, or the wait is over); answered.
 WAITING, PROPOSED, DONE = 0, 1, 2
 
 

@@ -44,7 +44,7 @@ class Preload:
         self._preload_ms, self._on_damage, self._read_ahead = preload_ms, on_damage, read_ahead
         #: The earliest second that was not yet loaded at the last `advance`, NEVER_MS if there was none.
         self.first_second = 0
-        #: The dispatch cursor: the latest second of which messages were made ready, and the number of these messages.
+        #: The dispatch cursor: (latest second with messages made ready, number of its messages made ready).
         self.reached = (0, 0)
         #: Like the dispatch cursor `reached`, but counts only messages that this leader made ready.
         self._counted = (0, 0)
@@ -166,7 +166,8 @@ class Preload:
             self.reached = max(self.reached, self._counted)
 
     def _leave_spilled(self) -> int:
-        """Let scans find left-out messages of seconds that are over. Returns the next second's end, or NEVER_MS."""
+        """When a second is over, leave its messages without room in memory to scans. Returns the next end, or
+        NEVER_MS."""
         for at in [at for at in self._spilled if at * 1000 + 1000 <= self._turns.now_ms]:
             self._windows.leave_out(at, self._spilled.pop(at))
         return min(self._spilled) * 1000 + 1000 if self._spilled else NEVER_MS
@@ -187,12 +188,12 @@ class Preload:
                 self._unloaded.set(first + slot, first + slot)
             rows = rows[~far]
         for slot, mine in groups(rows["second"]):
-            # Rows of a second that is not loaded yet need nothing here: loading will find them in the index.
+            # Skip new entries of a second that is not loaded yet: loading will find them in the index.
             if first + slot not in self._unloaded:
                 self._file_second(hour, first + slot, rows[mine])
 
     def _file_second(self, hour: int, at: int, rows: NDArray[np.void]) -> None:
-        # Keep even overdue rows out of the windows until their filing second has begun: scans skip later seconds.
+        # Make even an overdue entry ready only when its second in the index has begun: scans skip later seconds.
         later = rows["deliver_at_ms"] > self._turns.now_ms
         if at * 1000 <= self._turns.now_ms and not later.all():
             now = rows[~later]

@@ -31,7 +31,7 @@ class Window:
         #: Earliest second with a message that did not fit into the window since its running scan began; or None.
         self.missed_since_scan: int | None = None
         self.scanning = False
-        #: Minimum number of entries to check next time; above 0 if the last entries needed no delivery any more.
+        #: Minimum number of entries to check for the next offer; above 0 if none of those checked last needed delivery.
         self.scan_ahead = 0
         #: True once the window is no longer used: entries of failed offers do not return to this window.
         self.closed = False
@@ -61,7 +61,7 @@ class WaitQueue:
     __slots__ = ("filter", "in_turn", "now", "topic", "waiters", "windows")
 
     def __init__(self, topic: TopicTurn, wanted: Filter | None, rescan_from: int | None = None) -> None:
-        """rescan_from: second from which a scan fills the windows: 0 if the topic may have ready messages, or None."""
+        """rescan_from: 0 if a scan must fill the new windows, because the topic may have ready messages; else None."""
         self.topic, self.filter = topic, wanted
         self.waiters: OrderedDict[Poll, None] = OrderedDict()
         self.now = Window(self, overdue=False, rescan_from=rescan_from)

@@ -43,7 +43,7 @@ class Scans:
         self.swept = 0
         #: Unfinished scans, as generators; each step of a scan yields its cost, counted in rows.
         self.jobs: deque[Iterator[int]] = deque()
-        # Seconds in [_catch_up, _catch_up_end) that fell due under earlier leaders and are still to be scanned.
+        # Seconds that fell due under earlier leaders and are still to be scanned: the first, and the end (exclusive).
         self._catch_up = self._catch_up_end = 0
         self._head_start = 0
         # Cost of the last slice, in rows.
@@ -144,7 +144,7 @@ class Scans:
                     break  # the window was emptied or closed during the scan
                 self._windows.refill(window, entries_of(found.hour, found.take(self._turns.now_ms)[0]))
                 if not found.overflow:
-                    # `missed_since_scan` is the first second with messages that fell due or were filed during the scan.
+                    # Begin the next scan at the first second that had no room in the window during this scan.
                     missed = window.missed_since_scan
                     window.rescan_from = second + 1 if missed is None else min(missed, second + 1)
         finally:

@@ -46,7 +46,7 @@ class Waiting:
         )
 
     def _admits(self, wanted: Filter, poll: Poll) -> bool:
-        """Whether the limits allow the poll's filter, or its topics know it. Gives up idle queues to make room."""
+        """Whether the poll's topics have its filter, or the limits allow a new one. Ends idle queues to make room."""
         topics = [self._windows.named(name) for name in poll.topics]
         new = [topic for topic in topics if wanted not in topic.filtered]
         while self.idle and self._filters + len(new) > MAX_FILTERS:

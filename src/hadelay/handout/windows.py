@@ -25,8 +25,8 @@ from hadelay.ledger.topics import TopicBook, TopicState
 #: Limit of entries in all windows together; beyond it, only windows with waiting polls get some: _SMALL_WINDOW each.
 _TOTAL = 1 << 19
 _SMALL_WINDOW = 1_024
-#: Age in ms from which a message counts as overdue, when the time limit (`overdue_before_ms`) of a topic with a
-#: catch-up rate is set. The limit is set anew when a message that counts as on time is twice as old.
+#: Lateness in ms from which a message counts as overdue, for topics with a catch-up rate. The bound `overdue_before_ms`
+#: is set so, and stays until a message due after it is twice as late.
 OVERDUE_MS = 5_000
 
 
@@ -113,7 +113,7 @@ class Windows:
             self.rescan_low(queue)
 
     def on_time(self, topic: TopicTurn, rows: NDArray[np.void]) -> NDArray[np.bool_]:
-        """Mask of rows that are not overdue. Sets a later limit, `overdue_before_ms`, if a row is far beyond it."""
+        """Mask of rows due at `overdue_before_ms` or later (not overdue). Raises that bound if a row is very late."""
         due = rows["deliver_at_ms"]
         if len(due) and int(due.min()) < self.turns.now_ms - 2 * OVERDUE_MS:
             before, topic.overdue_before_ms = topic.overdue_before_ms, self.turns.now_ms - OVERDUE_MS
@@ -123,7 +123,7 @@ class Windows:
         return np.asarray(due >= topic.overdue_before_ms)
 
     def make_ready(self, hour: int, second: int, indexes: NDArray[np.uint32], topics: NDArray[np.uint32]) -> None:
-        """Put due entries of an hour into their topics' windows. second: their filing second, since 1970."""
+        """Put due entries of an hour into their topics' windows. second: of the entries in the index, since 1970."""
         for number, entries in split(hour, indexes, topics) if len(topics) else ():
             self.ready_counts[number] += len(entries)
             self.add(self.topic(number), second, entries)
@@ -175,7 +175,7 @@ class Windows:
         self.size += len(entries)
 
     def take_free(self, window: Window, entries: list[int]) -> list[int]:
-        """Distinct entries that are in no undecided offer; the window gets the others back if their offer fails."""
+        """The entries, each once, that are in no undecided offer; the window gets the others if those offers fail."""
         free = []
         for entry in dict.fromkeys(entries):
             if entry in self.in_flight:

@@ -26,17 +26,17 @@ from hadelay.http.answers import JSON, MSGPACK, NDJSON
 from hadelay.http.bodies import ITEM
 from hadelay.http.decoding import MSGPACK_NAMES, decoded
 
-#: Limits of one slice: bytes of JSON and of MessagePack split into items, bytes decoded, number of items.
+#: Limits of one step of decoding a batch: bytes of JSON and MessagePack cut into items, bytes and items decoded.
 _CUT_JSON, _CUT_MSGPACK, _DECODE, _ITEMS = 64 << 10, 256 << 10, 128 << 10, 500
-#: Limit of the weight of JSON decoded in one step, to bound its time: bytes, plus _COMMA for each comma.
+#: Limit of the weight of a JSON batch that is decoded in one step; weight: bytes, plus _COMMA for each comma.
 _LIGHT, _COMMA = 1 << 20, 100
 #: Limit of the number of members (fields) of a batch item.
 _MEMBERS = 32
-#: Limit of the number of JSON characters that stand for one byte of text.
+#: Number of JSON characters that one byte of text takes at most: six, as a Unicode escape.
 _GROWTH = 6
 #: Size limit (bytes) of an item's members other than the payload, and of MessagePack payloads to convert to JSON.
 _BESIDES = 128 << 10
-#: Work is size / _FRACTION for JSON within _LIGHT, and size / _LARGE for one large item: both decode fast.
+#: Divisors of bytes to get work, for what decodes fast: _FRACTION for light JSON batches, _LARGE for large items.
 _FRACTION, _LARGE = 4, 32
 
 
@@ -44,14 +44,14 @@ class Slice(NamedTuple):
     """Result of one slice of work: items in order, with an error in the place of an item that is not decoded."""
 
     items: list[Any]
-    #: Work of the slice: its bytes (a fraction of them for a large payload), and ITEM for each item.
+    #: Work that the slice took: bytes decoded (for a large payload a fraction of them), plus ITEM for each item.
     work: int
     #: Whether another slice follows.
     more: bool = True
 
 
 Slices = Iterator[Slice]
-#: Generator that finds the ends of values: yields a slice for each part searched, and returns the offsets of the ends.
+#: Generator that finds the end of each value in a batch: yields a Slice per part searched; returns the ends' offsets.
 _Cut = Generator[Slice, None, list[int]]
 
 
@@ -88,14 +88,14 @@ def _weight(data: bytes, lines: bool) -> int:
 
 
 def _passed(items: list[Any], work: int, *, last: bool = False) -> Slices:
-    """Slices of items that are already decoded. work: work that their decoding took. last: no items follow."""
+    """Split decoded items into slices of _ITEMS. work: of decoding them, put into the first. last: no items follow."""
     for first in range(0, max(len(items), 1), _ITEMS):
         some = items[first : first + _ITEMS]
         yield Slice(some, (0 if first else work) + ITEM * len(some), not last or first + _ITEMS < len(items))
 
 
 def _work(size: int) -> int:
-    """Work of decoding `size` bytes. Above _DECODE it is one item, mostly payload, which decodes faster."""
+    """Work of decoding `size` bytes, which are one item if above _DECODE: mostly payload, which decodes faster."""
     return size if size <= _DECODE else size // _LARGE
 
 
@@ -105,7 +105,7 @@ def _check_count(items: int, at_most: int) -> None:
 
 
 def _groups(ends: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
-    """Groups of items to decode together: (number of the first item, begin and end as offsets, number of items)."""
+    """Yield groups of items to decode together: (first item's number, begin and end as offsets, number of items)."""
     first = 0
     while first < len(ends) - 1:
         fit = bisect_right(ends, ends[first] + _DECODE) - 1
@@ -251,8 +251,8 @@ def _opening(piece: bytes, where: np.ndarray, opening: bytes) -> list[int]:
 
 
 def _outside_strings(piece: bytes, inside: int, table: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-    """(offsets, kinds, ends inside) of a piece: the bytes outside strings that end or nest values, and whether the
-    piece ends inside a string. inside: whether the piece begins inside a string."""
+    """Find the bytes outside strings that end or nest values in a piece of JSON: (their offsets, their kinds, whether
+    the piece ends inside a string). inside: whether the piece begins inside a string."""
     if b"\\" in piece:
         piece = piece.replace(b"\\\\", b"..").replace(b'\\"', b"..")
     kinds = table[np.frombuffer(piece, np.uint8)]

@@ -8,7 +8,7 @@ from aiohttp import HttpVersion11, web
 
 from hadelay.errors import BadRequest, Overloaded, RequestTimeout, TooLarge, UnsupportedMediaType
 
-#: Limit of the work of one slice, some milliseconds: bytes read, decoded or written, plus ITEM for each item.
+#: Limit of a large request's work per turn (some ms): bytes read, decoded or written, plus ITEM for each item.
 SLICE = 256 << 10
 ITEM = 256
 
@@ -95,7 +95,7 @@ class RequestTurns:
         self.largest = max(self.largest, work)
 
     async def next(self) -> None:
-        """Wait until it is this request's turn again."""
+        """Let other requests run; return when this large request may do its next slice of work."""
         async with self._lock:  # first come, first served
             await asyncio.sleep(0)
         self.given += 1

@@ -47,7 +47,7 @@ class Connection(Protocol):
         super().__init__(server, **server.options)
         self.limit = limit
         self._context, self._heads, self._lost = context, heads, lost
-        #: Bytes that aiohttp still needs to end its request; −1: unknown, so aiohttp reads all later requests.
+        #: Bytes still to arrive of aiohttp's request; −1: unknown, so aiohttp gets all later requests, too.
         self._missing = -1 if limit else 0
         #: Whether a request is being answered without aiohttp; bytes that arrive meanwhile are held back.
         self._busy = False

@@ -62,7 +62,7 @@ def decode_query(pairs: list[tuple[str, str]], kind: type[Request] | None) -> An
     try:
         return msgspec.convert(found, kind, strict=False, dec_hook=decode_hook)
     except msgspec.ValidationError as error:
-        # Remove msgspec's "not text": every value of a query is text, so the words would mislead.
+        # Cut ", not text" from msgspec's error: every value of a query is text, so the words would mislead.
         raise BadRequest(_words("query", error, kind).removesuffix(", not text")) from None
 
 
@@ -93,7 +93,7 @@ def decoded(decode: Callable[[], Any], kind: type[Request]) -> Any:
         unknown = _UNKNOWN_FIELD.match(str(error))
         if unknown:
             where = f" at {unknown[2]}" if unknown[2] else ""
-            known = () if "." in where else _names(kind)  # `kind` has only the top-level fields
+            known = () if "." in where else _names(kind)  # suggest no nested names: `kind` has only top-level fields
             refuse_unknown("field", unknown[1], known, where)
         raise BadRequest(_words("body", error, kind)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -134,7 +134,7 @@ def draft_of(
     limits: HttpConfig, max_delay_ms: int, item: BatchItem, times: tuple[int, bool], trace: str | None,
     body: bytes = b"",
 ) -> Draft:  # fmt: skip
-    """Draft due at `times` with the options of `item`, its topic unchecked. Raises BadRequest or Impossible."""
+    """Draft of message `item`, due at `times` (when_ms, relative), topic unchecked. Raises BadRequest or Impossible."""
     idem = None if item.idempotency_key is None else check_idempotency_key(item.idempotency_key.encode())
     key, on_conflict = item.key, item.on_conflict
     packed_key = None if key is None else key.encode()

@@ -161,7 +161,7 @@ class _Drafts:
                 self.problems[place] = error
 
     def _when(self, delay: object, at: object) -> tuple[int, bool]:
-        # The cache takes 1, 1.0 and True for the same key; the item's type has refused True before.
+        # 1, 1.0 and True are the same key in this cache, which is right: True was refused when the item was decoded.
         times = self.whens.get((delay, at))
         if times is None:
             times = self.whens[delay, at] = options.when(self.max_delay_ms, delay, at)

@@ -38,8 +38,8 @@ class Damage(NamedTuple):
 
 
 class ChainWalk:
-    """Walk over the index entries of one second, newest first, in slices of any size. Entries filed after the start are
-    not part of the walk (loading offset of S1): apply reports them to its listener."""
+    """Walk over the index entries of one second, newest first, in slices of any size. Entries filed after the start of
+    the walk are not part of it: apply reports them to its listener."""
 
     def __init__(self, store: HourStore, hour: int, second: int) -> None:
         assert 0 <= second < SECONDS_PER_HOUR
@@ -96,7 +96,7 @@ class ChainWalk:
         return found
 
     def _view(self, at: int) -> tuple[int, memoryview]:
-        """Piece of the index with entry `at`: (first entry number, 32-bit words); the whole index if it is mapped."""
+        """Part of the index with entry `at` (if mapped into memory, all): (number of its first entry, 32-bit words)."""
         if self.store.mapped(self.hour):
             return 0, self.store.pre_view(self.hour)
         base = max(0, at - _BLOCK + 1)

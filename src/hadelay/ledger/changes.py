@@ -25,7 +25,7 @@ def _ids(ledger: Ledger, command: Cancel | RescheduleCommand) -> list[int | None
 
 
 def _waiting(ledger: Ledger, message_id: int | None) -> tuple[EntryRef | None, TargetOutcome]:
-    """(present entry, DONE) of a scheduled or ready message; for others the outcome says why not."""
+    """Look up a message to change: (entry, DONE) if it is scheduled or ready; else the outcome says why not."""
     place = None if message_id is None else find_entry(ledger, message_id)
     if place is None:
         return None, TargetOutcome.NOT_FOUND

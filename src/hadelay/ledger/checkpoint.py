@@ -23,7 +23,7 @@ from hadelay.settings.cluster import Settings
 from hadelay.version import FEATURE_LEVEL
 
 VERSION = 1
-#: Names of numbers in the main blob: keys of the blob, and attributes of the ledger. The names never change.
+#: Attributes of the ledger that are numbers, and their keys in a checkpoint's main blob: never rename them.
 _NUMBERS = (
     "now_ms", "applied", "term", "chain", "level", "key_epoch", "key_epoch_ends_ms", "key_count", "key_count_before",
     "keys_dropped_early",
@@ -96,7 +96,7 @@ def _packed(value: Any) -> bytes:
 
 
 def _dump_bits(bits: BitMap, canonical: bool) -> bytes:
-    # Copy into a new bitmap: where a run and an array container are equally long, an old bitmap may have either kind.
+    # Equal sets must give equal bytes: build the bitmap anew, as its containers may depend on its past.
     packed = BitMap(bits.to_array()) if canonical else bits.copy()
     packed.run_optimize()
     return bytes(packed.serialize())
@@ -184,7 +184,7 @@ def _fill(ledger: Ledger, whole: dict[str, Any], hours: dict[int, bytes]) -> Non
 
 
 def for_new_cluster(main: bytes, group: int) -> bytes:
-    """Change a main blob for a cluster restored from a backup: another group, no incarnations, and no added members."""
+    """Adapt a checkpoint to a cluster restored from a backup: new group number, no added members, no incarnations."""
     whole = _whole(main)
     whole.pop("members", None)
     return _packed(whole | {"group": group, "incarnations": []})

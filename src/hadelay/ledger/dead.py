@@ -52,7 +52,7 @@ REDRIVE_BYTES = 4 << 20
 
 
 def die(ledger: Ledger, leaving: Leaving) -> None:
-    """End leased messages (INDEX rows) after their last attempt: keep them as dead letters, or route them."""
+    """End leased messages (INDEX rows) after the last attempt: dead letters stay, or go to the dead-letter topic."""
     rows = leaving.rows
     for number, _ in by_topic(rows["topic"]):
         mine = rows["topic"] == number
@@ -101,7 +101,7 @@ def _file_now(
     ledger: Ledger, leaving: Leaving, topic: TopicState, flags: NDArray[np.uint16], event: Event,
     *, attempts: NDArray[np.uint16],
 ) -> None:  # fmt: skip
-    """File dead or dying messages in the topic, due now, with attempt 0."""
+    """Move dead or dying messages to new index entries in `topic`, due now, with attempt 0."""
     new = leaving.rows.copy()
     new["topic"], new["generation"] = topic.number, topic.generation
     new["deliver_at_ms"] = ledger.now_ms
@@ -193,7 +193,7 @@ def redrive_some(ledger: Ledger, command: Maintain) -> JobResult | Refused:
     if count:
         died_ms, first_id = letters[count - 1]
         job.after = (died_ms, first_id + 1)
-    # Keep the redrive until its first ms is over: times of death in this ms depend on it (last_death_ms).
+    # Keep a finished redrive for its first ms: what dies in this ms must get a later time of death (last_death_ms).
     if count == len(found) < limit and ledger.now_ms > job.upto_ms:
         topic.redrive = None
         ledger.topics.note_work(topic)

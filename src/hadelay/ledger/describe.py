@@ -31,7 +31,7 @@ def describe(ledger: Ledger, message_id: int, now_ms: int = 0, *, body: bool = F
     now_ms = max(now_ms, ledger.now_ms)
     found, topic = state_of(ledger, place, now_ms), ledger.topics[int(row["topic"])]
     if found in _OVER and history and history[-1].at_ms + _kept_ms(topic) <= now_ms:
-        return None  # past its topic's retention, even if the hour's files still exist
+        return None  # a message that ended longer ago than its topic's retention is gone, even if its files still exist
     return described(ledger, place.hour, row, found, max(attempts, int(row["attempt"])), history, body=body)
 
 
@@ -86,7 +86,7 @@ def _history(ledger: Ledger, message_id: int, place: EntryRef) -> tuple[list[Pas
             if kind is Event.LEASED or kind is Event.ACKED:
                 attempts = max(attempts, int(event["attempt"]))
             elif kind is Event.REDRIVEN or (kind is Event.DEAD and int(event["other_hour"]) < DEAD_HOURS):
-                attempts = 0  # a redrive, or routing to another topic, starts a new count
+                attempts = 0  # after a redrive, or in the dead-letter topic, attempts are counted from 0 again
             happened.append(_history_event(ledger, hour, event, kind))
         if following is None:
             break
@@ -120,7 +120,7 @@ def _last_event(ledger: Ledger, hour: int, index: int, ended: Event | None) -> i
     """Number of the entry's last event. Searches by turns from the end of the log, and forwards from the time when the
     entry could be leased, so that a search costs at most twice the shorter way."""
     start, end = 0, ledger.store.event_count(hour)
-    # Ends other than acks, and late acks, may be older than the entry's due time: search the whole log.
+    # Search the whole log for an end other than an ack, and for a late ack: both may precede the due time.
     if ended in (None, Event.ACKED) and index not in ledger.hours[hour].late:
         due_ms = int(ledger.store.entries(hour, slice(index, index + 1))["deliver_at_ms"][0])
         start = _first_event_at(ledger, hour, due_ms - MAX_AHEAD_MS)

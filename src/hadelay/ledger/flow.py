@@ -80,7 +80,7 @@ class HandoutLimits:
         self.catch_up = _bucket(settings.catch_up_rate, now_ms, before.catch_up if before else None)
 
     def allowance(self, held: int, overdue: bool, now_ms: int) -> Allowance:
-        """Number of messages that may be handed out. held: leased or offered. overdue: catch-up rate counts, too."""
+        """Number of messages that may be handed out. held: leased or offered. overdue: the catch-up rate counts."""
         if self.paused:
             return Allowance(0, "paused")
         least = UNLIMITED

@@ -57,7 +57,7 @@ def apply_grant(ledger: Ledger, command: Grant) -> GrantResult | Refused:
 
 
 def _fill(ledger: Ledger, hour: int, rows: Rows, handed: bool, due_ms: int) -> Mask:
-    """Copy topic, second, attempt and size from the entries into HELD rows; returns which of the rows may be leased."""
+    """Fill HELD rows of a grant from their index entries; returns a mask of the messages that may be leased."""
     entries = ledger.store.entries(hour, rows["index"])
     rows["topic"], rows["second"], rows["attempt"] = entries["topic"], entries["second"], entries["attempt"] + 1
     rows["size"] = entries["size"]
@@ -78,8 +78,8 @@ def _fill(ledger: Ledger, hour: int, rows: Rows, handed: bool, due_ms: int) -> M
 
 
 def _count_handed(ledger: Ledger, rows: Rows, node: int) -> None:
-    """Interval mode: count hand-outs of messages that were rescheduled before their grant was applied. The new due time
-    stays, but the new entry counts the attempt, so that the next hand-out has another number."""
+    """dispatch.sync = "interval": count hand-outs of messages rescheduled before their grant was applied. The new due
+    time stays, but the new entry counts the attempt, so that the next hand-out has another number."""
     for hour, index in zip(rows["hour"].tolist(), rows["index"].tolist(), strict=True):
         if hour >= DEAD_HOURS or ledger.outcome_of(hour, index)[0] is not Event.MOVED:
             continue
@@ -93,7 +93,7 @@ def _count_handed(ledger: Ledger, rows: Rows, node: int) -> None:
 
 
 def _apply_topic_limits(ledger: Ledger, topics: U32, free: Mask) -> None:
-    """Remove messages from `free` whose topic is paused or at its concurrency: apply enforces both limits."""
+    """Clear `free` (may be leased) for messages whose topic is paused or has as many leases as its concurrency."""
     for number, _ in by_topic(topics):
         topic = ledger.topics[number]
         if topic.settings.paused:

@@ -28,7 +28,7 @@ def table(epoch: int) -> bytes:
 
 
 def turn(ledger: Ledger) -> None:
-    """Begin a new epoch of Idempotency-Keys if the window is over, or if the running table is full."""
+    """Begin a new table (epoch) of Idempotency-Keys if the present one is too old or full; drop the oldest one."""
     settings = ledger.settings
     over = ledger.now_ms >= ledger.key_epoch_ends_ms
     if not over and ledger.key_count < settings.idempotency_max_keys // 2:
@@ -95,7 +95,7 @@ def remember(ledger: Ledger, keys: Rows, new: list[int], result: PublishResult) 
     firsts, counts, prints, digests = _columns(keys)
     ids, deliver_at_ms, codes = result.ids.tolist(), result.deliver_at_ms.tolist(), result.codes.tolist()
     here: dict[bytes, bytes] = {}
-    # Store the key of a whole request last: its answer includes rows that are filled in for the keys of single rows.
+    # Store the key of a whole request last: its answer includes rows that their own keys answer in this loop.
     for at in sorted(new, key=counts.__getitem__):
         first, count, digest = firsts[at], counts[at], digests[at]
         if digest in here:

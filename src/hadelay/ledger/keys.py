@@ -39,7 +39,7 @@ def find_key(ledger: Ledger, topic: str, digest: bytes) -> int | None:
 
 @dataclass(slots=True)
 class Batch:
-    """A PUBLISH command that is being applied, its result, and the decisions so far."""
+    """A PUBLISH command that is being applied: its result so far, and the rows still to be filed."""
 
     command: Publish
     result: PublishResult
@@ -66,7 +66,7 @@ class Decision:
     """
 
     def __init__(self, ledger: Ledger, batch: Batch) -> None:
-        """Removes rows from `batch.take` that another message answers, and limits due times by max_wait."""
+        """Removes rows from `batch.take` that an existing message answers or forbids; limits due times by max_wait."""
         self.ledger, self.batch, self.result = ledger, batch, batch.result
         #: Key of the table `key` → last row of this command with that key.
         self._last: dict[bytes, int] = {}
@@ -74,7 +74,7 @@ class Decision:
         self._filed: list[tuple[int, bytes]] = []
         #: Rows answered by an earlier row of this command: (row, earlier row).
         self._same: list[tuple[int, int]] = []
-        #: Replacements: (row, replaced row of this command or None, id of the replaced message if the row is None).
+        #: Replacements: (replacing row, replaced row of this command or None, id of the replaced earlier message or 0).
         self._replaced: list[tuple[int, int | None, int]] = []
         #: Row → time at which its chain of replacements began, that is, the first replaced message was published.
         self._starts: dict[int, int] = {}
@@ -123,7 +123,7 @@ class Decision:
         self._filed.append((row, key))
 
     def _give_way(self, row: int, earlier: int | None, place: EntryRef | None, code: RowCode) -> None:
-        """Answer the row by the pending message (OK), or refuse it because of that message."""
+        """Do not file the row: answer with the pending message that has its key (code OK), or refuse the row."""
         self.batch.take[row] = False
         self.result.codes[row] = code
         if place is None:
@@ -180,7 +180,7 @@ def _pending(ledger: Ledger, message_id: int) -> tuple[EntryRef | None, bool]:
 
 
 def take_again(ledger: Ledger, first_id: int, with_it: Collection[int]) -> bool:
-    """Give a redriven dead letter its client key again. False if a pending message, or one of `with_it`, has it."""
+    """Give a dead letter its client key again. False if another message, pending or in `with_it`, has the key."""
     key = ledger.tables.get(KEYOF, ID_KEY.pack(first_id))
     if key is None:
         return True
@@ -193,8 +193,8 @@ def take_again(ledger: Ledger, first_id: int, with_it: Collection[int]) -> bool:
 
 
 def forget_keys(ledger: Ledger, hour: int, rows: Rows) -> int:
-    """Forget the client keys of messages whose last entry is among these INDEX rows of an hour that is deleted; returns
-    the number of rows with a key. Needs the messages' rows of the table `place`."""
+    """Forget the client keys of messages whose present entry is among these INDEX rows of an hour to be deleted;
+    returns the number of rows with a key. To be called while the messages' rows in the table `place` still exist."""
     keyed = rows[rows["flags"] & FLAG_KEYED != 0]
     for first_id, index in zip(keyed["first_id"].tolist(), keyed["index"].tolist(), strict=True):
         place = ledger.tables.get(PLACE, ID_KEY.pack(first_id))

@@ -41,7 +41,7 @@ Backoff = tuple[int, ...] | Exponential
 
 #: Limit of the number of waits of a backoff; also the highest attempt number (ledger/transitions.py).
 _MAX_STEPS = 65_534
-#: Number of parts of a wait; the jitter of a backoff is counted in such parts.
+#: A backoff's jitter is computed in integers: a wait has this number of equal parts.
 _PARTS = 1 << 20
 #: Limit of bytes that an EXPIRE or NACK copies into other hours; messages beyond it wait for the next command.
 MOVE_BYTES = 4 << 20
@@ -50,7 +50,7 @@ _MOVE_COST = 2_048
 
 
 def _let_go(ledger: Ledger, grant: HeldGrant, positions: NDArray[np.intp]) -> None:
-    """Close these positions of a grant; forget the grant and its request if no position is open any more."""
+    """End the leases at these positions of a grant; forget the grant and its request id if no lease is left."""
     grant.close(positions)
     if grant.left:
         return
@@ -67,7 +67,7 @@ class _Held(NamedTuple):
 
     grant: HeldGrant
     positions: NDArray[np.intp]
-    #: Rows of the command that name these positions.
+    #: Rows of the command that name the leases at `positions`.
     where: slice | NDArray[np.intp]
 
 

@@ -37,7 +37,7 @@ def find_entry(ledger: Ledger, message_id: int) -> EntryRef | None:
     if hour < 0 or index >= ledger.store.count(hour):
         return None
     rows = ledger.store.entries(hour, slice(index, index + 1))
-    # Compare ids: if this entry was made for a moved message, the id that names the entry was never issued.
+    # Compare ids: a moved message keeps the id of its first entry, so an id made from this entry's number is invalid.
     if int(rows["first_id"][0]) != message_id:
         return None
     # deliver_at_ms of a dead letter is its time of death.

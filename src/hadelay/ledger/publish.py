@@ -71,7 +71,7 @@ def _refuse_callbacks(ledger: Ledger, batch: Batch) -> None:
 
 
 def _refuse_full_hours(ledger: Ledger, batch: Batch) -> None:
-    # Count the whole batch for each of its hours: near the limit, an early refusal is good enough.
+    # Add the whole batch to the count of each of its hours: near an hour's limit, refusing too early is good enough.
     hours = batch.deliver_at_ms // HOUR_MS
     if len(hours) > 1 and (hours != hours[0]).any():
         full = ledger.store.counts(hours).astype(np.int64) + len(hours) >= NONE32
@@ -162,7 +162,7 @@ def _count(ledger: Ledger, batch: Batch) -> None:
 
 
 def _file(ledger: Ledger, batch: Batch, take: slice | Mask) -> None:
-    """Append the rows of `take` and their TTLs to the hours, and write their results."""
+    """File the command's rows `take`: append records, entries and TTLs to their hours, and set their results."""
     command, topics = batch.command, batch.topics
     rows, deliver = command.rows[take], batch.deliver_at_ms[take]
     hours = deliver // HOUR_MS

@@ -28,7 +28,7 @@ NO_NODE = 0xFF
 
 
 class Ledger:
-    """State of one group. Only apply changes `store`, `tables` and `names`; see ledger/ports.py."""
+    """Replicated state of the cluster. Only apply changes `store`, `tables` and `names`; see ledger/ports.py."""
 
     def __init__(
         self, group: int, store: HourStore, tables: TableStore, names: NameStore, settings: Settings | None = None

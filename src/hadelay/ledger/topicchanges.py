@@ -10,7 +10,7 @@ from hadelay.settings.topic import disputed_url, merged, newest_defaults, proble
 from hadelay.version import BOUNDED, MASKED_HEADERS, MASKED_OF_ORIGIN, PLAIN_URLS, RETRY_DEFAULTS
 
 MAX_GENERATION = 0xFFFF
-#: Limit of a topic's partial purges that SWEEP has not finished: each look at a waiting message checks all of them.
+#: Limit of a topic's purges of scheduled or ready messages that SWEEP has not finished: look-ups check them all.
 MAX_MARKS = 100
 #: Bits for the states of messages in a PURGE.
 SCHEDULED, READY, DEAD = 1, 2, 4

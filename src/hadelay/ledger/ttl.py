@@ -47,7 +47,7 @@ def begin_again(ledger: Ledger, rows: Rows, due_ms: int) -> None:
 
 
 def wait_again(ledger: Ledger, rows: Rows) -> None:
-    """Tell the listener when messages whose lease ended expire: TTL_EXPIRE may have passed them while leased."""
+    """Tell the listener when messages whose leases ended expire: TTL_EXPIRE may have skipped them while leased."""
     for first_id in rows["first_id"][rows["flags"] & FLAG_TTL != 0].tolist():
         ledger.listener.on_ttl(expire_ms(ledger, first_id))
 
@@ -67,7 +67,7 @@ def expire_ms(ledger: Ledger, first_id: int) -> int:
 
 
 def first_ms(ledger: Ledger, start: bytes = b"") -> int:
-    """Time at which TTL_EXPIRE has to look at the first row from `start` on, NEVER_MS if there is no row."""
+    """Time of the first expiry in the table `ttl`, from the key `start` on; NEVER_MS if there is none."""
     found = ledger.tables.range(TTL, start, None, 1)
     return KEY.unpack(found[0][0])[0] if found else NEVER_MS
 
@@ -95,7 +95,7 @@ def expire_due(ledger: Ledger, command: Maintain) -> JobResult:
     """Expire waiting messages whose TTL is over by cluster time; drop the TTLs of messages that ended before."""
     limit = min(max(command.limit, 1), MAX_SLICE)
     ids = []
-    # New rows always have a later time than now, so there are none before `ttl_from`.
+    # Begin where the last TTL_EXPIRE ended, `ttl_from`: rows added to the table `ttl` since then have later times.
     keys = due(ledger, ledger.now_ms, ledger.ttl_from, limit)
     for key in keys:
         ledger.tables.delete(TTL, key)

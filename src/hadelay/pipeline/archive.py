@@ -40,7 +40,7 @@ _HOURS_AT_ONCE = 8
 _AGAIN = "fix the cause and run it again: it continues with the remaining hours"
 #: Limits of a Parquet row group, in rows and in bytes.
 _GROUP_ROWS, _GROUP_BYTES = 1 << 18, 128 << 20
-#: Columns written as Parquet dictionaries. Columns of the types in _NUMBERS are written as differences, others plainly.
+#: Columns written with Parquet's dictionary encoding; those of the types in _NUMBERS are delta-encoded, others plain.
 #: Dictionaries for all columns would take longer, and make larger files.
 _FEW_VALUES = [*sorted(batches.CODED), "tags.list.element", "meta.key_value.key", "meta.key_value.value"]
 _NUMBERS = ("INT", "BIGINT", "TIMESTAMP")
@@ -54,7 +54,7 @@ def run(spark: Any, options: ArchiveOptions, progress: Progress = silent) -> Job
     asked = [files for files in found.hours if files.hour < DEAD_HOURS and options.source.takes(files.hour)]
     over = [files for files in asked if (files.hour + 1) * HOUR_MS <= found.as_of_ms]
     out = Location(options.out)
-    out.make("_manifest")  # needed even if no hour is archived
+    out.make("_manifest")  # an archive has these two directories even without any hour
     out.make("_catalogue")
     _catalogue(out, set(), options.new_catalogue)
     # Run a task per hour, but several tasks for a large hour, which would keep one core busy for long.
@@ -100,7 +100,7 @@ def _catalogue(out: Location, done: set[int], anew: bool) -> None:
     try:
         out.write(name, data)
         for merged in known.names:
-            with suppress(FileNotFoundError):  # removed by another run
+            with suppress(FileNotFoundError):  # another run has removed the file already
                 out.remove(merged)
     except OSError as error:
         said = f"the archive's catalogue was not written, and nothing was deleted: {error}; {_AGAIN}"
@@ -156,7 +156,7 @@ def _write_hour(
     out.write(manifests.manifest_name(files.hour), manifests.encode_manifest(files.hour, source, parts))
     ours = {part["path"] for part in parts}
     for directory in directories.values():
-        for left in out.list(directory) or ():  # left by another run
+        for left in out.list(directory) or ():  # remove files that another run left
             if f"{directory}/{left}" not in ours and ".parquet" in left:
                 out.remove(f"{directory}/{left}")
     return {"status": "archived", "bytes": sum(part["bytes"] for part in parts)}

@@ -46,8 +46,8 @@ _EVENTS = {event.name.lower(): int(event) for event in Event}
 
 
 def open_hours(options: Options, archive: str) -> Store:
-    """Open the store that the options name. archive: directory or URI of an archive, which adds the hours that the
-    cluster has deleted; "": none."""
+    """Open the hour files that the options name, as a Store. archive: directory or URI of an archive, which adds the
+    hours that the cluster has deleted; "" for none."""
     store = open_store(options)
     if not archive:
         return store
@@ -169,15 +169,15 @@ def _listed(location: Location, catalogue: Catalogue, hour: int) -> HourFiles:
 
 
 def _index(table: Any, rows: Rows, topics: dict[str, int]) -> None:
-    """Fill INDEX rows from an archived table of messages."""
+    """Fill `rows`, which are INDEX rows, with an archived table of messages."""
     rows["index"], rows["first_id"] = _numbers(table, "entry"), _numbers(table, "first_id")
     rows["deliver_at_ms"] = _numbers(table, "deliver_at") // 1000
     rows["topic"] = _coded(table, "topic", topics)
-    rows["size"] = 1  # a row with size 0 would end the file
+    rows["size"] = 1  # not 0: readers take a row of size 0 for the end of the file
 
 
 def _dispatch(table: Any, rows: Rows) -> None:
-    """Fill DISPATCH rows from an archived table of events."""
+    """Fill `rows`, which are DISPATCH rows, with an archived table of events."""
     rows["index"], rows["at_ms"] = _numbers(table, "entry"), _numbers(table, "at") // 1000
     rows["event"] = _coded(table, "event", _EVENTS)
     rows["other_hour"] = rows["previous"] = NONE32

@@ -142,7 +142,7 @@ class _MessageBatch(_Batch):
     def gathered(self, kind: npt.DTypeLike, skip: int) -> npt.NDArray[Any]:
         """Read a value of type `kind` at offset `skip` of each record."""
         kind = np.dtype(kind)
-        plain = f"V{kind.itemsize}"  # as bytes: numpy would copy field by field
+        plain = f"V{kind.itemsize}"  # copy values as plain bytes: numpy would copy field by field
         where = np.ndarray(len(self.log) - skip - kind.itemsize + 1, plain, self.log, skip, strides=(1,))
         return where[self.at].view(kind)
 
@@ -162,7 +162,8 @@ class _MessageBatch(_Batch):
 
     @cached_property
     def metas(self) -> tuple[list[meta.Meta], pa.Array]:
-        """Decode the rows' metadata: (list of distinct metas, index of each row's meta in this list)."""
+        """Decode the metadata in the rows' records: (list of distinct metadata, index of each row's metadata in this
+        list)."""
         encoded = self.pieces(0, self.sizes[0]).dictionary_encode()
         return [meta.unpack(data) for data in encoded.dictionary.to_pylist()], encoded.indices
 
@@ -203,7 +204,7 @@ class _Messages(_Reader):
             if len(found):
                 yield _MessageBatch(self, found)
             return
-        # Limit the bytes of records in each batch: bodies may be large.
+        # Cut the rows into batches by the bytes of their records: bodies may be large.
         lengths = found["size"].astype(np.int64)
         cuts = np.flatnonzero(np.diff(lengths.cumsum() // _BATCH_BYTES)) + 1
         for first, last in pairwise((0, *cuts.tolist(), len(found))):
@@ -213,7 +214,7 @@ class _Messages(_Reader):
 
     @cached_property
     def _last_events(self) -> npt.NDArray[np.uint8]:
-        """Number of the last event of each entry of the split; 0: none."""
+        """For each entry of the split (a part of an hour), the number of its last event; 0: no event."""
         (files, start, stop, _), last = self.split, np.zeros(self.split.stop - self.split.start, np.uint8)
         for at, events, _ in events_of(self.store, files, start, stop, verify=self.verify, skip=self.skip):
             known = events["event"] < len(_STATES)
@@ -281,7 +282,7 @@ class _EventBatch(_Batch):
 
     @cached_property
     def moved(self) -> Mask:
-        """Mask of the events that name a new entry of their message."""
+        """Mask of the events that move a message to a new entry."""
         return np.asarray(_IS_MOVE[self.rows["event"]])
 
     @cached_property

@@ -93,7 +93,7 @@ def crc_of(store: Store, files: HourFiles, suffix: str) -> int:
 
 
 class _Missing(NamedTuple):
-    """Mask of rows, and how they refer to a missing name or entry."""
+    """Rows that refer to a missing name or entry, as a mask, and the error's text about them."""
 
     which: npt.NDArray[np.bool_]
     #: Description of the problem, with a placeholder for the row's number in `values`.

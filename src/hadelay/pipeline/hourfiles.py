@@ -62,7 +62,7 @@ class HourFiles(NamedTuple):
 
 class Listing(NamedTuple):
     hours: list[HourFiles]
-    #: Time of the listing in Unix ms. The listing has everything that was committed before.
+    #: Time at which the hours were listed, in Unix ms. The listing has everything that was committed before.
     as_of_ms: int
 
     def encode(self) -> str:
@@ -163,7 +163,7 @@ def events_of(
         events, good = usable(store, files, "dsp", start, stop, verify=verify, skip=skip)
         events = events if good is None else events[good]
         entries = np.ascontiguousarray(events["index"])
-        at = entries - np.uint32(first)  # smaller numbers wrap around to large ones
+        at = entries - np.uint32(first)  # unsigned: numbers below `first` become very large
         if at.max(initial=0) >= last - first:
             mine = at < last - first
             events, at = events[mine], at[mine]
@@ -225,8 +225,8 @@ def _in_events(store: Store, files: HourFiles) -> DamagedFile | None:
     if not len(wrong := np.flatnonzero(found["previous"] != _before(found["index"]))):
         return None
     said, n = found["previous"][wrong], len(found)
-    # Blame the predecessor's position if it has an event of another message; otherwise, an event of the same message is
-    # missing before this event.
+    # Report the damage at this event if `previous` is none or an event of the same message (one in between is missing),
+    # else at the position that `previous` names.
     there = np.minimum(said, n - 1)
     own = (said == NONE32) | ((said < n) & (found["index"][there] == found["index"][wrong]) & (said < wrong))
     blamed = int(np.where(own, wrong, np.minimum(said, wrong)).min())

@@ -83,7 +83,7 @@ def required(help: str) -> Any:
 
 @dataclass(frozen=True)
 class JobOptions:
-    """Options of lateness and load."""
+    """Options of the jobs `lateness` and `load`."""
 
     source: Options
     out: str = option("", "Directory for summary.json and report.html, a self-contained page with plots.")

@@ -105,7 +105,7 @@ def _other(location: Location, hour: int, run: str, name: str) -> tuple[str, boo
             said = json.loads(location.load(other))
             who = f"process {said['pid']} of {said['host']}, since {said['since']}"
         except (OSError, ValueError, KeyError, TypeError):
-            who = there  # unreadable: show the file's name instead
+            who = there  # the lease is unreadable: show the name of its file instead
         ends = max(0.0, _ENDS_S - age_ms / 1000)
         what = f"another run writes it: {who}; when that has died, its lease ends in {ends:.0f} s"
         return what, abs(age_ms) <= _TOGETHER_MS

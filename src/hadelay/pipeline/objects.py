@@ -88,7 +88,7 @@ class Objects(LocalBackups):
 
     def keep(self, backups: list[dict[str, int]]) -> None:
         needed = {part for files in backups for name, length in files.items() for part, _, _ in _parts(name, length)}
-        # Take the time from the newest file: the manifest was just written, and the store's clock may differ from ours.
+        # Take the present time from the newest file, the manifest just written: the store's clock may differ from ours.
         now = max(modified for _, modified in self._listed.values())
         for name, (_, modified) in list(self._listed.items()):
             if FILE.fullmatch(name.rpartition("/")[0]) and name not in needed and modified < now - _LEFT_MS:

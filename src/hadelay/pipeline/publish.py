@@ -83,8 +83,8 @@ def publish(
 
 
 def _send(batch: pa.RecordBatch, options: WriteOptions, client: Client, aside: _Aside, ours: set[str]) -> RowTotals:
-    """Publish a batch of rows. ours: ids that this job published, although the last answer called the row a duplicate;
-    the function adds to this set."""
+    """Publish a batch of rows. ours: ids of messages that this job published although the last answer called their rows
+    duplicates; the function adds to this set."""
     done, rejected = RowTotals(rows=batch.num_rows), dict[int, str]()
     since, unclear = _cluster_time(client), set[str]()
     left: list[tuple[int, Put]] = []
@@ -160,7 +160,7 @@ def _message(row: dict[str, Any], options: WriteOptions) -> Put | str:
     if not topic:
         return "topic is null"
     if isinstance(at, str) and at.isdigit():
-        at = int(at)  # CSV: a number as text
+        at = int(at)  # in CSV files, a column may have numbers as text
     if isinstance(tags, str):
         tags = [tag.strip() for tag in tags.split(",") if tag.strip()]
     if None in (row.get("meta") or {}).values() or None in (tags or ()):

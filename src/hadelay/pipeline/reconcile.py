@@ -44,14 +44,14 @@ AHEAD_MS = 100
 #: Minimum time, in ms, from the end of a live hour to its deletion. Hours of dead letters may be deleted at their end.
 RETIRED_MS = 2 * HOUR_MS
 _NEVER = np.iinfo(np.int64).min
-#: Number of entries of moved messages that one task judges.
+#: Number of entries that one task judges, among messages that moved to another hour.
 _MOVED_AT_ONCE = 1 << 20
 #: Number of rows per piece of a result; Spark moves ten pieces at a time.
 _ROWS_AT_ONCE = 1 << 16
 #: Number of rows with problems that a task sends to the driver at a time.
 _SENT_AT_ONCE = 1 << 20
 _OFFENDS = np.isin(np.arange(len(VERDICTS)), OFFENDING)
-#: Facts of entries as columns: field name of FACTS → array.
+#: Facts about entries, as columns: name of a field of FACTS → array.
 Columns = dict[str, npt.NDArray[Any]]
 #: (hour of the message's first entry, topic, verdict) → number of messages.
 Counts = Counter[tuple[int, int, int]]
@@ -197,16 +197,16 @@ def judge(store: Store, part: EntryRange, *, rule: Rule) -> Judged:
 
 
 def entry_facts(store: Store, part: EntryRange, rule: Rule) -> tuple[Columns, npt.NDArray[np.uint32]]:
-    """Collect the facts of a range of entries: (facts as columns, numbers of missing entries that events name). Missing
-    entries are reported only with the first range of an hour."""
+    """Collect the facts about a range of an hour's entries: (facts as columns, numbers of missing entries that events
+    refer to). Missing entries are reported only with the range that begins at entry 0."""
     files, n = part.files, part.stop - part.start
     index, there = usable(store, files, "idx", part.start, part.stop, verify=rule.verify, skip=rule.skip)
     facts: Columns = {name: np.ascontiguousarray(index[name]) for name in ("first_id", "topic", "deliver_at_ms")}
     facts["hour"] = np.broadcast_to(np.uint32(files.hour), n)
     facts["entry"] = np.arange(part.start, part.stop, dtype=np.uint64)
     facts |= {name: np.zeros(n, np.uint32) for name in ("leases", "excused", "to_hour", "to_entry")}
-    # codes: number of the last event. granted: ms from the due time to the last grant. delay: ms from the grant to the
-    # hand-out.
+    # Columns. codes: number of the last event's type. granted: ms from the due time to the last grant. delay: ms from
+    # the grant to the hand-out.
     facts |= {"codes": np.zeros(n, np.uint8), "early": np.zeros(n, np.bool_)}
     facts |= {"granted": np.full(n, _NEVER), "delay": np.zeros(n, np.int64)}
     orphans = [np.zeros(0, np.uint32)]
@@ -316,8 +316,8 @@ def summarise(
     counts: Counts, offending: Iterable[Rows], names: NameMap, listing: Listing, rule: Rule,
     options: ReconcileOptions,
 ) -> JobSummary:  # fmt: skip
-    """Make the job's summary. counts: with topic number -1 for unknown topics. offending: FACTS in pieces, read only if
-    the messages are written to a file."""
+    """Make the job's summary. counts: topic number -1 stands for unknown topics. offending: FACTS rows of the messages
+    with problems, in pieces; read only if they are written to a file."""
     table: list[dict[str, Any]] = [
         {"hour": hour_int(hour), "topic": names.topic(topic), "verdict": VERDICTS[verdict], "count": count}
         for (hour, topic, verdict), count in sorted(counts.items())

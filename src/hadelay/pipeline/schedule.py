@@ -27,7 +27,7 @@ from hadelay.storage.locations import filesystem
 
 @dataclass(frozen=True)
 class ScheduleOptions:
-    #: Options of the writer; key_column names a column of the table.
+    #: Options of publishing, as for the Spark writer; key_column names a column of the table.
     write: WriteOptions
     #: Path or URI of the table: a file, or a directory of files of one format.
     table: str

@@ -96,13 +96,13 @@ _WHOLE = ("INT", "SMALLINT", "TINYINT")
 
 
 def option(default: Any, help: str, kind: Any = None) -> Any:
-    """A field that is an option, with its help text. kind: a Literal with the choices of a command."""
+    """Make a dataclass field for an option with this help text. kind: a Literal with the choices of a command."""
     return field(default=default, metadata={"help": help, "kind": kind})
 
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """Options of the writer."""
+    """Options of the data source's writer, which publishes rows as messages."""
 
     endpoint: str = option("", "URLs of nodes, separated by commas.")
     token: str = option("", "Token of the requests.")

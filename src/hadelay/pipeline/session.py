@@ -21,7 +21,7 @@ E = TypeVar("E", bound=Exception)
 
 JAVA_MIN = 17
 INSTALL = "pip install 'hadelay[spark]'"
-#: Minimum versions, also in pyproject.toml; older versions lack APIs of the data source.
+#: Minimum versions of packages, as in pyproject.toml; older versions lack APIs of the data source.
 OLDEST = {"pyarrow": (19,), "pyspark": (4, 2)}
 #: Options of JVMs that read our Arrow batches: no checks per value, which double the cost. Safe, because only Spark
 #: reads the batches, within their counts, and handles nulls itself. Also in docs/howto/spark-cluster.md.

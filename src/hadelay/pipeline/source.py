@@ -205,7 +205,7 @@ class _StreamWriter(_Writes, datasource.DataSourceStreamArrowWriter):
     """Writer of a stream, made for each micro-batch, and again for its commit."""
 
     def name(self, context: TaskContext | None) -> str:
-        # Use ids that stay the same when the query is restarted.
+        # Use ids of query and micro-batch that stay the same when the query is restarted.
         assert context is not None
         query, batch = map(context.getLocalProperty, ("sql.streaming.queryId", "streaming.sql.batchId"))
         return f"{query}-{batch:0>6}-{context.partitionId():05}"
@@ -215,7 +215,7 @@ class _StreamWriter(_Writes, datasource.DataSourceStreamArrowWriter):
 
 
 def _finish(messages: list[WriterCommitMessage | None], options: WriteOptions) -> RowTotals:
-    """Sum up the tasks' results; write the sum to the file in options.summary, if any."""
+    """Add up the row counts of all tasks; write the sum to the file in options.summary, if any."""
     from hadelay.pipeline.publish import RowTotals
 
     done = RowTotals()

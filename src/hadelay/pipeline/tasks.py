@@ -98,7 +98,8 @@ def regroup(
     spark: Any, kept: Sequence[Kept[R]], pick: Callable[[R], Iterable[tuple[int, V]]],
     work: Callable[[list[V]], T], groups: int,
 ) -> Kept[T]:  # fmt: skip
-    """Run work(values) for each group of values. pick: (number of the group, value) pairs of a result."""
+    """Group values from kept results, and run work(values) for each group. pick: gives the pairs (number of the group,
+    value) of a result."""
     there = [results.results for results in kept if not results.here]
     if not there:
         found: defaultdict[int, list[V]] = defaultdict(list)

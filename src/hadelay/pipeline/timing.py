@@ -106,7 +106,7 @@ def per_second(store: Store, verify: bool, as_of_ms: int, files: HourFiles) -> R
 
 
 def _counted(name: str, topic: npt.NDArray[np.uint32], at_ms: npt.NDArray[np.int64]) -> Rows:
-    """Count events per topic and second: SECONDS rows with only the column `name` set."""
+    """Count events per topic and second: SECONDS rows with the counts in the column `name`, zeros in the others."""
     if not len(topic):
         return np.zeros(0, SECONDS)
     second = at_ms // 1000
@@ -146,7 +146,8 @@ def summed(found: Rows, by: tuple[str, ...]) -> Rows:
 
 
 def dense(whole: Rows, name: str, first: int, last: int) -> npt.NDArray[np.int64]:
-    """Count `name` for every second of [first, last]. whole: SECONDS with one row per second."""
+    """The counts in column `name` for every second of [first, last], zeros included. whole: SECONDS rows, one per
+    second."""
     found = np.zeros(last - first + 1, np.int64)
     inside = (whole["second"] >= first) & (whole["second"] <= last)
     found[whole["second"][inside] - first] = whole[name][inside]

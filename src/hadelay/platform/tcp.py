@@ -36,7 +36,7 @@ _FRAME_TIMEOUT_S = 30.0
 _BACKLOG = 1024
 _RETRY_S = (0.05, 1.0)
 _REFUSED_RETRY_S = 5.0
-#: Limit of replaced links per peer and period in seconds: two nodes with the same name replace each other's links.
+#: Limit of replaced links per peer in a period, and its length in seconds: nodes may have the same name by mistake.
 _TAKEOVERS, _TAKEN_S = 8, 30.0
 #: Limit of bytes passed to the asyncio transport; further frames wait in queues, where urgent frames go first.
 _WRITE_HIGH = 256 << 10
@@ -103,7 +103,7 @@ class _Link(asyncio.Protocol):
             self.network.say_refused(self.dialled, reason, "tls")
         if not self.closed.done():
             self.closed.set_result(None)
-        # A clean end or a reset comes from the other process. All other errors count as silence.
+        # A clean end or a reset means that the peer's process closed the link; other errors may mean only silence.
         self.network.lost(self, exc is None or isinstance(exc, _RESETS))
 
     def _is_no_stranger(self) -> None:
@@ -229,7 +229,7 @@ class AsyncioNetwork:
         self.hello = Hello(name, cluster_id=cluster_id, group=group, feature_level=feature_level, tls=tls is not None)
         self.links: set[_Link] = set()
         self._up: dict[str, _Link] = {}
-        #: By peer: start of the period, number of replaced links, frames of the current link at the last refusal.
+        #: Replaced links by peer: (start of the period, number since, frames on the present link at the last refusal).
         self._taken: dict[str, tuple[float, int, int]] = {}
         self._receiver: Receiver | None = None
         #: Number of refused connections, by reason.

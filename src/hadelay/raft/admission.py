@@ -108,12 +108,13 @@ class Admission(RaftPart):
 
     def _renewed(self, above: int, now: float, ready: Ready) -> None:
         fresh = max(self._runtime.wall_ms(), above + 1)
-        # Tell the state machine before the journal: after a crash in between, their incarnations differ.
+        # Write the new incarnation to the state machine before the journal: after a crash in between, the two differ.
         self._machine.on_incarnation(fresh)
         self._journal.become(fresh)
         self._renewing = False
         for name in self._members.peers:
-            ready.answers.append(partial(self._network.disconnect, name))  # reconnecting sends a new greeting
+            # On the new connection, the greeting tells the new incarnation.
+            ready.answers.append(partial(self._network.disconnect, name))
 
     def remember(self, peer: Peer, term: int) -> None:
         """Keep the last entry that a peer acknowledged in `term`, before the leader resets its view of the peer."""

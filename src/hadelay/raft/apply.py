@@ -54,7 +54,8 @@ class Applier(RaftPart):
         self._waiters[index] = _Waiter(term, done, now + self._config.propose_timeout_ms / 1000)
 
     def jump(self, index: int, term: int) -> None:
-        """Continue after `index`: a checkpoint or snapshot gave the state machine all entries up to `index`."""
+        """Continue applying after `index`: a checkpoint or snapshot gave the state machine all entries up to
+        `index`."""
         self.applied, self.applied_term = index, term
         self._ready.clear()
         self.expire(float("inf"), upto=index)

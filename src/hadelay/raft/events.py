@@ -47,7 +47,8 @@ class Events:
             self._on_fatal(error)
 
     def event(self, step: Step, *args: Any) -> None:
-        """Let a part handle an event. Effects of a nested event are carried out at the end of the outer event."""
+        """Let a part of the node handle an event: call `step`. Effects of a nested event are carried out at the end of
+        the outer event."""
         if self.stopped:
             return
         inside, self._busy = self._busy, True

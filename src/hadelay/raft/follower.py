@@ -27,7 +27,8 @@ class Follower(RaftPart):
     ) -> None:
         super().__init__(shared)
         self._members, self._elections, self._snapshots, self._applier = members, elections, snapshots, applier
-        #: Leader as (name, term); and index of the last entry known to be equal in this log and the leader's.
+        #: Leader that this node follows, as (name, term); and index of the last entry known to be equal in this log and
+        #: the leader's log.
         self._leader: tuple[str, int] = ("", 0)
         self.verified = 0
         #: Number of the heartbeat round to answer after the next sync; None: no answer is due.

@@ -103,7 +103,8 @@ class Journal(JournalSync):
         return journal
 
     def _begin_anew(self, durable: tuple[int, int]) -> None:
-        """Copy all entries after the position `durable` into a new segment, and append to this segment from now on."""
+        """Copy all entries after the synced position `durable` into a new segment, and append to this segment from now
+        on."""
         first = self.last_index + 1
         for segment in reversed(self._segments):
             if (segment.header.seq, segment.position) <= durable:
@@ -211,7 +212,8 @@ class Journal(JournalSync):
         self._append_record(records.INSTALL, index, term, b"")
 
     def note_admitted(self) -> None:
-        """Queue a record that the log has admitted this incarnation, and that the admission is in this journal."""
+        """Queue a record that the log has admitted this incarnation of the node, which may vote now, and that this
+        journal has that entry."""
         self._append_record(records.ADMITTED, 0, self.term, b"")
         self.when_synced(self._set_admitted)
 

@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 
 #: Limit, in bytes, of a sync on the event loop; larger syncs, and all syncs on a slow disk, run in a thread.
 _BRIEF_BYTES = 64 << 10
-#: Delay, in seconds, before a mark record notes the last sync, unless another record follows.
+#: Delay, in seconds, after which a MARK record notes how far the last sync reached, unless another record follows the
+#: sync.
 _MARK_DELAY_S = 0.05
 
 
@@ -59,7 +60,7 @@ class JournalSync:
         #: Index of the newest entry that the running sync covers; lowered if the entry is cut off during the sync.
         self._syncing_index = 0
         self._mark_timer: Handle | None = None
-        #: Durable position (segment, offset) noted by the last mark record, and the current durable position.
+        #: Durable position (segment, offset) in the last MARK record, and the present durable position.
         self._marked = self._durable = (0, 0)
         self._spare: File | None = None
         self._spare_wanted = False

@@ -38,19 +38,19 @@ class RaftListener(Protocol):
     """Receives calls from inside the library; a method must not call the library back."""
 
     def on_appended(self, index: int, command: bytes) -> None:
-        """An entry is in the log, on a leader or a follower."""
+        """Called when an entry was appended to the log, on a leader or a follower."""
 
     def on_state(self, leads: bool) -> None:
-        """leads: whether this node became leader (its no-op is not in the log yet) or stopped leading."""
+        """Called when this node became leader (`leads`; its no-op is not in the log yet) or stopped leading."""
 
     def on_vote_request(self, peer: str, term: int, last_index: int, last_term: int) -> None:
-        """This node campaigns and requests the vote of `peer`; DISK stands for this node's own disk."""
+        """Called when this node campaigns and requests the vote of `peer`; DISK stands for this node's own disk."""
 
     def on_vote(self, peer: str, term: int) -> None:
-        """This node votes for `peer`."""
+        """Called when this node votes for `peer`."""
 
     def on_entries(self) -> None:
-        """This node, the leader, has entries to send to its followers."""
+        """Called when this node, the leader, has entries to send to its followers."""
 
 
 class _Log(LibraryJournal):  # type: ignore[misc]
@@ -103,8 +103,8 @@ class _Log(LibraryJournal):  # type: ignore[misc]
 
 
 class _Transport(Transport):  # type: ignore[misc]
-    """Passes outgoing messages of the library to the listener. Core passes incoming messages to the library, by calls
-    of `_onMessageReceived`."""
+    """Passes outgoing messages of the library to the listener. The class Core passes incoming messages to the library,
+    by calls of `_onMessageReceived`."""
 
     def __init__(self, listener: RaftListener) -> None:
         super().__init__(None, None, None)

@@ -23,7 +23,7 @@ from hadelay.raft.ports import FOUNDING, Done
 log = logging.getLogger(__name__)
 
 _READ_BYTES = 1 << 20
-#: List of members with the index of its log entry; index 0 stands for the list in the configuration file.
+#: Member list, as (index of its log entry, members); index 0: the list in the configuration file.
 Configuration = tuple[int, Members]
 
 
@@ -187,7 +187,7 @@ class Membership(RaftPart):
         ready.notify(Notice.MEMBERS)
 
     def tell(self, peer: Peer, ready: Ready) -> None:
-        """Send the applied members to a peer, unless they are from the configuration file."""
+        """Send a peer the last applied member list, unless that is the list in the configuration file."""
         index, members = self.applied_list
         if index and peer.up:
             rows = [[m.name, m.address] for m in members]
@@ -257,5 +257,6 @@ class Membership(RaftPart):
             promoted = tuple(m._replace(voter=True) if m is member else m for m in self.members)
             if self.refusal(promoted) is None:
                 log.info("promoting", extra={"peer": peer.name, "incarnation": peer.incarnation})
-                self.propose(promoted, lambda result, error: None)  # proposed again at a later heartbeat
+                # After a failure, a later heartbeat proposes it again.
+                self.propose(promoted, lambda result, error: None)
             return

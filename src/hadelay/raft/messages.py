@@ -45,7 +45,7 @@ class Greeting(NamedTuple):
     incarnation: int
     admitted: bool
     boot: int
-    #: Term and index of the last log entry at the start of the sender's process.
+    #: Term and index of the sender's last log entry when its process started.
     term: int
     index: int  # type: ignore[assignment]  # tuple has a method of that name
 

@@ -293,7 +293,8 @@ class RaftNode(Events):
         self.core.link(name, False)
         if self.is_leader:
             peer.probe(peer.match + 1)
-            if reset:  # the peer may campaign at once: forget its answers for has_leader_lease
+            # The peer may campaign at once: its answers no longer prove this leader's lease (has_leader_lease).
+            if reset:
                 peer.round = 0
         elif self.core.leader == name:
             self.reads.leader_lost(now, ready)
@@ -358,7 +359,7 @@ class RaftNode(Events):
         self._link_with({name: self._linked.get(name, "") for name in leaving} | linked)
         for peer in self.peers.values():
             if peer.up and peer.incarnation < self.membership.min_incarnation(peer.name):
-                self.network.disconnect(peer.name)  # reconnecting sends a new greeting
+                self.network.disconnect(peer.name)  # on the new connection, the peer's greeting tells its incarnation
 
     def _part(self, now: float, ready: Ready) -> None:
         """End the links to removed nodes: until now, these nodes could still learn of their removal and get answers."""

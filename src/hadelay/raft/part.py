@@ -42,7 +42,7 @@ class Ready:
 
     #: Frames to send, as (peer, frame, urgent).
     sends: list[tuple[str, Buffer, bool]] = field(default_factory=list)
-    #: Steps to call, as (step, args), once all records now queued in the journal are on disk.
+    #: Methods to call, as (step, args), once all records now queued in the journal are on disk.
     when_durable: list[tuple[Step, tuple[Any, ...]]] = field(default_factory=list)
     #: Whether the journal has a new record: write and sync the journal in this turn of the loop, then apply.
     sync: bool = False
@@ -50,7 +50,7 @@ class Ready:
     advance: bool = False
     #: Whether entries may be ready to apply: the commit index or the synced index has advanced.
     apply: bool = False
-    #: Timers to start, as (delay in seconds, step, args); delay 0 means the next turn of the loop.
+    #: Timers to start, as (delay in seconds, method to call, args); delay 0 means the next turn of the loop.
     timers: list[tuple[float, Step, tuple[Any, ...]]] = field(default_factory=list)
     notices: list[tuple[Notice, Any]] = field(default_factory=list)
     #: Callbacks to call, mostly answers to callers of this node.
@@ -82,7 +82,7 @@ class Peer:
     up: bool = False
     incarnation: int = 0
     boot: int = 0
-    #: Whether the peer's log has admitted its incarnation, so that the peer votes and counts.
+    #: Whether the peer may vote and counts for majorities: its log has admitted its present incarnation.
     admitted: bool = False
 
     # Fields that only a leader uses; reset with each term. Index of the next entry to send to the peer, and of the last
@@ -112,7 +112,8 @@ class Peer:
     admission: tuple[int, int] | None = None
 
     def begin(self, next: int, now: float) -> None:
-        """Reset the leader's fields: at the start of a term, or for a new link or incarnation of the peer."""
+        """Reset the fields that only a leader uses: at the start of a term, or for a new link or incarnation of the
+        peer."""
         self.match = self.counted = self.round = self.told_commit = 0
         self.heard, self.admission = now, None
         self.probe(next)

@@ -16,7 +16,8 @@ Propose = Callable[[bytes, Done], None]
 #: Callback done(error) at the end of an operation; error is None on success.
 Finished = Callable[[HadelayError | None], None]
 
-#: Incarnation of a cluster's founders, admitted from the first entry on. Later incarnations are larger.
+#: Incarnation number of a cluster's founding members, admitted from the first entry on. A node whose disk was lost or
+#: rewound gets a larger number.
 FOUNDING = 1
 
 
@@ -141,7 +142,7 @@ class RaftTuning:
 
 @dataclass
 class RaftStats:
-    """Counters for /metrics."""
+    """Raft's counters for the page /metrics."""
 
     elections: int = 0
     leader_changes: int = 0

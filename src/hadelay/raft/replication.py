@@ -110,7 +110,7 @@ class Replication(RaftPart):
         interval = self._config.heartbeat_ms / 1000
         self._broadcast(now, ready)
         self._admission.beat(ready)
-        if late < interval:  # if late, this process was paused, and answers of peers may wait unread
+        if late < interval:  # after a late heartbeat, answers of peers may wait unread: this process was paused
             self._check_quorum(now, ready)
         if self._core.leads:
             due = max(due + interval, now + interval / 2)
@@ -161,7 +161,7 @@ class Replication(RaftPart):
             peer.matched(min(reply.match, self._journal.last_index))
             if self.count(peer):
                 ready.advance = True
-            ready.notify(Notice.PUMP, peer)  # send entries later, together with the new commit index
+            ready.notify(Notice.PUMP, peer)  # send more entries at the event's end, with the new commit index
         elif reply.status == messages.MISMATCH:
             peer.probe(min(peer.next, reply.hint))
             self.send_entries(peer, now, ready)
@@ -176,7 +176,8 @@ class Replication(RaftPart):
                 peer.rtt += (now - sent - peer.rtt) / 8
 
     def count(self, peer: Peer) -> bool:
-        """Pass `peer.match`, as far as it is on this node's disk, to PySyncObj's commit rule. True if it is new."""
+        """Pass `peer.match`, as far as it is on this node's disk, to PySyncObj's commit rule. True if that index has
+        grown."""
         index = min(peer.match, self._journal.synced_index)
         if index <= peer.counted or not peer.admitted or peer.name not in self._members.voters:
             return False

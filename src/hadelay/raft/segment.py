@@ -29,7 +29,7 @@ class Segment:
         self.file, self.header = file, header
         self.first_index = header.first_index
         self.last_index = header.first_index - 1
-        #: Position of the next record, behind those in `pending`.
+        #: File offset of the next record: after the records in the file and those in `pending`.
         self.position = records.SEGMENT_HEADER_BYTES
         #: Number of bytes written to the file.
         self.written = 0
@@ -37,7 +37,8 @@ class Segment:
         #: Runs of entries of one term, as (first index, term); and offsets of some entries, as (index, offset).
         self.terms: list[tuple[int, int]] = []
         self.places: list[tuple[int, int]] = []
-        #: Set by the scan at the start: the bytes of the file, and whether the bytes after the records are torn.
+        #: Results of `scan` at the node's start: bytes of the file, and whether those after the last record are a torn
+        #: write.
         self.data = b""
         self.torn = False
         #: Whether the file's records were read. False: they are known to be synced; the first read scans them.
@@ -213,7 +214,8 @@ def _superseded(found: list[Segment]) -> tuple[list[Segment], list[Segment]]:
 
 
 def end_of(disk: Disk, directory: str) -> dict[str, object]:
-    """Find the owner and the last entry of a journal, as at the node's start. `disk` may ignore deletions."""
+    """Find the owner and the last entry of a journal, as at the node's start. To change nothing, pass a `disk` that
+    ignores deletions."""
     segments, state, _ = recover(disk, directory, None)
     last = segments[-1]
     term = last.term_at(last.last_index) if last.last_index >= last.first_index else last.header.prev_term

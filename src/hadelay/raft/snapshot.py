@@ -124,7 +124,7 @@ class Snapshots(RaftPart):
         manifest = Manifest(offer.index, offer.last_term, [_file(file) for file in offer.files], offer.blob)
         try:
             installer = self._machine.install(manifest)
-        except DiskFull as error:  # the leader repeats its offer later
+        except DiskFull as error:  # no room for the files: the leader offers the snapshot again later
             log.error("snapshot_failed", extra={"index": manifest.index, "error": str(error)})
             return
         log.info("snapshot_pull", extra={"source": peer.name, "index": manifest.index, "files": len(manifest.files)})

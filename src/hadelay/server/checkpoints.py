@@ -24,12 +24,12 @@ _SPACE_BYTES = 4 << 20
 #: Largest fraction by which the checkpoint thresholds of nodes differ: if all nodes made checkpoints at the same time,
 #: no commit would be quick.
 _APART = 0.3
-#: Upper bounds of hadelay_checkpoint_duration_seconds.
+#: Bucket bounds of the histogram hadelay_checkpoint_duration_seconds.
 _DURATIONS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 #: A node will soon run out of space and stop when less than storage.min_free_bytes divided by this number is free.
 _LAST_PART = 8
 _REFUSES = "publishing is refused (507) until there is room; receives and acks go on from the reserve"
-#: Text for the log: consequence of a full disk.
+#: Text for the log: what happens to a node with a full disk.
 ENDS = (
     "a node without room for what it has to write ends itself with exit code 70; nothing acknowledged is lost; its "
     "supervisor starts it again and again, and it serves once there is room: free some beside its directories, or "

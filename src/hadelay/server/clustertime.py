@@ -114,7 +114,7 @@ class ClusterClock:
         self.leading = False
 
     def lead(self, now_ms: int, mono: float) -> None:
-        """Run as the leader's clock. now_ms: newest time that an earlier leader stamped into an entry."""
+        """Run as the leader's clock. now_ms: newest cluster time in a log entry of an earlier leader."""
         self.raise_floor(now_ms)
         self.leading, self._leader = True, self.node
         if self.ready:
@@ -132,7 +132,7 @@ class ClusterClock:
             most = least + rtt_s * 1000.0
             if not self.ready:
                 if not self._learn(least, most, mono):
-                    return  # a peer knows the time, so wall clocks do not count
+                    return  # a peer knows cluster time, so wall clocks need not agree on one
             elif not self.leading and self._leader in ("", node):
                 self._keep_to(least, most, mono)
         half_ms = rtt_s * 500.0 - mono * 1000.0

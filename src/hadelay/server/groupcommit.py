@@ -37,7 +37,7 @@ _MAX_INFLIGHT_FORWARDED = 8
 _RETRY_S = 0.02
 #: Timeout, in seconds, of a batch that was sent to a former leader; counted from when another node leads.
 _OVERTAKEN_S = 0.1
-#: Upper bounds of hadelay_commit_duration_seconds.
+#: Bucket bounds of the histogram hadelay_commit_duration_seconds.
 _COMMITS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 #: First byte of an encoded PUBLISH command.
 _PUBLISH = bytes([Command.PUBLISH])
@@ -47,7 +47,8 @@ _MAX_COMMANDS = 16_384
 
 @dataclass(eq=False, slots=True)
 class Pending:
-    """A command that waits for its log entry; or drafts that share one answer and fit into one entry."""
+    """A command that waits for its log entry; or drafts (messages to publish) that share one answer and fit into one
+    entry."""
 
     done: Done
     #: Size in bytes that this command or these drafts count as, in the queue and in an entry.
@@ -58,12 +59,12 @@ class Pending:
     #: The only term in which this node may propose the command; 0: any leader may, in any term.
     term: int = 0
     drafts: list[Draft] = field(default_factory=list)
-    #: Request key that covers several drafts.
+    #: Idempotency key of a whole publish request with several drafts (messages to publish).
     key: bytes | None = None
 
     @property
     def publishes(self) -> bool:
-        """True for this node's drafts and for a PUBLISH of another node."""
+        """Whether this publishes messages: drafts of this node's users, or a PUBLISH command of another node."""
         return bool(self.drafts) or self.command[:1] == _PUBLISH
 
 
@@ -146,7 +147,7 @@ class GroupCommit:
         return len(self._commands)
 
     def enqueue(self, drafts: list[Draft], key: bytes | None, size: int, done: Done) -> None:
-        """Queue drafts for one entry. Only Publishing calls this, after its checks."""
+        """Queue drafts (messages to publish) for one entry. Only Publishing calls this, after its checks."""
         self.queued_bytes += size
         self._add(Pending(done, size, self.runtime.monotonic(), drafts=drafts, key=key))
 

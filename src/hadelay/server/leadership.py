@@ -71,7 +71,7 @@ class Leadership:
     def on_leader(self, term: int) -> None:
         self._elected = term
         self._clock.lead(self._replica.ledger.now_ms, self._raft.runtime.monotonic())
-        self.peers.tell()  # lets the other nodes follow this clock at once
+        self.peers.tell()  # sends cluster time, so that the other nodes follow this clock at once
         self.clock_changed()
 
     def on_follower(self) -> None:
@@ -186,4 +186,5 @@ class Leadership:
 
 
 def _ignore(result: Any, error: HadelayError | None) -> None:
-    """Ignore a failed proposal: this node no longer leads then, and the next leader repeats the command."""
+    """Callback for proposals whose failure needs no action: this node no longer leads then, and the next leader repeats
+    the command."""

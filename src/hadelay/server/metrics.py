@@ -22,7 +22,7 @@ from hadelay.server.webhooks.pool import GONE, Webhooks
 
 #: Label of the series that sums up topics without series of their own; no topic can have this name.
 OTHER = "(other)"
-#: Limits that stop hand-outs, refuse publishes, or refuse polls.
+#: Names of the limits that stop hand-outs, refuse publishes, or refuse polls.
 CAUSES = (
     "paused", "rate", "catch_up_rate", "concurrency", "publish_rate", "max_messages", "max_bytes", "filters",
 )  # fmt: skip
@@ -75,7 +75,7 @@ class _Topics:
             self.disabled += paused and topic.settings.paused_reason == GONE
 
     def rest(self, some: _Topics) -> _Topics:
-        """Gauges of the topics that are not among `some`."""
+        """Gauges of the topics that are not among `some`: these sums less those of `some`."""
         names = ("waiting", "leased", "dead", "bytes", "ready")
         return _Topics(**{name: max(0, getattr(self, name) - getattr(some, name)) for name in names})
 

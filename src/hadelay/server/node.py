@@ -242,7 +242,7 @@ class Node:
         self.leadership.stop()
         try:
             self.replica.load(self.storage.reopen())
-        except Exception as error:  # a disk error, for example: there is no state to go on with
+        except Exception as error:  # a disk error, for example: the node has no state to continue with, and stops
             self.raft.fatal(error)
             return
         self.delivery.ledger = self.ledger

@@ -42,16 +42,17 @@ class Publishing:
         self, leadership: Leadership, guard: Guard, is_known: Callable[[list[Draft], bytes | None], bool],
         max_queue_bytes: int,
     ) -> None:  # fmt: skip
-        """is_known: whether these drafts, with this request key, were stored before. max_queue_bytes: limit of
-        publishes without an answer; beyond, publishes and batches of followers are refused."""
+        """is_known: whether these drafts (messages to publish), with this request key, were stored before.
+        max_queue_bytes: limit of publishes without an answer; beyond, publishes and batches of followers are
+        refused."""
         self._group_commit, self._peers = leadership.group_commit, leadership.peers
         self._leadership, self._guard, self._is_known = leadership, guard, is_known
         self._max_queue_bytes = max_queue_bytes
         leadership.link.handlers["submit"] = self._on_submit
 
     def publish(self, drafts: list[Draft], request_key: bytes | None, done: PublishDone) -> None:
-        """Commit the drafts, in one entry if they fit. `request_key` covers all drafts; the error is Impossible if the
-        key was used for other drafts.
+        """Commit the drafts (messages to publish), in one entry if they fit. `request_key` is the idempotency key of
+        all of them; the error is Impossible if the key was used for other drafts.
 
         Raises nothing: errors come through `done`, which may be called before this returns. Overloaded, DiskFull and
         LimitReached mean that nothing was stored."""
@@ -78,7 +79,7 @@ class Publishing:
             self._queue(drafts, request_key, done)
 
     def _refusal(self, drafts: list[Draft], request_key: bytes | None) -> HadelayError | None:
-        """Return the error if the drafts are refused before they are queued, else None."""
+        """Return the error if these messages are refused before they are queued, else None."""
         if self._peers.full and self._leadership.leading:
             return DiskFull(self._peers.no_space(), retry_after_ms=5_000)
         refusals = self._group_commit.refusals
@@ -181,7 +182,7 @@ def _merge(
 
 
 def _cost(draft: Draft) -> int:
-    """Bytes that a draft counts as, in the queue and in an entry."""
+    """Bytes that a draft (message to publish) counts as, in the queue and in an entry."""
     cost = _DRAFT_BYTES + len(draft.body) + len(draft.meta)
     if draft.idem is not None:
         cost += _KEY_BYTES

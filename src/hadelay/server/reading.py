@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 AHEAD_S = 2.0
 #: Limit of the gap between two records that are read ahead as one span, in bytes.
 _GAP = 32 << 10
-#: Limit of records that are looked up in memory in vain, before a thread reads all others from the disk.
+#: Number of records not found in memory after which a thread reads all remaining records from the disk.
 _MISSES = 32
 #: Names of the threads that read for hand-outs and for lists. Leases run while a hand-out is read, so hand-outs do not
 #: wait behind pages of lists.
@@ -121,8 +121,8 @@ class VerifiedReader:
         return found
 
     def _fetch(self, extents: list[Extent], found: list[bytes | None], done: Callable[[], None], lane: str) -> None:
-        """Read the records that are None in `found` in a thread, in the order of the files; then call done(). A record
-        that cannot be read stays None."""
+        """In a thread, read the records that are None in `found`, in the order of the files, and put them there; then
+        call done(). A record that cannot be read stays None."""
         disk, path = self._replica.storage.disk, self._replica.storage.hours.path
         wanted = sorted(
             (f"{path(extent.hour)}.log", extent.offset, extent.size, at)
@@ -200,7 +200,8 @@ def extents_of(hours: NDArray[np.integer], rows: NDArray[np.void]) -> list[Exten
 def _read_file(disk: Disk, path: str, wanted: list[tuple[int, int, int]], found: list[bytes | None]) -> None:
     file = disk.open(path)
     try:
-        for offset, size, _ in wanted:  # announce all reads first, so that the disk gets all requests at once
+        # Announce all reads to the kernel first, so that the disk gets all requests at once.
+        for offset, size, _ in wanted:
             file.will_need(size, offset)
         for offset, size, at in wanted:
             found[at] = file.pread(size, offset)

@@ -105,7 +105,7 @@ class Directories:
             parent, _, group = directory.rpartition("/")
             corrected += self.disk.protect(parent, below=False)
             for name in self.disk.listdir(parent):
-                if name.partition(".")[0] == group:  # also the lock file, and directories that were put aside
+                if name.partition(".")[0] == group:  # the directory, its lock file, and directories put aside earlier
                     corrected += self.disk.protect(f"{parent}/{name}")
         if corrected:
             log.info("modes_corrected", node=self.config.node.name, files=corrected)

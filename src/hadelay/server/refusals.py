@@ -1,4 +1,5 @@
-"""Turns refusals of publishes and commands by apply into errors for users; remembers throttled topics."""
+"""Turns refusals of publishes and commands by apply into errors for users; remembers which topics exceeded their
+publish rate."""
 
 import math
 from collections import Counter

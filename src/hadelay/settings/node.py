@@ -114,7 +114,7 @@ class DispatchConfig(tuning.DispatchSettings, frozen=True, kw_only=True, forbid_
     #: handed out at once, and grants replicated every interval_ms. Choose interval if a round trip costs more than a
     #: repeated hand-out.
     sync: Literal["commit", "interval"] = "commit"
-    #: Interval of replication with sync = "interval"; a crash repeats the hand-outs of up to this time.
+    #: Interval at which grants are replicated with sync = "interval"; a crash repeats the hand-outs of up to this time.
     interval_ms: int = 50
     #: Maximum time that a grant is proposed before its messages are due (sync = "commit", up to 100). The actual time
     #: is the recent duration of grants; messages are handed out when due. Raise it if nodes are far apart and messages
@@ -155,8 +155,8 @@ class RetentionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     #: Retention of a settled hour's files after the hour's end, at least two hours. Raise it to query messages for
     #: longer, lower it to save disk space.
     settled_ms: int = DAY
-    #: Time after an hour's end when its owed messages move to the current hour, so that its files can be deleted. Lower
-    #: it if a few late messages keep large hours on disk.
+    #: Time after an hour's end when its unsettled messages move to the current hour, so that its files can be deleted.
+    #: Lower it if a few late messages keep large hours on disk.
     carry_ms: int = DAY
     #: Directory of `hadelay pipeline archive`, visible to every node. If set, an hour is deleted only once the archive
     #: is proven to contain it, whatever its age. A URI (s3://, gs://, abfs://, hdfs://) needs an extra: pip install

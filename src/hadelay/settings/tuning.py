@@ -47,7 +47,8 @@ class Raft(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class DispatchSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    #: Time that dispatch reads the seconds' chains ahead. A longer time smooths bursts, but keeps more ids in memory.
+    #: How long before they are due messages are loaded into memory. A longer time smooths bursts, but keeps more ids in
+    #: memory.
     preload_ms: int = 10_000
     #: Limit of ids of ready messages in memory per topic; an index scan finds the others.
     ready_window: int = 65_536

@@ -33,7 +33,7 @@ FILE = re.compile(r"names|state-\d+|hours/(dead-)?\d{10}\.(log|idx|dsp)")
 
 
 class Contents(Struct):
-    """Beginning of a file: its length, its CRC-32C, and the CRC-32C of each block (u32, little-endian)."""
+    """Checksums of the first `length` bytes of a file: their CRC-32C, and that of each block (u32, little-endian)."""
 
     length: int
     crc: int
@@ -134,7 +134,7 @@ class LocalBackups:
                 file.pwrite(data, at)
                 at += len(data)
             file.sync()
-            file.drop_cache()  # later reads verify the disk
+            file.drop_cache()  # later reads come from the disk, not from the page cache
 
     def put(self, name: str, data: bytes, lengths: dict[str, int]) -> None:
         """Write a manifest atomically, after a sync of the files that it names."""

@@ -25,9 +25,10 @@ from hadelay.storage.hourtable import IDX, LOG, HourTable, places
 #: Memory, in bytes, of a buffered index row without the message's record.
 ROW_COST = INDEX_SIZE + 4 + 4 + 8 + 4 + 4 + 2
 #: Maximum number of hours, rows and bytes that the writer handles per pass, which takes a few milliseconds. The heads
-#: of one pass take 0.9 MB.
+#: (last entry and count of each second) of one pass take 0.9 MB.
 _BATCH_HOURS, _BATCH_ROWS, _BATCH_BYTES = 32, 1024, 1 << 19
-#: Maximum number of entries of an hour whose heads are not cached, because they are rebuilt quickly.
+#: Maximum number of entries of an hour whose heads (last entry and count of each second) are not cached, because they
+#: are rebuilt quickly.
 _FEW_ENTRIES = 2048
 
 
@@ -52,7 +53,7 @@ class Generation:
         self._rows = _array(rows, INDEX)
         self._slots = _array(rows, np.uint32)
         self._previous = _array(rows, np.int32)
-        self._starts = _array(rows, np.int64)  # offset in the arena; -1: record is in the log
+        self._starts = _array(rows, np.int64)  # offset in the buffer of records; -1: record is in the log
         # Copy the columns that scans read: a scan of whole rows would miss the CPU's cache at each row.
         self._indexes, self._topics = _array(rows, np.uint32), _array(rows, np.uint32)
         self._seconds = _array(rows, np.uint16)
@@ -132,7 +133,7 @@ class Generation:
         return slots[waits], seconds[waits], topics[waits]
 
     def get(self, positions: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.void], list[int]]:
-        """Return the rows at these positions, and the start of each row's record in the arena."""
+        """Return the buffered rows at these positions, and the offset of each row's record in the buffer of records."""
         return self._rows.take(positions), self._starts[positions].tolist()
 
     def records(self, starts: list[int], sizes: list[int]) -> bytes:
@@ -165,7 +166,7 @@ class FarWriter:
 
     def freeze(self, sample: Sample | None) -> None:
         """Freeze the buffer, and start an empty one for new messages. `write_some` then writes the frozen buffer, and
-        completes the CRCs in the sample."""
+        fills in the CRCs in the checkpoint's `sample`."""
         assert self._frozen is None, "one checkpoint at a time"
         if not self.fresh.n:
             return
@@ -239,7 +240,8 @@ class FarWriter:
                 at = next((o for o, s in zip(offsets[first:end], starts[first:end], strict=True) if s >= 0), 0)
                 self._append(slot, entries[first * INDEX_SIZE : end * INDEX_SIZE], records, at)
         except BaseException:
-            # Drop the heads, which are ahead of the files: the node continues after a write to a full disk failed.
+            # Drop the cached heads (last entry of each second), which are ahead of the files: the node continues after
+            # a write to a full disk failed.
             for hour in self._table.hours(touched).tolist():
                 self._heads.forget(hour)
             raise
@@ -272,7 +274,8 @@ class FarWriter:
         self, slots: npt.NDArray[np.uint32], written: npt.NDArray[np.uint32], counts: npt.NDArray[np.intp],
         rows: npt.NDArray[np.void],
     ) -> None:  # fmt: skip
-        """Link rows of hours without cached heads; second s of the i-th hour has the key i × 3600 + s."""
+        """Link rows of hours without cached heads (last entry of each second) to earlier entries; second s of the i-th
+        hour has the key i × 3600 + s."""
         firsts = np.arange(len(slots)) * SECONDS_PER_HOUR
         last, count = no_heads(len(slots))
         before = self._read(slots, written)
@@ -310,7 +313,8 @@ class FarWriter:
         table.unsynced[slot] |= LOG | IDX if records else IDX
 
     def _complete(self, sample: Sample, slots: npt.NDArray[np.uint32]) -> None:
-        """Copy CRCs of hours into the sample, for hours whose last row in the sample has just been written."""
+        """For each of these hours, if its last row in the checkpoint's `sample` has just been written: copy its CRCs
+        into the sample."""
         table = self._table
         at = np.searchsorted(places(sample.hours), places(table.hours(slots)))
         whole = table.written[slots] == sample.rows["entries"][at]

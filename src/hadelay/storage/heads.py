@@ -22,8 +22,8 @@ from hadelay.platform.disk import Disk, read_file
 #: Number of entries that a `.heads` file may lag behind the index before it is written again; reading so many entries
 #: takes a millisecond.
 WORTH_WRITING = 16_384
-#: Number of (topic, minute) keys up to which entries are counted in an array, twenty times faster than by sorting
-#: unless rows are few.
+#: Entries are counted per (topic, minute) in an array if all keys are below this number: twenty times faster than by
+#: sorting, unless rows are few.
 _DENSE_KEYS = 1 << 18
 #: Number of index entries read per slice of work, when heads are brought up to date; a slice takes two milliseconds.
 _SCAN = 16_384

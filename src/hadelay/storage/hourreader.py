@@ -38,7 +38,7 @@ class HourReader:
     def path(self, hour: int) -> str:
         n = (hour - DEAD_HOURS if hour >= DEAD_HOURS else hour) % 24
         start = self._days.get(hour - n)
-        if start is None:  # cached: formatting dates is slow, and a checkpoint builds tens of thousands of paths
+        if start is None:  # cache paths: formatting dates is slow, and a checkpoint builds tens of thousands of paths
             start = self._days[hour - n] = f"{self._directory}/{hour_name(hour - n)[:-2]}"
         return f"{start}{n:02}"
 
@@ -103,13 +103,14 @@ class HourReader:
         return near.rows() if near is not None else self._far_entries(hour, slice(None))
 
     def pre_view(self, hour: int) -> memoryview:
-        """An hour's index as a memoryview of u4, to follow links between entries: the preGlobalIndex of entry n is
-        `view[n * 16 + 11]`."""
+        """An hour's index as a memoryview of u4, to follow links between entries: the number of the entry before entry
+        n in the same second (preGlobalIndex) is `view[n * 16 + 11]`."""
         near = self._near.get(hour)
         return near.words() if near is not None else self._far_entries(hour, slice(None)).view(np.uint32).data
 
     def heads(self, hour: int) -> Heads:
-        """Get the heads of an hour. If the hour is mapped into memory, appends change the returned object."""
+        """Get an hour's heads: last entry and number of entries of each second. If the hour is mapped into memory,
+        appends change the returned object."""
         self._write_out(hour)
         return self._heads.get(hour, self.count(hour)).heads
 

@@ -1,4 +1,5 @@
-"""All hour files of one Raft group: message log, linked index and dispatch log of every hour (S1, S2).
+"""All hour files of one Raft group: message log, linked index and dispatch log of every hour (S1, S2 in
+docs/explanation/architecture.md).
 
 The previous, the current and the next two hours are *near*: mapped, linked and written as messages arrive. All others
 are *far*: a bounded buffer collects their messages, and the checkpoint links and writes many hours in one vectorised
@@ -43,13 +44,15 @@ class DiskHourStore(HourReader):
 
     @property
     def far_bytes(self) -> int:
-        """Bytes buffered for far hours since the last checkpoint began; `far_buffer_bytes` triggers a checkpoint."""
+        """Bytes buffered since the last checkpoint began, for far hours (not mapped into memory); `far_buffer_bytes`
+        triggers a checkpoint."""
         return self._far.fresh.used_bytes
 
     def append(
         self, hours: int | npt.NDArray[np.int64], rows: Rows, blob: bytearray, headers: Rows | None = None
     ) -> npt.NDArray[np.uint32]:
-        """Append messages with their records; returns the globalIndex of each, in the order of `rows`.
+        """Append messages with their records; returns each message's number in its hour (globalIndex), in the order of
+        `rows`.
 
         hours: filing hour of all rows, or of each row. rows: INDEX rows with deliver_at_ms, tag_mask, size, topic,
         attempt, flags and second (first_id 0: a new message); `append` fills offset, index and first_id in place.
@@ -71,7 +74,7 @@ class DiskHourStore(HourReader):
 
     def append_again(self, hour: int, rows: Rows) -> int:
         """Append index entries for messages that are deferred within their hour: their records are already in its .log
-        (offset, size and first_id are filled). Returns the first globalIndex."""
+        (offset, size and first_id are filled). Returns the first entry's number in the hour (globalIndex)."""
         slot = self._slot(hour)
         if hour in self._window:
             self._append_near(hour, slot, rows, None, None)
@@ -155,7 +158,7 @@ class DiskHourStore(HourReader):
         return rows["index"]
 
     def _name(self, hours: int | npt.NDArray[np.int64], rows: Rows) -> None:
-        """Give an id to each new message, from group, hour and index (model.pack_id)."""
+        """Give an id to each new message, made of Raft group, hour and number in the hour (model.pack_id)."""
         ids = rows["first_id"]
         new = ids == 0
         if not new.any():
@@ -208,7 +211,7 @@ class DiskHourStore(HourReader):
         slot = self._table.find(hour)
         if slot < 0 or not self._table.entries[slot]:
             return
-        self._far.write_out(slot)  # its rows may be part of a running checkpoint
+        self._far.write_out(slot)  # write buffered rows: a running checkpoint may include them
         if hour in self._near:
             self._close_near(hour)
         self._heads.forget(hour)
@@ -228,7 +231,8 @@ class DiskHourStore(HourReader):
         self._far.fresh.cover(table.size)
 
     def sample(self) -> Sample:
-        """Sample the hours changed since the last sample. CRCs are complete once `write_some` returned True."""
+        """Make a checkpoint's list of the hours that changed since the last one, with lengths and CRCs. The CRCs are
+        complete once `write_some` returned True."""
         table = self._table
         self._far.write_rest()
         slots = np.flatnonzero(table.changed)
@@ -239,11 +243,13 @@ class DiskHourStore(HourReader):
         return sample
 
     def write_some(self) -> bool:
-        """Write the frozen (no longer growing) buffer's messages of a few dozen far hours; True when none are left."""
+        """Write the frozen (no longer growing) buffer's messages of a few dozen far hours (not mapped into memory);
+        True when none are left."""
         return self._far.write_some()
 
     def unsynced(self) -> list[str]:
-        """Paths of files to sync before the checkpoint commits. The call marks the files as synced."""
+        """Paths of the hour files with unsynced bytes, to sync before the checkpoint commits. The call marks the files
+        as synced."""
         table, paths = self._table, []
         for slot in np.flatnonzero(table.unsynced).tolist():
             path, bits = self.path(table.hour(slot)), int(table.unsynced[slot])
@@ -257,7 +263,8 @@ class DiskHourStore(HourReader):
         self._far.freeze(None)
 
     def committed(self, sample: Sample) -> list[str]:
-        """Note that the sample is durable; returns the files of retired hours that may now be unlinked."""
+        """Note that the checkpoint with this sample is durable; returns the files of retired hours that may now be
+        unlinked."""
         self._doomed += sample.gone
         self._heads.save(limit=8)
         if self.pins:

@@ -63,7 +63,7 @@ class HourTable:
         self.base, self.size = base, size
 
     def moves(self, hours: npt.NDArray[np.int64]) -> bool:
-        """Whether `cover` of these hours would move existing slots."""
+        """Whether calling `cover` with these hours would change the slots of other hours."""
         return bool(self.size) and int(places(hours).min()) < self.base
 
     def slots(self, hours: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -84,11 +84,12 @@ class HourTable:
         return slot if 0 <= slot < self.size else -1
 
     def clear(self, slot: int) -> None:
-        """Clear the columns of a retired hour, but not `unsynced`: a running checkpoint may still sync its files."""
+        """Set the table's columns to 0 for a retired hour, except `unsynced`: a running checkpoint may still sync its
+        files."""
         for name in self._columns:
             if name != "unsynced":
                 getattr(self, name)[slot] = 0
-        # Set `written` above all indexes, so that the hour's buffered rows count as written.
+        # Set `written` above all entry numbers: rows of the hour that are still buffered then count as written.
         self.written[slot] = NONE32
 
     def rows(self, slots: npt.NDArray[np.intp]) -> npt.NDArray[np.void]:

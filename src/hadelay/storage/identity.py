@@ -52,7 +52,7 @@ def decode_identity(data: bytes, path: str) -> dict[str, Any]:
         raise DamagedFile(path, 0, f"the identity does not verify; {WAY_OUT}")
     try:
         found = msgpack.unpackb(body)
-    except (ValueError, msgpack.UnpackException):  # all zeroes: the CRC of nothing is zero
+    except (ValueError, msgpack.UnpackException):  # a zeroed length and CRC pass: the CRC of an empty body is 0
         found = None
     if not isinstance(found, dict):
         raise DamagedFile(path, 0, f"the identity is empty; {WAY_OUT}")

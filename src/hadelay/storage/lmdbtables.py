@@ -118,7 +118,7 @@ class LmdbBackend:
         try:
             with self._env.begin(db) as txn:
                 data = txn.get(key)
-        except lmdb.Error as error:  # _as_os_error would double the cost of a look-up
+        except lmdb.Error as error:  # the context manager _as_os_error would double the cost of a look-up
             raise _os_error(error, self.path) from error
         return None if data is None else self._verified(key, data)
 

@@ -145,7 +145,7 @@ class Location:
             with suppress(OSError):  # raise the first error, not one of the cleanup
                 found.delete_file(part)
             if isinstance(error, OSError) and error.errno is not None and error.filename is None:
-                error.filename = part  # write errors have no file name
+                error.filename = part  # the OSError of a failed write lacks the file's name
             raise
         if local:
             Disk().sync_dir(os.path.dirname(path))

@@ -1,4 +1,5 @@
-"""Near hour: the previous, current or one of the next two hours, with index and log mapped read-only (S2).
+"""Near hour: the previous, current or one of the next two hours, with index and log mapped read-only (S2 in
+docs/explanation/architecture.md).
 
 Appends use pwrite into allocated space: on a full disk, a store through the map raises SIGBUS, but pwrite an OSError.
 Reads through the map see a pwrite at once, because both use the page cache.
@@ -69,7 +70,7 @@ class NearHour:
         self._rows = rows
 
     def append(self, rows: npt.NDArray[np.void], records: bytearray | None) -> None:
-        """Append records (if any) to the .log file, then the linked and sealed rows to the .idx file."""
+        """Append records (if any) to the .log file, then rows, which have links and CRCs already, to the .idx file."""
         log, idx = self._log, self._idx
         if records:
             log.reserve(log.length + len(records))

@@ -120,7 +120,7 @@ class Exports:
 
         def finish(manifest: Manifest | None, error: BaseException | None) -> None:
             self._making = False
-            if manifest is None:  # continue without a snapshot
+            if manifest is None:  # the export failed: the node goes on without a snapshot
                 log.error("snapshot_not_exported", extra={"index": index, "error": str(error)})
                 self.failure, self._paused_until = error, self._runtime.monotonic() + _PAUSE_S
                 self._hours.pins -= 1

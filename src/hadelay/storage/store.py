@@ -111,7 +111,7 @@ class Storage:
         self.checkpointing = True
         try:
             sample = self.hours.sample()
-        except Exception as error:  # e.g. a full disk: sampling may write messages
+        except Exception as error:  # for example a full disk: `sample` may write buffered messages
             done(error)
             return
         layer = self.tables.freeze()
@@ -190,7 +190,7 @@ class Storage:
         self._write_frozen(done)
 
     def set_identity(self, *, incarnation: int | None = None, feature_level: int | None = None) -> None:
-        """Replace the identity file durably."""
+        """Durably change the incarnation or the feature level in the identity file."""
         self.identity = replace(
             self.identity,
             incarnation=self.identity.incarnation if incarnation is None else incarnation,

@@ -93,7 +93,7 @@ class _Order:
         self._new.append(key)
         if len(self._new) >= _NEW_KEYS:
             self._keys += sorted(self._new)
-            self._keys.sort()  # fast: sort() merges two sorted runs
+            self._keys.sort()  # sort() is fast here: it merges two sorted runs
             self._new = []
 
     def page(self, start: bytes, limit: int) -> list[bytes]:
@@ -211,7 +211,8 @@ class Tables:
         found: list[tuple[bytes, bytes]] = []
         while True:
             pages = [source(start) for source in sources]
-            # Use no keys after the lowest last key of the full pages: beyond this key, some source may have more keys.
+            # A full page may not have all keys of its source: use only keys up to the lowest last key of the full
+            # pages.
             known = min((page[-1][0] for page in pages if len(page) == limit), default=None)
             rows = dict(row for page in reversed(pages) for row in page)
             for key, value in sorted(rows.items()):

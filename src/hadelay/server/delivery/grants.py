@@ -203,7 +203,7 @@ class Grants:
     def deliver(self, poll: Poll, delivery: Delivery) -> None:
         """Hand out the messages of a grant for the first time."""
         poll = self.current(poll)
-        if poll.phase != DONE:  # DONE: the consumer hung up, and the lease runs out
+        if poll.phase != DONE:  # phase DONE: the consumer has hung up, and the leases will run out
             self._on_delivery(poll, delivery)
         self._answer(poll, delivery)
 
@@ -323,7 +323,8 @@ class CursorKeeper:
         return self._core.cursor != self._sent
 
     def watch(self) -> None:
-        """Propose the cursor now or soon, if it has changed."""
+        """Propose the cursor if it has changed: now, or once dispatch.interval_ms has passed since the last
+        proposal."""
         if self.busy or self._core.cursor == self._sent:
             return
         at = self._sent_at + self._term.config.dispatch.interval_ms / 1000

@@ -17,17 +17,17 @@ from hadelay.ledger.topics import by_topic
 from hadelay.model import NONE32
 from hadelay.version import SETTLE_LEVEL
 
-#: Upper bounds of hadelay_delivery_lateness_seconds, in ms.
+#: Bucket bounds of the histogram hadelay_delivery_lateness_seconds, in ms.
 LATENESS_BUCKETS_MS = (
     1, 2, 5, 10, 15, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 120_000, 300_000, 600_000,
     1_800_000, *(hours * 3_600_000 for hours in (1, 3, 6, 12, 24, 48, 96, 168)),
 )  # fmt: skip
 _BOUNDS = np.array(LATENESS_BUCKETS_MS)
-#: Upper bounds of hadelay_delivery_delay_seconds.
+#: Bucket bounds of the histogram hadelay_delivery_delay_seconds.
 _DELAYS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
-#: Upper bounds of hadelay_handout_delay_seconds.
+#: Bucket bounds of the histogram hadelay_handout_delay_seconds.
 _HANDOUT_DELAYS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-#: Ended grants are forgotten once the grants remembered exceed twice those with open leases by this number.
+#: Ended grants are forgotten when more grants are remembered than twice those with open leases, plus this number.
 _SPARE = 1_024
 #: Window of a topic's recent lateness, in minutes, this minute included.
 RECENT_MINUTES = 5
@@ -142,7 +142,8 @@ class HandoutDelays:
     def __init__(self) -> None:
         #: Histogram of hand-out delays over all terms that this node led.
         self.histogram = Histogram.of(_HANDOUT_DELAYS_S)
-        #: (term, number) of a grant → per position, cluster time at which the answer was written; 0: not yet.
+        #: (term, number) of a grant → for each of its messages, cluster time at which the answer was written; 0: not
+        #: yet.
         self._at: dict[tuple[int, int], NDArray[np.int64]] = {}
 
     def forget(self) -> None:

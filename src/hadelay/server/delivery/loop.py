@@ -42,7 +42,8 @@ log = logging.getLogger(__name__)
 _STOPPING = frozenset((Command.TOPIC_PUT, Command.TOPIC_DELETE, Command.PURGE, Command.AUDITED))
 #: Longest sleep between two turns of the loop, in seconds: timers have limits, and one turn per hour costs nothing.
 _LONGEST_SLEEP_S = 3_600.0
-#: Limit of index slices checked in one run of the sweeper, which searches for due messages that were forgotten.
+#: Limit of slices of the index that one run of the sweeper checks; the sweeper searches for due messages that were
+#: forgotten.
 _SWEEP_SLICES = 16
 #: Limits of remembered pairs (consumer, topics), and of topic names in all pairs. The oldest pairs are forgotten first.
 _MOST_ASKERS, _MOST_ASKED = 1_024, 1 << 16
@@ -188,7 +189,7 @@ class DeliveryLoop:
             return
         if grants.holding:
             self._answer_late_polls(grants)
-            return  # the timer wheels stop, too: the next leader starts at their tick
+            return  # during a planned transfer the timer wheels stop, and the next leader starts at their tick
         core, ahead_ms, now_ms = grants.core, self._handout.ahead_ms, self._now()
         aligned = now_ms + ahead_ms >= core.resume_ms
         if aligned and core.busy:

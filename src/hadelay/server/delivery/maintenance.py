@@ -24,7 +24,7 @@ Key = tuple[int, int]
 _GRANTS = 512
 #: Pause after an EXPIRE that failed, in ms.
 _RETRY_MS = 100
-#: Ended grants are dropped once the grants remembered exceed twice those with open leases by this number.
+#: Ended grants are dropped when more grants are remembered than twice those with open leases, plus this number.
 _STALE = 1_024
 #: Limit of rows of table `ttl` read at once; and number of useless rows that is worth a TTL_EXPIRE command.
 _ROWS = 250
@@ -33,7 +33,7 @@ _SILENT_ROWS = 500
 _TTL_PAUSE_MS = 100
 #: Pause of the maintenance when it has nothing to do, in seconds.
 _LOOK_S = 30.0
-#: Pause between two slices of maintenance, in seconds: leaves the log to commands whose clients wait.
+#: Pause between two maintenance commands, in seconds: leaves the log to commands whose clients wait.
 _PAUSE_S = 0.02
 #: Pause between two slices of a redrive with a rate, in seconds.
 _RATE_PAUSE_S = 0.1
@@ -134,8 +134,8 @@ class TtlExpiry:
         self._look_at(ttl.first_ms(self._ledger))
 
     def filed(self, at_ms: int) -> None:
-        """Check table `ttl` at cluster time at_ms (Unix ms), or now if that time has passed: a message whose row was
-        skipped during a lease waits again."""
+        """Check table `ttl` at cluster time at_ms (Unix ms), or now if that time has passed. Called when a message
+        waits again, whose row was skipped while it was leased."""
         self._start = min(self._start, ttl.KEY.pack(at_ms, 0))
         self._look_at(at_ms)
 
@@ -264,7 +264,8 @@ class MaintenanceRunner:
         return last_ms + kept_ms
 
     def _can_roll_forward(self, hour: int) -> bool:
-        """Whether the hour has entries not checked for rolling forward. Open entries already checked are leased."""
+        """Whether the hour has entries that were not checked for rolling forward, which moves messages to a later hour.
+        Open entries already checked are leased."""
         hour_state = self._ledger.hours.get(hour)
         return hour_state is None or hour_state.carried < self._ledger.store.count(hour)
 

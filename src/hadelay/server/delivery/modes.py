@@ -44,7 +44,7 @@ class Handout:
         self.resting_until = 0.0
 
     def ready_at(self, mono: float) -> float:
-        """Monotonic time at which offers may be made: `mono` is now, inf is after the next grant is decided."""
+        """Monotonic time at which offers may be made; `mono`: now; inf: not before another grant is decided."""
         raise NotImplementedError
 
     def hand_out(self, offers: list[Offer], now_ms: int) -> None:
@@ -75,7 +75,7 @@ class CommitHandout(Handout):
     def __init__(self, grants: Grants, latency: CommitLatency) -> None:
         super().__init__(grants)
         self._latency, self.ahead_ms = latency, latency.ms
-        #: Offers of each round that are not decided yet.
+        #: Offers whose grants are not decided yet, as one set per call of `hand_out`.
         self._rounds: list[set[Offer]] = []
 
     def ready_at(self, mono: float) -> float:
@@ -118,7 +118,7 @@ class CommitHandout(Handout):
     def _granted(self, offer: Offer, result: GrantResult, poll: Poll) -> None:
         if not result.granted.any():
             self.grants.wait_on(poll)
-        elif poll.phase != DONE:  # DONE: the consumer hung up, and the lease runs out
+        elif poll.phase != DONE:  # phase DONE: the consumer has hung up, and the leases will run out
             delivery = first_time(self.term.number, offer, result, 0, self.term.now())
             self.grants.deferred.until_due(poll, delivery, partial(self.grants.deliver, poll))
 
@@ -162,8 +162,9 @@ class IntervalHandout(Handout):
             grants.deliver(offer.poll, first_time(number, offer, expected, self._suspect_ms, now_ms))
 
     def _in_hands(self, offer: Offer) -> bool:
-        """Whether a message of the offer was handed out a moment ago, and was rolled forward or rescheduled since. The
-        earlier hand-out has to be recorded first, so that the next one counts as another attempt."""
+        """Whether a message of the offer was handed out a moment ago, and then moved to a new entry by a reschedule or
+        by rolling forward. The earlier hand-out has to be recorded first, so that the next one counts as another
+        attempt."""
         if not self.grants.handed_at:
             return False
         ids = offer.rows["first_id"]

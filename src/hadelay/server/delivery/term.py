@@ -45,7 +45,7 @@ class Term:
         self.number, self.ledger, self.runtime, self.clock = number, ledger, runtime, clock
         self.config, self._propose = config, propose
         self.over = False
-        #: Function that proposes the grants of all hand-outs whose grants are not proposed yet (interval mode).
+        #: In interval mode, proposes grants for all messages handed out without a proposed grant so far.
         self.record: Callable[[], None] = lambda: None
         self._alarms: list[Alarm] = []
 

@@ -19,7 +19,7 @@ from hadelay.server.checkpoints import Replica
 from hadelay.storage.heads import count_topics, no_counters
 from hadelay.storage.hours import DiskHourStore
 
-#: Limits of one slice of work, of some milliseconds: settled entries looked up, and hours counted.
+#: Limits of the work before the count yields, of some milliseconds: settled entries looked up, and hours counted.
 _SLICE, _HOURS = 8_192, 64
 #: Number of entries after which other tasks of the event loop run; a check of an hour counts as `_LOOK` entries.
 _SMALL, _LOOK = 2_048, 256
@@ -117,7 +117,8 @@ class DueCounts:
         return settled
 
     def _enough(self, rows: int) -> bool:
-        """Whether other tasks of the event loop should run now. rows: entries read since the last call."""
+        """Whether the count should yield now, so that other tasks of the event loop run. rows: entries read since the
+        last call."""
         self._spent += rows + _LOOK
         if self._spent < _SMALL:
             return False
@@ -143,7 +144,7 @@ class _Buckets:
         if begin >= end:
             return
         first, last = ((at_s + part * part_s) // step_s for part in (begin, end - 1))
-        # Index of the first part of the hour (second or minute) in each bucket.
+        # For each bucket, the position in `counts` of its first second (or minute) of the hour.
         starts = -((at_s - np.arange(first, last + 1) * step_s) // part_s)
         starts[0] = begin
         self.counts[first : last + 1] += np.add.reduceat(counts[:end], starts, dtype=np.int64)
@@ -152,11 +153,13 @@ class _Buckets:
         self, at: NDArray[np.int64], seconds: NDArray[np.integer], topics: NDArray[np.integer],
         hours: list[int], topic: int | None,
     ) -> None:  # fmt: skip
-        """Add the entries that are in `hours` (and of `topic`, unless None). at: the hour of each entry."""
+        """Add entries to the buckets: those whose hour is in `hours`, of one topic or (None) of all. at: the hour of
+        each entry."""
         lowest, highest = min(hours), max(hours)
         wanted = np.zeros(highest - lowest + 3, np.bool_)
         wanted[np.array(hours) - lowest + 1] = True
-        chosen = wanted.take(at - (lowest - 1), mode="clip")  # the first and last slots stand for all other hours
+        # All other hours are clipped to the first or last element, which is False.
+        chosen = wanted.take(at - (lowest - 1), mode="clip")
         if topic is not None:
             chosen &= topics == topic
         at_s = at[chosen] * SECONDS_PER_HOUR + seconds[chosen] // self.part_s * self.part_s

@@ -46,7 +46,7 @@ class Files(Service):
     async def hours(self) -> tuple[int, Iterator[Hour]]:
         """Returns (applied index, hours at this index, in ascending order, with hours of dead letters last). The
         iterator can be read once."""
-        # Write buffered entries in slices: computing the checksums would write all of them at once.
+        # Write buffered entries to the hour files in slices: computing checksums would write all these entries at once.
         await answered(self._node.storage.write_out)
         return self._node.raft.applied_index, hours_of(self._node.storage.hours, self._node.ledger.now_hour)
 

@@ -31,7 +31,8 @@ _GATHER_S = 0.5
 #: Pause after a failed alert, in seconds; doubled after each further failure, up to alert_interval_ms.
 _RETRY_S = 5.0
 _TIMEOUT_S = 15.0
-#: Limit of reported dead letters that a new leader counts past; with more, its alert names no message ids.
+#: Limit of already reported dead letters that a new leader skips to find the new ones; if there are more, its alert
+#: names no message ids.
 _COUNT_OFF = 10_000
 
 log = structlog.get_logger("hadelay")
@@ -57,7 +58,8 @@ class Alerts:
         self.sent = self.failed = 0
         self._term = 0
         self._watches: dict[int, _Watch] = {}
-        #: Position in the dead letters: for topics without a watch, an alert has reported all deaths before it.
+        #: Position in the list of dead letters: in topics that are not in `_watches`, all deaths before it were
+        #: reported.
         self._since = b""
 
     def on_leader(self, term: int) -> None:

@@ -43,7 +43,8 @@ class Reply(NamedTuple):
 
 
 Done = Callable[[Reply], None]
-#: Makes a webhook call. Calls `Done` once, later, on the event loop; never after the sender was closed.
+#: Function call(request, done) that makes a webhook call. It calls `done` once, later, on the event loop; never after
+#: the sender was closed.
 Call = Callable[[CallRequest, Done], None]
 
 

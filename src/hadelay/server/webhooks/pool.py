@@ -44,7 +44,7 @@ _SOON_S = 0.005
 _AGAIN_S = 0.1
 #: Pause reason of a topic whose webhook receiver answered with HTTP 410.
 GONE = "webhook disabled: HTTP 410"
-#: Upper bounds of hadelay_webhook_call_duration_seconds.
+#: Bucket bounds of the histogram hadelay_webhook_call_duration_seconds.
 _DURATIONS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 #: Limit of the number of call outcomes that have their own counter.
 _MOST_OUTCOMES = 32
@@ -67,7 +67,7 @@ class Pool:
         #: The term that this node leads; 0: it does not lead.
         self._term = 0
         self._numbers = itertools.count()
-        #: Counters for /metrics.
+        #: Metrics of webhook calls, for the page /metrics.
         self.in_flight = 0
         self.outcomes: Counter[str] = Counter()
         self.durations = Histogram.of(_DURATIONS_S)

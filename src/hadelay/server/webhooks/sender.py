@@ -122,7 +122,7 @@ class Sender:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def over(self, call: _Call, reason: str) -> None:
-        """End a call. reason: why the call failed, if there is no HTTP status."""
+        """End a call and report its outcome. reason: why the call failed, if there is no HTTP status."""
         call.end()
         if call not in self.calls:
             return
@@ -207,7 +207,7 @@ class _Name:
         #: Addresses found last, valid until `until`; None when the last look-up failed, or none was made.
         self.found: list[AddrInfoType] | None = None
         self.until = 0.0
-        #: Task of the latest look-up of the host's addresses.
+        #: The latest look-up of the host's addresses, as an asyncio task.
         self.task: asyncio.Future[list[AddrInfoType]] | None = None
 
     def resolved(self, task: asyncio.Future[list[AddrInfoType]]) -> None:
