@@ -180,15 +180,8 @@ def sim(
         Raft alone, with a machine that only remembers: a simulated second costs a fifth. Without --fault, --shrink and
         --only.
     """
-    if mutation and mutation not in MUTATIONS:
-        print(f"there is no mutation {mutation!r}: {', '.join(MUTATIONS)}", file=sys.stderr)
-        return 2
-    if fault and (fault not in FAMILIES or mutation):
-        unknown = f"there is no {fault!r}: {', '.join(FAMILIES)}"
-        print(f"--fault: {'a mutation has faults of its own' if fault in FAMILIES else unknown}", file=sys.stderr)
-        return 2
-    if raft and (fault or shrink or only):
-        print("--raft goes without --fault, --shrink and --only", file=sys.stderr)
+    if refusal := _refusal(mutation, fault, raft and bool(fault or shrink or only)):
+        print(refusal, file=sys.stderr)
         return 2
     parts = frozenset(filter(None, only.replace(NOTHING, "").split(","))) if only else None
     wish = Wish(mutation, parts, shrink, fault, raft)
@@ -218,7 +211,26 @@ def sim(
                 progress.update(task, advance=1, description=f"seeds, {failed} failed")
             known.write(block, here)
             totals.join(here)
-    wall = time.perf_counter() - started
+    _print_summary(totals, before, time.perf_counter() - started, log)
+    if not raft and not mutation and count > 1:
+        print(f"  {totals.coverage}")
+    for number, invariant in totals.failed.items():
+        print(f"failed: seed {number}: {invariant}: {wish.replay(number)}")
+    return 1 if totals.failed else 0
+
+
+def _refusal(mutation: str, fault: str, mixed: bool) -> str:
+    """Why the options do not go together; "" if they do."""
+    if mutation and mutation not in MUTATIONS:
+        return f"there is no mutation {mutation!r}: {', '.join(MUTATIONS)}"
+    if fault and fault not in FAMILIES:
+        return f"--fault: there is no {fault!r}: {', '.join(FAMILIES)}"
+    if fault and mutation:
+        return "--fault: a mutation has faults of its own"
+    return "--raft goes without --fault, --shrink and --only" if mixed else ""
+
+
+def _print_summary(totals: Totals, before: int, wall: float, log: str) -> None:
     if before:
         print(f"{before} of these seeds were run before, see {log}")
     print(
@@ -227,11 +239,6 @@ def sim(
         f"now {wall:.1f} s, {(totals.seeds - before) / wall:.1f} seeds/s"
     )
     print("  " + ", ".join(f"{name} {n}" for name, n in sorted(totals.counts.items())))
-    if not raft and not mutation and count > 1:
-        print(f"  {totals.coverage}")
-    for number, invariant in totals.failed.items():
-        print(f"failed: seed {number}: {invariant}: {wish.replay(number)}")
-    return 1 if totals.failed else 0
 
 
 def run_seeds(seeds: Sequence[int], jobs: int = 0, wish: Wish | None = None) -> Iterator[Report]:

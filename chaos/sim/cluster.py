@@ -76,7 +76,7 @@ class Watch(Machines):
         self.doubt_ms = 0.0
 
     def _observe(self, process: Process, node: Node) -> None:
-        """Wrap a node's methods, to observe what it applies and proposes, and how it learns cluster time."""
+        """Wrap methods of a node, to observe which entries it applies and proposes, and how it learns cluster time."""
         machine = node.raft.machine
         apply = machine.apply
 
@@ -105,6 +105,9 @@ class Watch(Machines):
             propose(command, done)
 
         node.raft.propose = proposed  # type: ignore[method-assign]
+        self._observe_clock(node)
+
+    def _observe_clock(self, node: Node) -> None:
         start_cold = node.clock._start_cold
 
         def started(agreed: float | None, mono: float) -> None:
