@@ -18,7 +18,7 @@ import socket
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import uvloop
@@ -41,6 +41,9 @@ from hadelay.settings.node import Config, LogConfig
 from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.manifests import open_archive
 from hadelay.version import VERSION
+
+if TYPE_CHECKING:
+    from hadelay.console.site import Console
 
 #: Exit code (EX_SOFTWARE) of a node that ended itself because going on could have broken a guarantee.
 FATAL = 70
@@ -108,11 +111,17 @@ async def _serve(config: Config, sockets: int, ready: Callable[[dict[str, Any]],
     sender = Sender(node.guard, config.webhooks.user_agent)
     webhooks = Webhooks(node, sender.call)
     service = NodeService(node, webhooks)
-    http = HttpServer(service, config.http, config.limits.max_delay_ms, config.security, sockets=sockets)
+    console = open_console(config, service)
+    http = HttpServer(
+        service, config.http, config.limits.max_delay_ms, config.security, sockets=sockets,
+        more=None if console is None else console.routes,
+    )  # fmt: skip
     http.metrics.certificates = [tls for tls in (network.tls, http.tls) if tls is not None]
     await http.start()
     _watch(http.metrics.certificates, runtime)
     node.start()
+    if console is not None:
+        console.start()
     try:
         await _ready(node, ending)
         if not ending.is_set():
@@ -129,12 +138,27 @@ async def _serve(config: Config, sockets: int, ready: Callable[[dict[str, Any]],
         await _calls_over(webhooks.pool)
         await _within(_CHECKPOINT_S, node.checkpoints.begin, "checkpoint_unfinished")
     finally:
+        if console is not None:
+            await console.stop()
         await http.stop()
         node.stop()
         await sender.close()
         runtime.close()
     log.info("stopped")
     return 0
+
+
+def open_console(config: Config, service: NodeService) -> Console | None:
+    """The console of a node; None where it is switched off, or where its packages are missing. A node serves messages
+    without a console."""
+    if not config.http.console:
+        return None
+    try:
+        from hadelay.console.site import Console
+    except ImportError as error:
+        log.warning("console_off", reason=str(error))
+        return None
+    return Console(service, secure=bool(config.http.tls_cert))
 
 
 def _end_on_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:

@@ -1,4 +1,4 @@
-"""Rewrites error texts of msgspec's decoder in plain words, for the sender of the value."""
+"""Texts for people: durations, and error texts of msgspec's decoder in plain words, for the sender of the value."""
 
 import re
 from collections.abc import Sequence
@@ -32,3 +32,15 @@ def plain(text: str, member: str = "", choices: Sequence[str] = ()) -> str:
 def either(words: Sequence[str]) -> str:
     """Join words as "a, b or c"."""
     return " or ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+
+
+def span(ms: float) -> str:
+    """A duration for people, in its two largest units: 850 ms, 12 s, 2 h 3 min, 3 d 4 h."""
+    if ms < 1_000:
+        return f"{ms:.0f} ms"
+    left, parts = int(ms // 1_000), []
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        parts.append(f"{count} {unit}" if count else "")
+    first = next(n for n, part in enumerate(parts) if part)
+    return " ".join(filter(None, parts[first : first + 2]))

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from hadelay.api.verdict import verdict
 from hadelay.cli import dead
 from hadelay.cli.output import Remote
-from hadelay.cli.trace import verdict
 from hadelay.errors import BadRequest
 from hadelay.server.delivery.loop import Askers
 from tests.cli.support import Dev, cluster, environment, hadelay

@@ -58,7 +58,7 @@ async def test_a_read_whose_leader_falls_silent_may_be_asked_again() -> None:
         config=SimpleNamespace(http=HttpConfig()), replica=None,
     )  # fmt: skip
     with pytest.raises(HadelayError) as caught:
-        await TopicService(node)._ready(stale=False)
+        await TopicService(node).ready(stale=False)
     assert (caught.value.http_status, caught.value.retryable, caught.value.outcome_known) == (503, True, True)
 
 

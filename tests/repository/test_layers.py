@@ -36,9 +36,10 @@ ALLOWED: dict[str, set[str]] = {
     "api": {"settings"},
     "client": {"api"},
     "http": {"api", "codec", "platform", "server", "settings"},
+    "console": {"api", "codec", "http", "server", "settings"},
     "server": {"api", "codec", "handout", "ledger", "platform", "raft", "settings", "storage"},
     "pipeline": {"client", "codec", "storage"},
-    "process": {"http", "platform", "server", "settings", "storage"},
+    "process": {"console", "http", "platform", "server", "settings", "storage"},
     "cli": {"api", "client", "codec", "handout", "ledger", "pipeline", "platform", "process", "raft", "server",
             "settings", "storage"},
     # The public names of `import hadelay`.

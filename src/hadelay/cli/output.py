@@ -217,18 +217,6 @@ def cell(value: Any) -> str:
     return "".join(c if c.isprintable() else "�" for c in str(value))
 
 
-def span(ms: float) -> str:
-    """A duration for people, in its two largest units: 850 ms, 12 s, 2 h 3 min, 3 d 4 h."""
-    if ms < 1_000:
-        return f"{ms:.0f} ms"
-    left, parts = int(ms // 1_000), []
-    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
-        count, left = divmod(left, size)
-        parts.append(f"{count} {unit}" if count else "")
-    first = next(n for n, part in enumerate(parts) if part)
-    return " ".join(filter(None, parts[first : first + 2]))
-
-
 def show(value: Any, printing: Printing, columns: Sequence[str] = ()) -> None:
     """Print a list of mappings, or one mapping, in the chosen format."""
     if printing.output == "json":

@@ -8,12 +8,13 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from hadelay.api.text import format_duration, parse_duration, parse_instant
-from hadelay.cli.output import Remote, Several, Stale, Topic, Yes, confirm, option, show, span, takes
+from hadelay.cli.output import Remote, Several, Stale, Topic, Yes, confirm, option, show, takes
 from hadelay.cli.remote import call
 from hadelay.errors import BadRequest, Conflict, NotFound
 from hadelay.paths import segment
 from hadelay.settings.topic import DEFAULTS_OF, NEWEST_DEFAULTS, SETTINGS, Exponential, TopicSettings, shown_name
 from hadelay.version import FIRST_LEVEL
+from hadelay.words import span
 
 _COLUMNS = ("topic", "scheduled", "ready", "leased", "dead", "overdue", "late_p99_ms", "bytes", "state")
 #: Default length and number of the buckets of `topic due`.

@@ -5,16 +5,15 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
+from hadelay.api.verdict import timeline, verdict
 from hadelay.cli.msg import message_path
-from hadelay.cli.output import MessageId, OfKey, OfTopic, Remote, Stale, emit_json, fields, span, table
+from hadelay.cli.output import MessageId, OfKey, OfTopic, Remote, Stale, emit_json, fields, table
 from hadelay.cli.remote import call, call_member
 from hadelay.errors import HadelayError
 from hadelay.model import decode_id, hour_name, unpack_id
 from hadelay.paths import segment
 
 _instant = datetime.fromisoformat
-#: Time without a poll after which a consumer counts as stopped; a receive waits at most 60 s.
-_SILENT_MS = 90_000
 #: Topic settings that affect the delivery of a message.
 _SETTINGS = (
     "lease", "max_attempts", "backoff", "dead_letter", "ttl", "rate", "concurrency", "catch_up_rate", "paused",
@@ -38,7 +37,7 @@ def trace(
     found = {
         "verdict": verdict(message, settings, nodes, cluster["time"]),
         "message": {name: value for name, value in message.items() if name != "history"},
-        "timeline": list(_timeline(message)),
+        "timeline": list(timeline(message)),
         "places": list(_places(message)),
         "topic": {name: settings[name] for name in _SETTINGS if settings.get(name)},
         "nodes": nodes,
@@ -48,63 +47,6 @@ def trace(
     else:
         _tell(found)
     return 1 if any(node["state"] not in (None, message["state"]) for node in nodes) else 0
-
-
-def verdict(message: dict[str, Any], topic: dict[str, Any], nodes: list[dict[str, Any]], now: str) -> str:
-    """One sentence: status of the message, and the reason for it. topic: {} for an unknown topic."""
-    said = _standing(message, topic, now)
-    others = [f"{node['node']}: {node['state']}" for node in nodes if node["state"] not in (None, message["state"])]
-    return f"{said}. THE NODES DISAGREE ({', '.join(others)})" if others else said
-
-
-def _standing(message: dict[str, Any], topic: dict[str, Any], now: str) -> str:
-    due, state, attempt = message["deliver_at"], message["state"], message["attempt"]
-    last = message["history"][-1] if message["history"] else {"at": now}
-    failed = next((e for e in reversed(message["history"]) if e["event"] in ("nacked", "lease_expired")), None)
-    why = f"{failed.get('reason') or failed['event'].replace('_', ' ')}" if failed else ""
-    if state == "scheduled":
-        after = f"; attempt {failed['attempt']} failed: {why}" if failed else ""
-        return f"due in {span(_ms(now, due))}{after}{_paused(topic)}"
-    if state == "ready":
-        return f"overdue by {span(_ms(due, now))}: {_waits_for(topic, now)}"
-    if state == "leased":
-        return f"with consumer {last.get('consumer') or 'unknown'} for {span(_ms(last['at'], now))}, attempt {attempt}"
-    if state == "acked":
-        return f"done: acked {span(_ms(due, last['at']))} after it was due, attempt {attempt}"
-    if state == "dead":
-        return f"dead after {attempt} attempts: {why or 'no reason given'}"
-    return f"{state} at {last['at']}"
-
-
-def _paused(topic: dict[str, Any]) -> str:
-    if not topic.get("paused"):
-        return ""
-    return f"; its topic is paused{': ' + topic['paused_reason'] if topic.get('paused_reason') else ''}"
-
-
-def _waits_for(topic: dict[str, Any], now: str) -> str:
-    """The main reason why a due message has not been handed out."""
-    limit, consumers = topic.get("concurrency"), topic.get("consumers")
-    if paused := _paused(topic):
-        return paused.removeprefix("; ")
-    if limit is not None and topic["leased"] >= limit:
-        return f"{topic['leased']:,} messages of its topic are leased, as many as concurrency allows"
-    if topic.get("webhook"):
-        return f"{topic['ready']:,} messages wait for calls of the topic's webhook"
-    if consumers == []:
-        return "no consumer has asked for its topic since the present leader took over"
-    if consumers:
-        asked = max(consumer["asked_at"] for consumer in consumers)
-        names = ", ".join(consumer["name"] for consumer in consumers)
-        if _ms(asked, now) > _SILENT_MS:
-            return f"no consumer has asked since {asked} ({names})"
-        most = f", at most {topic['rate']:g} a second" if topic.get("rate") else ""
-        return f"ready messages of its topic: {topic['ready']:,}{most}; consumers: {names}"
-    return "no consumer has taken it"
-
-
-def _ms(start: str, end: str) -> float:
-    return max(0.0, (_instant(end) - _instant(start)).total_seconds() * 1000)
 
 
 def _at(member: dict[str, Any], message: dict[str, Any], remote: Remote) -> dict[str, Any]:
@@ -118,16 +60,6 @@ def _at(member: dict[str, Any], message: dict[str, Any], remote: Remote) -> dict
     # Only the leader knows that a message is ready; on other nodes the message stays scheduled until it is leased.
     state = message["state"] if {seen["state"], message["state"]} == {"scheduled", "ready"} else seen["state"]
     return row | {"state": state, "events": len(seen["history"])}
-
-
-def _timeline(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Events of the message in order of time, and an event for the due time of each attempt."""
-    due = sorted({message["deliver_at"], *(e["due_at"] for e in message["history"] if e.get("due_at"))})
-    happened = [{"at": message["published_at"], "event": "published"}, *message["history"]]
-    happened += [{"at": at, "event": "due"} for at in due]
-    order = {"published": 0, "due": 1}
-    for entry in sorted(happened, key=lambda entry: (_instant(entry["at"]), order.get(entry["event"], 2))):
-        yield {name: value for name, value in entry.items() if value is not None}
 
 
 def _places(message: dict[str, Any]) -> Iterator[dict[str, Any]]:

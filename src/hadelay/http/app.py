@@ -29,14 +29,19 @@ for _part in (publish, messages, consume, topics, cluster, files, tokens, health
 
 
 class HttpServer(Context):
-    """The HTTP server of one node. sockets: see HttpListener. Raises ConfigError if the certificate can't be used."""
+    """The HTTP server of one node. sockets: see HttpListener. more: routes besides those of the API. Raises ConfigError
+    if the certificate can't be used."""
 
     def __init__(
         self, service: NodeService, config: HttpConfig, max_delay_ms: int, security: SecurityConfig | None = None,
-        *, sockets: int | None = None,
+        *, sockets: int | None = None, more: Routes | None = None,
     ) -> None:  # fmt: skip
         tokens = security is not None and security.tokens
-        super().__init__(service, config, max_delay_ms, ROUTES, tokens=tokens)
+        routes = Routes()
+        for some in (ROUTES, more):
+            if some is not None:
+                routes.include(some)
+        super().__init__(service, config, max_delay_ms, routes, tokens=tokens)
         self.heads = RequestHeads(self)
         if security is not None and tokens:
             self.authenticator = Authenticator(service.access, security, time.monotonic, self.heads.recent.clear)

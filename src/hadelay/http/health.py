@@ -62,5 +62,6 @@ async def openapi(call: Call) -> Answer:
     """This API as OpenAPI 3.1"""
     context = call.context
     if not context.openapi:
-        context.openapi = document(context.routes.all, tokens=context.authenticator is not None)
+        described = [route for route in context.routes.all if route.described]
+        context.openapi = document(described, tokens=context.authenticator is not None)
     return Answer(200, {"Content-Type": JSON}, context.openapi)

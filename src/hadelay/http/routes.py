@@ -54,6 +54,8 @@ class Route:
     scope: str = "admin"
     #: True if the handler checks the scope for each topic; before that, the token needs the scope for any topic.
     own_topics: bool = False
+    #: False: a page for browsers, which is no part of the API and its description.
+    described: bool = True
     #: Limit of a decoded body, in bytes.
     max_bytes: int = MAX_BYTES
     #: Operation id and summary in OpenAPI; default: the handler's name and the first line of its docstring.

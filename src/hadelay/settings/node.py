@@ -66,6 +66,8 @@ class HttpConfig(tuning.Http, frozen=True, kw_only=True, forbid_unknown_fields=T
     #: PEM file of the certificate authority (CA) of the other nodes' HTTPS certificates. Set it for your own CA.
     #: Empty: the system's CAs.
     tls_ca: str = ""
+    #: Serve the console, pages for a browser, at /console/. Set it to false to serve the API alone.
+    console: bool = True
     #: Size limit of a message's payload. Raise it for larger payloads, which delay all clients; better, store files
     #: elsewhere and send their names.
     max_body_bytes: int = MIB

@@ -1,6 +1,7 @@
 """Services for messages and dead letters: look-ups, pages and changes."""
 
 import asyncio
+from typing import Any
 
 import numpy as np
 
@@ -57,19 +58,23 @@ class MessageService(Service):
             raise _not_found(target)
         return message_of(view, [event_of(event) for event in view.history])
 
-    async def cancel(self, target: Target) -> str:
-        """Cancel a message; returns cancelled (also if repeated) | leased | acked | expired | dead. Raises NotFound."""
-        result = await self._propose(commands.encode_cancel(self._node.name, *_named(target)))
+    async def cancel(self, target: Target, by: Actor | None = None) -> str:
+        """Cancel a message; returns cancelled (also if repeated) | leased | acked | expired | dead. by:
+        puts the change into the audit trail. Raises NotFound."""
+        result = await self._change(target, "cancel", commands.encode_cancel(self._node.name, *_named(target)), by)
         assert isinstance(result, CancelResult)
         outcome = CancelOutcome(result.outcomes[0])
         if outcome is CancelOutcome.NOT_FOUND:
             raise _not_found(target)
         return outcome.name.lower()
 
-    async def reschedule(self, target: Target, when_ms: int, relative: bool) -> tuple[int, int]:
-        """Reschedule a message; returns (id, deliver_at_ms). Raises NotFound, Impossible, and Conflict whose outcome is
-        leased, acked, cancelled, expired or dead."""
-        result = await self._propose(commands.encode_reschedule(self._node.name, when_ms, relative, *_named(target)))
+    async def reschedule(
+        self, target: Target, when_ms: int, relative: bool, by: Actor | None = None
+    ) -> tuple[int, int]:
+        """Reschedule a message; returns (id, deliver_at_ms). by: puts the change into the audit trail. Raises NotFound,
+        Impossible, and Conflict whose outcome is leased, acked, cancelled, expired or dead."""
+        command = commands.encode_reschedule(self._node.name, when_ms, relative, *_named(target))
+        result = await self._change(target, "reschedule", command, by)
         assert isinstance(result, RescheduleResult)
         outcome = TargetOutcome(result.outcomes[0])
         if outcome is TargetOutcome.NOT_FOUND:
@@ -80,6 +85,14 @@ class MessageService(Service):
             word = outcome.name.lower()
             raise Conflict(f"the message cannot be rescheduled: it is {word}", outcome=word)
         return int(result.ids[0]), int(result.deliver_at_ms[0])
+
+    async def _change(self, target: Target, action: str, command: bytes, by: Actor | None) -> Any:
+        if by is None:
+            return await self._propose(command)
+        name = (
+            encode_id(target) if isinstance(target, int) else f"{target[0]}: key {target[1].decode(errors='replace')}"
+        )
+        return await self._administer(by, f"message.{action}", name, command)
 
     async def list_messages(self, name: str, ask: ListRequest, *, stale: bool) -> tuple[list[Message[str]], Key | None]:
         """Returns (messages in due order without histories, key after which the next page begins, or None at the end).

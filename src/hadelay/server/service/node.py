@@ -17,6 +17,7 @@ from hadelay.server.service.cluster import Clusters
 from hadelay.server.service.consuming import ConsumingService
 from hadelay.server.service.files import Files
 from hadelay.server.service.messages import MessageService
+from hadelay.server.service.overview import Overview
 from hadelay.server.service.part import Service
 from hadelay.server.service.topics import TopicService
 from hadelay.server.webhooks.pool import Webhooks
@@ -62,6 +63,10 @@ class TokenService(Service):
         await self._administer(by, "token.revoke", target, commands.encode_token_revoke(token_id))
         await self._confirm()
 
+    async def note(self, action: str, target: str, by: Actor) -> None:
+        """Add an entry to the audit trail, for a change whose own command is not audited."""
+        await self._administer(by, action, target, commands.encode_noop())
+
     async def audit(self, after: int, limit: int) -> list[AuditEntry]:
         """Entries of the audit trail with a number above `after`, oldest first."""
         await self._confirm()
@@ -80,6 +85,7 @@ class NodeService:
         self.publish = node.publish
         self.consume, self.messages, self.topics = ConsumingService(node), MessageService(node), TopicService(node)
         self.cluster, self.files, self.access = Clusters(node), Files(node), TokenService(node)
+        self.overview = Overview(node, self.topics)
 
     @property
     def leader_name(self) -> str | None:

@@ -39,7 +39,7 @@ class TopicService(Service):
 
     async def get_topic(self, name: str, *, stale: bool) -> Topic[str]:
         await self._confirm(stale)
-        view = self._document(self._topic(name), await self._ready(stale))
+        view = self.document(self._topic(name), await self.ready(stale=stale))
         return replace(view, consumers=await self._consumers(name, stale))
 
     async def _consumers(self, topic: str, stale: bool) -> list[Consumer[str]] | None:
@@ -53,10 +53,10 @@ class TopicService(Service):
 
     async def list_topics(self, *, stale: bool) -> list[Topic[str]]:
         await self._confirm(stale)
-        ready, known, found = await self._ready(stale), self._node.ledger.topics.all, list[Topic[str]]()
+        ready, known, found = await self.ready(stale=stale), self._node.ledger.topics.all, list[Topic[str]]()
         for first in range(0, len(known), _TOPICS_AT_ONCE):
             few = known[first : first + _TOPICS_AT_ONCE]
-            found += [self._document(topic, ready) for topic in few if topic.exists]
+            found += [self.document(topic, ready) for topic in few if topic.exists]
             await asyncio.sleep(0)
         return found
 
@@ -95,7 +95,7 @@ class TopicService(Service):
             self._topic(topic)
         return await self._node.reader.in_slices(lambda: self._due.count(topic, from_ms, to_ms, step_ms))
 
-    async def _ready(self, stale: bool) -> Reports:
+    async def ready(self, *, stale: bool) -> Reports:
         """Ask the leader for the ready messages of each topic, which only its delivery loop knows. A stale read on
         another node does not ask: it counts ready messages as scheduled."""
         if self._unasked(stale):
@@ -111,7 +111,7 @@ class TopicService(Service):
         """Whether a read does not ask the leader: a stale read on another node, or no leader is known."""
         return not self._node.leading and (stale or self._node.raft.leader is None)
 
-    def _document(self, topic: TopicState, reports: Reports) -> Topic[str]:
+    def document(self, topic: TopicState, reports: Reports) -> Topic[str]:
         count, oldest, *lateness = reports.get(topic.number, (0, 0, 0, 0, 0, 0))
         # Limit the leader's count of ready messages: the leader may have applied more entries than this node.
         count = min(count, topic.waiting)

@@ -1,0 +1,98 @@
+"""Streams of server-sent events: one per open page, all pages that show the same thing share one rendering.
+
+A stream sends a frame every other second, and only what changed since its last frame. A browser that does not read is
+waited for, and cut off by the node's write timeout; a stream ends with its session, and when the node stops (ADR 231).
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from hadelay.console.render import SECURITY
+from hadelay.console.visit import Visit
+from hadelay.errors import HadelayError, Overloaded, Unauthorized
+
+#: Limit of streams of one node.
+MOST = 300
+#: Time between two frames, in seconds.
+TICK_S = 2.0
+
+#: A frame: `html` by id of the element, and other members as console.js reads them.
+Frame = dict[str, Any]
+Make = Callable[[], Awaitable[Frame]]
+
+
+class Streams:
+    def __init__(self) -> None:
+        self.open = 0
+        self._stopping = asyncio.Event()
+        #: What a stream shows → (monotonic time of the rendering, its frame).
+        self._frames: dict[str, tuple[float, asyncio.Task[Frame]]] = {}
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    async def run(self, visit: Visit, key: str, make: Make, still_in: Callable[[], object]) -> web.StreamResponse:
+        """Send frames until the browser leaves, the session ends or the node stops. key: names what the frames show,
+        which must be the same for all visitors. still_in: raises Unauthorized when the session is over."""
+        if self.open >= MOST:
+            raise Overloaded(f"{MOST} pages are live at this node already; reload this one for news")
+        response = web.StreamResponse(headers={**SECURITY, "Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        response.content_type = "text/event-stream"
+        visit.call.context.add_headers(response.headers)
+        self.open += 1
+        try:
+            await response.prepare(visit.call.request)
+            if visit.call.request.method != "HEAD":
+                await self._send(response, visit, key, make, still_in)
+            with suppress(ConnectionError):
+                await response.write_eof()
+        except ConnectionError:
+            pass  # the browser left
+        finally:
+            self.open -= 1
+        return response
+
+    async def _send(
+        self, response: web.StreamResponse, visit: Visit, key: str, make: Make, still_in: Callable[[], object]
+    ) -> None:
+        sent: dict[str, str] = {}
+        while not self._stopping.is_set():
+            try:
+                still_in()
+                frame = await self._frame(key, make)
+            except Unauthorized:
+                await response.write(b"event: over\ndata: You are signed out: reload the page to sign in.\n\n")
+                return
+            except HadelayError as error:
+                frame = {"problem": error.detail}
+            html = {name: text for name, text in frame.get("html", {}).items() if sent.get(name) != text}
+            sent |= html
+            news = {**frame, "html": html, "leader": visit.service.leader_name or ""}
+            await response.write(b"event: frame\ndata: " + msgspec.json.encode(news) + b"\n\n")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S):
+                    await self._stopping.wait()
+        await response.write(b"event: over\ndata: This node is stopping: open the console of another node.\n\n")
+
+    async def _frame(self, key: str, make: Make) -> Frame:
+        """The frame of `key`, rendered at most once per tick."""
+        now = time.monotonic()
+        known = self._frames.get(key)
+        if known is None or (known[1].done() and now - known[0] >= TICK_S * 0.9):
+            for other in [name for name, (at, task) in self._frames.items() if task.done() and now - at > TICK_S]:
+                del self._frames[other]
+            known = self._frames[key] = now, asyncio.create_task(_made(make))
+        return await asyncio.shield(known[1])
+
+
+async def _made(make: Make) -> Frame:
+    try:
+        return await make()
+    except HadelayError as error:
+        return {"problem": error.detail}

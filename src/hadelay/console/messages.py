@@ -1,0 +1,215 @@
+"""The pages Messages (find one) and Message (its life, its body, what can be done)."""
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from hadelay.api.messages import Message
+from hadelay.api.service import ListRequest, Target
+from hadelay.api.text import LARGEST_MS, check_topic, format_instant, parse_id, parse_instant
+from hadelay.api.verdict import timeline, verdict
+from hadelay.console.bodies import shown_body
+from hadelay.console.render import millis
+from hadelay.console.visit import Pages, Visit
+from hadelay.errors import BadRequest, Conflict, HadelayError, NotFound
+from hadelay.http.answers import Answer
+from hadelay.http.options import check_tags, when
+from hadelay.model import FIRST, PENDING, State, encode_id
+from hadelay.words import span
+
+pages = Pages()
+
+#: Number of messages on one page of a search.
+_PAGE = 50
+_ID = re.compile(r"[0-9A-Fa-f][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{12}")
+_POSITION = re.compile(r"(\d{1,15})-(\d{1,20})")
+_DURATION = re.compile(r"\d+(\.\d+)?((ms|s|m|h|d)(\d+(\.\d+)?(ms|s|m|h|d))*)?")
+STATES = ("pending", *map(str, State), "all")
+_SETS = {str(state): frozenset((state,)) for state in State} | {"pending": PENDING, "all": frozenset(State)}
+#: How serious a state is, as a class of the page's style.
+TONES = {"ready": "warn", "dead": "bad", "acked": "good", "expired": "warn"}
+
+
+@pages.get("/console/messages")
+async def find(visit: Visit) -> Answer:
+    """Find a message by its id, by topic and key, or by topic, tag and time."""
+    asked = {name: visit.query.get(name, "").strip() for name in ("q", "topic", "tag", "state", "from", "to", "after")}
+    asked["state"] = asked["state"] or "pending"
+    found, after, problem = list[Message[str]](), "", ""
+    try:
+        if asked["q"]:
+            return visit.go(f"/console/messages/{await _find_one(visit, asked['topic'], asked['q'])}")
+        if asked["topic"]:
+            found, after = await _find_many(visit, asked)
+    except HadelayError as error:
+        if error.http_status >= 500:
+            raise
+        problem = error.detail
+    values: dict[str, Any] = {
+        "asked": asked, "messages": found, "after": after, "problem": problem, "states": STATES, "tones": TONES,
+        "searched": bool(asked["topic"]) and not problem, "now": now(visit),
+    }  # fmt: skip
+    return visit.page("find.html", active="messages", title="Messages", **values)
+
+
+async def _find_one(visit: Visit, topic: str, text: str) -> str:
+    """Id of the message that `text` names: an id, a key of `topic`, or topic/key."""
+    if not topic and not _ID.fullmatch(text) and "/" in text:
+        topic, _, text = text.partition("/")
+    if topic:
+        visit.need("read", check_topic(topic))
+        with suppress(NotFound):
+            target: Target = (topic, text.encode())
+            return (await visit.service.messages.describe(target, body=False, stale=False)).id
+        if not _ID.fullmatch(text):
+            raise NotFound(f"{topic} has no message under the key {text[:100]!r}, or the message is past its retention")
+    message_id = parse_id(text)
+    await visit.service.messages.describe(message_id, body=False, stale=False)
+    return encode_id(message_id)
+
+
+async def _find_many(visit: Visit, asked: dict[str, str]) -> tuple[list[Message[str]], str]:
+    """(messages of one page, position after which the next page begins or "")."""
+    visit.need("read", check_topic(asked["topic"]))
+    start, end = _instant("from", asked["from"], 0), _instant("to", asked["to"], LARGEST_MS)
+    if end <= start:
+        raise BadRequest("to: must be after from")
+    if asked["state"] not in _SETS:
+        raise BadRequest(f"state: {asked['state'][:40]!r} is none")
+    tags = check_tags(visit.call.context.config, asked["tag"].split(",")) if asked["tag"] else ()
+    position = _POSITION.fullmatch(asked["after"])
+    after = FIRST if position is None else (int(position[1]), int(position[2]))
+    ask = ListRequest(_SETS[asked["state"]], start, end, tags, after, _PAGE)
+    found, behind = await visit.service.messages.list_messages(asked["topic"], ask, stale=False)
+    return found, "" if behind is None else f"{behind[0]}-{behind[1]}"
+
+
+def _instant(name: str, text: str, default: int) -> int:
+    """A time of a form: as the API takes it, or as a browser's field writes it, in UTC."""
+    if not text:
+        return default
+    if re.fullmatch(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?", text):
+        text += ("" if text.count(":") == 2 else ":00") + "Z"
+    elif re.fullmatch(r"\d{4}-\d\d-\d\d", text):
+        text += "T00:00:00Z"
+    return parse_instant(name, text)
+
+
+def now(visit: Visit) -> str:
+    """Cluster time as the API writes it."""
+    return format_instant(visit.service.access.now_ms())
+
+
+@pages.get("/console/messages/{id}")
+async def show(visit: Visit) -> Answer:
+    """One message: a verdict, its life, its body."""
+    values = await look(visit, body=True)
+    message: Message[str] = values["message"]
+    body = shown_body(message.body or b"", message.content_type, visit.query.get("as", ""))
+    return visit.page("message.html", active="messages", title=message.id, body=body, **values)
+
+
+async def look(visit: Visit, *, body: bool) -> dict[str, Any]:
+    """Values of the page of a message. Raises NotFound, and Forbidden without the right to read its topic."""
+    message = await visit.service.messages.describe(parse_id(visit.path["id"]), body=body, stale=False)
+    visit.access.need_of("read", message.topic, "message")
+    topic: dict[str, Any] = {}
+    with suppress(NotFound):  # deleted topic: the page goes on without its settings
+        topic = msgspec.to_builtins(await visit.service.topics.get_topic(message.topic, stale=False))
+    document, at = msgspec.to_builtins(msgspec.structs.replace(message, body=None)), now(visit)
+    said = verdict(document, topic, [], at)
+    return {
+        "message": message, "rows": list(_rows(document)), "now": at, "topic": topic,
+        "verdict": said[0].upper() + said[1:], "tone": TONES.get(message.state, "calm"),
+    }  # fmt: skip
+
+
+_WORDS = {
+    "published": "Published", "due": "Due", "leased": "Leased", "acked": "Acked", "nacked": "Given back",
+    "lease_expired": "Lease ran out", "ttl_expired": "Expired", "cancelled": "Cancelled", "moved": "Rescheduled",
+    "dead": "Became a dead letter", "redriven": "Redriven",
+}  # fmt: skip
+_EVENT_TONES = {
+    "leased": "lease", "acked": "good", "nacked": "warn", "lease_expired": "warn", "ttl_expired": "bad", "dead": "bad",
+    "cancelled": "off",
+}  # fmt: skip
+
+
+def _rows(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Rows of the timeline. late: lateness of an attempt in words; gap: time since the row before."""
+    before: int | None = None
+    failed = False
+    for entry in timeline(message | {"history": message.get("history") or []}):
+        at_ms, event = millis(entry["at"]), entry["event"]
+        late_ms = at_ms - millis(entry["due_at"]) if event == "leased" and entry.get("due_at") else None
+        what = "Filed for its next attempt" if failed and event == "moved" else _WORDS.get(event, event)
+        yield {
+            **{name: entry.get(name) for name in ("at", "attempt", "consumer", "node", "reason", "from", "to")},
+            "event": event, "what": what, "tone": _EVENT_TONES.get(event, "calm"),
+            "late": None if late_ms is None else span(max(0, late_ms)), "very_late": (late_ms or 0) >= 1_000,
+            "gap": "" if before is None or at_ms - before < 1 else span(at_ms - before),
+        }  # fmt: skip
+        before, failed = at_ms, event in ("nacked", "lease_expired")
+
+
+@pages.live("/console/live/messages/{id}")
+def live(visit: Visit) -> tuple[str, Any]:
+    message_id = parse_id(visit.path["id"])
+
+    async def frame() -> dict[str, Any]:
+        values = await look(visit, body=False)
+        message: Message[str] = values["message"]
+        return {"html": {"life": visit.render("verdict.html", values)}, "state": message.state}
+
+    return f"message {message_id} {visit.actor.token_id}", frame
+
+
+async def _target(visit: Visit, scope: str) -> Message[str]:
+    message = await visit.service.messages.describe(parse_id(visit.path["id"]), body=False, stale=False)
+    visit.access.need_of(scope, message.topic, "message")
+    return message
+
+
+def _back(visit: Visit, notice: str) -> Answer:
+    return visit.go(f"/console/messages/{encode_id(parse_id(visit.path['id']))}", notice)
+
+
+@pages.post("/console/messages/{id}/cancel")
+async def cancel(visit: Visit) -> Answer:
+    message = await _target(visit, "publish")
+    outcome = await visit.service.messages.cancel(parse_id(message.id), visit.actor)
+    if outcome != "cancelled":
+        raise Conflict(f"the message cannot be cancelled: it is {outcome}", outcome=outcome)
+    return _back(visit, "The message is cancelled.")
+
+
+@pages.post("/console/messages/{id}/reschedule")
+async def reschedule(visit: Visit) -> Answer:
+    message, text = await _target(visit, "publish"), visit.text("when")
+    if not text:
+        raise BadRequest("when: a delay such as 15m, or a time such as 2026-12-24T18:00:00Z")
+    relative = _DURATION.fullmatch(text) is not None and len(text) < 12
+    at = text if relative else format_instant(_instant("when", text, 0))
+    times = when(visit.call.context.max_delay_ms, at if relative else None, None if relative else at)
+    _, due_ms = await visit.service.messages.reschedule(parse_id(message.id), *times, visit.actor)
+    return _back(visit, f"Rescheduled: the message falls due at {format_instant(due_ms)}.")
+
+
+@pages.post("/console/messages/{id}/deliver-now")
+async def deliver_now(visit: Visit) -> Answer:
+    message = await _target(visit, "publish")
+    await visit.service.messages.reschedule(parse_id(message.id), 0, True, visit.actor)
+    return _back(visit, "The message is due now.")
+
+
+@pages.post("/console/messages/{id}/redrive")
+async def redrive(visit: Visit) -> Answer:
+    message = await _target(visit, "read")
+    visit.need("admin", message.topic)
+    outcome = (await visit.service.messages.redrive(message.topic, [parse_id(message.id)], visit.actor))[0]
+    if outcome != "redriven":
+        raise Conflict(f"the message cannot be redriven: {outcome.replace('_', ' ')}", outcome=outcome)
+    return _back(visit, "Redriven: the message is due now, and its attempts begin anew.")

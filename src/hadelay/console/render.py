@@ -1,0 +1,121 @@
+"""Templates, their filters, and the files that pages load."""
+
+import gzip
+import hashlib
+from collections.abc import Mapping
+from datetime import datetime
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+import msgspec
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from hadelay.api.text import format_instant
+from hadelay.http.answers import Answer
+from hadelay.words import span
+
+_TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+#: Smallest page that is compressed, in bytes.
+_SMALL = 1_024
+#: Headers of all pages. Scripts, styles and forms of this node alone; no page in a frame; nothing kept in caches.
+SECURITY: Mapping[str, str] = {
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
+    "object-src 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+class StaticFile(NamedTuple):
+    body: bytes
+    packed: bytes
+    headers: dict[str, str]
+    #: First digits of the SHA-256; a part of the address, so that browsers may keep the file for good.
+    version: str
+
+
+def load_static() -> dict[str, StaticFile]:
+    found = {}
+    for path in files("hadelay.console").joinpath("static").iterdir():
+        kind = _TYPES.get(path.name.rpartition(".")[2])
+        if kind is not None:
+            body = path.read_bytes()
+            headers = {"Content-Type": kind, "Cache-Control": "public, max-age=31536000, immutable", **SECURITY}
+            version = hashlib.sha256(body).hexdigest()[:12]
+            found[path.name] = StaticFile(body, gzip.compress(body, 9, mtime=0), headers, version)
+    return found
+
+
+def millis(text: str) -> int:
+    """Unix ms of a time as the API writes it."""
+    return round(datetime.fromisoformat(text).timestamp() * 1000)
+
+
+def count(number: float) -> str:
+    return f"{number:,.0f}"
+
+
+def short(number: float) -> str:
+    """A number for a tile: 950, 12.3 k, 4.56 M."""
+    for size, unit in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
+        if abs(number) >= size:
+            return f"{number / (1e3 if unit == ' k' else size):.3g}{unit}"
+    return f"{number:,.0f}"
+
+
+def size(number: float) -> str:
+    unit = 0
+    while number >= 1024 and unit < len(_UNITS) - 1:
+        number, unit = number / 1024, unit + 1
+    return f"{number:,.0f} B" if not unit else f"{number:,.1f} {_UNITS[unit]}"
+
+
+def clock(text: str) -> Markup:
+    """A time as the API writes it, for a line of a page."""
+    return Markup('<time datetime="{0}" title="{0}">{1} <span class="hms">{2}</span></time>').format(
+        text, text[:10], text[11:23]
+    )
+
+
+class Renderer:
+    """Renders pages. node: name of this node."""
+
+    def __init__(self, node: str) -> None:
+        self.static = load_static()
+        self._env = Environment(
+            loader=PackageLoader("hadelay.console"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+            lstrip_blocks=True, auto_reload=False,
+        )  # fmt: skip
+        self._env.filters |= {
+            "count": count, "short": short, "size": size, "span": span, "clock": clock, "millis": millis,
+            "instant": format_instant,
+        }  # fmt: skip
+        self._env.globals |= {"node": node, "static": self.address_of}
+
+    def address_of(self, name: str) -> str:
+        return f"/console/static/{name}?v={self.static[name].version}"
+
+    def render(self, template: str, values: Mapping[str, Any]) -> str:
+        return self._env.get_template(template).render(values)
+
+    def block(self, template: str, values: Mapping[str, Any]) -> str:
+        """Render a part of a page that stands in a template of its own."""
+        return self.render(f"parts/{template}", values)
+
+
+def as_answer(status: int, headers: dict[str, str], text: str | bytes, *, packs: bool) -> Answer:
+    """An answer that is not kept in caches, compressed if the browser says that it takes that."""
+    body = text.encode() if isinstance(text, str) else text
+    headers = {"Content-Type": "text/html; charset=utf-8", "Cache-Control": "no-store", **SECURITY, **headers}
+    if packs and len(body) >= _SMALL:
+        headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+        body = gzip.compress(body, 5, mtime=0)
+    return Answer(status, headers, body)
+
+
+def as_json(value: Any, *, packs: bool) -> Answer:
+    return as_answer(200, {"Content-Type": "application/json"}, msgspec.json.encode(value), packs=packs)

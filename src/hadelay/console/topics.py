@@ -1,0 +1,185 @@
+"""The pages Topics and Topic."""
+
+from typing import Any
+
+import msgspec
+
+from hadelay.api.base import decode_hook
+from hadelay.api.publishing import BatchItem
+from hadelay.api.service import ListRequest, Receipts, answered
+from hadelay.api.settings import settings_in
+from hadelay.api.text import LARGEST_MS, check_new_topic
+from hadelay.api.topics import PutTopic, Topic
+from hadelay.console.dead import check_typed
+from hadelay.console.messages import TONES, now
+from hadelay.console.visit import Pages, Visit
+from hadelay.errors import BadRequest, TooLarge
+from hadelay.http.answers import Answer
+from hadelay.http.decoding import decoded
+from hadelay.http.options import draft_of, when
+from hadelay.model import FIRST, State, encode_id
+from hadelay.server.service.overview import CHOICES, ORDERS
+from hadelay.settings.topic import SETTINGS, shown_name
+
+pages = Pages()
+
+#: Number of topics on one page, and the last page that can be asked for.
+_PAGE, _LAST = 50, 2_000
+#: Number of ready messages that the page of a topic shows without leasing them.
+_PEEK = 5
+#: Settings in the form; the others are shown, and changed with `hadelay topic set`.
+_IN_FORM = (
+    "lease_ms", "max_attempts", "backoff", "ttl_ms", "rate", "catch_up_rate", "concurrency", "publish_rate",
+    "max_messages", "max_bytes", "dead_letter", "dead_retention_ms", "retention_ms",
+)  # fmt: skip
+
+
+@pages.get("/console/topics")
+async def overview(visit: Visit) -> Answer:
+    """The table of topics, searched, chosen, sorted and paged by the node."""
+    text, order, choice = (visit.query.get(name, "") for name in ("q", "sort", "show"))
+    order, choice = order if order in ORDERS else "name", choice if choice in CHOICES else "all"
+    number = visit.query.get("page", "")
+    page = min(int(number), _LAST) if number.isdigit() and len(number) < 6 else 0
+    found, count = await visit.service.overview.find_topics(
+        text.strip()[:128], order, page * _PAGE, _PAGE, may=lambda name: visit.may("read", name), choice=choice
+    )
+    values: dict[str, Any] = {
+        "topics": found, "count": count, "page": page, "pages": -(-count // _PAGE), "q": text.strip()[:128],
+        "sort": order, "show": choice, "choices": list(CHOICES), "first": page * _PAGE + 1,
+    }  # fmt: skip
+    if visit.partial:
+        return visit.part("topics.html", **values)
+    return visit.page("topics.html", active="topics", title="Topics", **values)
+
+
+@pages.get("/console/topics/{topic}")
+async def show(visit: Visit) -> Answer:
+    """One topic: counts, charts, consumers, settings."""
+    visit.need("read", visit.topic)
+    topic = await visit.service.topics.get_topic(visit.topic, stale=False)
+    shown = msgspec.to_builtins(topic)
+    peek, _ = await visit.service.messages.list_messages(
+        visit.topic, ListRequest(frozenset((State.READY,)), 0, LARGEST_MS, (), FIRST, _PEEK), stale=False
+    )
+    settings = [(shown_name(name), SETTINGS[name].help, _written(shown.get(shown_name(name)))) for name in _IN_FORM]
+    values = {
+        **await consumers(visit, topic), "topic": topic, "settings": settings, "shown": shown, "peek": peek,
+        "tones": TONES, "now": now(visit),
+    }  # fmt: skip
+    return visit.page("topic.html", active="topics", title=visit.topic, **values)
+
+
+@pages.live("/console/live/topics/{topic}")
+def live(visit: Visit) -> tuple[str, Any]:
+    visit.need("read", visit.topic)
+
+    async def frame() -> dict[str, Any]:
+        topic = await visit.service.topics.get_topic(visit.topic, stale=False)
+        values = {**await consumers(visit, topic), "topic": topic, "shown": msgspec.to_builtins(topic)}
+        return {"html": {part: visit.render(f"{part}.html", values) for part in ("counts", "consumers")}}
+
+    return f"topic {visit.topic}", frame
+
+
+async def consumers(visit: Visit, topic: Topic[str]) -> dict[str, Any]:
+    """Consumers of the topic: those that asked lately, and those that have leased messages."""
+    holders, complete = await visit.service.overview.holders(topic.topic)
+    rows = {consumer.name: {"name": consumer.name, "asked_at": consumer.asked_at} for consumer in topic.consumers or ()}
+    for holder in holders[:50]:
+        row: dict[str, Any] = rows.setdefault(holder.consumer, {"name": holder.consumer})
+        row |= {"leased": holder.leased, "since_ms": holder.since_ms}
+    return {"consumers": list(rows.values()), "all_grants": complete, "now_ms": visit.service.access.now_ms()}
+
+
+def _written(value: Any) -> str:
+    """A setting as a person writes it in a field of the form."""
+    if value is None:
+        return ""
+    if isinstance(value, dict):
+        return ",".join(f"{name}={one}" for name, one in value.items() if one is not None)
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _read(name: str, text: str) -> Any:
+    if not text:
+        return None
+    if name == "backoff":
+        parts = [part.strip() for part in text.split(",")]
+        return dict(part.partition("=")[::2] for part in parts) if "=" in text else parts
+    return text
+
+
+@pages.post("/console/topics/{topic}/settings")
+async def change(visit: Visit) -> Answer:
+    """Change the settings whose fields were changed; the API's own types check them."""
+    name = check_new_topic(visit.topic, visit.call.context.config.max_topic_bytes)
+    visit.need("admin", name)
+    wanted = {
+        shown_name(field): _read(field, visit.text(shown_name(field)))
+        for field in _IN_FORM
+        if visit.text(shown_name(field)) != visit.text(f"was_{shown_name(field)}")
+    }
+    if not wanted:
+        return visit.go(f"/console/topics/{name}", "No setting was changed.")
+    put = decoded(lambda: msgspec.convert(wanted, PutTopic, strict=False, dec_hook=decode_hook), PutTopic)
+    settings = settings_in(put)
+    if settings.get("dead_letter") not in (None, "keep"):
+        visit.need("publish", settings["dead_letter"])
+    await visit.service.topics.get_topic(name, stale=False)
+    await visit.service.topics.put_topic(name, settings, visit.actor)
+    return visit.go(f"/console/topics/{name}", f"Changed: {', '.join(wanted)}.")
+
+
+async def _pause(visit: Visit, config: dict[str, Any], notice: str) -> Answer:
+    visit.need("admin", visit.topic)
+    await visit.service.topics.get_topic(visit.topic, stale=False)
+    await visit.service.topics.put_topic(visit.topic, config, visit.actor)
+    return visit.go(f"/console/topics/{visit.topic}", notice)
+
+
+@pages.post("/console/topics/{topic}/pause")
+async def pause(visit: Visit) -> Answer:
+    config = {"paused": True, "paused_reason": visit.text("reason") or None}
+    return await _pause(visit, config, "Paused: messages are kept, and none is handed out.")
+
+
+@pages.post("/console/topics/{topic}/resume")
+async def resume(visit: Visit) -> Answer:
+    return await _pause(visit, {"paused": None, "paused_reason": None}, "Resumed: messages are handed out again.")
+
+
+@pages.post("/console/topics/{topic}/purge")
+async def purge(visit: Visit) -> Answer:
+    """Cancel scheduled and ready messages, after the person typed their number."""
+    visit.need("admin", visit.topic)
+    topic = await visit.service.topics.get_topic(visit.topic, stale=False)
+    states: list[str] = [state for state in ("scheduled", "ready") if state in visit.texts("state")]
+    if not states:
+        raise BadRequest("choose scheduled, ready, or both")
+    check_typed(visit.text("typed"), visit.text("shown"), topic.scheduled + topic.ready)
+    await visit.service.messages.purge(visit.topic, states, visit.actor)
+    return visit.go(f"/console/topics/{visit.topic}", f"Purged: {' and '.join(states)} messages are cancelled.")
+
+
+@pages.post("/console/topics/{topic}/publish")
+async def publish(visit: Visit) -> Answer:
+    """Publish a test message."""
+    context = visit.call.context
+    name = check_new_topic(visit.topic, context.config.max_topic_bytes)
+    visit.need("publish", name)
+    body = visit.raw("body").replace("\r\n", "\n").encode()
+    if len(body) > context.config.max_body_bytes:
+        raise TooLarge(f"a body of {len(body)} bytes; at most {context.config.max_body_bytes} are allowed")
+    tags = [tag for tag in visit.text("tags").split(",") if tag.strip()]
+    item = BatchItem(
+        name, content_type=visit.text("content_type") or "text/plain", key=visit.text("key") or None, tags=tags or None
+    )
+    times = when(context.max_delay_ms, visit.text("delay") or None, None)
+    draft = draft_of(context.config, context.max_delay_ms, item, times, None, body)
+    await visit.service.access.note("message.publish", name, visit.actor)
+    receipts: Receipts = await answered(lambda done: visit.service.publish([draft], None, done))
+    if receipts.problems:
+        raise receipts.problems[0]
+    again = "There was a pending message under this key." if receipts.duplicates else "Published."
+    return visit.go(f"/console/messages/{encode_id(receipts.ids[0])}", again)

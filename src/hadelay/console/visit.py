@@ -1,0 +1,176 @@
+"""One request of a browser, and the declaration of pages."""
+
+from __future__ import annotations
+
+import hmac
+import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from binascii import Error as Base64Error
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import parse_qs, parse_qsl
+
+from multidict import CIMultiDict
+
+from hadelay.api.service import Actor
+from hadelay.api.text import check_topic
+from hadelay.console.render import as_answer, as_json
+from hadelay.errors import BadRequest, Forbidden
+from hadelay.http.answers import Answer
+from hadelay.http.decoding import media_type
+
+if TYPE_CHECKING:
+    from hadelay.console.sessions import Session
+    from hadelay.http.access import RequestRights
+    from hadelay.http.call import Call
+    from hadelay.server.service.node import NodeService
+
+_FORM = "application/x-www-form-urlencoded"
+#: Limits of a form: its size in bytes, and the number of its fields.
+_MAX_FORM, _MAX_FIELDS = 256 << 10, 1_100
+#: Limit of a notice in characters.
+_MAX_NOTICE = 400
+#: Addresses that a sign-in may go on to.
+NEXT = re.compile(r"/console/[A-Za-z0-9._~/?&=%+:-]*")
+
+
+class Visit:
+    """A request, its session and its rights. Pages get one, and return an answer."""
+
+    def __init__(self, site: Any, call: Call, session: Session | None, access: RequestRights) -> None:
+        self.site, self.call, self.session, self.access = site, call, session, access
+        self.query: dict[str, str] = dict(parse_qsl(call.target.partition("?")[2], keep_blank_values=True))
+        self._form: dict[str, list[str]] = {}
+        #: Whether htmx asks for a part of the page.
+        self.partial = call.request.headers.get("HX-Request") == "true"
+
+    @property
+    def service(self) -> NodeService:
+        return self.call.service
+
+    @property
+    def actor(self) -> Actor:
+        return self.access.actor
+
+    @property
+    def path(self) -> dict[str, str]:
+        return self.call.path
+
+    @property
+    def topic(self) -> str:
+        """Topic of the path. Raises BadRequest."""
+        return check_topic(self.path["topic"])
+
+    @property
+    def csrf(self) -> str:
+        return self.site.csrf if self.session is None else self.session.csrf
+
+    @property
+    def packs(self) -> bool:
+        return "gzip" in self.call.request.headers.get("Accept-Encoding", "")
+
+    def may(self, scope: str, topic: str | None = None) -> bool:
+        return self.access.may(scope, topic)
+
+    def need(self, scope: str, topic: str | None = None) -> None:
+        self.access.need(scope, topic)
+
+    async def read_form(self) -> None:
+        """Read the form of a change. Raises Forbidden unless the form comes from a page of this session."""
+        if media_type(self.call.request) != _FORM:
+            raise BadRequest(f"the console takes forms ({_FORM})")
+        data = await self.call.read(_MAX_FORM, "of this form")
+        try:
+            self._form = parse_qs(data.decode(), keep_blank_values=True, max_num_fields=_MAX_FIELDS)
+        except ValueError:
+            raise BadRequest("this is not a form") from None
+        if not hmac.compare_digest(self.text("csrf").encode(), self.csrf.encode()):
+            what = "this form does not come from this session: open the page again, and repeat the change there"
+            raise Forbidden(what)
+
+    def text(self, name: str) -> str:
+        """First value of a field of the form, without spaces around it; "" without one."""
+        return self._form.get(name, [""])[0].strip()
+
+    def raw(self, name: str) -> str:
+        return self._form.get(name, [""])[0]
+
+    def texts(self, name: str) -> list[str]:
+        return self._form.get(name, [])
+
+    def fields(self) -> dict[str, str]:
+        return {name: values[0].strip() for name, values in self._form.items() if name != "csrf"}
+
+    def page(self, template: str, *, status: int = HTTPStatus.OK, **values: Any) -> Answer:
+        """Render a page."""
+        jar = self.call.request.cookies.get(self.site.notice_cookie)
+        values = {"visit": self, "notice": _notice(jar), "leader": self.service.leader_name, **values}
+        headers = {"Set-Cookie": self.site.cookie(self.site.notice_cookie, "", 0)} if jar else {}
+        return as_answer(status, headers, self.site.renderer.render(template, values), packs=self.packs)
+
+    def part(self, template: str, **values: Any) -> Answer:
+        """Render a part of a page."""
+        return as_answer(200, {}, self.site.renderer.block(template, {"visit": self, **values}), packs=self.packs)
+
+    def render(self, template: str, values: Mapping[str, Any]) -> str:
+        """HTML of a part of a page. It must not depend on the visitor: streams share it."""
+        return str(self.site.renderer.block(template, values))
+
+    def json(self, value: Any) -> Answer:
+        return as_json(value, packs=self.packs)
+
+    def go(self, where: str, notice: str = "") -> Answer:
+        """Go on to another page, which shows the notice. where: begins with /console/."""
+        headers = CIMultiDict({"Location": where, "Cache-Control": "no-store"})
+        if notice:
+            text = urlsafe_b64encode(notice[:_MAX_NOTICE].encode()).decode().rstrip("=")
+            headers.add("Set-Cookie", self.site.cookie(self.site.notice_cookie, text, 30))
+        return Answer(HTTPStatus.SEE_OTHER, headers, b"")
+
+
+def _notice(text: str | None) -> str:
+    if not text:
+        return ""
+    try:
+        return urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()[:_MAX_NOTICE]
+    except (Base64Error, ValueError):
+        return ""
+
+
+Handler = Callable[[Visit], Awaitable[Any]]
+H = TypeVar("H", bound=Handler)
+LiveHandler = Callable[[Visit], tuple[str, Callable[[], Awaitable[dict[str, Any]]]]]
+
+
+class Pages:
+    """Pages and actions of one module, declared by their handlers."""
+
+    def __init__(self) -> None:
+        #: (method, path, handler)
+        self.all: list[tuple[str, str, Handler]] = []
+        #: (path, handler) of streams; the handler returns what the stream shows, and the function that makes a frame.
+        self.streams: list[tuple[str, LiveHandler]] = []
+
+    def get(self, path: str) -> Callable[[H], H]:
+        return self._add("GET", path)
+
+    def post(self, path: str) -> Callable[[H], H]:
+        """An action: the handler gets the form, checked to be of this session, and checks the rights."""
+        return self._add("POST", path)
+
+    def live(self, path: str) -> Callable[[LiveHandler], LiveHandler]:
+        """A stream of a page."""
+
+        def declare(handler: LiveHandler) -> LiveHandler:
+            self.streams.append((path, handler))
+            return handler
+
+        return declare
+
+    def _add(self, method: str, path: str) -> Callable[[H], H]:
+        def declare(handler: H) -> H:
+            self.all.append((method, path, handler))
+            return handler
+
+        return declare

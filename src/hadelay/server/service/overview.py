@@ -1,0 +1,239 @@
+"""Sums, sorted pages of topics, and holders of leases, for people who look at the cluster (the console).
+
+All work over many topics, grants or hours is done in slices, and each answer has a limit.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from heapq import nsmallest
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hadelay.api.topics import Topic
+from hadelay.codec.formats import TOPIC
+from hadelay.ledger.topics import TopicState
+from hadelay.model import DEAD_HOURS, Event, hour_name
+from hadelay.server.node import Node
+from hadelay.server.service.part import Service
+from hadelay.server.service.topics import TopicService
+
+#: Number of topics, and of grants, that are read before other tasks of the event loop have a turn.
+_TOPICS_AT_ONCE, _GRANTS_AT_ONCE = 1_000, 200
+#: Limit of grants that are searched for the leases of one topic.
+_MOST_GRANTS = 20_000
+#: p99 of the lateness from which on a topic counts as late, in ms.
+LATE_MS = 1_000
+#: Time for which a message has been ready without a hand-out, from which on nobody seems to consume its topic, in ms.
+IDLE_MS = 60_000
+#: Limit of hours in a strip.
+_MOST_HOURS = 1_000
+
+
+class Totals(NamedTuple):
+    """Sums over all topics as this node has applied them. Counters count since the cluster was founded."""
+
+    at_ms: int
+    topics: int
+    paused: int
+    published: int
+    acked: int
+    died: int
+    waiting: int
+    leased: int
+    dead: int
+    bytes: int
+
+
+class Recent(NamedTuple):
+    """The leader's view: messages that are ready, and lateness of the last five minutes in ms. p50 and p99 over several
+    topics are upper bounds, because the leader reports quantiles per topic; the maximum is exact."""
+
+    ready: int
+    oldest_ms: int
+    handed_out: int
+    p50_ms: int
+    p99_ms: int
+    max_ms: int
+
+
+class TopicCounts(NamedTuple):
+    """Counters of one topic for a chart."""
+
+    published: int
+    acked: int
+    died: int
+    pending: int
+
+
+class HourRow(NamedTuple):
+    hour: str
+    entries: int
+    open: int
+    mapped: bool
+    sealed: bool
+
+
+class Holder(NamedTuple):
+    """A consumer that has leased messages of a topic. since_ms: time of its oldest grant."""
+
+    consumer: str
+    leased: int
+    since_ms: int
+
+
+#: Orders of a page of topics → sort key of (topic, its report by the leader).
+_Report = tuple[int, ...]
+ORDERS: Mapping[str, Callable[[TopicState, _Report], Any]] = {
+    "name": lambda topic, report: topic.name,
+    "scheduled": lambda topic, report: (report[0] - topic.waiting, topic.name),
+    "ready": lambda topic, report: (-report[0], topic.name),
+    "leased": lambda topic, report: (-topic.leased, topic.name),
+    "dead": lambda topic, report: (-topic.dead, topic.name),
+    "late": lambda topic, report: (-report[4], topic.name),
+    "oldest": lambda topic, report: (report[1] if report[0] else 1 << 62, topic.name),
+}
+_NO_REPORT = (0, 0, 0, 0, 0, 0)
+#: Choices of topics, as tests of (topic, its report by the leader, cluster time). idle: a message has been ready for a
+#: minute, and none was handed out in the last five minutes.
+CHOICES: Mapping[str, Callable[[TopicState, _Report, int], bool]] = {
+    "all": lambda topic, report, now_ms: True,
+    "dead": lambda topic, report, now_ms: topic.dead > 0,
+    "paused": lambda topic, report, now_ms: topic.settings.paused,
+    "idle": lambda topic, report, now_ms: (
+        report[0] > 0 and not report[2] and not topic.settings.paused and now_ms - report[1] >= IDLE_MS
+    ),
+    "late": lambda topic, report, now_ms: report[4] >= LATE_MS,
+}
+
+
+class Overview(Service):
+    def __init__(self, node: Node, topics: TopicService) -> None:
+        super().__init__(node)
+        self._topics = topics
+
+    async def totals(self) -> Totals:
+        """Sum up all topics of this node, without asking another node."""
+        found, known = np.zeros(9, np.int64), self._node.ledger.topics.all
+        for first in range(0, len(known), _TOPICS_AT_ONCE):
+            few = known[first : first + _TOPICS_AT_ONCE]
+            found += np.array([_row(topic) for topic in few], np.int64).sum(axis=0)
+            await asyncio.sleep(0)
+        return Totals(self._node.now_ms(), *found.tolist())
+
+    async def recent(self) -> Recent:
+        """Ask the leader for ready messages and lateness. Raises NoLeader."""
+        reports = await self._topics.ready(stale=False)
+        return summarize(reports.values())
+
+    async def busiest(self, limit: int) -> list[str]:
+        """Names of the topics to which most messages were published."""
+        best: list[TopicState] = []
+        known = self._node.ledger.topics.all
+        for first in range(0, len(known), _TOPICS_AT_ONCE):
+            few = [topic for topic in known[first : first + _TOPICS_AT_ONCE] if topic.exists]
+            best = nsmallest(limit, [*best, *few], key=lambda topic: (-topic.published, topic.number))
+            await asyncio.sleep(0)
+        return [topic.name for topic in best]
+
+    def counts(self, name: str) -> TopicCounts | None:
+        """Counters of a topic as this node has applied them; None: there is no such topic."""
+        topic = self._node.ledger.topic(name)
+        if topic is None:
+            return None
+        return TopicCounts(topic.published, topic.settled[Event.ACKED], topic.settled[Event.DEAD], topic.pending)
+
+    async def find_topics(
+        self, text: str, order: str, skip: int, limit: int, *, may: Callable[[str], bool], choice: str = "all"
+    ) -> tuple[list[Topic[str]], int]:
+        """Find topics of a choice (CHOICES) whose names contain `text`. Returns (one page in an order of ORDERS, number
+        of topics found). may: whether the caller may see the topic of this name."""
+        await self._confirm()
+        reports, key, chosen = await self._topics.ready(stale=False), ORDERS[order], CHOICES[choice]
+        best: list[tuple[Any, TopicState]] = []
+        known, text, count, now_ms = self._node.ledger.topics.all, text.lower(), 0, self._node.now_ms()
+        for first in range(0, len(known), _TOPICS_AT_ONCE):
+            few = [
+                topic
+                for topic in known[first : first + _TOPICS_AT_ONCE]
+                if topic.exists
+                and text in topic.name.lower()
+                and chosen(topic, reports.get(topic.number, _NO_REPORT), now_ms)
+                and may(topic.name)
+            ]
+            count += len(few)
+            rows = [(key(topic, reports.get(topic.number, _NO_REPORT)), topic) for topic in few]
+            best = nsmallest(skip + limit, [*best, *rows], key=lambda row: row[0])
+            await asyncio.sleep(0)
+        return [self._topics.document(topic, reports) for _, topic in best[skip:]], count
+
+    async def holders(self, name: str) -> tuple[list[Holder], bool]:
+        """Consumers with leased messages of a topic, those with most leases first; and whether all grants were
+        searched."""
+        topic, found = self._topic(name), dict[str, tuple[int, int]]()
+        number = self._node.ledger.names.number(TOPIC, topic.name)
+        grants = list(self._node.ledger.grants.values())
+        for n, grant in enumerate(grants[:_MOST_GRANTS]):
+            if n % _GRANTS_AT_ONCE == _GRANTS_AT_ONCE - 1:
+                await asyncio.sleep(0)
+            held = int(np.count_nonzero((grant.rows["topic"] == number) & (grant.rows["open"] == 1)))
+            if held:
+                before, since_ms = found.get(grant.consumer, (0, grant.granted_at_ms))
+                found[grant.consumer] = before + held, min(since_ms, grant.granted_at_ms)
+        holders = [Holder(consumer, leased, since_ms) for consumer, (leased, since_ms) in found.items()]
+        return sorted(holders, key=lambda holder: (-holder.leased, holder.consumer)), len(grants) <= _MOST_GRANTS
+
+    def hours(self) -> list[HourRow]:
+        """Hours on this node in ascending order, without hours of dead letters; at most the newest 1,000."""
+        node = self._node
+        store, running = node.storage.hours, node.ledger.now_hour
+        numbers = sorted(hour for hour in store.hours() if hour < DEAD_HOURS)[-_MOST_HOURS:]
+        return [
+            HourRow(
+                hour_name(hour), store.count(hour), node.ledger.open_entries(hour), store.mapped(hour), hour < running
+            )
+            for hour in numbers
+        ]
+
+    @property
+    def free_bytes(self) -> int:
+        """Free space of this node's data directory."""
+        return self._node.checkpoints.free_bytes
+
+    @property
+    def checkpoint_age_s(self) -> float:
+        """Time since this node's last checkpoint was durable."""
+        return self._node.runtime.monotonic() - self._node.checkpoints.finished
+
+
+def _row(topic: TopicState) -> tuple[int, ...]:
+    settled = topic.settled
+    return (
+        topic.exists, topic.exists and topic.settings.paused, topic.published, settled[Event.ACKED],
+        settled[Event.DEAD], topic.waiting, topic.leased, topic.dead, topic.bytes,
+    )  # fmt: skip
+
+
+def summarize(reports: Iterable[_Report]) -> Recent:
+    """Summarize the leader's reports of topics. Each topic counts with half of its messages at its p50, 49 % at its p99
+    and 1 % at its maximum, so the quantiles over all topics are upper bounds, and exact for a single topic."""
+    ready = handed_out = largest = 0
+    oldest_ms, points = 0, list[tuple[int, float]]()
+    for count, since_ms, messages, p50, p99, *_, most in reports:
+        ready += count
+        if count and not 0 < oldest_ms <= since_ms:
+            oldest_ms = since_ms
+        if messages:
+            handed_out += messages
+            largest = max(largest, most)
+            points += [(p50, 0.5 * messages), (p99, 0.49 * messages), (most, 0.01 * messages)]
+    points.sort()
+    found, passed = [], 0.0
+    wanted = [0.5 * handed_out, 0.99 * handed_out]
+    for value, weight in points:
+        passed += weight
+        while wanted and passed >= wanted[0] - 1e-6:
+            wanted.pop(0)
+            found.append(value)
+    p50, p99 = found if len(found) == 2 else (0, 0)
+    return Recent(ready, oldest_ms, handed_out, p50, p99, largest)

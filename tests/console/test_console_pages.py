@@ -1,0 +1,323 @@
+"""Pages and actions of the console at a real node, without a browser."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import urllib.parse
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from tests.console.conftest import Browser
+from tests.system.cluster import Cluster, ask, until
+
+HOSTILE = '<script>alert(1)</script>"><img src=x onerror=alert(2)>'
+
+
+def dead_letter(node: Cluster, topic: str, body: bytes = b"x", reason: str = "no route", **headers: str) -> str:
+    node.ask("n1", "PUT", f"/v1/topics/{topic}", {"max_attempts": 1})
+    message = node.publish("n1", topic, body, **headers)
+    node.settle("n1", "nack", node.receive("n1", topic, wait="5s"), reason=reason)
+    until(lambda: node.describe("n1", message)["state"] == "dead", "it is dead")
+    return message
+
+
+def audit(node: Cluster) -> list[tuple[str, str, str]]:
+    entries = node.ask("n1", "GET", "/v1/audit?limit=1000").json["entries"]
+    return [(entry["action"], entry["target"], entry["outcome"]) for entry in entries]
+
+
+def test_a_browser_at_the_root_is_sent_to_the_console(node: Cluster, browser: Browser) -> None:
+    assert browser.ask("GET", "/").headers["location"] == "/console/"
+    answer = ask(node.urls["n1"], "GET", "/", headers={"Accept": "*/*"})
+    assert answer.status == 404
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_the_console_is_no_part_of_the_api(node: Cluster) -> None:
+    assert "/console" not in node.ask("n1", "GET", "/openapi.json").body.decode()
+
+
+def test_every_page_is_closed_to_foreign_content(node: Cluster, browser: Browser) -> None:
+    message = node.publish("n1", "headers", b"x")
+    for path in ("/console/topics", "/console/topics/headers", "/console/dead", f"/console/messages/{message}"):
+        page = browser.go(path)
+        policy = browser.answer.headers["content-security-policy"]
+        assert "default-src 'self'" in policy
+        assert "unsafe" not in policy
+        assert browser.answer.headers["cache-control"] == "no-store"
+        assert not re.search(r"<script(?![^>]* src=)|style=|\son\w+=", page), "inline scripts and styles are refused"
+        assert set(re.findall(r"""(?:src|href)=["'](https?:)?//""", page)) == set()
+
+
+def test_files_of_the_console(browser: Browser) -> None:
+    page = browser.go("/console/topics")
+    for path in re.findall(r'(?:src|href)="(/console/static/[^"]+)"', page):
+        plain, packed = browser.ask("GET", path), browser.ask("GET", path, Accept_Encoding="gzip")
+        assert plain.status == packed.status == 200
+        assert "immutable" in plain.headers["cache-control"]
+        assert packed.headers["content-encoding"] == "gzip"
+        assert len(packed.body) < len(plain.body)
+    for other in ("none.js", "VENDORED.md", "..%2Fsite", "%2Fetc%2Fpasswd"):
+        assert browser.ask("GET", f"/console/static/{other}").status == 404
+
+
+def test_a_message_is_found_by_id_key_and_tag(node: Cluster, browser: Browser) -> None:
+    message = node.publish("n1", "finding", b"x", "?delay=1h&key=order/4711&tags=vip,eu")
+    other = node.publish("n1", "finding", b"x", "?delay=2h&tags=us")
+    for query in (f"q={message}", f"q={message.lower()}", "q=order/4711&topic=finding", "q=finding/order/4711"):
+        browser.go(f"/console/messages?{query}")
+        assert "Due in 59 min" in browser.text, query
+    page = browser.go("/console/messages?topic=finding&tag=eu,vip&state=scheduled")
+    assert message in page
+    assert other not in page
+    assert other in browser.go("/console/messages?topic=finding")
+    browser.go("/console/messages?q=nothing&topic=finding")
+    assert "no message under the key" in browser.text
+    browser.go("/console/messages?q=0000000000000")
+    assert "no such message" in browser.text
+    browser.go("/console/messages?topic=finding&from=2026-02-31T00:00")
+    assert "is not a time" in browser.text
+
+
+def test_lists_are_in_pages(node: Cluster, browser: Browser) -> None:
+    ids = node.publish_many("n1", "paged", ["x"] * 120, delay="1h")
+    seen: list[str] = []
+    page = browser.go("/console/messages?topic=paged")
+    while True:
+        seen += re.findall(r'href="/console/messages/([0-9A-Z]{13})"', page)
+        further = re.search(r'href="(\?topic=paged[^"]*after=[^"]*)"', page)
+        if further is None:
+            break
+        page = browser.go("/console/messages" + further[1].replace("&amp;", "&"))
+    assert sorted(seen) == sorted(ids)
+
+
+def test_the_life_of_a_message(node: Cluster, browser: Browser) -> None:
+    message = dead_letter(node, "life", b'{"order": {"id": 4711}}', "card declined", Content_Type="application/json")
+    browser.go(f"/console/messages/{message}")
+    assert "Dead after 1 attempts: card declined" in browser.text
+    order = [browser.text.index(word) for word in ("Published", "Due", "Leased", "Given back", "Became a dead letter")]
+    assert order == sorted(order)
+    assert "after due" in browser.text
+    assert "order : {1} id : 4711" in browser.text
+
+
+@pytest.mark.parametrize("kind", ["text/html", "application/json", "text/plain"])
+def test_hostile_bodies_are_escaped(node: Cluster, browser: Browser, kind: str) -> None:
+    body = json.dumps({HOSTILE: HOSTILE}) if "json" in kind else HOSTILE
+    message = node.publish("n1", "hostile", body.encode(), "?delay=1h", Content_Type=kind, Hadelay_Meta_X="<b>")
+    for form in ("", "?as=text", "?as=hex", "?as=json"):
+        page = browser.go(f"/console/messages/{message}{form}")
+        assert "<script>alert" not in page
+        assert "<img" not in page.partition("<main")[2]
+        assert "<b>" not in page.partition('id="facts"')[2].partition("</dl>")[0]
+    assert "script" in browser.go(f"/console/messages/{message}")
+
+
+def test_bodies_are_shown_up_to_a_limit(node: Cluster, browser: Browser) -> None:
+    message = node.publish("n1", "large", b"a" * 300_000, "?delay=1h", Content_Type="text/plain")
+    page = browser.go(f"/console/messages/{message}")
+    assert len(page) < 100_000
+    assert "the first 64.0 KiB of 293.0 KiB" in browser.text
+    binary = node.publish("n1", "large", bytes(range(256)), "?delay=1h")
+    browser.go(f"/console/messages/{binary}")
+    assert "000010 10 11 12" in browser.text
+    deep = node.publish("n1", "large", b"[" * 5_000 + b"]" * 5_000, "?delay=1h", Content_Type="application/json")
+    assert browser.go(f"/console/messages/{deep}").count("[[[[")
+
+
+def test_a_message_is_rescheduled_delivered_and_cancelled(node: Cluster, browser: Browser) -> None:
+    message, later = node.publish("n1", "acts", b"x", "?delay=1h"), datetime.now(UTC) + timedelta(days=400)
+    browser.go(f"/console/messages/{message}")
+    browser.send(f"/console/messages/{message}/reschedule", when="2h")
+    assert "Rescheduled: the message falls due at" in browser.text
+    assert "Due in 1 h 59 min" in browser.text
+    browser.send(f"/console/messages/{message}/reschedule", when="soon")
+    assert browser.answer.status == 400
+    browser.go(f"/console/messages/{message}")
+    browser.send(f"/console/messages/{message}/reschedule", when=f"{later:%Y-%m-%dT%H:%M}")
+    assert f"{later:%Y-%m-%d}" in browser.text
+    browser.send(f"/console/messages/{message}/deliver-now")
+    assert "The message is due now." in browser.text
+    browser.send(f"/console/messages/{message}/cancel")
+    assert "Cancelled" in browser.text
+    assert node.describe("n1", message)["state"] == "cancelled"
+    browser.go("/console/topics/acts")
+    browser.send(f"/console/messages/{message}/reschedule", when="2h")
+    assert browser.answer.status == 409
+    assert "it is cancelled" in browser.text
+    done = [(action, outcome) for action, target, outcome in audit(node) if target == message]
+    assert done[:4] == [("message.reschedule", "done")] * 3 + [("message.cancel", "done")]
+
+
+def test_a_notice_is_shown_once(node: Cluster, browser: Browser) -> None:
+    message = node.publish("n1", "notices", b"x", "?delay=1h")
+    browser.go(f"/console/messages/{message}")
+    browser.send(f"/console/messages/{message}/deliver-now")
+    assert "The message is due now." in browser.text
+    browser.go(f"/console/messages/{message}")
+    assert "The message is due now." not in browser.text
+
+
+def test_dead_letters_are_grouped_redriven_and_deleted(node: Cluster, browser: Browser) -> None:
+    ids = [dead_letter(node, "dying", reason=f"timeout after {n} s") for n in range(3)]
+    ids += [dead_letter(node, "dying", reason="HTTP 500")]
+    browser.go("/console/dead")
+    assert "dying 4" in browser.text
+    browser.go("/console/topics/dying/dead")
+    assert "timeout after # s 3" in browser.text
+    assert "HTTP # 1" in browser.text
+    page = browser.go("/console/topics/dying/dead?error=HTTP+%23")
+    assert ids[3] in page.partition("<caption>Letters with")[2]
+    assert ids[0] not in page.partition("<caption>Letters with")[2]
+
+    browser.send("/console/topics/dying/dead/redrive", id=ids[3])
+    assert "1 redriven." in browser.text
+    browser.send("/console/topics/dying/dead/redrive", id=ids[3])
+    assert "0 redriven; 1 not: ready" in browser.text
+    browser.send("/console/topics/dying/dead/redrive")
+    assert browser.answer.status == 400
+    browser.go("/console/topics/dying/dead")
+    browser.send("/console/topics/dying/dead/redrive-all", rate="-3")
+    assert browser.answer.status == 400
+
+    browser.go("/console/topics/dying/dead")
+    browser.send("/console/topics/dying/dead/delete", shown="3", typed="4")
+    assert browser.answer.status == 400
+    assert node.topic("n1", "dying")["dead"] == 3
+    browser.go("/console/topics/dying/dead")
+    browser.send("/console/topics/dying/dead/delete", shown="3000", typed="3,000")
+    assert browser.answer.status == 409, "the count was of another time"
+    browser.go("/console/topics/dying/dead")
+    browser.send("/console/topics/dying/dead/delete", shown="3", typed="3")
+    assert "Deleted: 3 dead letters." in browser.text
+    assert node.topic("n1", "dying")["dead"] == 0
+
+
+def test_all_dead_letters_are_redriven(node: Cluster, browser: Browser) -> None:
+    for n in range(3):
+        dead_letter(node, "again", reason=str(n))
+    browser.go("/console/topics/again/dead")
+    browser.send("/console/topics/again/dead/redrive-all", rate="")
+    assert "Redriving 3 dead letters." in browser.text
+    until(lambda: node.topic("n1", "again")["dead"] == 0, "they are redriven")
+
+
+def test_topics_are_searched_chosen_sorted_and_paged(node: Cluster, browser: Browser) -> None:
+    for n in range(60):
+        node.ask("n1", "PUT", f"/v1/topics/many-{n:02}", {"lease": "1m"})
+    node.publish_many("n1", "many-07", ["x"] * 9, delay="1h")
+    browser.go("/console/topics?q=MANY-")
+    assert "60 topics, 1 to 50" in browser.text
+    first = re.findall(r'href="/console/topics/(many-\d\d)"', browser.page)
+    browser.go("/console/topics?q=many-&page=1")
+    assert first + re.findall(r'href="/console/topics/(many-\d\d)"', browser.page) == [
+        f"many-{n:02}" for n in range(60)
+    ]
+    part = browser.go("/console/topics?q=many-&sort=scheduled", HX_Request="true")
+    assert "<html" not in part
+    assert re.findall(r'href="/console/topics/(many-\d\d)"', part)[0] == "many-07"
+    node.ask("n1", "POST", "/v1/topics/many-11:pause", {"reason": "INC-12"})
+    browser.go("/console/topics?q=many-&show=paused")
+    assert "1 topic " in browser.text
+    assert "many-11 paused" in browser.text
+    browser.go("/console/topics?q=nothing-like-it")
+    assert "No topic is like that." in browser.text
+
+
+def test_a_topic_is_paused_resumed_and_purged(node: Cluster, browser: Browser) -> None:
+    node.publish_many("n1", "turning", ["x"] * 5, delay="1h")
+    browser.go("/console/topics/turning")
+    browser.send("/console/topics/turning/pause", reason="receiver is down <b>")
+    assert "Paused: receiver is down <b>." in browser.text
+    assert node.topic("n1", "turning")["paused"] is True
+    browser.send("/console/topics/turning/resume")
+    assert "paused" not in node.topic("n1", "turning")
+    browser.send("/console/topics/turning/purge", state=["scheduled", "ready"], shown="5", typed="4")
+    assert browser.answer.status == 400
+    browser.go("/console/topics/turning")
+    browser.send("/console/topics/turning/purge", state=["scheduled", "ready"], shown="5", typed="5")
+    assert "Purged: scheduled and ready messages are cancelled." in browser.text
+    assert node.topic("n1", "turning")["scheduled"] == 0
+
+
+def test_settings_are_checked_as_the_api_checks_them(node: Cluster, browser: Browser) -> None:
+    node.ask("n1", "PUT", "/v1/topics/settled", {"lease": "30s", "ttl": "1h"})
+    browser.go("/console/topics/settled")
+    fields = {"was_lease": "30s", "lease": "2m", "was_ttl": "1h", "ttl": "", "backoff": "1s,5s", "max_attempts": "7"}
+    browser.send("/console/topics/settled/settings", **fields)
+    assert "Changed: lease, max_attempts, backoff, ttl." in browser.text
+    shown = node.topic("n1", "settled")
+    assert (shown["lease"], shown["backoff"], shown["max_attempts"]) == ("2m", ["1s", "5s"], 7)
+    assert "ttl" not in shown
+    browser.send("/console/topics/settled/settings", backoff="min=1s,max=1m")
+    assert node.topic("n1", "settled")["backoff"] == {"min": "1s", "max": "1m"}
+    for field, value, problem in (
+        ("rate", "-1", "messages per second"), ("lease", "abc", "lease"), ("max_attempts", "x", "whole number"),
+    ):  # fmt: skip
+        browser.go("/console/topics/settled")
+        browser.send("/console/topics/settled/settings", **{field: value})
+        assert browser.answer.status == 400, (field, browser.text)
+        assert problem in browser.text
+    assert "topic.set" in [action for action, target, _ in audit(node) if target.startswith("settled")]
+
+
+def test_a_test_message_is_published(node: Cluster, browser: Browser) -> None:
+    node.ask("n1", "PUT", "/v1/topics/trying", {"lease": "1m"})
+    browser.go("/console/topics/trying")
+    fields = {"body": '{"a": 1}', "content_type": "application/json", "delay": "1h", "key": "k1", "tags": "a,b"}
+    browser.send("/console/topics/trying/publish", **fields)
+    assert "Published." in browser.text
+    found = node.ask("n1", "GET", "/v1/topics/trying/keys/k1").json
+    assert (found["tags"], found["content_type"], found["size"]) == (["a", "b"], "application/json", 8)
+    assert ("message.publish", "trying", "done") in audit(node)
+
+
+def test_looking_at_a_topic_leases_nothing(node: Cluster, browser: Browser) -> None:
+    node.publish("n1", "peeked", b"x")
+    until(lambda: node.topic("n1", "peeked")["ready"] == 1, "it is ready")
+    browser.go("/console/topics/peeked")
+    assert "No consumer has asked for this topic" in browser.text
+    assert len(node.receive("n1", "peeked", consumer="worker-7", wait="5s")) == 1
+    browser.go("/console/topics/peeked")
+    assert re.search(r"worker-7 \S+ m?s ago 1 ", browser.text), browser.text
+
+
+def test_wrong_addresses_are_pages_too(browser: Browser) -> None:
+    for path, status in (
+        ("/console/topics/none-such", 404), ("/console/messages/xyz", 400), ("/console/messages/0000000000000", 404),
+        ("/console/topics/%ff", 400), ("/console/topics/x/dead?after=zz", 400),
+    ):  # fmt: skip
+        browser.go(path)
+        assert browser.answer.status == status, path
+    assert browser.ask("PUT", "/console/topics").status == 405
+
+
+def test_a_stream_sends_what_changed(node: Cluster, browser: Browser) -> None:
+    message = node.publish("n1", "live", b"x", "?delay=1h")
+    address = urllib.parse.urlsplit(node.urls["n1"])
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=20)
+    connection.request("GET", f"/console/live/messages/{message}")
+    answer = connection.getresponse()
+    assert answer.headers["Content-Type"] == "text/event-stream"
+
+    def frame() -> dict[str, object]:
+        lines: list[bytes] = []
+        while (line := answer.readline().rstrip(b"\n")) or not lines:
+            lines += [line] if line else []
+        assert lines[0] == b"event: frame"
+        found: dict[str, object] = json.loads(lines[1].removeprefix(b"data: "))
+        return found
+
+    try:
+        assert "Due in" in str(frame()["html"])
+        node.ask("n1", "DELETE", f"/v1/messages/{message}")
+        state = ""
+        while state != "cancelled":
+            state = str((last := frame())["state"])
+        assert "Cancelled" in str(last["html"])
+    finally:
+        connection.close()
