@@ -100,7 +100,7 @@ class Renderer:
         return f"/console/static/{name}?v={self.static[name].version}"
 
     def render(self, template: str, values: Mapping[str, Any]) -> str:
-        return self._env.get_template(template).render(values)
+        return str(self._env.get_template(template).render(values))
 
     def block(self, template: str, values: Mapping[str, Any]) -> str:
         """Render a part of a page that stands in a template of its own."""
