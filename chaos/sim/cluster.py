@@ -20,10 +20,11 @@ from chaos.sim.runtime import SimWorld
 from chaos.sim.tables import SimBackend
 from chaos.sim.workload import HOUR_S, Workload
 from hadelay.api.service import Actor
-from hadelay.codec.commands import decode
+from hadelay.codec.commands import decode, encode_job_step
 from hadelay.codec.commandtypes import Command
 from hadelay.codec.entries import decode_entry, members_in
-from hadelay.codec.results import LeaseOutcome, LeaseResult
+from hadelay.codec.jobcommands import JobStep
+from hadelay.codec.results import Done, LeaseOutcome, LeaseResult
 from hadelay.errors import HadelayError
 from hadelay.raft.journal import Journal
 from hadelay.raft.node import RaftNode
@@ -60,6 +61,9 @@ class Watch(Machines):
         self.grants: dict[tuple[int, int], tuple[float, int, int]] = {}
         #: Extended leases: (term, seq, position) → new end in cluster time.
         self.extended: dict[tuple[int, int, int], int] = {}
+        #: Messages that each bulk job has judged, by the job's number; and the applied steps, encoded.
+        self.judged: dict[int, set[int]] = {}
+        self.job_steps: list[bytes] = []
         #: Raft term → time at which an entry of the term was first applied.
         self.term_began: dict[int, float] = {}
         #: Log entry → true time of its proposal. For committed entries: (true time of the proposal, cluster time in the
@@ -147,6 +151,8 @@ class Watch(Machines):
                 if (grant.consumer, grant.request_id) in self.history.hung_up:
                     text = f"grant {grant.term}.{grant.seq} is for {grant.consumer}, who hung up while it waited"
                     self.violate(Violation("hang-ups", text, who=node.name))
+            elif kind == Command.JOB_STEP and isinstance(result, Done):
+                self._note_step(decode(kind, body))
             elif kind == Command.FEATURE:
                 self.switched = min(self.switched, self.world.now)
         for machine in self.machines.values():
@@ -157,6 +163,18 @@ class Watch(Machines):
         stored = any(len(voters & having) > len(voters) // 2 for voters in votes)
         text = f"entry {index} counts as committed, and only the disks of {sorted(having)} have it"
         self.decide("I14 durability, majority", not stored, text)
+
+    def _note_step(self, step: JobStep) -> None:
+        """J1: a bulk job judges no message twice."""
+        self.job_steps.append(encode_job_step(step.job, step.expected, step.cursor, step.ids))
+        if step.expected == (0, 0):
+            self.judged[step.job] = set()
+        if step.job not in self.judged:
+            return  # it began before the backup that this cluster was restored from
+        ids, known = set(step.ids.tolist()), self.judged[step.job]
+        text = f"job {step.job} judges a message twice"
+        self.decide("J1 jobs, twice", bool(ids & known), text, *sorted(ids & known))
+        known |= ids
 
     def _note_leases(self, command: Any, kind: int, result: LeaseResult) -> None:
         """Record extended leases, and webhooks' leases that ended with an ack."""

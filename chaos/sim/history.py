@@ -104,8 +104,8 @@ class HandOut:
 
 @dataclass(slots=True, eq=False)
 class Order:
-    """An administrator's request to purge or redrive a topic. Until the request is answered, it may take effect at any
-    time after `invoked`."""
+    """An administrator's request to purge or redrive a topic, or to begin a bulk job. Until the request is answered, it
+    may take effect at any time after `invoked`."""
 
     kind: str
     topic: str
@@ -169,7 +169,8 @@ class History:
 
     def moved(self, message: Message) -> bool:
         """Whether the message may have been rescheduled since its publish."""
-        return message.rescheduled or (message.topic, message.client_key) in self.moved_keys
+        by_key = (message.topic, message.client_key) in self.moved_keys
+        return message.rescheduled or by_key or bool(self.meant("job move", message, message.id or 0))
 
     def note(self, at: float, who: str, text: str, ids: frozenset[int] = frozenset()) -> None:
         self.notes.append((at, who, text, ids))

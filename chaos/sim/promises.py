@@ -14,6 +14,7 @@ from chaos.sim.history import Message, Violation, number_of
 from chaos.sim.leases import calls_apart, double_leases, fenced, resurrected
 from chaos.sim.replicas import conserved, diverged, honest, nothing_forgotten, one_per_key
 from chaos.sim.times import clock_runs_true, debounced, early, in_time, late
+from hadelay.ledger.bulkjob import JOB_COUNTS
 from hadelay.ledger.lookup import EntryRef
 from hadelay.ledger.topicchanges import DEAD, READY, SCHEDULED
 from hadelay.model import State
@@ -49,7 +50,8 @@ def _may_end(cluster: SimCluster, message: Message, message_id: int, state: str,
     gone = state == "gone" and history.slept
     if state == State.CANCELLED or gone:
         replaced = (message.topic, message.client_key) in history.replaced_keys
-        if replaced or message.cancel_invoked is not None or purged & (SCHEDULED | READY):
+        cancelled = message.cancel_invoked is not None or bool(history.meant("job cancel", message, message_id))
+        if replaced or cancelled or purged & (SCHEDULED | READY):
             return True
     if state == State.EXPIRED or gone:
         return bool(message.ttl_ms or (gone and purged & DEAD))
@@ -160,9 +162,27 @@ def _settled(cluster: SimCluster, message_id: int, message: Message) -> bool:
     return state not in (*WAITING, State.DEAD)
 
 
+def unfinished_jobs(cluster: SimCluster) -> list[int]:
+    """Bulk jobs that have not ended, as the leader knows."""
+    leader = cluster.leader()
+    return [] if leader is None else [job.number for job in leader.ledger.jobs.values() if not job.ended_ms]
+
+
+def jobs_once(cluster: SimCluster) -> None:
+    """J1: a bulk job judges each message once (`Watch._note_step`), and its counts add up to these messages. (I15: it
+    ends.)"""
+    for node in cluster.nodes()[:1]:
+        for job in node.ledger.jobs.values():
+            cluster.history.count(f"job {job.spec.action} done", job.done)
+            judged = sum(getattr(job, name) for name in JOB_COUNTS)
+            known = len(cluster.judged[job.number]) if job.number in cluster.judged else judged
+            text = f"job {job.number} at {job.cursor} counts {judged} messages, and its steps had {known}"
+            cluster.history.decide("J1 jobs, counts", judged != known, text)
+
+
 #: Checks that read the clients' history, and checks that compare the nodes after all faults are healed.
 OUTSIDE = (
     as_published, two_ids, lost, cancelled_means_never, purged_means_never, fenced, resurrected, double_leases, early,
     clock_runs_true, calls_apart, in_time, debounced, nothing_forgotten, late,
 )  # fmt: skip
-REPLICAS = (diverged, conserved, one_per_key, honest)
+REPLICAS = (diverged, conserved, one_per_key, honest, jobs_once)

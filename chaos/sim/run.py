@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from chaos.sim import promises
 from chaos.sim.admin import AdminClient, Reader
+from chaos.sim.bulk import BulkClient
 from chaos.sim.cluster import SimCluster
 from chaos.sim.consumer import Consumer
 from chaos.sim.fuzz import FuzzClient
@@ -178,8 +179,10 @@ def play(cluster: SimCluster, nemesis: Nemesis, shape: Shape, report: Report) ->
     cluster.start_all()
     nemesis.start()
     producers = [Producer(cluster, f"p{n}") for n in range(shape.producers)]
-    others: list[Consumer | AdminClient | Reader] = [Consumer(cluster, f"c{n}") for n in range(shape.consumers)]
-    others += [AdminClient(cluster, "admin"), Reader(cluster, "reader")]
+    others: list[Consumer | AdminClient | Reader | BulkClient] = [
+        Consumer(cluster, f"c{n}") for n in range(shape.consumers)
+    ]
+    others += [AdminClient(cluster, "admin"), Reader(cluster, "reader"), BulkClient(cluster, "jobs")]
     for producer in producers:
         producer.start(shape.faults_s + 1.0, interval_s=shape.interval_s)
     for client in others:
@@ -224,7 +227,7 @@ def sleep(cluster: SimCluster, hours: int) -> None:
 
 
 def drained(cluster: SimCluster) -> bool:
-    return not cluster.changing and not promises.unsettled(cluster)
+    return not cluster.changing and not promises.unsettled(cluster) and not promises.unfinished_jobs(cluster)
 
 
 def settle(cluster: SimCluster) -> None:

@@ -115,7 +115,7 @@ def _over_ms(cluster: SimCluster, message: Message, message_id: int) -> int | No
     kept = message.client_key is not None and message.on_conflict == KEEP
     history = cluster.history
     unsure = message.unsure or (message.topic, message.client_key) in history.moved_keys
-    moved = unsure or history.meant("redrive", message, message_id)
+    moved = unsure or history.meant("redrive", message, message_id) or history.meant("job move", message, message_id)
     return None if kept or moved else message.deliver_at_ms + message.ttl_ms
 
 

@@ -37,6 +37,7 @@ from hadelay.codec.checksums import crc32c
 from hadelay.codec.commandtypes import Grant, Job
 from hadelay.codec.entries import decode_entry, encode_entry, members_in
 from hadelay.codec.formats import DISPATCH, HEADS, HEADS_MAGIC, INDEX
+from hadelay.codec.jobcommands import LAST, JobBegin, JobSpec
 from hadelay.codec.leasetokens import decode_leases, encode_leases
 from hadelay.codec.meta import Meta
 from hadelay.errors import ConfigError, DamagedFile, FatalError, HadelayError, NotFound
@@ -78,13 +79,15 @@ class Target(NamedTuple):
 
 
 def world() -> World:
-    """A state with something of everything: waiting, leased, dead, keyed, limited."""
+    """A state with something of everything: waiting, leased, dead, keyed, limited, with jobs."""
     made = World()
     made.checking = False
     made.one(commands.encode_topic_put("t", {"max_attempts": 1, "backoff": [50]}))
     rows = made.lease(*made.ids(draft(), draft("u"), draft()))
     made.nack(rows[:2])
     made.publish(Draft("u", 5_000, True, 0, 900, b"", b"x", None, b"key", 1), key=b"k")
+    for spec in (JobSpec("reschedule", "*", delay_ms=50), JobSpec("redrive", "*")):
+        made.one(commands.encode_job_begin(JobBegin("n1", "", b"", ["t", "u"], spec)))
     return made
 
 
@@ -123,6 +126,12 @@ def entries() -> list[bytes]:
         commands.encode_token_revoke("00" * 6), commands.encode_feature(3), commands.encode_incarnation("n1", 7),
         commands.encode_members((Member("n1", "a:1"), Member("n2", "b:1", voter=False, joined=True))),
         commands.encode_settings({"max_topics": 5}), commands.encode_noop(),
+        *(
+            commands.encode_job_begin(JobBegin("n1", "", b"", ["t", "u"], JobSpec(action, "*", **change)))  # type: ignore[arg-type]
+            for action, change in (("cancel", {}), ("reschedule", {"shift_ms": -50}), ("redrive", {"tags": ("a",)}))
+        ),
+        commands.encode_job_step(1, (0, 0), (START_HOUR, 7), made.ids(draft(), draft("u"))),
+        commands.encode_job_step(2, (0, 0), LAST, [first]), commands.encode_job_stop(1),
         commands.encode_audited("n1", "", "name", "POST", "/v1", commands.encode_purge(topic, 1)),
     ]  # fmt: skip
     return [encode_entry(START_MS + 1_000, [body]) for body in bodies] + [encode_entry(START_MS + _DAY_MS, bodies[:4])]

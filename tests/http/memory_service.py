@@ -29,6 +29,7 @@ from hadelay.api.cluster import (
     SnapshotFileOut,
 )
 from hadelay.api.consuming import Received
+from hadelay.api.jobs import Job, JobCount, JobFilterOut
 from hadelay.api.messages import DeadLetter, Failure, Message
 from hadelay.api.service import (
     Actor,
@@ -46,6 +47,7 @@ from hadelay.api.service import (
 from hadelay.api.settings import settings_out
 from hadelay.api.text import format_instant
 from hadelay.api.topics import Topic
+from hadelay.codec.jobcommands import JobCursor, JobSpec
 from hadelay.codec.leasetokens import decode_leases, encode_leases
 from hadelay.codec.meta import unpack
 from hadelay.errors import BadRequest, Conflict, HadelayError, Impossible, NoLeader, NotFound
@@ -62,7 +64,7 @@ from hadelay.model import (
     hour_name,
     pack_id,
 )
-from hadelay.rights import AuditEntry, Token
+from hadelay.rights import AuditEntry, Token, covers
 from hadelay.server.service.messages import event_of, message_of
 from hadelay.settings import topic
 from hadelay.settings.cluster import Settings
@@ -83,6 +85,59 @@ class Stored:
     history: list[PastEvent] = field(default_factory=list)
 
 
+class MemoryJobs:
+    """Jobs that change nothing: they are `running` until they are stopped."""
+
+    def __init__(self, service: MemoryService) -> None:
+        self.service = service
+        self.known: dict[int, Job[str]] = {}
+        self.specs: list[JobSpec] = []
+        self.requests: dict[str, int] = {}
+
+    async def begin(self, spec: JobSpec, request_id: str, by: Actor) -> Job[str]:
+        self.service.actors.append(by)
+        if request_id in self.requests:
+            return self.known[self.requests[request_id]]
+        counted, _ = await self.count(spec, (0, 0))
+        self.specs.append(spec)
+        number = len(self.specs)
+        self.requests[request_id or f"#{number}"] = number
+        started = format_instant(self.service.now_ms())
+        of = JobFilterOut(spec.topic, list(spec.tags), spec.key_prefix)
+        self.known[number] = Job(
+            id=number, action=spec.action, filter=of, rate=spec.rate, state="running", began_at=started, ended_at=None,
+            by=by.token, progress=0.5, done=counted.matched, leased=0, settled=0, moved=0, refused=0,
+        )  # fmt: skip
+        return self.known[number]
+
+    async def get_job(self, number: int, *, stale: bool) -> Job[str]:
+        if number not in self.known:
+            raise NotFound(f"there is no job {number}")
+        return self.known[number]
+
+    async def list_jobs(self, *, stale: bool) -> list[Job[str]]:
+        return list(self.known.values())
+
+    async def stop(self, number: int, by: Actor) -> Job[str]:
+        self.service.actors.append(by)
+        ended = format_instant(self.service.now_ms())
+        self.known[number] = replace(await self.get_job(number, stale=False), state="stopped", ended_at=ended)
+        return self.known[number]
+
+    async def count(self, spec: JobSpec, after: JobCursor) -> tuple[JobCount[str], JobCursor | None]:
+        """A part for each message."""
+        if "*" not in spec.topic:
+            self.service._topic(spec.topic)
+        found = [m for m in self.service.stored.values() if covers(spec.topic, m.draft.topic)]
+        found = [m for m in found if set(spec.tags) <= set(unpack(m.draft.meta).tags)]
+        found = [m for m in found if (m.draft.key or b"").decode().startswith(spec.key_prefix)]
+        some = found[after[1] : after[1] + 1] if spec.rate is None else found
+        due = [format_instant(m.deliver_at_ms) for m in some]
+        more = (0, after[1] + 1) if after[1] + len(some) < len(found) else None
+        counts = JobCount(len(some), 0, min(due, default=None), max(due, default=None), 0.5 if more else 1.0, None)
+        return counts, more
+
+
 class MemoryService:
     node = "n1"
     leader_name: str | None = "n1"
@@ -90,6 +145,7 @@ class MemoryService:
 
     def __init__(self) -> None:
         self.consume = self.messages = self.topics = self.cluster = self.files = self.access = self
+        self.jobs = MemoryJobs(self)
         self.stored: dict[int, Stored] = {}
         self.configs: dict[str, dict[str, Any]] = {}
         self.deleted: set[str] = set()

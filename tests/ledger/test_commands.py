@@ -19,6 +19,7 @@ from hadelay.codec import commands
 from hadelay.codec.commands import Malformed, decode
 from hadelay.codec.commandtypes import Command, Grant, Job
 from hadelay.codec.entries import decode_entry, encode_entry
+from hadelay.codec.jobcommands import JobBegin, JobSpec
 from hadelay.codec.leasetokens import encode_leases
 from hadelay.codec.publishcommand import hash_key
 from hadelay.codec.results import Done, Refused
@@ -61,6 +62,9 @@ EXAMPLES = [
     commands.encode_audited("n1", "0" * 12, "shop", "topic.delete", "t", commands.encode_topic_delete("t")),
     commands.encode_members((Member("n1", "a:1"), Member("n2", "b:1", voter=False, joined=True))),
     commands.encode_settle(commands.encode_nack("n1", LEASES, 500), np.arange(len(LEASES), dtype=np.uint32)),
+    commands.encode_job_begin(JobBegin("n1", "shop", b"", ["t"], JobSpec("reschedule", "t", shift_ms=5_000))),
+    commands.encode_job_step(1, (0, 0), (START_HOUR, 7), [1, 2**64 - 1]),
+    commands.encode_job_stop(1),
 ]
 
 
@@ -229,6 +233,13 @@ def test_the_examples_of_the_specification() -> None:
         "MEMBERS": commands.encode_members(
             (Member("n1", "10.0.0.1"), Member("n2", "10.0.0.2", voter=False, joined=True))
         ),
+        "JOB_BEGIN": commands.encode_job_begin(
+            JobBegin(
+                "n1", "shop", b"", ["orders"], JobSpec("reschedule", "orders", key_prefix="7:", shift_ms=86_400_000)
+            )
+        ),
+        "JOB_STEP": commands.encode_job_step(1, (0, 0), (498665, 43), [pack_id(0, 498665, 42)]),
+        "JOB_STOP": commands.encode_job_stop(1),
     }
     expected = spec_examples()
     assert expected.pop("TOKEN") == encode_leases(0, 7, 21, [0], [498665], [42])[0]

@@ -197,9 +197,13 @@ class Owner(RuleBasedStateMachine):
             if m and m.phase(self.now) in ("scheduled", "ready"):
                 if delay or m.due > self.now:
                     if m.due != self.now + delay:
+                        self.touched(m)
                         m.expiry = self.now + delay + m.ttl if m.ttl else NEVER
                     m.due = self.now + delay
                 assert (int(result.ids[n]), result.deliver_at_ms[n]) == (m.id, START_MS + m.due)
+
+    def touched(self, m: Message) -> None:
+        """The message gets an entry anew, by another command than a job's."""
 
     # ---- leases
 
@@ -269,6 +273,7 @@ class Owner(RuleBasedStateMachine):
 
     def failed(self, m: Message, delay: int, *, ran_out: bool = False) -> None:
         topic = self.topics[m.topic]
+        self.touched(m)
         m.attempts += 1
         m.lease, m.ran_out = None, ran_out
         if m.doomed:
@@ -332,6 +337,7 @@ class Owner(RuleBasedStateMachine):
             if other is not m and self.pending(other):
                 return False
             self.keys[m.topic, m.key], m.began = m, self.now
+        self.touched(m)
         m.state, m.attempts, m.due, m.ran_out = "waiting", 0, self.now, False
         m.expiry = self.now + m.ttl if m.ttl else NEVER
         return True

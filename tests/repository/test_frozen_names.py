@@ -43,7 +43,7 @@ def test_results_have_these_names_on_the_link() -> None:
     """What is in them, and where: tests/server/test_golden_link.py."""
     assert set(link._RESULTS) == {
         "PublishResult", "GrantResult", "LeaseResult", "ExpireResult", "CancelResult", "RedriveResult",
-        "RescheduleResult", "Progress", "Done", "Refused",
+        "RescheduleResult", "Progress", "JobBegun", "Done", "Refused",
     }  # fmt: skip
 
 
@@ -244,7 +244,7 @@ def test_commands_have_these_numbers() -> None:
         "TOPIC_PUT": 9, "TOPIC_DELETE": 10, "SWEEP": 11, "CARRY": 12, "RETIRE": 13, "FEATURE": 14, "INCARNATION": 15,
         "SETTINGS": 16, "RESCHEDULE": 32, "REDRIVE": 33, "TTL_EXPIRE": 34, "PURGE": 35, "DROP_DEAD": 36,
         "REDRIVE_SOME": 40, "ALERTED": 41, "TOKEN_CREATE": 64, "TOKEN_REVOKE": 65, "AUDITED": 66, "MEMBERS": 80,
-        "SETTLE": 113,
+        "SETTLE": 113, "JOB_BEGIN": 120, "JOB_STEP": 121, "JOB_STOP": 122,
     }  # fmt: skip
 
 

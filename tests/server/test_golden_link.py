@@ -131,6 +131,7 @@ RESULTS = [
     results.JobResult(done=True, count=7),
     results.Done(changed=False),
     results.Refused(code="no_topic", detail="there is none"),
+    results.JobBegun(job=3, again=True),
 ]
 
 

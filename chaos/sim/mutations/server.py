@@ -19,7 +19,7 @@ from hadelay.codec.results import GrantResult, LeaseOutcome, LeaseResult
 from hadelay.handout import owed
 from hadelay.handout.dispatcher import Dispatcher
 from hadelay.handout.polls import Filter
-from hadelay.ledger import changes, grant, idempotency, keys, leases, publish, ttl
+from hadelay.ledger import bulk, changes, grant, idempotency, keys, leases, publish, ttl
 from hadelay.ledger.apply import _APPLY
 from hadelay.ledger.hourstate import groups
 from hadelay.ledger.keys import Decision
@@ -105,6 +105,10 @@ stub(
     (DeliveryLoop, "cancel_poll", _nothing),
 )  # fmt: skip
 stub("old_backup", "a backup is an old checkpoint", "backup", ("backup",), (Files, "_checkpoint", AsyncMock()))
+stub(
+    "shifted_twice", "what a job rescheduled keeps its generation", "kill", ("J1",),
+    (bulk, "_of_job", lambda ledger, job, leaving: leaving),
+)  # fmt: skip
 stub("lost_timer", "no lease ever runs out", "", ("I15",), (LeaseExpiry, "add", _nothing))
 
 
@@ -287,6 +291,12 @@ def few_waiting(measured: Original, node: Node) -> Any:
     shown = measured(node)
     shown["messages"]["waiting",] //= 2
     return shown
+
+
+@bug("a job's step counts whatever the job's cursor is", "kill", "J1", at=(_APPLY, Command.JOB_STEP))
+def cursor_ignored(apply_step: Original, ledger: Any, step: Any) -> Any:
+    job = ledger.jobs.get(step.job)
+    return apply_step(ledger, step if job is None else step._replace(expected=job.cursor))
 
 
 @bug("a webhook's Retry-After is ignored", "", "webhooks, Retry-After", at=(Pool, "_called"))

@@ -18,6 +18,9 @@ from hadelay.client.types import (
     Delay,
     ExtendOutcome,
     HoursInfo,
+    JobAction,
+    JobCount,
+    JobInfo,
     Leases,
     Message,
     MessageInfo,
@@ -243,6 +246,68 @@ class Requests:
         """Delete the dead letters that a topic has now."""
         await self._delete(f"/v1/topics/{segment(topic)}/dead")
 
+    async def begin_job(
+        self,
+        action: JobAction,
+        topic: str,
+        *,
+        tags: Sequence[str] = (),
+        key_prefix: str = "",
+        start: When | None = None,
+        end: When | None = None,
+        shift: Delay | None = None,
+        at: When | None = None,
+        delay: Delay | None = None,
+        rate: float | None = None,
+        request_id: str | None = None,
+    ) -> JobInfo:
+        """Begin to change all waiting messages of `topic` that were published before, or its dead letters ("redrive").
+
+        topic: a name, or a pattern such as "orders-*". tags: messages with all of them. key_prefix: messages whose key
+        begins with it. start, end: due in [start, end). "reschedule" takes one of: shift, by which due times move, "1d"
+        or "-90m"; at, the new due time; delay, from now. rate: messages per second. request_id: new for each job; a
+        repetition with the same one begins no second job. `job` tells how far the job is.
+        """
+        wish = _wish(action, topic, tags, key_prefix, start, end) | _change(shift, at, delay)
+        wish |= _present({"rate": plain(rate), "request_id": request_id or new_key()})
+        return await self._send("POST", "/v1/jobs", wish, JobInfo)
+
+    async def count_job(
+        self,
+        action: JobAction,
+        topic: str,
+        *,
+        tags: Sequence[str] = (),
+        key_prefix: str = "",
+        start: When | None = None,
+        end: When | None = None,
+        shift: Delay | None = None,
+        at: When | None = None,
+        delay: Delay | None = None,
+    ) -> JobCount:
+        """Count the messages that `begin_job` with the same arguments would change now."""
+        wish = _wish(action, topic, tags, key_prefix, start, end) | _change(shift, at, delay)
+        found = await self._send("POST", "/v1/jobs:count", wish, JobCount)
+        while found.cursor is not None:
+            more = await self._send("POST", "/v1/jobs:count", {**wish, "cursor": found.cursor}, JobCount)
+            times = [time for time in (found.first, found.last, more.first, more.last) if time is not None]
+            found = msgspec.structs.replace(
+                more, matched=found.matched + more.matched, leased=found.leased + more.leased,
+                first=min(times, default=None), last=max(times, default=None),
+            )  # fmt: skip
+        return found
+
+    async def jobs(self, *, stale: bool = False) -> list[JobInfo]:
+        """Running jobs and the latest ended ones, oldest first."""
+        return (await self._get("/v1/jobs", wire.WireJobs, stale=stale)).jobs
+
+    async def job(self, number: int, *, stale: bool = False) -> JobInfo:
+        return await self._get(f"/v1/jobs/{number}", JobInfo, stale=stale)
+
+    async def stop_job(self, number: int) -> JobInfo:
+        """Stop a job; messages that it changed stay changed."""
+        return await self._transport.request("DELETE", f"/v1/jobs/{number}", wire.read(JobInfo))
+
     async def due(
         self, start: When, end: When, step: Delay, *, topic: str | None = None, stale: bool = False
     ) -> list[Bucket]:
@@ -304,3 +369,15 @@ class Requests:
 
 def _present(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
+
+
+def _wish(
+    action: JobAction, topic: str, tags: Sequence[str], key_prefix: str, start: When | None, end: When | None
+) -> dict[str, Any]:
+    """Body of a request about a bulk job, without its change."""
+    given = {"tags": each(tags) or None, "key_prefix": key_prefix or None, "from": when_of(start), "to": when_of(end)}
+    return {"action": action, "filter": {"topic": topic, **_present(given)}}
+
+
+def _change(shift: Delay | None, at: When | None, delay: Delay | None) -> dict[str, Any]:
+    return _present({"shift": wire.shift_of(shift), "to": when_of(at), "delay": plain(delay)})

@@ -8,13 +8,14 @@ from typing import Any, Literal, TypedDict, TypeVar, overload
 import msgspec
 from msgspec import Struct, field
 
-from hadelay.api import cluster, messages, publishing, topics
+from hadelay.api import cluster, jobs, messages, publishing, topics
 from hadelay.errors import HadelayError
 
 __all__ = [
     "AckOutcome", "Alert", "Backoff", "Bucket", "ClusterInfo", "DeadLetter", "Delay", "ExtendOutcome", "Failure",
-    "HoursInfo", "Member", "Message", "MessageInfo", "NackOutcome", "OnConflict", "Put", "PutResult", "Receipt",
-    "Redriven", "Rescheduled", "State", "TopicInfo", "TopicSettings", "Webhook", "When",
+    "HoursInfo", "JobAction", "JobCount", "JobInfo", "Member", "Message", "MessageInfo", "NackOutcome", "OnConflict",
+    "Put", "PutResult", "Receipt", "Redriven", "Rescheduled", "State", "TopicInfo", "TopicSettings", "Webhook",
+    "When",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -26,6 +27,7 @@ When = datetime | str | int
 #: Type of payloads: bytes are sent unchanged, str as text/plain, other values as JSON.
 Body = Any
 
+JobAction = Literal["cancel", "reschedule", "deliver_now", "redrive"]
 State = Literal["scheduled", "ready", "leased", "acked", "cancelled", "expired", "dead"]
 #: Effect of a publish if a pending message has the same key.
 OnConflict = Literal["keep", "replace", "reject"]
@@ -207,6 +209,26 @@ class TopicInfo(topics.Topic[datetime], frozen=True, kw_only=True):
     alert: dict[str, Any] | None = None  # type: ignore[assignment]
     paused: bool = False
     dispatch_sync: str | None = None  # type: ignore[assignment]
+
+
+class JobFilter(jobs.JobFilterOut[datetime], frozen=True):
+    """Messages that a job changes."""
+
+
+class JobInfo(jobs.Job[datetime], frozen=True, kw_only=True):
+    """A bulk job: what it changes, and how far it is. Times are datetimes, durations text."""
+
+    action: str  # type: ignore[assignment]
+    filter: JobFilter
+    state: str  # type: ignore[assignment]
+
+    @property
+    def ended(self) -> bool:
+        return self.ended_at is not None
+
+
+class JobCount(jobs.JobCount[datetime], frozen=True):
+    """Number of messages that a job would change."""
 
 
 class Bucket(topics.Bucket[datetime], frozen=True, rename={"start": "from"}):

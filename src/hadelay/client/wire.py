@@ -16,7 +16,7 @@ from hadelay.api.problems import error_of
 from hadelay.api.publishing import BatchResult, BatchResults
 from hadelay.api.text import parse_duration
 from hadelay.client.transport import HttpAnswer
-from hadelay.client.types import Body, Bucket, Delay, Message, Put, PutResult, Receipt, TopicInfo, When
+from hadelay.client.types import Body, Bucket, Delay, JobInfo, Message, Put, PutResult, Receipt, TopicInfo, When
 from hadelay.errors import BadRequest
 
 T = TypeVar("T")
@@ -49,6 +49,11 @@ def own_or_new_key(given: str | None) -> str:
 
 def each(values: str | Iterable[str]) -> list[str]:
     return [values] if isinstance(values, str) else list(values)
+
+
+def shift_of(shift: Delay | None) -> Any:
+    """A duration that may be negative."""
+    return shift.total_seconds() if isinstance(shift, timedelta) else plain(shift)
 
 
 def plain(value: Any) -> Any:
@@ -195,6 +200,10 @@ class WireOutcome(msgspec.Struct):
 
 class WireTopics(msgspec.Struct):
     topics: list[TopicInfo]
+
+
+class WireJobs(msgspec.Struct):
+    jobs: list[JobInfo]
 
 
 class WireBuckets(msgspec.Struct):

@@ -27,6 +27,16 @@ from hadelay.codec.commandtypes import (
     SettleLeases,
 )
 from hadelay.codec.formats import U32, Rows
+from hadelay.codec.jobcommands import (
+    JobBegin,
+    JobCursor,
+    begin_body,
+    decode_begin,
+    decode_step,
+    decode_stop,
+    step_body,
+    stop_body,
+)
 from hadelay.codec.leasetokens import LEASE
 from hadelay.codec.publishcommand import decode_publish, hash_client_key
 from hadelay.codec.publishcommand import encode_publish as _publish_body
@@ -164,6 +174,20 @@ def encode_maintain(job: Job, hour: int = 0, limit: int | None = None, topic: st
     count = _LIMITS[job] if limit is None else limit
     of = pack_name(topic) if job is Job.REDRIVE else _COUNT.pack(hour)
     return _frame(job, of, _COUNT.pack(count))
+
+
+def encode_job_begin(begin: JobBegin) -> bytes:
+    return _frame(Command.JOB_BEGIN, begin_body(begin))
+
+
+def encode_job_step(
+    job: int, expected: JobCursor, cursor: JobCursor, ids: Sequence[int] | NDArray[np.uint64]
+) -> bytes:  # fmt: skip
+    return _frame(Command.JOB_STEP, step_body(job, expected, cursor, ids))
+
+
+def encode_job_stop(job: int) -> bytes:
+    return _frame(Command.JOB_STOP, stop_body(job))
 
 
 def encode_purge(topic: str, states: int) -> bytes:
@@ -346,4 +370,7 @@ _DECODERS: dict[int, Callable[[WireReader], Any]] = {
     Command.AUDITED: _decode_audited,
     Command.MEMBERS: _decode_members,
     Command.SETTLE: _decode_settle,
+    Command.JOB_BEGIN: decode_begin,
+    Command.JOB_STEP: decode_step,
+    Command.JOB_STOP: decode_stop,
 }

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hadelay.codec.formats import U32, Rows
-from hadelay.version import MEMBERS_LEVEL, SETTLE_LEVEL
+from hadelay.version import MEMBERS_LEVEL, SCHEDULER_LEVEL, SETTLE_LEVEL
 
 MAX_REQUEST_ID = 64
 #: Limit of messages in a grant: lease tokens hold the position in the grant as a u16.
@@ -51,6 +51,9 @@ class Command(IntEnum):
     AUDITED = 66
     MEMBERS = 80
     SETTLE = 113
+    JOB_BEGIN = 120
+    JOB_STEP = 121
+    JOB_STOP = 122
 
 
 class Job(IntEnum):
@@ -72,7 +75,10 @@ class Job(IntEnum):
 
 #: Feature level that a command needs, if above the first. Until the cluster has switched to that level, apply refuses
 #: the command on every node, even on nodes that know the command.
-LEVEL_OF: dict[int, int] = {Command.MEMBERS: MEMBERS_LEVEL, Command.SETTLE: SETTLE_LEVEL}
+LEVEL_OF: dict[int, int] = {
+    Command.MEMBERS: MEMBERS_LEVEL, Command.SETTLE: SETTLE_LEVEL, Command.JOB_BEGIN: SCHEDULER_LEVEL,
+    Command.JOB_STEP: SCHEDULER_LEVEL, Command.JOB_STOP: SCHEDULER_LEVEL,
+}  # fmt: skip
 
 
 class Audited(NamedTuple):

@@ -170,6 +170,14 @@ class JobResult:
 
 
 @dataclass(slots=True)
+class JobBegun:
+    """Result of a JOB_BEGIN: the job's number. again: an earlier request with the same Idempotency-Key began it."""
+
+    job: int
+    again: bool
+
+
+@dataclass(slots=True)
 class Done:
     """Result of commands without a result type of their own. `changed` is False if the command found nothing to do."""
 
@@ -187,5 +195,5 @@ class Refused:
 
 Result = (
     PublishResult | GrantResult | LeaseResult | ExpireResult | CancelResult | RescheduleResult | RedriveResult
-    | JobResult | Done | Refused
+    | JobResult | JobBegun | Done | Refused
 )  # fmt: skip

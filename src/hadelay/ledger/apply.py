@@ -14,7 +14,7 @@ from hadelay.codec.formats import SECONDS_PER_HOUR
 from hadelay.codec.results import Done, Refused, Result
 from hadelay.codec.wire import Malformed
 from hadelay.errors import FatalError
-from hadelay.ledger import access, changes, dead, grant, leases, maintenance, publish, topicchanges
+from hadelay.ledger import access, bulk, changes, dead, grant, leases, maintenance, publish, topicchanges
 from hadelay.ledger.hourstate import indexes_of
 from hadelay.ledger.state import Ledger
 from hadelay.members import JOINED, Members
@@ -161,5 +161,8 @@ _APPLY: dict[int, Callable[[Ledger, Any], Result]] = {
     Command.AUDITED: _apply_audited,
     Command.MEMBERS: _apply_members,
     Command.SETTLE: _apply_settle,
+    Command.JOB_BEGIN: bulk.apply_begin,
+    Command.JOB_STEP: bulk.apply_step,
+    Command.JOB_STOP: bulk.apply_stop,
     **maintenance.JOBS,
 }

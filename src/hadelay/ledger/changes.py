@@ -3,7 +3,7 @@
 import numpy as np
 
 from hadelay.codec.commandtypes import Cancel, RescheduleCommand
-from hadelay.codec.formats import NODE
+from hadelay.codec.formats import I64, NODE
 from hadelay.codec.results import CancelOutcome, CancelResult, RescheduleResult, TargetOutcome
 from hadelay.ledger import ttl
 from hadelay.ledger.keys import find_key
@@ -46,6 +46,17 @@ def apply_cancel(ledger: Ledger, command: Cancel) -> CancelResult:
     return CancelResult(np.array(outcomes, np.uint8))
 
 
+def refile(ledger: Ledger, leaving: Leaving, deliver_at_ms: I64 | int, *, again: bool = True) -> None:
+    """Give waiting messages these due times, and restart their TTLs. again: see `move`."""
+    rows = leaving.rows
+    # Keep the flag that lets a late ack count for the attempt whose lease ran out.
+    flags = rows["flags"] & np.uint16(FLAG_LEASE_EXPIRED)
+    if ledger.level >= MARKS_WAS_DUE:
+        flags[rows["deliver_at_ms"] <= ledger.now_ms + _NEARLY_MS] |= FLAG_WAS_DUE
+    move(ledger, leaving, deliver_at_ms=deliver_at_ms, flags=flags, again=again)
+    ttl.begin_again(ledger, rows, deliver_at_ms)
+
+
 def apply_reschedule(ledger: Ledger, command: RescheduleCommand) -> RescheduleResult:
     """Give messages another due time; id and attempt stay. A due message that is to be due now stays in its entry, so
     that a repeated command does no harm."""
@@ -70,13 +81,7 @@ def apply_reschedule(ledger: Ledger, command: RescheduleCommand) -> RescheduleRe
             before_ms = int(place.rows["deliver_at_ms"][0])
             deliver_at_ms = before_ms if delay_ms == 0 and before_ms <= now_ms else now_ms + delay_ms
             if deliver_at_ms != before_ms:
-                # Keep the flag that lets a late ack count for the attempt whose lease ran out.
-                flags = int(place.rows["flags"][0]) & FLAG_LEASE_EXPIRED
-                if before_ms <= now_ms + _NEARLY_MS and ledger.level >= MARKS_WAS_DUE:
-                    flags |= FLAG_WAS_DUE
-                leaving = Leaving(place.hour, place.rows, node=node)
-                move(ledger, leaving, deliver_at_ms=deliver_at_ms, flags=flags)
-                ttl.begin_again(ledger, place.rows, deliver_at_ms)
+                refile(ledger, Leaving(place.hour, place.rows, node=node), deliver_at_ms)
                 room -= int(place.rows["size"][0])
             result.deliver_at_ms[n] = deliver_at_ms
         result.outcomes[n] = outcome

@@ -11,8 +11,10 @@ import msgpack
 import numpy as np
 from pyroaring import BitMap
 
+from hadelay.codec.jobcommands import pack_spec, unpack_spec
 from hadelay.errors import WAY_OUT, FatalError, HadelayError
 from hadelay.ledger import access
+from hadelay.ledger.bulkjob import JOB_COUNTS, BulkJob
 from hadelay.ledger.grants import HELD, HeldGrant
 from hadelay.ledger.hourstate import HourState, bitmap, groups
 from hadelay.ledger.state import Ledger
@@ -35,6 +37,9 @@ _TOPIC = (
 )  # fmt: skip
 _REDRIVE_JOB = ("upto_ms", "rate", "start_ms", "count", "after")
 _MARK = ("generation", "at_ms", "ready")
+_JOB = (
+    "number", "node", "by", "request", "began_ms", "cursor", "ended_ms", "stopped", *JOB_COUNTS,
+)  # fmt: skip
 _GRANT = ("term", "seq", "consumer", "consumer_number", "request_id", "granted_at_ms")
 
 
@@ -66,6 +71,7 @@ def dump_main(ledger: Ledger) -> bytes:
             "incarnations": sorted(ledger.incarnations.items()),
             "retired": _dump_bits(ledger.retired, True),
             **access.dump(ledger),
+            **({"jobs": [ledger.jobs_begun, *map(_dump_job, ledger.jobs.values())]} if ledger.jobs else {}),
             **({"members": [ledger.members_index, *ledger.members]} if ledger.members else {}),
         }
     )
@@ -105,6 +111,18 @@ def _dump_bits(bits: BitMap, canonical: bool) -> bytes:
 def _dump_topic(topic: TopicState) -> list[Any]:
     job = None if topic.redrive is None else _values(topic.redrive, _REDRIVE_JOB)
     return [*_values(topic, _TOPIC), job, [_values(mark, _MARK) for mark in topic.marks]]
+
+
+def _dump_job(job: BulkJob) -> list[Any]:
+    return [pack_spec(job.spec), sorted(job.topics.items()), *_values(job, _JOB)]
+
+
+def _load_job(values: list[Any]) -> BulkJob:
+    spec, topics, *plain = values
+    job = BulkJob(spec=unpack_spec(spec), topics=dict(topics), **dict(zip(_JOB, plain, strict=True)))
+    hour, index = job.cursor
+    job.cursor = (hour, index)
+    return job
 
 
 def _values(of: Any, names: tuple[str, ...]) -> list[Any]:
@@ -166,6 +184,8 @@ def _fill(ledger: Ledger, whole: dict[str, Any], hours: dict[int, bytes]) -> Non
     ledger.incarnations = dict(whole["incarnations"])
     ledger.members_index, *members = whole.get("members", [0])
     ledger.members = tuple(Member(*member) for member in members)
+    ledger.jobs_begun, *jobs = whole.get("jobs", [0])
+    ledger.jobs = {job.number: job for job in map(_load_job, jobs)}
     access.load(ledger, whole)
     ledger.retired = BitMap.deserialize(whole["retired"])
     ledger.ttl_from = b""

@@ -200,6 +200,15 @@ def redrive_some(ledger: Ledger, command: Maintain) -> JobResult | Refused:
     return JobResult(topic.redrive is None, count)
 
 
+def redrive_letters(ledger: Ledger, topic: TopicState, leaving: Leaving) -> int:
+    """Redrive letters of a topic now; returns how many. The others stay dead: another message has their client key."""
+    coming: set[int] = set()
+    free = np.fromiter((_may_come(ledger, row, coming) for row in leaving.rows), np.bool_, len(leaving.rows))
+    if free.any():
+        _redrive(ledger, topic, leaving.some(free))
+    return int(free.sum())
+
+
 def _redrive(ledger: Ledger, topic: TopicState, leaving: Leaving) -> None:
     rows = leaving.rows
     for died_ms, first_id in zip(rows["deliver_at_ms"].tolist(), rows["first_id"].tolist(), strict=True):

@@ -13,6 +13,7 @@ Law 5: nothing is kept in memory per waiting message. Entries live in the hours'
 from pyroaring import BitMap
 
 from hadelay.codec.formats import CONSUMER, NODE, REASON, TOPIC
+from hadelay.ledger.bulkjob import BulkJob
 from hadelay.ledger.grants import HeldGrant
 from hadelay.ledger.hourstate import HourState
 from hadelay.ledger.ports import HourStore, LedgerListener, NameStore, TableStore
@@ -71,6 +72,9 @@ class Ledger:
         #: Tokens by id. A change replaces the dict, so that caches notice it (ledger/access.py).
         self.tokens: dict[str, Token] = {}
         self.audit = Audit()
+        #: Bulk jobs by number, running and ended, oldest first; and the number of jobs ever begun.
+        self.jobs: dict[int, BulkJob] = {}
+        self.jobs_begun = 0
         #: Number of names that have a number, by kind: consumers, nodes and reasons.
         self.named = {CONSUMER: 0, NODE: 0, REASON: 0}
         #: Hours that changed since the last dump (ledger/checkpoint.py).

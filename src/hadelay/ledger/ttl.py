@@ -16,7 +16,7 @@ import struct
 import numpy as np
 
 from hadelay.codec.commandtypes import Maintain
-from hadelay.codec.formats import Rows
+from hadelay.codec.formats import I64, Rows
 from hadelay.codec.results import JobResult
 from hadelay.ledger.hourstate import groups, is_in
 from hadelay.ledger.lookup import TTL_OF, TTL_OF_VALUE, find_entries, ttl_of
@@ -38,12 +38,16 @@ def begin(ledger: Ledger, first_id: int, due_ms: int, ttl_ms: int) -> None:
     _look_at(ledger, due_ms + ttl_ms, first_id)
 
 
-def begin_again(ledger: Ledger, rows: Rows, due_ms: int) -> None:
+def begin_again(ledger: Ledger, rows: Rows, due_ms: I64 | int) -> None:
     """Restart the TTL of messages (INDEX rows) at due_ms, after a reschedule, redrive or routing."""
-    for first_id in rows["first_id"][rows["flags"] & FLAG_TTL != 0].tolist():
+    limited = rows["flags"] & FLAG_TTL != 0
+    if not limited.any():
+        return
+    times = np.broadcast_to(due_ms, len(rows))[limited]
+    for first_id, at_ms in zip(rows["first_id"][limited].tolist(), times.tolist(), strict=True):
         found = ttl_of(ledger, first_id)
         if found is not None:
-            begin(ledger, first_id, due_ms, found[1])
+            begin(ledger, first_id, at_ms, found[1])
 
 
 def wait_again(ledger: Ledger, rows: Rows) -> None:

@@ -111,6 +111,7 @@ _RESULTS = {
     "RedriveResult": results.RedriveResult,
     "RescheduleResult": results.RescheduleResult,
     "Progress": results.JobResult,
+    "JobBegun": results.JobBegun,
     "Done": results.Done,
     "Refused": results.Refused,
 }

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hadelay.api.service import Family, Histogram, Measured, Values
+from hadelay.ledger.bulk import queued
+from hadelay.ledger.bulkjob import JOB_COUNTS
 from hadelay.ledger.topics import TopicState
 from hadelay.model import Event
 from hadelay.server.delivery.lateness import LATENESS_BUCKETS_MS
@@ -124,6 +126,12 @@ class _Scrape:
             "ready_window": self.loop.window_size(), "webhooks": self.webhooks.pool.queued if self.webhooks else 0,
         })  # fmt: skip
 
+    def bulk_jobs(self) -> dict[str, float]:
+        """Number of jobs that have not ended, by state."""
+        ledger = self.node.ledger
+        found = Counter(queued(ledger, job) for job in ledger.jobs.values() if not job.ended_ms)
+        return {"running": found[False], "queued": found[True]}
+
     def buffers(self) -> Values:
         return _by({
             "publish_queue": self.queue.queued_bytes,
@@ -174,6 +182,11 @@ _OF_NODE: list[tuple[str, _Kind, tuple[str, ...], str, Callable[[_Scrape], Value
     ("throttled_total", "counter", ("cause",),
      "Hand-outs, publishes and polls that a limit stopped, by its name (howto/flow)",
      lambda s: _by({cause: s.throttled[cause] for cause in CAUSES})),
+    ("bulk_jobs", "gauge", ("state",), "Bulk jobs that are running, or queued behind another. The same on every node",
+     lambda s: _by(s.bulk_jobs())),
+    ("bulk_messages_total", "counter", ("outcome",),
+     "Messages that bulk jobs of this leader came to: done (changed), leased, settled, moved, refused",
+     lambda s: _by({name: s.loop.bulk_counts[name] for name in JOB_COUNTS})),
     ("sweeper_found_messages_total", "counter", (),
      "Messages that were due and forgotten until the sweeper looked: a bug unless 0", lambda s: s.loop.sweeper_found),
     ("damaged_links_total", "counter", (),

@@ -109,6 +109,7 @@ class Node:
             has_leader_lease=self.raft.has_leader_lease,
             watch=lambda topic: self.on_topic(topic),
             read_ahead=ReadAhead(self.disk, runtime, lambda hour: self.storage.hours.path(hour)),
+            reader=self.reader,
         )
         self.leadership = Leadership(config, self.replica, self.raft, self.peers, self.group_commit, self.delivery)
         queue_bytes = config.limits.publish_queue_bytes

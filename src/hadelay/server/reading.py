@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Generator
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import PurePath
@@ -86,7 +87,7 @@ class VerifiedReader:
             try:
                 return self._verified(extent, found[0])
             except DamagedFile as damage:
-                self._start_repair(damage, done)
+                self.repair(damage, done)
                 return None
 
         def fetched() -> None:
@@ -97,6 +98,42 @@ class VerifiedReader:
             return verify()
         self._fetch([extent], found, fetched, HAND_OUTS)
         return None
+
+    def verified(self, extents: list[Extent], lane: str, done: Callable[[list[bytes | None]], None]) -> None:
+        """Call done(records) without blocking the loop: each verified, repaired if it was damaged, None for a record
+        that no live node has a good copy of."""
+        found = self._cached(extents)
+        damaged: set[int] = set()
+
+        def repaired(at: int, record: bytes | None) -> None:
+            found[at] = record
+            damaged.discard(at)
+            if not damaged:
+                done(found)
+
+        def verify() -> None:
+            damages: dict[int, DamagedFile] = {}
+            for at, extent in enumerate(extents):
+                try:
+                    found[at] = self._verified(extent, found[at])
+                except DamagedFile as damage:
+                    damages[at] = damage
+            damaged.update(damages)
+            for at, found_damage in damages.items():
+                self.repair(found_damage, partial(repaired, at))
+            if not damages:
+                done(found)
+
+        if None in found:
+            self._fetch(extents, found, verify, lane)
+        else:
+            verify()
+
+    async def sound(self, extents: list[Extent], lane: str) -> list[bytes | None]:
+        """Result of `verified`."""
+        future: asyncio.Future[list[bytes | None]] = asyncio.get_running_loop().create_future()
+        self.verified(extents, lane, lambda found: None if future.done() else future.set_result(found))
+        return await future
 
     async def read_off_loop(self, extents: list[Extent], lane: str = HAND_OUTS) -> list[bytes | None]:
         """The records, not verified, read without blocking the loop. None for records that cannot be read."""
@@ -182,12 +219,13 @@ class VerifiedReader:
 
     async def _repair(self, damage: DamagedFile) -> bytes:
         future: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
-        self._start_repair(damage, lambda data: None if future.done() else future.set_result(data))
+        self.repair(damage, lambda data: None if future.done() else future.set_result(data))
         if (data := await future) is None:
             raise damage
         return data
 
-    def _start_repair(self, damage: DamagedFile, done: Callable[[bytes | None], None]) -> None:
+    def repair(self, damage: DamagedFile, done: Callable[[bytes | None], None]) -> None:
+        """Repair damaged bytes; then done(bytes), or done(None) if no live node has a good copy."""
         path = PurePath(damage.path)
         self._repairer.repair(hour_from_name(path.stem), path.suffix, damage.offset, damage.size, done)
 

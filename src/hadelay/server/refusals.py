@@ -50,6 +50,10 @@ _REFUSALS: dict[str, Callable[[str], HadelayError]] = {
     "no_token": NotFound,
     "token_exists": Conflict,
     "too_many_tokens": LimitReached,
+    "bad_job": BadRequest,
+    "no_job": NotFound,
+    "job_conflict": Impossible,
+    "too_many_jobs": LimitReached,
     "topic_not_empty": partial(Conflict, outcome="pending"),
     "disk_full": partial(DiskFull, retry_after_ms=5_000),
 }

@@ -28,12 +28,13 @@ from hadelay.model import NEVER_MS
 from hadelay.platform.runtime import Runtime
 from hadelay.raft.ports import Done, Propose
 from hadelay.server.clustertime import ClusterClock
+from hadelay.server.delivery.bulk import BulkRunner
 from hadelay.server.delivery.grants import Grants
 from hadelay.server.delivery.lateness import Delays, HandoutDelays, LatenessCounts
 from hadelay.server.delivery.maintenance import LeaseExpiry, MaintenanceRunner, TtlExpiry
 from hadelay.server.delivery.modes import CommitHandout, CommitLatency, Handout, IntervalHandout
 from hadelay.server.delivery.term import Term
-from hadelay.server.reading import ReadAhead
+from hadelay.server.reading import ReadAhead, VerifiedReader
 from hadelay.settings.node import Config
 
 log = logging.getLogger(__name__)
@@ -64,15 +65,19 @@ class DeliveryLoop:
         has_leader_lease: Callable[[], bool] = lambda: True,
         watch: Callable[[TopicState], None] = lambda topic: None,
         read_ahead: ReadAhead | None = None,
+        reader: VerifiedReader | None = None,
     ) -> None:
         """on_damage(hour, index, what): called when the linked list of one second's index entries is broken at entry
         `index`; after the repair call `repaired(hour)`. has_leader_lease: whether no other node can be leading yet (for
-        interval mode). watch: see Dispatcher."""
+        interval mode). watch: see Dispatcher. reader: for bulk jobs with a filter that records decide."""
         self.ledger, self.runtime, self.clock = ledger, runtime, clock
         self.propose, self.config, self.on_damage = propose, config, on_damage
         self.has_leader_lease, self.watch, self._read_ahead = has_leader_lease, watch, read_ahead
+        self._reader = reader
         self.handed_out = 0
         self.damaged_links = 0
+        #: Messages by what bulk jobs did to them (ledger.bulkjob.JOB_COUNTS).
+        self.bulk_counts: Counter[str] = Counter()
         self.lateness = LatenessCounts()
         self.askers = Askers()
         self.handout_delays = HandoutDelays()
@@ -111,6 +116,7 @@ class DeliveryLoop:
         self._expiry = LeaseExpiry(term, term.now() + self.config.limits.max_clock_skew_ms)
         self._ttl = TtlExpiry(term)
         self._maintenance = MaintenanceRunner(term, self.config.retention)
+        self._bulk = BulkRunner(term, self._reader, lambda: self._latency.smoothed_ms, self.bulk_counts)
         self._arm_sweeper()
         self._turn_soon()
 
@@ -203,6 +209,7 @@ class DeliveryLoop:
         self._answer_late_polls(grants)
         grants.cursor.watch()
         self._maintenance.watch()
+        self._bulk.watch()
         if aligned and core.busy:
             self._turn_soon()
         mono = self.runtime.monotonic()

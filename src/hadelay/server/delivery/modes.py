@@ -60,6 +60,11 @@ class CommitLatency:
         self.ms = 0
         self._smoothed = self._variation = 0.0
 
+    @property
+    def smoothed_ms(self) -> float:
+        """Usual duration of a grant; 0 before the first one."""
+        return self._smoothed
+
     def took(self, ms: float) -> None:
         """Update the latency with a grant that was decided `ms` after it was proposed. The estimate covers two grants,
         because the next grant may have to wait for this one."""

@@ -16,6 +16,7 @@ from hadelay.server.node import Node
 from hadelay.server.service.cluster import Clusters
 from hadelay.server.service.consuming import ConsumingService
 from hadelay.server.service.files import Files
+from hadelay.server.service.jobs import JobService
 from hadelay.server.service.messages import MessageService
 from hadelay.server.service.overview import Overview
 from hadelay.server.service.part import Service
@@ -84,6 +85,7 @@ class NodeService:
         # Publishing takes a callback, because a future per request would cost more than the call itself.
         self.publish = node.publish
         self.consume, self.messages, self.topics = ConsumingService(node), MessageService(node), TopicService(node)
+        self.jobs = JobService(node)
         self.cluster, self.files, self.access = Clusters(node), Files(node), TokenService(node)
         self.overview = Overview(node, self.topics)
 

@@ -1,0 +1,87 @@
+"""Owner of the limited topic who changes many messages at once in the simulated world: begins and stops bulk jobs, and
+lets steps of jobs come again, as a leader that did not hear of their outcome would."""
+
+import random
+from typing import Any
+
+from chaos.sim.door import Client
+from chaos.sim.history import Order
+from hadelay.api.service import Actor
+from hadelay.codec.jobcommands import JobSpec
+from hadelay.errors import HadelayError
+from hadelay.server.service.node import NodeService
+
+#: Share of runs with jobs: a job excuses much of what is checked of single messages.
+SHARE = 0.5
+#: Changes of due times, in ms. Small, so that messages fall due within the run.
+_CHANGES: tuple[dict[str, Any], ...] = (
+    {"shift_ms": -500}, {"shift_ms": 300}, {"shift_ms": 900}, {"shift_ms": 1_400}, {"delay_ms": 400},
+)  # fmt: skip
+
+
+class BulkClient(Client):
+    """Makes jobs until a second into the drain, in half of all runs."""
+
+    def start(self) -> None:
+        self.acts, self.ends = 0, float("inf")
+        self.topic = self.cluster.workload.limited
+        if random.Random(f"{self.cluster.seed} jobs").random() < SHARE:
+            self._next()
+
+    def _next(self) -> None:
+        self.world.after(self.random.expovariate(1 / 0.3), self._act)
+
+    def _act(self) -> None:
+        self.ends = min(self.ends, self.world.now + 1.0) if self.good else self.ends
+        if self.stopped or self.world.now > self.ends:
+            return
+        self.acts += 1
+        part = f"{self.name}.{self.acts}"
+        rng = self.random = random.Random(f"{self.cluster.seed} {part}")
+        if self.cluster.parts.take(part):
+            self.world.after(0.3 * rng.random(), self._repeat)
+            if rng.random() < 0.08:
+                self.ask(self._stop, lambda result, error: self.history.count("job stopped", error is None))
+            else:
+                self._begin(*self._drawn())
+        self._next()
+
+    def _repeat(self) -> None:
+        """Let the leader propose a step again that was applied before."""
+        leader, steps = self.cluster.leader(), self.cluster.job_steps[-3:]
+        if leader is not None and steps:
+            leader.leadership.propose(self.random.choice(steps), lambda result, error: None)
+
+    async def _stop(self, service: NodeService) -> None:
+        for job in (await service.jobs.list_jobs(stale=False))[-1:]:
+            await service.jobs.stop(job.id, Actor())
+
+    def _drawn(self) -> tuple[str, JobSpec]:
+        """(kind of order, specification) of a job."""
+        rng, tags = self.random, self.cluster.workload.tags
+        some: tuple[str, ...] = rng.choice(((), (), (rng.choice(tags),)))
+        rate = rng.choice((None, 4.0, 8.0))  # with a rate a step has one or two messages
+        chance = rng.random()
+        if chance < 0.15:
+            return "job cancel", JobSpec("cancel", self.topic, (rng.choice(tags),), rate=rate)
+        if chance < 0.3:
+            return "redrive", JobSpec("redrive", f"*{self.topic[1:]}", some, rate=rate)
+        if chance < 0.4:
+            return "job move", JobSpec("deliver_now", self.topic, some, rate=rate)
+        return "job move", JobSpec("reschedule", f"{self.topic[:-1]}*", some, rate=rate, **rng.choice(_CHANGES))
+
+    def _begin(self, kind: str, spec: JobSpec) -> None:
+        order = Order(kind, self.topic, self.world.now)
+        self.history.orders.append(order)
+        request_id = f"{self.name}.{self.acts}"
+
+        def replied(job: Any, error: HadelayError | None) -> None:
+            self.note(f"job {spec}: {error.type if error is not None else job.id}")
+            self.history.count(f"job {error.type if error is not None else 'begun'}")
+            if error is None:
+                order.answered = self.world.now
+            elif not error.outcome_known and not self.stopped:
+                # The same request again begins no second job.
+                self.ask(lambda service: service.jobs.begin(spec, request_id, Actor()), replied)
+
+        self.ask(lambda service: service.jobs.begin(spec, request_id, Actor()), replied)

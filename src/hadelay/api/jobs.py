@@ -1,0 +1,112 @@
+"""Bulk jobs: changes of all messages that a filter selects."""
+
+from typing import Generic, Literal
+
+from msgspec import field
+
+from hadelay.api.base import At, Document, Instant, Request
+
+Action = Literal["cancel", "reschedule", "deliver_now", "redrive"]
+
+
+class JobFilter(Request, rename={"from_": "from"}):
+    """Messages that a job changes: all given conditions hold."""
+
+    #: Name of a topic, or a pattern in which `*` stands for any text: `orders-*`, or `*` for all topics; at most 1,000
+    #: topics.
+    topic: str
+    #: Messages with all these tags.
+    tags: list[str] = field(default_factory=list)
+    #: Messages whose client key begins with this text.
+    key_prefix: str = ""
+    #: Messages due at or after `from`, and before `to`; dead letters by the time of their death.
+    from_: Instant | None = None
+    to: Instant | None = None
+
+
+class JobWish(Request):
+    """Messages, and what to do with them."""
+
+    action: Action
+    filter: JobFilter
+    #: Change of a `reschedule`, one of three: `shift` moves each due time, `1d` or `-90m`; `to` and `delay` set it.
+    shift: str | int | float | None = None
+    to: str | int | float | None = None
+    delay: str | int | float | None = None
+    #: Limit of messages per second.
+    rate: float | None = None
+
+
+class BeginJob(JobWish):
+    """A job to begin."""
+
+    #: Text of 1 to 64 bytes that is new for each job: a repeated request with the same text begins no second job.
+    request_id: str | None = None
+
+
+class CountJob(JobWish):
+    """A job whose messages are counted."""
+
+    #: Cursor from the previous answer.
+    cursor: str | None = None
+
+
+class JobCount(Document, Generic[At], omit_defaults=False, frozen=True):
+    """Part of a count. The counts of all answers add up."""
+
+    #: Number of messages that the job would change, and of those that it would leave because they are leased.
+    matched: int
+    leased: int
+    #: First and last due time of the matched messages; of dead letters the times of death.
+    first: At | None
+    last: At | None
+    #: Part of the entries that were looked at, from 0 to 1.
+    progress: float
+    #: Cursor for the next request; None after the last.
+    cursor: str | None
+
+
+class JobFilterOut(Document, Generic[At], rename={"from_": "from"}, frozen=True):
+    topic: str
+    tags: list[str] = field(default_factory=list)
+    key_prefix: str = ""
+    from_: At | None = None
+    to: At | None = None
+
+
+class Job(Document, Generic[At], kw_only=True, frozen=True):
+    """A bulk job and how far it is. `leased`, `settled`, `moved` and `refused` count messages that it left as they
+    are."""
+
+    id: int
+    action: Action
+    filter: JobFilterOut[At]
+    shift: str | None = None
+    to: At | None = None
+    delay: str | None = None
+    rate: float | None = None
+    #: State of the job: queued jobs wait for an earlier job that reschedules messages of the same topics.
+    state: Literal["queued", "running", "done", "stopped"]
+    began_at: At
+    ended_at: At | None
+    #: Name of the token that began the job; empty in a cluster without tokens.
+    by: str
+    #: Part of the entries that were looked at, from 0 to 1.
+    progress: float
+    #: Number of messages that were changed.
+    done: int
+    #: Number of messages that were leased.
+    leased: int
+    #: Number of messages that ended before the job reached them.
+    settled: int
+    #: Number of messages that were retried, rescheduled or redriven since the job began.
+    moved: int
+    #: Number of messages that may not be changed: they would be due beyond max_delay, or another message has the client
+    #: key of the dead letter.
+    refused: int
+
+
+class Jobs(Document, Generic[At], frozen=True):
+    """Running jobs and the latest ended ones, at most 100, oldest first."""
+
+    jobs: list[Job[At]]

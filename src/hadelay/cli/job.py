@@ -1,0 +1,150 @@
+"""`hadelay job`: commands cancel, reschedule, deliver, redrive, list, get, watch, stop."""
+
+import secrets
+import time
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from hadelay.cli.output import Remote, Several, Yes, confirm, progress, show
+from hadelay.cli.remote import call
+from hadelay.errors import BadRequest
+
+_COLUMNS = ("id", "state", "action", "topic", "progress", "done", "leased", "moved", "refused", "began_at", "by")
+#: Pause between two looks at a running job, in seconds.
+_LOOK_S = 0.5
+Pattern = Annotated[str, Parameter(help="Name of a topic, or a pattern such as 'orders-*'; '*' is all topics.")]
+Tag = Annotated[
+    tuple[str, ...], Parameter(show_default=False, help="Only messages with this tag. May be repeated: with all.")
+]
+Prefix = Annotated[str, Parameter(show_default=False, help="Only messages whose key begins with this text.")]
+Start = Annotated[
+    str | None, Parameter(name="--from", help="Only messages due at this time or later: RFC 3339, or Unix ms.")
+]
+End = Annotated[str | None, Parameter(name="--to", help="Only messages due before this time.")]
+Rate = Annotated[float | None, Parameter(help="Limit of messages per second. Default: no limit.")]
+DryRun = Annotated[bool, Parameter(name="--dry-run", help="Count the messages, and change nothing.")]
+Detach = Annotated[bool, Parameter(help="Begin the job and return; hadelay job watch shows how far it is.")]
+Number = Annotated[int, Parameter(help="Number of the job, as hadelay job list shows it.")]
+
+
+def cancel(
+    topic: Pattern, /, *, tag: Tag = (), key_prefix: Prefix = "", start: Start = None, to: End = None,
+    rate: Rate = None, dry_run: DryRun = False, detach: Detach = False, yes: Yes = False, remote: Remote = Remote(),
+) -> None:  # fmt: skip
+    """Cancel all waiting messages that a filter selects. Shows their number and asks for confirmation."""
+    wish = _wish("cancel", topic, tag, key_prefix, (start, to), rate)
+    _run(remote, wish, "cancels", dry_run=dry_run, detach=detach, yes=yes)
+
+
+def reschedule(
+    topic: Pattern, /, *, shift: str | None = None, deliver_at: str | None = None, delay: str | None = None,
+    tag: Tag = (), key_prefix: Prefix = "", start: Start = None, to: End = None, rate: Rate = None,
+    dry_run: DryRun = False, detach: Detach = False, yes: Yes = False, remote: Remote = Remote(),
+) -> None:  # fmt: skip
+    """Make all waiting messages that a filter selects due at another time. Asks for confirmation.
+
+    Args:
+        shift: Move each due time by this: 1d, or --shift=-90m for earlier times.
+        deliver_at: New due time of all: 2026-11-20T18:00:00Z, with any offset, or Unix milliseconds.
+        delay: New due time of all, counted from the beginning of the job: 15m.
+    """
+    change = {name: text for name, text in (("shift", shift), ("to", deliver_at), ("delay", delay)) if text is not None}
+    if len(change) != 1:
+        raise BadRequest("give one of --shift, --deliver-at and --delay")
+    wish = _wish("reschedule", topic, tag, key_prefix, (start, to), rate) | change
+    _run(remote, wish, "reschedules", dry_run=dry_run, detach=detach, yes=yes)
+
+
+def deliver(
+    topic: Pattern, /, *, tag: Tag = (), key_prefix: Prefix = "", start: Start = None, to: End = None,
+    rate: Rate = None, dry_run: DryRun = False, detach: Detach = False, yes: Yes = False, remote: Remote = Remote(),
+) -> None:  # fmt: skip
+    """Make all scheduled messages that a filter selects due now. Shows their number and asks for confirmation."""
+    wish = _wish("deliver_now", topic, tag, key_prefix, (start, to), rate)
+    _run(remote, wish, "delivers", dry_run=dry_run, detach=detach, yes=yes)
+
+
+def redrive(
+    topic: Pattern, /, *, tag: Tag = (), key_prefix: Prefix = "", start: Start = None, to: End = None,
+    rate: Rate = None, dry_run: DryRun = False, detach: Detach = False, yes: Yes = False, remote: Remote = Remote(),
+) -> None:  # fmt: skip
+    """Make all dead letters that a filter selects due again; --from and --to mean the times of death."""
+    wish = _wish("redrive", topic, tag, key_prefix, (start, to), rate)
+    _run(remote, wish, "redrives", dry_run=dry_run, detach=detach, yes=yes)
+
+
+def _wish(
+    action: str, topic: str, tag: Several, key_prefix: str, due: tuple[str | None, str | None], rate: float | None
+) -> dict[str, Any]:
+    start, to = due
+    of = {"topic": topic, "tags": list(tag), "key_prefix": key_prefix, "from": start, "to": to}
+    wish: dict[str, Any] = {"action": action, "filter": {name: value for name, value in of.items() if value}}
+    return wish if rate is None else wish | {"rate": rate}
+
+
+def _run(remote: Remote, wish: dict[str, Any], verb: str, *, dry_run: bool, detach: bool, yes: bool) -> None:
+    if dry_run or not yes:
+        found = _counted(remote, wish)
+        if dry_run:
+            show(found, remote)
+            return
+        confirm(f"{verb} {found['matched']:,} messages of {wish['filter']['topic']}")
+    job = call(remote, "POST", "/v1/jobs", wish | {"request_id": secrets.token_hex(16)}, needs="began_at")
+    show(_row(job if detach else _watched(remote, job), remote), remote)
+
+
+def _counted(remote: Remote, wish: dict[str, Any]) -> dict[str, Any]:
+    """Count the messages of a job, in requests of about a second."""
+    found: dict[str, Any] = {"matched": 0, "leased": 0, "first": None, "last": None}
+    cursor: dict[str, Any] = {}
+    with progress(100) as update:
+        while True:
+            part = call(remote, "POST", "/v1/jobs:count", wish | cursor, needs="matched")
+            found["matched"] += part["matched"]
+            found["leased"] += part["leased"]
+            # Times of the API are equally long texts in UTC: their order is that of time.
+            found["first"] = min(filter(None, (found["first"], part["first"])), default=None)
+            found["last"] = max(filter(None, (found["last"], part["last"])), default=None)
+            update(completed=100 * part["progress"])
+            if part["cursor"] is None:
+                return found
+            cursor = {"cursor": part["cursor"]}
+
+
+def list_(*, remote: Remote = Remote()) -> None:
+    """List running jobs and the latest ended ones, oldest first."""
+    jobs = call(remote, "GET", "/v1/jobs", needs="jobs")["jobs"]
+    show([_row(job, remote) for job in jobs], remote, _COLUMNS)
+
+
+def get(number: Number, /, *, remote: Remote = Remote()) -> None:
+    """Show a job: its filter, how far it is, and what it did."""
+    show(call(remote, "GET", f"/v1/jobs/{number}", needs="began_at"), remote)
+
+
+def watch(number: Number, /, *, remote: Remote = Remote()) -> None:
+    """Show a progress bar until a job has ended, and then what it did. Ctrl-C leaves the job running."""
+    job = call(remote, "GET", f"/v1/jobs/{number}", needs="began_at")
+    show(_row(_watched(remote, job), remote), remote)
+
+
+def stop(number: Number, /, *, remote: Remote = Remote()) -> None:
+    """Stop a job. Messages that the job changed stay changed."""
+    show(call(remote, "DELETE", f"/v1/jobs/{number}", needs="began_at"), remote)
+
+
+def _watched(remote: Remote, job: dict[str, Any]) -> dict[str, Any]:
+    """The job when it has ended."""
+    with progress(100) as update:
+        while job["ended_at"] is None:
+            update(completed=100 * job["progress"])
+            time.sleep(_LOOK_S)
+            job = call(remote, "GET", f"/v1/jobs/{job['id']}", needs="began_at")
+    return job
+
+
+def _row(job: dict[str, Any], remote: Remote) -> dict[str, Any]:
+    if remote.output == "json":
+        return job
+    return {**job, "topic": job["filter"]["topic"], "progress": f"{job['progress']:.0%}"}

@@ -1,0 +1,132 @@
+"""Bulk jobs: change all messages that a filter selects; count them before."""
+
+import re
+import struct
+from typing import Any
+
+from msgspec.structs import replace
+
+from hadelay.api import jobs as api
+from hadelay.api.messages import ReadQuery
+from hadelay.api.text import LONGEST_TOPIC, check_topic, parse_duration, parse_instant
+from hadelay.codec.checksums import crc32c
+from hadelay.codec.jobcommands import JobCursor, JobSpec
+from hadelay.errors import BadRequest, NotFound
+from hadelay.http.answers import Answer
+from hadelay.http.call import Call
+from hadelay.http.options import check_tags
+from hadelay.http.routes import Routes
+
+routes = Routes()
+
+_PATTERN = re.compile(rf"[A-Za-z0-9._*-]{{1,{LONGEST_TOPIC}}}")
+#: Limit of a request_id, in bytes.
+_LONGEST_REQUEST_ID = 64
+#: Cursor of a count: hour and index of the next entry, and CRC-32C of the question.
+_CURSOR = struct.Struct(">III")
+_ONE, _JOB = "/v1/jobs/{job}", {200: api.Job[str]}
+_OWN: Any = {"own_topics": True}
+
+
+@routes.add(
+    "POST", "/v1/jobs", body=api.BeginJob, returns={202: api.Job[str]}, errors=(404, 409, 422, 429), scope="publish",
+    **_OWN,
+)  # fmt: skip
+async def begin_job(call: Call) -> Answer:
+    """Begin to change all messages that a filter selects"""
+    spec, request_id = _spec(call), call.body.request_id or ""
+    if call.body.request_id is not None and not 0 < len(request_id.encode()) <= _LONGEST_REQUEST_ID:
+        raise BadRequest(f"request_id: 1 to {_LONGEST_REQUEST_ID} bytes, not {len(request_id.encode())}")
+    _need(call, spec.action, spec.topic)
+    job = await call.service.jobs.begin(spec, request_id, call.actor)
+    return call.answer(job, 202, {"Location": f"/v1/jobs/{job.id}"})
+
+
+@routes.add(
+    "POST", "/v1/jobs:count", body=api.CountJob, returns={200: api.JobCount[str]}, errors=(404, 422, 503),
+    scope="read", **_OWN,
+)  # fmt: skip
+async def count_job(call: Call) -> Answer:
+    """Count the messages that a job would change, part by part; changes nothing"""
+    spec = _spec(call)
+    call.access.need("read", _topic(spec.topic))
+    question = crc32c(repr(spec).encode())
+    after = (0, 0) if call.body.cursor is None else _decode(call.body.cursor, question)
+    found, cursor = await call.service.jobs.count(spec, after)
+    text = None if cursor is None else _CURSOR.pack(*cursor, question).hex()
+    return call.answer(replace(found, cursor=text))
+
+
+@routes.add("GET", "/v1/jobs", query=ReadQuery, returns={200: api.Jobs[str]}, errors=(503,), scope="read", **_OWN)
+async def list_jobs(call: Call) -> Answer:
+    """Running jobs and the latest ended ones, oldest first"""
+    jobs = await call.service.jobs.list_jobs(stale=call.query.stale)
+    return call.answer(api.Jobs([job for job in jobs if call.access.may("read", _topic(job.filter.topic))]))
+
+
+@routes.add("GET", _ONE, query=ReadQuery, returns=_JOB, errors=(404, 503), scope="read", **_OWN)
+async def get_job(call: Call) -> Answer:
+    """A job, how far it is, and what it did"""
+    job = await call.service.jobs.get_job(_number(call), stale=call.query.stale)
+    call.access.need_of("read", job.filter.topic, "job")
+    return call.answer(job)
+
+
+@routes.add("DELETE", _ONE, returns=_JOB, errors=(404, 503, 504), scope="publish", **_OWN)
+async def stop_job(call: Call) -> Answer:
+    """Stop a job; messages that it changed stay changed"""
+    job = await call.service.jobs.get_job(_number(call), stale=False)
+    _need(call, job.action, job.filter.topic)
+    return call.answer(await call.service.jobs.stop(job.id, call.actor))
+
+
+def _need(call: Call, action: str, topic: str) -> None:
+    """Raises Forbidden if the token lacks the scope of the action for all topics of the pattern."""
+    call.access.need("admin" if action == "redrive" else "publish", _topic(topic))
+
+
+def _topic(pattern: str) -> str | None:
+    """A pattern as rights know it: a scope covers a pattern if it covers each name that the pattern matches."""
+    return None if not pattern.strip("*") else pattern
+
+
+def _number(call: Call) -> int:
+    text = call.path["job"]
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise NotFound(f"there is no job {text[:40]!r}: jobs have numbers, as GET /v1/jobs shows them")
+    return int(text)
+
+
+def _spec(call: Call) -> JobSpec:
+    wish, of = call.body, call.body.filter
+    if "*" not in of.topic:
+        check_topic(of.topic)
+    elif not _PATTERN.fullmatch(of.topic):
+        raise BadRequest(f"filter.topic: {of.topic[:80]!r} is neither a name nor a pattern such as orders-*")
+    return JobSpec(
+        wish.action, of.topic, check_tags(call.context.config, of.tags), of.key_prefix,
+        None if of.from_ is None else int(of.from_), None if of.to is None else int(of.to),
+        None if wish.shift is None else _shift(wish.shift),
+        None if wish.to is None else parse_instant("to", wish.to),
+        None if wish.delay is None else parse_duration("delay", wish.delay), wish.rate,
+    )  # fmt: skip
+
+
+def _shift(value: str | int | float) -> int:
+    """Milliseconds of a duration with a sign."""
+    back = value.strip().startswith("-") if isinstance(value, str) else value < 0
+    if isinstance(value, str):
+        ms = parse_duration("shift", value.strip().removeprefix("-" if back else "+"))
+    else:
+        ms = parse_duration("shift", abs(value))
+    return -ms if back else ms
+
+
+def _decode(text: str, question: int) -> JobCursor:
+    try:
+        hour, index, asked = _CURSOR.unpack(bytes.fromhex(text))
+    except (ValueError, struct.error):
+        raise BadRequest("cursor: is not one that a count answered") from None
+    if asked != question:
+        raise BadRequest("cursor: it belongs to another question; ask the same again, or leave it out to begin anew")
+    return hour, index

@@ -1,0 +1,189 @@
+"""JOB_BEGIN, JOB_STEP and JOB_STOP: bulk jobs in apply (design: ledger/bulkjob.py).
+
+The leader computes, the log carries the result and the expected cursor, and apply compares: a step that was proposed
+twice, or by a leader of the past, finds another cursor and changes nothing.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hadelay.codec.formats import NODE, Mask, Rows
+from hadelay.codec.jobcommands import LAST, REQUEST_BYTES, JobBegin, JobSpec, JobStep, pack_spec
+from hadelay.codec.results import Done, JobBegun, Refused
+from hadelay.ledger import dead
+from hadelay.ledger.bulkjob import BulkJob
+from hadelay.ledger.bulkscan import new_due_ms
+from hadelay.ledger.changes import MAX_MOVED_BYTES, refile
+from hadelay.ledger.hourstate import groups
+from hadelay.ledger.listing import states_of
+from hadelay.ledger.lookup import find_entries
+from hadelay.ledger.state import Ledger
+from hadelay.ledger.topicchanges import MAX_GENERATION
+from hadelay.ledger.topics import by_topic
+from hadelay.ledger.transitions import Leaving, settle
+from hadelay.model import MAX_RATE, NEVER_MS, Event, State
+
+#: Limits: jobs that are kept, running or ended; tags of one job; bytes of a key's prefix, and of a specification.
+MAX_JOBS = 100
+MAX_TAGS = 16
+MAX_PREFIX = 1_024
+MAX_SPEC = 8_192
+_CHANGES = ("shift_ms", "at_ms", "delay_ms")
+_OTHER_JOB = "this Idempotency-Key was used for another job: take a new key"
+
+
+def _codes(*states: State) -> Mask:
+    """Mask over the state codes of `states_of`."""
+    return np.array([state in states for state in (*State, None)])
+
+
+_WAITING, _LEASED, _DEAD = _codes(State.SCHEDULED, State.READY), _codes(State.LEASED), _codes(State.DEAD)
+
+
+def problem(spec: JobSpec, now_ms: int, max_delay_ms: int) -> Refused | None:
+    """The refusal of a specification that no job may have; None if it is valid."""
+    given = [name for name in _CHANGES if getattr(spec, name) is not None]
+    if len(given) != (spec.action == "reschedule"):
+        wanted = "takes one of shift, to and delay" if spec.action == "reschedule" else "takes no shift, to or delay"
+        return Refused("bad_job", f"action: {spec.action} {wanted}")
+    if not 0 < len(spec.topic.encode()) <= 255:
+        return Refused("bad_job", "topic: the name of a topic, or a pattern such as orders-*")
+    if len(spec.tags) > MAX_TAGS or len(spec.key_prefix.encode()) > MAX_PREFIX or len(pack_spec(spec)) > MAX_SPEC:
+        return Refused("bad_job", f"filter: at most {MAX_TAGS} tags, and {MAX_PREFIX} bytes of a key")
+    if any(not 0 <= at < NEVER_MS for at in (spec.from_ms, spec.to_ms, spec.at_ms) if at is not None):
+        return Refused("bad_job", "from, to: times in Unix ms")
+    if spec.from_ms is not None and spec.to_ms is not None and spec.from_ms >= spec.to_ms:
+        return Refused("bad_job", "filter: to must be after from")
+    if spec.rate is not None and not 0 < spec.rate <= MAX_RATE:
+        return Refused("bad_job", f"rate: messages per second, more than 0 and at most {MAX_RATE}")
+    if spec.shift_ms == 0 or (spec.delay_ms or 0) < 0:
+        return Refused("bad_job", "shift: not 0; delay: 0 or more")
+    far_ms = abs(spec.shift_ms or 0) or spec.delay_ms or (spec.at_ms or 0) - now_ms
+    if far_ms > max_delay_ms:
+        return Refused("too_far", "that is further ahead than this cluster allows (limits.max_delay)")
+    return None
+
+
+def apply_begin(ledger: Ledger, command: JobBegin) -> JobBegun | Refused:
+    spec = command.spec
+    if command.request != bytes(REQUEST_BYTES):
+        for job in ledger.jobs.values():
+            if job.request == command.request:
+                again = job.spec == spec
+                return JobBegun(job.number, True) if again else Refused("job_conflict", _OTHER_JOB)
+    if (refused := problem(spec, ledger.now_ms, ledger.settings.max_delay_ms)) is not None:
+        return refused
+    found = (ledger.topic(name) for name in dict.fromkeys(command.topics))
+    topics = [topic for topic in found if topic is not None]
+    if not topics:
+        return Refused("no_topic", f"there is no topic {spec.topic!r}")
+    if worn := [topic.name for topic in topics if topic.generation == MAX_GENERATION]:
+        return Refused("too_many_generations", f"{worn[0]!r} was purged {MAX_GENERATION} times: use another name")
+    if len(ledger.jobs) >= MAX_JOBS:
+        ended = next((job.number for job in ledger.jobs.values() if job.ended_ms), None)
+        if ended is None:
+            return Refused("too_many_jobs", f"{MAX_JOBS} jobs are running: wait, or stop one")
+        del ledger.jobs[ended]
+    for topic in topics:
+        topic.generation += 1
+        ledger.topics.generations[topic.number] = topic.generation
+    ledger.jobs_begun += 1
+    ledger.jobs[ledger.jobs_begun] = BulkJob(
+        ledger.jobs_begun, spec, command.node, command.by, command.request, ledger.now_ms,
+        {topic.number: topic.generation for topic in topics},
+    )  # fmt: skip
+    ledger.listener.on_topic(topics[0])  # wakes the leader
+    return JobBegun(ledger.jobs_begun, False)
+
+
+def apply_stop(ledger: Ledger, number: int) -> Done | Refused:
+    """End a job before its time. What it changed stays changed."""
+    job = ledger.jobs.get(number)
+    if job is None:
+        return Refused("no_job", f"there is no job {number}")
+    if job.ended_ms:
+        return Done(False)
+    job.ended_ms, job.stopped = ledger.now_ms, True
+    return Done()
+
+
+def queued(ledger: Ledger, job: BulkJob) -> bool:
+    """Whether the job waits for an earlier job of the same topics."""
+    return any(other.number < job.number and job.waits_for(other) for other in ledger.jobs.values())
+
+
+def apply_step(ledger: Ledger, step: JobStep) -> Done | Refused:
+    """Change the next messages of a job, and move its cursor."""
+    job = ledger.jobs.get(step.job)
+    if job is None or job.ended_ms or job.cursor != step.expected:
+        return Refused("stale", f"job {step.job} is not at {step.expected}")
+    if queued(ledger, job):
+        return Refused("stale", f"job {step.job} waits for another job")
+    found = _present(ledger, step.ids)
+    sizes = [int(rows["size"].sum(dtype=np.int64)) for _, rows in found]
+    if job.spec.action != "cancel" and len(step.ids) > 1 and sum(sizes) > MAX_MOVED_BYTES:
+        return Refused("too_large", f"a step moves at most {MAX_MOVED_BYTES} bytes of records")
+    job.settled += len(step.ids) - sum(len(rows) for _, rows in found)
+    for hour, rows in found:
+        _judge(ledger, job, Leaving(hour, rows, node=ledger.number_of(NODE, job.node)))
+    job.cursor = step.cursor
+    if step.cursor == LAST:
+        job.ended_ms = ledger.now_ms
+    return Done()
+
+
+def _present(ledger: Ledger, ids: NDArray[np.uint64]) -> list[tuple[int, Rows]]:
+    """(hour, INDEX rows) of the present entries of these messages, without those that are gone."""
+    hours, indexes = find_entries(ledger, ids.tolist())
+    found = []
+    for hour, where in groups(hours):
+        if hour >= 0:
+            rows = ledger.store.entries(hour, indexes[where].astype(np.uint32))
+            found.append((hour, rows[rows["first_id"] == ids[where]]))
+    return found
+
+
+def _judge(ledger: Ledger, job: BulkJob, leaving: Leaving) -> None:
+    """Change those messages of one hour that still are as the job means them, and count all."""
+    rows, redrives = leaving.rows, job.spec.action == "redrive"
+    codes = states_of(ledger, leaving.hour, rows, ledger.now_ms)
+    meant = rows["generation"] < job.generations(len(ledger.topics.all))[rows["topic"]]
+    open_ = _DEAD[codes] if redrives else _WAITING[codes]
+    acts = meant & open_
+    leased = meant & _LEASED[codes] & (not redrives)
+    over = ~(open_ | _WAITING[codes] | _LEASED[codes])
+    done = _change(ledger, job, leaving.some(acts)) if acts.any() else 0
+    job.done += done
+    job.refused += int(acts.sum()) - done
+    job.leased += int(leased.sum())
+    job.settled += int(over.sum())
+    job.moved += int((~(acts | leased | over)).sum())
+
+
+def _change(ledger: Ledger, job: BulkJob, leaving: Leaving) -> int:
+    """Do to these messages what the job is for; returns to how many. The others are not allowed to change."""
+    rows = leaving.rows
+    if job.spec.action == "cancel":
+        settle(ledger, leaving, Event.CANCELLED)
+        return len(rows)
+    if job.spec.action == "redrive":
+        numbers = [number for number, _ in by_topic(rows["topic"])]
+        letters = [(ledger.topics[number], leaving.some(rows["topic"] == number)) for number in numbers]
+        return sum(dead.redrive_letters(ledger, topic, some) for topic, some in letters)
+    now_ms, before = ledger.now_ms, rows["deliver_at_ms"]
+    wanted = new_due_ms(job.spec, job.began_ms, before)
+    allowed = wanted <= now_ms + ledger.settings.max_delay_ms
+    moves = allowed & ((before > now_ms) | (wanted > now_ms)) & (wanted != before)
+    if moves.any():
+        refile(ledger, _of_job(ledger, job, leaving.some(moves)), np.maximum(wanted[moves], now_ms), again=False)
+    return int(allowed.sum())
+
+
+def _of_job(ledger: Ledger, job: BulkJob, leaving: Leaving) -> Leaving:
+    """The messages with the generation of their new entries: the job's, or that of the latest partial purge, which
+    must not cancel what went on after it."""
+    rows = leaving.rows.copy()
+    for number, _ in by_topic(rows["topic"]):
+        purged = [mark.generation for mark in ledger.topics[number].marks]
+        rows["generation"][rows["topic"] == number] = max(job.topics[number], *purged, 0)
+    return leaving._replace(rows=rows)

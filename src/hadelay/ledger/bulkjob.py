@@ -1,0 +1,71 @@
+"""A bulk job: its state.
+
+At its beginning a job gives each of its topics a new generation (ledger/topics.py), without raising the floor: all
+messages go on. The job means the waiting entries of *older* generations. An entry that the job files anew gets the
+job's generation, so that this job never meets the message again, in whatever order hours are visited; and a job that
+began later still means it, and waits until this job has ended (ADR 227). Publishes, retries and reschedules by others
+have the present generation: no job that began before means them.
+
+The leader looks through the hour files, one slice after another (ledger/bulkscan.py), and proposes ids; apply judges
+each id by its present entry (ledger/bulk.py). CARRY keeps the generation and moves a message to a later hour, so a
+message is met before or after its move, and a message that was looked at is not met again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from hadelay.codec.formats import U32
+from hadelay.codec.jobcommands import JobCursor, JobSpec
+
+#: Counts of a job, by what it found.
+JOB_COUNTS = ("done", "leased", "settled", "moved", "refused")
+
+
+@dataclass(slots=True)
+class BulkJob:
+    """One bulk job. Only apply changes it."""
+
+    number: int
+    spec: JobSpec
+    #: Node that took the request, name of the token, and hash of the Idempotency-Key.
+    node: str
+    by: str
+    request: bytes
+    began_ms: int
+    #: Generation that the job gave to each of its topics, by topic number.
+    topics: dict[int, int]
+    cursor: JobCursor = (0, 0)
+    #: Time at which the job ended; 0 while it runs.
+    ended_ms: int = 0
+    stopped: bool = False
+    #: Number of messages by what the job found: changed by the job; leased; ended meanwhile; rescheduled or retried
+    #: meanwhile; and not allowed to change (beyond max_delay, or a client key that another message has by now).
+    done: int = 0
+    leased: int = 0
+    settled: int = 0
+    moved: int = 0
+    refused: int = 0
+
+    def generations(self, topics: int) -> U32:
+        return generations(self.topics, topics)
+
+    def waits_for(self, earlier: BulkJob) -> bool:
+        """Whether the job begins its work when the earlier job has ended: either gives due times to messages that the
+        other means, so that the other could miss them."""
+        actions = {self.spec.action, earlier.spec.action}
+        if earlier.ended_ms or "redrive" in actions or actions == {"cancel"}:
+            return False
+        return not self.topics.keys().isdisjoint(earlier.topics)
+
+
+def generations(of: Mapping[int, int], topics: int) -> U32:
+    """Generation below which entries are meant, by topic number; 0 for other topics. One more element for numbers out
+    of range."""
+    found = np.zeros(topics + 1, np.uint32)
+    if of:
+        found[list(of)] = list(of.values())
+    return found

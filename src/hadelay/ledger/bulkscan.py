@@ -1,0 +1,133 @@
+"""The search for the messages that a bulk job means: read-only, outside of apply, one slice after another."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hadelay.codec.formats import I64, Mask, Rows
+from hadelay.codec.jobcommands import LAST, JobCursor, JobSpec
+from hadelay.codec.linking import INDEX_CRC
+from hadelay.codec.meta import has_all, mask_of, unpack
+from hadelay.ledger.bulkjob import generations
+from hadelay.ledger.chain import NO_ROWS
+from hadelay.ledger.listing import states_of
+from hadelay.ledger.state import Ledger
+from hadelay.ledger.transitions import FLAG_KEYED, FLAG_ROUTED
+from hadelay.model import DEAD_HOURS, HOUR_MS, PENDING, State
+
+#: Number of entries that a scan looks at in one slice: one or two milliseconds, also where every message has a TTL.
+SLICE = 2_048
+#: Generation below which every entry is: for a search without a job.
+EVERY_GENERATION = 1 << 16
+_STATES = tuple(State)
+
+
+def new_due_ms(spec: JobSpec, began_ms: int, due_ms: I64) -> I64:
+    """Due times that a reschedule or deliver_now wants, in place of these; past ones mean now."""
+    if spec.shift_ms is not None:
+        return due_ms + np.int64(spec.shift_ms)
+    if spec.at_ms is not None:
+        return np.full(len(due_ms), spec.at_ms, np.int64)
+    return np.full(len(due_ms), began_ms + (spec.delay_ms or 0), np.int64)
+
+
+def passes(spec: JobSpec, meta: bytes | memoryview) -> bool:
+    """Whether a message with this meta map has the tags and the key that the specification asks for."""
+    known = unpack(meta)
+    return set(spec.tags) <= set(known.tags) and (known.key or "").startswith(spec.key_prefix)
+
+
+def reads_records(spec: JobSpec) -> bool:
+    """Whether the index does not decide: tag masks say "perhaps", and keys are in records only."""
+    return bool(spec.tags or spec.key_prefix)
+
+
+@dataclass(slots=True)
+class JobScan:
+    """Search for the messages that a job may mean, from its cursor on. What the index cannot decide, the caller decides
+    by the records (`passes`)."""
+
+    ledger: Ledger
+    spec: JobSpec
+    #: Generation below which entries are meant, by topic number.
+    topics: Mapping[int, int]
+    began_ms: int
+    #: Next entry to look at; LAST when all entries were looked at.
+    cursor: JobCursor = (0, 0)
+    _mask: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._mask = mask_of(self.spec.tags)
+
+    def step(self, now_ms: int) -> tuple[int, Rows]:
+        """Look at one slice; returns (hour, INDEX rows that may be meant, leased ones too) and moves the cursor.
+        DamagedFile if such a row does not verify: the cursor stays."""
+        store, (hour, start) = self.ledger.store, self.cursor
+        if not self._has(hour) or start >= store.count(hour):
+            following = next((h for h in store.hours() if h > hour and self._has(h)), None)
+            if following is None:
+                self.cursor = LAST
+                return 0, NO_ROWS
+            hour, start = following, 0
+        end = min(start + SLICE, store.count(hour))
+        rows = self._meant(hour, start, end, now_ms)
+        self.cursor = (hour, end)
+        return hour, rows
+
+    def progress(self) -> float:
+        """Part of the entries that were looked at, from 0 to 1."""
+        hours = [hour for hour in self.ledger.store.hours() if self._spans(hour)]
+        counts = [self.ledger.store.count(hour) for hour in hours]
+        at_hour, index = self.cursor
+        before = [count if hour < at_hour else min(index, count) for hour, count in zip(hours, counts, strict=True)]
+        looked = sum(n for hour, n in zip(hours, before, strict=True) if hour <= at_hour)
+        return looked / sum(counts) if any(counts) else 1.0
+
+    def _has(self, hour: int) -> bool:
+        """Whether the hour may have open messages that are meant."""
+        return self._spans(hour) and self.ledger.open_entries(hour) > 0
+
+    def _spans(self, hour: int) -> bool:
+        spec = self.spec
+        if hour >= DEAD_HOURS or spec.action == "redrive":
+            return hour >= DEAD_HOURS and spec.action == "redrive"
+        # A message is never in an hour before its due time, but may be in a later one: it came late, or was carried.
+        late = spec.to_ms is not None and hour > max((spec.to_ms - 1) // HOUR_MS, self.ledger.now_hour)
+        return not late and (spec.from_ms is None or hour >= spec.from_ms // HOUR_MS)
+
+    def _meant(self, hour: int, start: int, end: int, now_ms: int) -> Rows:
+        store = self.ledger.store
+        if store.mapped(hour):
+            rows = store.index_view(hour)[start:end]
+        else:
+            rows = store.entries(hour, slice(start, end), verify=False)
+        at = np.flatnonzero(self._fits(rows, now_ms))
+        some = rows.take(at)
+        if len(some) and len(bad := INDEX_CRC.bad(some)):
+            store.entries(hour, (at[bad] + start).astype(np.uint32))  # raises DamagedFile, with the place of the damage
+        codes = states_of(self.ledger, hour, some, now_ms)
+        wanted = np.zeros(len(_STATES) + 1, np.bool_)
+        meant = {State.DEAD} if hour >= DEAD_HOURS else PENDING
+        wanted[[code for code, state in enumerate(_STATES) if state in meant]] = True
+        found: Rows = some[wanted[codes]]
+        return found
+
+    def _fits(self, rows: Rows, now_ms: int) -> Mask:
+        spec, due = self.spec, rows["deliver_at_ms"]
+        limits = generations(self.topics, len(self.ledger.topics.all))
+        fits = rows["generation"] < limits.take(rows["topic"], mode="clip")
+        if spec.tags:
+            fits &= has_all(rows["tag_mask"], self._mask)
+        if spec.key_prefix:
+            # A message that was routed to this topic when it died has its key in the record only.
+            fits &= rows["flags"] & np.uint16(FLAG_KEYED | FLAG_ROUTED) != 0
+        if spec.from_ms is not None:
+            fits &= due >= spec.from_ms
+        if spec.to_ms is not None:
+            fits &= due < spec.to_ms
+        if spec.action == "redrive":
+            fits &= due <= self.began_ms  # the time of death
+        elif spec.action != "cancel":
+            fits &= (due > now_ms) | (new_due_ms(spec, self.began_ms, due) > now_ms)
+        return np.asarray(fits)

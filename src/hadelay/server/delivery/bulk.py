@@ -1,0 +1,214 @@
+"""Bulk jobs on the leader: looks for the messages that a job means, and proposes them step by step.
+
+One step at a time is under way, with a pause after it, so that a job leaves the log and the loop to consumers and
+publishers. Nothing but the job's cursor is kept, in the ledger: the next leader goes on there. Without a running job
+nothing happens.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from hadelay.codec.commands import encode_job_step
+from hadelay.codec.formats import Rows
+from hadelay.codec.jobcommands import LAST, MAX_STEP, JobCursor
+from hadelay.codec.results import Done
+from hadelay.errors import DamagedFile, HadelayError
+from hadelay.ledger.bulk import queued
+from hadelay.ledger.bulkjob import JOB_COUNTS, BulkJob
+from hadelay.ledger.bulkscan import JobScan, passes, reads_records
+from hadelay.ledger.changes import MAX_MOVED_BYTES
+from hadelay.ledger.transitions import fitting
+from hadelay.server.delivery.term import Term
+from hadelay.server.reading import LISTS, VerifiedReader, extents_of, split_record
+
+#: Pause between two steps, in seconds; while commits take more than twice as long as before the job; and after a step
+#: that failed.
+_PAUSE_S, _SLOW_S, _RETRY_S = 0.02, 0.1, 0.5
+#: Pause in seconds while all jobs wait for their rates.
+_LOOK_S = 0.1
+#: Least time in ms that counts as a slow commit.
+_SLOW_MS = 20.0
+#: Part of a second for which a job with a rate proposes messages at once.
+_RATE_S = 0.25
+#: Limits of records that are read at once: number, and bytes. Their checksums are verified on the loop.
+_READ, _READ_BYTES = 256, 1 << 20
+
+
+class Work:
+    """What the leader found for one job and has not proposed yet."""
+
+    def __init__(self, job: BulkJob, scan: JobScan) -> None:
+        self.job, self.scan = job, scan
+        #: Cursor behind the last step that was proposed.
+        self.expected: JobCursor = job.cursor
+        #: Messages to propose, in the order of the scan: (hour, INDEX rows).
+        self.found: list[tuple[int, Rows]] = []
+        self.count = self.bytes = 0
+        #: Monotonic time before which the job's rate allows no further step.
+        self.rests_until = 0.0
+
+    def add(self, hour: int, rows: Rows) -> None:
+        if len(rows):
+            self.found.append((hour, rows))
+            self.count += len(rows)
+            self.bytes += int(rows["size"].sum(dtype=np.int64))
+
+    @property
+    def limit(self) -> int:
+        """Limit of messages in a step."""
+        rate = self.job.spec.rate
+        return MAX_STEP if rate is None else min(MAX_STEP, max(1, int(rate * _RATE_S)))
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next step is whole, or the last."""
+        return self.count >= self.limit or self.bytes >= MAX_MOVED_BYTES or self.scan.cursor == LAST
+
+    def take(self) -> tuple[JobCursor, list[int]]:
+        """Take the next step: the cursor behind it, and the ids of its messages."""
+        ids: list[int] = []
+        room = MAX_MOVED_BYTES
+        while self.found and len(ids) < self.limit and room > 0:
+            hour, rows = self.found.pop(0)
+            fits = min(self.limit - len(ids), fitting(rows["size"], room, at_least=not ids))
+            some, rest = rows[:fits], rows[fits:]
+            ids += some["first_id"].tolist()
+            taken = int(some["size"].sum(dtype=np.int64))
+            room, self.count, self.bytes = room - taken, self.count - fits, self.bytes - taken
+            if len(rest):
+                self.found.insert(0, (hour, rest))
+                break
+        if self.found:
+            hour, rows = self.found[0]
+            return (hour, int(rows["index"][0])), ids
+        return self.scan.cursor, ids
+
+
+class BulkRunner:
+    """Runs bulk jobs; running jobs take turns. One object per term."""
+
+    def __init__(
+        self, term: Term, reader: VerifiedReader | None, commit_ms: Callable[[], float], counts: Counter[str]
+    ) -> None:
+        """commit_ms: time that a grant takes to be committed, lately. counts: messages by what jobs did to them."""
+        self._term, self._ledger, self._reader = term, term.ledger, reader
+        self._commit_ms, self._counts = commit_ms, counts
+        self._works: dict[int, Work] = {}
+        #: Number of the job that had the last turn.
+        self._last = 0
+        #: Number of jobs begun when none was left to do; -1 while there is work.
+        self._seen = -1
+        #: True while a step or a read is under way.
+        self._busy = False
+        self._before_ms = 0.0
+        self._alarm = term.alarm(self._look)
+        self._rest(0.0)
+
+    def watch(self) -> None:
+        """Call after entries were applied: they may have begun a job. Costs nothing."""
+        if 0 <= self._seen < self._ledger.jobs_begun:
+            self._before_ms = self._commit_ms()
+            self._rest(0.0)
+
+    def _rest(self, seconds: float) -> None:
+        self._seen = -1
+        self._alarm.at(self._term.runtime.monotonic() + seconds)
+
+    def _look(self) -> None:
+        """Do one slice of work for the next job."""
+        if self._busy:
+            return
+        jobs = [job for job in self._ledger.jobs.values() if not job.ended_ms and not queued(self._ledger, job)]
+        if not jobs:
+            self._seen, self._works = self._ledger.jobs_begun, {}
+            return
+        now = self._term.runtime.monotonic()
+        works = [work for work in map(self._work, jobs) if work.rests_until <= now]
+        if not works:
+            self._rest(_LOOK_S)
+            return
+        work = next((work for work in works if work.job.number > self._last), works[0])
+        if work.ready:
+            self._last = work.job.number
+            self._propose(work)
+        else:
+            self._scan(work)
+
+    def _work(self, job: BulkJob) -> Work:
+        work = self._works.get(job.number)
+        if work is None or work.expected != job.cursor:
+            scan = JobScan(self._ledger, job.spec, job.topics, job.began_ms, job.cursor)
+            work = self._works[job.number] = Work(job, scan)
+        return work
+
+    def _scan(self, work: Work) -> None:
+        try:
+            hour, rows = work.scan.step(self._term.now())
+        except DamagedFile as damage:
+            self._mend(damage)
+            return
+        if len(rows) and reads_records(work.job.spec):
+            self._filter(work, hour, rows)
+        else:
+            work.add(hour, rows)
+            self._rest(0.0)
+
+    def _mend(self, damage: DamagedFile) -> None:
+        if self._reader is None:
+            self._rest(_RETRY_S)
+            return
+        self._busy = True
+
+        def mended(data: bytes | None) -> None:
+            self._busy = False
+            if not self._term.over:
+                self._rest(0.0 if data is not None else _RETRY_S)
+
+        self._reader.repair(damage, mended)
+
+    def _filter(self, work: Work, hour: int, rows: Rows) -> None:
+        """Keep those of the rows whose records pass, some hundred at a time."""
+        fits = min(_READ, fitting(rows["size"], _READ_BYTES))
+        some, rest = rows[:fits], rows[fits:]
+        self._busy = True
+
+        def read(records: list[bytes | None]) -> None:
+            self._busy = False
+            if self._term.over:
+                return
+            spec = work.job.spec
+            # A record that no node has a good copy of cannot be judged: its message stays as it is.
+            which = [record is not None and passes(spec, split_record(record)[0]) for record in records]
+            work.add(hour, some[np.array(which, np.bool_)])
+            if len(rest):
+                self._filter(work, hour, rest)
+            else:
+                self._rest(0.0)
+
+        assert self._reader is not None
+        self._reader.verified(extents_of(np.full(len(some), hour), some), LISTS, read)
+
+    def _propose(self, work: Work) -> None:
+        expected = work.expected
+        work.expected, ids = work.take()
+        self._busy = True
+        command = encode_job_step(work.job.number, expected, work.expected, ids)
+        before = {name: getattr(work.job, name) for name in JOB_COUNTS}
+
+        def decided(result: Any, error: HadelayError | None) -> None:
+            self._busy = False
+            if isinstance(result, Done):
+                self._counts.update({name: getattr(work.job, name) - count for name, count in before.items()})
+                if (rate := work.job.spec.rate) is not None:
+                    work.rests_until = self._term.runtime.monotonic() + len(ids) / rate
+                slow = self._commit_ms() > max(2 * self._before_ms, _SLOW_MS)
+                self._rest(_SLOW_S if slow else _PAUSE_S)
+            else:
+                # Look from the job's cursor on: the step may have been applied, or the job stopped.
+                self._works.pop(work.job.number, None)
+                self._rest(_PAUSE_S if error is None else _RETRY_S)
+
+        self._term.propose_behind(command, decided)

@@ -1,0 +1,144 @@
+"""Service for bulk jobs."""
+
+import asyncio
+from hashlib import blake2b
+
+import numpy as np
+
+from hadelay.api.jobs import Job, JobCount, JobFilterOut
+from hadelay.api.service import Actor
+from hadelay.api.text import format_duration, format_instant
+from hadelay.codec import commands
+from hadelay.codec.formats import Rows
+from hadelay.codec.jobcommands import LAST, MAX_TOPICS, REQUEST_BYTES, JobBegin, JobCursor, JobSpec
+from hadelay.codec.results import JobBegun
+from hadelay.errors import BadRequest, NotFound
+from hadelay.ledger.bulk import problem, queued
+from hadelay.ledger.bulkjob import BulkJob
+from hadelay.ledger.bulkscan import EVERY_GENERATION, JobScan, passes, reads_records
+from hadelay.ledger.hourstate import is_in
+from hadelay.rights import covers
+from hadelay.server.reading import LISTS, extents_of, split_record
+from hadelay.server.refusals import refusal
+from hadelay.server.service.part import Service, once_begun
+
+#: Number of topics compared with a pattern before other tasks of the event loop have a turn.
+_TOPICS_AT_ONCE = 2_000
+#: Time after which a count answers with what it has, in seconds; and limit of records that it reads at once.
+_COUNT_S, _READ = 1.0, 256
+
+
+class JobService(Service):
+    async def begin(self, spec: JobSpec, request_id: str, by: Actor) -> Job[str]:
+        """Begin a job. A repetition with the same request_id begins no second job. Raises BadRequest, NotFound,
+        Impossible, LimitReached, and Conflict before the cluster has the feature level."""
+        await self._confirm()
+        topics = [topic for topic, _ in await self._matching(spec)]
+        digest = blake2b(request_id.encode(), digest_size=REQUEST_BYTES).digest() if request_id else b""
+        begin = JobBegin(self._node.name, by.token[:64], digest, topics, spec)
+        result = await self._administer(by, f"job.{spec.action}", spec.topic, commands.encode_job_begin(begin))
+        assert isinstance(result, JobBegun)
+        with once_begun():
+            return await self.get_job(result.job, stale=False)
+
+    async def _matching(self, spec: JobSpec) -> list[tuple[str, int]]:
+        """(name, number) of the topics that match the specification. Raises NotFound, BadRequest."""
+        known, found = self._node.ledger.topics.all, list[tuple[str, int]]()
+        if "*" not in spec.topic:
+            topic = self._topic(spec.topic)
+            return [(topic.name, topic.number)]
+        for first in range(0, len(known), _TOPICS_AT_ONCE):
+            few = known[first : first + _TOPICS_AT_ONCE]
+            found += [(t.name, t.number) for t in few if t.exists and covers(spec.topic, t.name)]
+            if len(found) > MAX_TOPICS:
+                raise BadRequest(f"filter.topic: {spec.topic!r} means more than {MAX_TOPICS} topics: narrow it")
+            await asyncio.sleep(0)
+        if not found:
+            raise NotFound(f"no topic matches {spec.topic!r}")
+        return found
+
+    async def get_job(self, number: int, *, stale: bool) -> Job[str]:
+        """Raises NotFound, also for a job that ended many jobs ago."""
+        await self._confirm(stale)
+        job = self._node.ledger.jobs.get(number)
+        if job is None:
+            raise NotFound(f"there is no job {number}; only the latest jobs are kept")
+        return self._document(job)
+
+    async def list_jobs(self, *, stale: bool) -> list[Job[str]]:
+        await self._confirm(stale)
+        found = []
+        for job in list(self._node.ledger.jobs.values()):
+            found.append(self._document(job))
+            await asyncio.sleep(0)
+        return found
+
+    async def stop(self, number: int, by: Actor) -> Job[str]:
+        """Stop a job; does nothing if the job has ended. Raises NotFound."""
+        await self._administer(by, "job.stop", str(number), commands.encode_job_stop(number))
+        with once_begun():
+            return await self.get_job(number, stale=False)
+
+    async def count(self, spec: JobSpec, after: JobCursor) -> tuple[JobCount[str], JobCursor | None]:
+        """Count the messages that a job would change now, from the cursor on, for about a second. Returns the counts,
+        and the next cursor; None after the last part. Raises as `begin`."""
+        await self._confirm()
+        node, now_ms = self._node, self._node.now_ms()
+        if (refused := problem(spec, now_ms, node.ledger.settings.max_delay_ms)) is not None:
+            raise refusal(refused)
+        topics = {number: EVERY_GENERATION for _, number in await self._matching(spec)}
+        scan = JobScan(node.ledger, spec, topics, now_ms, after)
+        until = node.runtime.monotonic() + _COUNT_S
+        matched = leased = 0
+        first: int | None = None
+        last: int | None = None
+        while scan.cursor != LAST and node.runtime.monotonic() < until:
+            hour, rows = await node.reader.repaired(lambda: scan.step(now_ms))
+            rows = await self._passing(spec, hour, rows)
+            if (hour_state := node.ledger.hours.get(hour)) is not None and len(rows):
+                held = is_in(rows["index"], hour_state.leased)
+                leased, rows = leased + int(held.sum()), rows[~held]
+            if len(rows):
+                matched += len(rows)
+                due = rows["deliver_at_ms"]
+                low, high = int(due.min()), int(due.max())
+                first, last = low if first is None else min(first, low), high if last is None else max(last, high)
+            await asyncio.sleep(0)
+        cursor = None if scan.cursor == LAST else scan.cursor
+        progress = 1.0 if cursor is None else round(scan.progress(), 4)
+        return JobCount(matched, leased, _at(first), _at(last), progress, None), cursor
+
+    async def _passing(self, spec: JobSpec, hour: int, rows: Rows) -> Rows:
+        """Those of the rows whose records have the tags and the key."""
+        if not reads_records(spec):
+            return rows
+        which: list[bool] = []
+        for at in range(0, len(rows), _READ):
+            some = rows[at : at + _READ]
+            records = await self._node.reader.sound(extents_of(np.full(len(some), hour), some), LISTS)
+            which += [record is not None and passes(spec, split_record(record)[0]) for record in records]
+        return rows[np.array(which, np.bool_)]
+
+    def _document(self, job: BulkJob) -> Job[str]:
+        spec, ledger = job.spec, self._node.ledger
+        of = JobFilterOut(spec.topic, list(spec.tags), spec.key_prefix, _at(spec.from_ms), _at(spec.to_ms))
+        state = "stopped" if job.stopped else "done" if job.ended_ms else "queued" if queued(ledger, job) else "running"
+        progress = 1.0
+        if not job.ended_ms or job.stopped:
+            progress = round(JobScan(ledger, spec, job.topics, job.began_ms, job.cursor).progress(), 4)
+        return Job(
+            id=job.number, action=spec.action, filter=of,
+            shift=None if spec.shift_ms is None else _signed(spec.shift_ms), to=_at(spec.at_ms),
+            delay=None if spec.delay_ms is None else format_duration(spec.delay_ms), rate=spec.rate,
+            state=state,  # type: ignore[arg-type]
+            began_at=format_instant(job.began_ms), ended_at=_at(job.ended_ms or None), by=job.by, progress=progress,
+            done=job.done, leased=job.leased, settled=job.settled, moved=job.moved, refused=job.refused,
+        )  # fmt: skip
+
+
+def _at(ms: int | None) -> str | None:
+    return None if ms is None else format_instant(ms)
+
+
+def _signed(ms: int) -> str:
+    return f"{'-' if ms < 0 else ''}{format_duration(abs(ms))}"

@@ -1,0 +1,132 @@
+"""Bulk jobs over HTTP: a request, and what comes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hadelay.api.service import Actor
+from hadelay.codec.jobcommands import JobSpec
+from hadelay.http.access import RequestRights
+from hadelay.rights import Rights
+from tests.http.conftest import Node
+
+DAY_MS = 86_400_000
+
+
+async def publish(node: Node, *options: str, topic: str = "orders") -> None:
+    for option in options:
+        answer = await node.ask("POST", f"/v1/topics/{topic}/messages?delay=1h&{option}", b"x")
+        assert answer.status == 201, answer.json
+
+
+def job(action: str = "cancel", /, topic: str = "orders", **change: Any) -> dict[str, Any]:
+    return {"action": action, "filter": {"topic": topic}, **change}
+
+
+async def test_a_job_is_begun_and_looked_at_and_stopped(node: Node) -> None:
+    await publish(node, "key=7:1&tags=a", "key=7:2", "key=8:1")
+    wish = {
+        "action": "reschedule", "shift": "-1d", "rate": 50.5,
+        "filter": {
+            "topic": "ord*", "tags": ["a"], "key_prefix": "7:", "from": "2026-11-20T18:00:00Z", "to": 1_900_000_000_000,
+        },
+    }  # fmt: skip
+    answer = await node.ask("POST", "/v1/jobs", wish)
+    assert (answer.status, answer.headers["Location"]) == (202, "/v1/jobs/1")
+    begun = answer.json
+    assert begun["filter"] == {"topic": "ord*", "tags": ["a"], "key_prefix": "7:"}
+    assert node.service.jobs.specs == [
+        JobSpec(
+            "reschedule", "ord*", ("a",), "7:", from_ms=1_795_197_600_000, to_ms=1_900_000_000_000, shift_ms=-DAY_MS,
+            rate=50.5,
+        )
+    ]  # fmt: skip
+    assert (await node.ask("GET", "/v1/jobs/1")).json == begun
+    assert (await node.ask("GET", "/v1/jobs?stale=true")).json == {"jobs": [begun]}
+    stopped = await node.ask("DELETE", "/v1/jobs/1")
+    assert (stopped.status, stopped.json["state"]) == (200, "stopped")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"shift": "1d"}, {"shift_ms": DAY_MS}), ({"shift": "+1d2h"}, {"shift_ms": DAY_MS + 7_200_000}),
+        ({"shift": " -90m "}, {"shift_ms": -5_400_000}), ({"shift": -1.5}, {"shift_ms": -1_500}),
+        ({"shift": 60}, {"shift_ms": 60_000}), ({"to": "2026-11-20T18:00:00Z"}, {"at_ms": 1_795_197_600_000}),
+        ({"to": 0}, {"at_ms": 0}), ({"delay": "15m"}, {"delay_ms": 900_000}),
+    ],
+)  # fmt: skip
+async def test_a_change_in_words(node: Node, change: dict[str, Any], expected: dict[str, int]) -> None:
+    await publish(node, "key=a")
+    answer = await node.ask("POST", "/v1/jobs", job("reschedule", **change))
+    assert answer.status == 202, answer.json
+    assert node.service.jobs.specs == [JobSpec("reschedule", "orders", **expected)]
+
+
+async def test_a_repeated_request_begins_no_second_job(node: Node) -> None:
+    await publish(node, "key=a")
+    first, again = [await node.ask("POST", "/v1/jobs", job(request_id="r1")) for _ in range(2)]
+    assert (first.json, len(node.service.jobs.specs)) == (again.json, 1)
+
+
+async def test_counts_come_in_parts(node: Node) -> None:
+    await publish(node, "key=a:1", "key=a:2", "key=b:1")
+    wish = {"action": "cancel", "filter": {"topic": "orders", "key_prefix": "a:"}}
+    first = await node.ask("POST", "/v1/jobs:count", wish)
+    assert (first.status, first.json["matched"], first.json["leased"]) == (200, 1, 0)
+    second = await node.ask("POST", "/v1/jobs:count", wish | {"cursor": first.json["cursor"]})
+    assert (second.json["matched"], second.json["cursor"], second.json["progress"]) == (1, None, 1.0)
+    other = await node.ask("POST", "/v1/jobs:count", job(cursor=first.json["cursor"]))
+    assert (other.status, "another question" in other.json["detail"]) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("wish", "status", "hint"),
+    [
+        (job("pause"), 400, "action"), (job(topic="no topic"), 400, "topic"), (job(topic="no topic*"), 400, "pattern"),
+        (job("reschedule", shift="later"), 400, "shift"), (job("reschedule", shift=True), 400, "shift"),
+        (job(request_id=""), 400, "request_id"), (job(request_id="é" * 33), 400, "request_id"),
+        ({"action": "cancel", "filter": {}}, 400, "topic"), (job(topic="nobody"), 404, "nobody"),
+        ({"action": "cancel", "filter": {"topic": "orders", "tag": "a"}}, 400, "tag"),
+        ({"action": "cancel", "filter": {"topic": "orders", "tags": ["a,b"]}}, 400, "tag"),
+    ],
+)  # fmt: skip
+async def test_what_cannot_be_meant(node: Node, wish: dict[str, Any], status: int, hint: str) -> None:
+    await publish(node, "key=a")
+    answer = await node.ask("POST", "/v1/jobs", wish)
+    assert (answer.status, hint in answer.json["detail"]) == (status, True), answer.json
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs/7", "/v1/jobs/seven", "/v1/jobs/99999999999"])
+async def test_there_is_no_such_job(node: Node, path: str) -> None:
+    assert (await node.ask("GET", path)).status == 404
+    assert (await node.ask("DELETE", path)).status == 404
+
+
+@pytest.mark.parametrize("cursor", ["xyz", "", "00", "00" * 13])
+async def test_cursors_that_no_count_answered(node: Node, cursor: str) -> None:
+    await publish(node, "key=a")
+    assert (await node.ask("POST", "/v1/jobs:count", job(cursor=cursor))).status == 400
+
+
+@pytest.mark.parametrize(
+    ("scopes", "topic", "action", "allowed"),
+    [
+        (("publish:orders-*",), "orders-eu", "cancel", True), (("publish:orders-*",), "orders-*", "reschedule", True),
+        (("publish:orders-*",), "orders*", "cancel", False), (("publish:orders-*",), "*", "cancel", False),
+        (("publish:orders-*",), "orders-eu", "redrive", False), (("admin:orders-*",), "orders-e*", "redrive", True),
+        (("publish",), "**", "deliver_now", True), (("read",), "orders-eu", "cancel", False),
+        (("publish:*-eu",), "*-eu", "cancel", True), (("publish:*-eu",), "a*-eu", "cancel", True),
+        (("publish:a*c",), "a*b*c", "cancel", True), (("publish:a*b*c",), "a*c", "cancel", False),
+    ],
+)  # fmt: skip
+async def test_a_token_has_to_cover_all_that_a_pattern_means(
+    node: Node, monkeypatch: pytest.MonkeyPatch, scopes: tuple[str, ...], topic: str, action: str, allowed: bool
+) -> None:
+    await publish(node, "key=a", topic="orders-eu")
+    rights = RequestRights(Actor("0" * 12, "shop"), Rights((*scopes, "read")))
+    monkeypatch.setattr(node.server, "admit", lambda route, path, headers: rights)
+    answer = await node.ask("POST", "/v1/jobs", job(action, topic, **({"delay": 5} if action == "reschedule" else {})))
+    assert answer.status == (202 if allowed else 403), answer.json
