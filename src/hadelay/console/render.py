@@ -67,6 +67,11 @@ def short(number: float) -> str:
     return f"{number:,.0f}"
 
 
+def rate(number: float) -> str:
+    """A rate per second: 0, 0.4, 12, 3,400."""
+    return f"{number:.1f}" if 0 < number < 9.95 else f"{number:,.0f}"
+
+
 def size(number: float) -> str:
     unit = 0
     while number >= 1024 and unit < len(_UNITS) - 1:
@@ -91,7 +96,7 @@ class Renderer:
             lstrip_blocks=True, auto_reload=False,
         )  # fmt: skip
         self._env.filters |= {
-            "count": count, "short": short, "size": size, "span": span, "clock": clock, "millis": millis,
+            "count": count, "short": short, "rate": rate, "size": size, "span": span, "clock": clock, "millis": millis,
             "instant": format_instant,
         }  # fmt: skip
         self._env.globals |= {"node": node, "static": self.address_of}

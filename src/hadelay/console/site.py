@@ -11,9 +11,10 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from hadelay.codec.checksums import crc32c
-from hadelay.console import dead, messages, topics
+from hadelay.console import access, cluster, dead, messages, overview, topics
 from hadelay.console.live import Streams
 from hadelay.console.render import SECURITY, Renderer, as_answer
+from hadelay.console.samples import Sampler
 from hadelay.console.sessions import Sessions
 from hadelay.console.visit import NEXT, Handler, LiveHandler, Visit
 from hadelay.errors import BadRequest, Forbidden, HadelayError, NoLeader, NotFound, Unauthorized
@@ -27,9 +28,12 @@ HOME = "/console/"
 _SIGN_IN = "/console/sign-in"
 #: Pages in the order of the navigation: (name, label, icon, scope, whether the scope is needed for the whole cluster).
 _NAV = (
+    ("overview", "Overview", "pulse", "read", True),
     ("topics", "Topics", "list", "read", False),
     ("messages", "Messages", "search", "read", False),
     ("dead", "Dead letters", "dead", "read", False),
+    ("cluster", "Cluster", "cluster", "read", True),
+    ("access", "Access", "key", "admin", True),
 )
 
 
@@ -39,7 +43,9 @@ class Console:
     def __init__(self, service: NodeService, *, secure: bool) -> None:
         self.service, self._secure = service, secure
         self.renderer, self.sessions = Renderer(service.node), Sessions(time.monotonic)
-        self.streams = Streams()
+        self.streams, self.sampler = Streams(), Sampler(service)
+        #: When what falls due soon was counted last (monotonic, in seconds), and the counts (overview.py).
+        self.soon: tuple[float, list[tuple[str, int]]] = (-1e9, [])
         #: Secret of forms where no session has one: of the sign-in, and of clusters without tokens.
         self.csrf = secrets.token_urlsafe(24)
         # Browsers send cookies to all ports of a host: the name of the cookie tells nodes on one machine apart.
@@ -52,8 +58,7 @@ class Console:
         self._add("GET", _SIGN_IN, self._sign_in_page, plain=True)
         self._add("POST", _SIGN_IN, self._sign_in, plain=True)
         self._add("POST", "/console/sign-out", self._sign_out)
-        self._add("GET", HOME, self._home)
-        for part in (messages, dead, topics):
+        for part in (overview, topics, messages, dead, cluster, access):
             for method, path, handler in part.pages.all:
                 self._add(method, path, handler)
             for path, live in part.pages.streams:
@@ -69,10 +74,12 @@ class Console:
 
     def start(self) -> None:
         """Begin to sample for the charts."""
+        self.sampler.start()
 
     async def stop(self) -> None:
         """End all streams."""
         self.streams.stop()
+        await self.sampler.stop()
 
     def cookie(self, name: str, value: str, life_s: int | None = None) -> str:
         """A Set-Cookie header. life_s: None for a cookie that ends with the browser."""
@@ -142,9 +149,6 @@ class Console:
     async def _stream(self, live: LiveHandler, visit: Visit) -> web.StreamResponse:
         key, make = live(visit)
         return await self.streams.run(visit, key, make, partial(self._admit, visit.call))
-
-    async def _home(self, visit: Visit) -> Answer:
-        return visit.go("/console/topics")
 
     async def _static(self, call: Call) -> Answer:
         file = self.renderer.static.get(call.path["name"])

@@ -12,6 +12,7 @@ from hadelay.api.text import LARGEST_MS, check_new_topic
 from hadelay.api.topics import PutTopic, Topic
 from hadelay.console.dead import check_typed
 from hadelay.console.messages import TONES, now
+from hadelay.console.samples import last_point
 from hadelay.console.visit import Pages, Visit
 from hadelay.errors import BadRequest, TooLarge
 from hadelay.http.answers import Answer
@@ -74,10 +75,13 @@ async def show(visit: Visit) -> Answer:
 def live(visit: Visit) -> tuple[str, Any]:
     visit.need("read", visit.topic)
 
+    visit.site.sampler.looked_at(visit.topic)
+
     async def frame() -> dict[str, Any]:
         topic = await visit.service.topics.get_topic(visit.topic, stale=False)
         values = {**await consumers(visit, topic), "topic": topic, "shown": msgspec.to_builtins(topic)}
-        return {"html": {part: visit.render(f"{part}.html", values) for part in ("counts", "consumers")}}
+        html = {part: visit.render(f"{part}.html", values) for part in ("counts", "consumers")}
+        return {"html": html, "point": last_point(visit.site.sampler.topic_charts(visit.topic))}
 
     return f"topic {visit.topic}", frame
 

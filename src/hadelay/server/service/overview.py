@@ -119,7 +119,8 @@ class Overview(Service):
             few = known[first : first + _TOPICS_AT_ONCE]
             found += np.array([_row(topic) for topic in few], np.int64).sum(axis=0)
             await asyncio.sleep(0)
-        return Totals(self._node.now_ms(), *found.tolist())
+        node = self._node
+        return Totals(node.now_ms() if node.clock.ready else node.ledger.now_ms, *found.tolist())
 
     async def recent(self) -> Recent:
         """Ask the leader for ready messages and lateness. Raises NoLeader."""

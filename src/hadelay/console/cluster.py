@@ -1,0 +1,83 @@
+"""The page Cluster: members, leaders so far, this node's checks and files; transfer, drain, add and remove."""
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from hadelay.console.overview import values_of
+from hadelay.console.visit import Pages, Visit
+from hadelay.errors import BadRequest
+from hadelay.http.answers import Answer
+
+pages = Pages()
+
+#: Limit of hours in the strip of files.
+_HOURS = 240
+
+
+@pages.get("/console/cluster")
+async def show(visit: Visit) -> Answer:
+    visit.need("read")
+    hours = visit.service.overview.hours()
+    running = next((n for n, hour in enumerate(hours) if not hour.sealed), len(hours))
+    first = max(0, min(running - _HOURS // 2, len(hours) - _HOURS))
+    certificates = [
+        (one.paths["tls_cert"], f"{datetime.fromtimestamp(one.expires_s, UTC):%Y-%m-%d}", one.expires_s - time.time())
+        for one in visit.call.context.metrics.certificates
+    ]
+    values = {
+        **await values_of(visit), **_node(visit), "hours": hours[first : first + _HOURS], "all_hours": len(hours),
+        "certificates": certificates, "changes": list(reversed(visit.site.sampler.changes)),
+    }  # fmt: skip
+    return visit.page("cluster.html", active="cluster", title="Cluster", **values)
+
+
+def _node(visit: Visit) -> dict[str, Any]:
+    overview = visit.service.overview
+    return {"checks": visit.service.cluster.readyz(), "checkpoint_s": overview.checkpoint_age_s}
+
+
+@pages.live("/console/live/cluster")
+def live(visit: Visit) -> tuple[str, Any]:
+    visit.need("read")
+
+    async def frame() -> dict[str, Any]:
+        values = {**await values_of(visit), **_node(visit)}
+        return {"html": {part: visit.render(f"{part}.html", values) for part in ("alarms", "members", "checks")}}
+
+    return "cluster", frame
+
+
+@pages.post("/console/cluster/transfer")
+async def transfer(visit: Visit) -> Answer:
+    visit.need("admin")
+    leader = await visit.service.cluster.transfer(visit.text("to") or None, visit.actor)
+    return visit.go("/console/cluster", f"{leader} leads.")
+
+
+@pages.post("/console/cluster/drain")
+async def drain(visit: Visit) -> Answer:
+    visit.need("admin")
+    node, undo = visit.text("node"), visit.text("undo") == "yes"
+    await visit.service.cluster.drain(node, undo, visit.actor)
+    what = "takes part again" if undo else "is drained: it accepts no publishes and no receives, and stays a replica"
+    return visit.go("/console/cluster", f"{node} {what}.")
+
+
+@pages.post("/console/cluster/add")
+async def add(visit: Visit) -> Answer:
+    visit.need("admin")
+    name, raft = visit.text("name"), visit.text("raft")
+    await visit.service.cluster.add_member(name, raft, visit.actor)
+    return visit.go("/console/cluster", f"{name} is added: it copies the data, and votes once it has caught up.")
+
+
+@pages.post("/console/cluster/remove")
+async def remove(visit: Visit) -> Answer:
+    """Remove a member, after the person typed its name."""
+    visit.need("admin")
+    name = visit.text("node")
+    if not name or visit.text("typed") != name:
+        raise BadRequest(f"type the name of the node, {name[:64]}, to confirm")
+    await visit.service.cluster.remove_member(name, visit.actor)
+    return visit.go("/console/cluster", f"{name} is no member any more.")

@@ -1,0 +1,147 @@
+"""The page Overview: rates, states, lateness, what falls due, alarms in words, members."""
+
+import time
+from typing import Any
+
+from hadelay.api.cluster import CheckOut, Cluster
+from hadelay.console.samples import Look, last_point
+from hadelay.console.visit import Pages, Visit
+from hadelay.errors import BadRequest
+from hadelay.http.answers import Answer
+from hadelay.server.service.overview import LATE_MS
+from hadelay.words import span
+
+pages = Pages()
+
+_MINUTE, _HOUR, _DAY = 60_000, 3_600_000, 86_400_000
+#: Ranges of "falls due in the next …", in ms.
+SOON = (("minute", _MINUTE), ("hour", _HOUR), ("day", _DAY), ("month", 30 * _DAY))
+#: Seconds for which counts of what falls due are shared.
+_SOON_S = 15.0
+#: Lag in entries, and days before a certificate ends, from which on they are alarms.
+_LAG, _CERTIFICATE_DAYS = 10_000, 14
+#: Most bars of a histogram of due times; the shortest and the longest range, in ms.
+_BARS, _LEAST, _MOST = 150, 20_000, 20 * 365 * _DAY
+#: Steps of a histogram in seconds.
+_STEPS = (
+    1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 10_800, 21_600, 43_200, 86_400, 172_800, 604_800,
+    1_209_600, 2_592_000, 7_776_000,
+)  # fmt: skip
+
+
+@pages.get("/console/")
+async def show(visit: Visit) -> Answer:
+    if not visit.may("read"):
+        return visit.go("/console/topics")
+    return visit.page("overview.html", active="overview", title="Overview", **await values_of(visit))
+
+
+@pages.live("/console/live/overview")
+def live(visit: Visit) -> tuple[str, Any]:
+    visit.need("read")
+
+    async def frame() -> dict[str, Any]:
+        values = await values_of(visit)
+        html = {part: visit.render(f"{part}.html", values) for part in ("alarms", "tiles", "soon", "members")}
+        return {"html": html, "point": last_point(visit.site.sampler.charts())}
+
+    return "overview", frame
+
+
+async def values_of(visit: Visit) -> dict[str, Any]:
+    look: Look = await visit.site.sampler.look()
+    view = await visit.service.cluster.view(stale=True)
+    checks = visit.service.cluster.readyz()
+    return {
+        "look": look, "view": view, "soon": await _soon(visit), "alarms": alarms(visit, view, look, checks),
+        "now_ms": look.totals.at_ms, "free": visit.service.overview.free_bytes,
+        "change": visit.site.sampler.changes[-1] if visit.site.sampler.changes else None,
+    }  # fmt: skip
+
+
+async def _soon(visit: Visit) -> list[tuple[str, int]]:
+    """(range, number of messages that fall due in it), counted at most every 15 s."""
+    at, known = visit.site.soon
+    if time.monotonic() - at < _SOON_S:
+        return known  # type: ignore[no-any-return]
+    now_ms = visit.service.access.now_ms() // 1000 * 1000
+    starts, counts = await visit.service.topics.due(None, now_ms, now_ms + SOON[-1][1], _MINUTE, stale=True)
+    found = [
+        (name, sum(count for start, count in zip(starts, counts, strict=True) if start < now_ms + length))
+        for name, length in SOON
+    ]
+    visit.site.soon = time.monotonic(), found
+    return found
+
+
+def alarms(visit: Visit, view: Cluster[str], look: Look, checks: list[CheckOut]) -> list[tuple[str, str, str]]:
+    """(tone, sentence, address of a page or "") of everything that a person should look at; the worst first."""
+    found: list[tuple[str, str, str]] = []
+    if view.leader is None:
+        found.append(("bad", "No leader is known: nothing is accepted and nothing is handed out.", "/console/cluster"))
+    for member in view.members:
+        if member.role == "unknown":
+            found.append(("bad", f"{member.name} does not answer.", "/console/cluster"))
+        elif member.lag > _LAG:
+            found.append(("warn", f"{member.name} is {member.lag:,} entries behind.", "/console/cluster"))
+    found += [("warn", f"This node: {check.detail}.", "/console/cluster") for check in checks if not check.ok]
+    levels = {member.feature_level for member in view.members if member.role != "unknown"}
+    if len(levels) > 1:
+        found.append(("warn", "Members run different releases: an upgrade is under way.", "/console/cluster"))
+    late, totals = look.recent, look.totals
+    if late is not None and late.handed_out and late.p99_ms >= LATE_MS:
+        words = f"Hand-outs are late: p99 {span(late.p99_ms)} over the last five minutes."
+        found.append(("warn", words, "/console/topics?sort=late"))
+    if late is not None and late.ready and totals.at_ms - late.oldest_ms >= _MINUTE:
+        words = f"A message has been ready for {span(totals.at_ms - late.oldest_ms)} and nobody has taken it."
+        found.append(("warn", words, "/console/topics?sort=oldest"))
+    if totals.dead:
+        found.append(("warn", f"{totals.dead:,} dead letter{'' if totals.dead == 1 else 's'}.", "/console/dead"))
+    if totals.paused:
+        words = f"{totals.paused:,} topic{' is' if totals.paused == 1 else 's are'} paused."
+        found.append(("warn", words, "/console/topics?show=paused"))
+    for certificate in visit.call.context.metrics.certificates:
+        days = (certificate.expires_s - time.time()) / 86_400
+        if days < _CERTIFICATE_DAYS:
+            found.append(("bad", f"A certificate of this node ends in {days:.0f} days.", "/console/cluster"))
+    return sorted(found, key=lambda alarm: alarm[0] != "bad")
+
+
+@pages.get("/console/charts/overview")
+async def charts(visit: Visit) -> Answer:
+    visit.need("read")
+    return visit.json(visit.site.sampler.charts())
+
+
+@pages.get("/console/charts/topics/{topic}")
+async def topic_charts(visit: Visit) -> Answer:
+    visit.need("read", visit.topic)
+    return visit.json(visit.site.sampler.topic_charts(visit.topic))
+
+
+@pages.get("/console/due")
+async def due(visit: Visit) -> Answer:
+    """Histogram of due times over all topics, or of one topic."""
+    topic = visit.query.get("topic") or None
+    visit.need("read", topic)
+    start, end = (_bound(visit, name) for name in ("from", "to"))
+    if not _LEAST <= end - start <= _MOST:
+        raise BadRequest("from, to: at least 20 seconds, and at most 20 years")
+    least = 1 if topic is None else 60
+    fitting = (s for s in _STEPS if s >= least and (end - start) / 1000 <= s * _BARS)
+    step_ms = next(fitting, _STEPS[-1]) * 1000
+    start -= start % step_ms
+    starts, counts = await visit.service.topics.due(topic, start, end, step_ms, stale=True)
+    number = dict(zip(starts, counts, strict=True))
+    at = list(range(start, end, step_ms))
+    return visit.json({
+        "at": [ms // 1000 for ms in at], "count": [number.get(ms, 0) for ms in at], "step": step_ms // 1000,
+        "total": sum(counts),
+    })  # fmt: skip
+
+
+def _bound(visit: Visit, name: str) -> int:
+    text = visit.query.get(name, "")
+    if not text.isdigit() or len(text) > 14:
+        raise BadRequest(f"{name}: Unix milliseconds")
+    return int(text)

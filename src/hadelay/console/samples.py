@@ -1,0 +1,218 @@
+"""Samples of this node's counters for the charts of the last hour, in bounded memory (ADR 231).
+
+A sample costs a pass over the topics, in slices. The more it costs, the rarer samples are, so that all of them together
+take at most a hundredth of the processor's time.
+"""
+
+import asyncio
+import time
+from collections import OrderedDict, deque
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from hadelay.api.text import format_instant
+from hadelay.errors import HadelayError
+from hadelay.server.service.node import NodeService
+from hadelay.server.service.overview import Recent, Totals
+
+log = structlog.get_logger("hadelay")
+
+#: Time between two samples in seconds, and number of samples that are kept: an hour.
+EVERY_S, KEPT = 10.0, 360
+#: Limits of topics with samples of their own: the busiest, and those that somebody looked at last.
+BUSIEST, LOOKED_AT = 200, 50
+#: Samples after which the busiest topics are chosen anew.
+_CHOOSE = 30
+#: Age in seconds up to which a look at the counters is shared, and the window of its rates.
+_FRESH_S, _WINDOW_S = 1.8, 10.0
+#: Limit of the share of the processor's time: pause after work of a certain duration, as a multiple of this duration.
+_PAUSE = 100
+#: Number of changes of the leader that are kept.
+_CHANGES = 50
+_NOTHING = Recent(0, 0, 0, 0, 0, 0)
+
+
+class Look(NamedTuple):
+    """The counters at one moment, and rates per second over the last seconds. recent: None while no leader is known."""
+
+    totals: Totals
+    recent: Recent | None
+    published_s: float
+    acked_s: float
+    died_s: float
+
+
+class LeaderChange(NamedTuple):
+    at: str
+    leader: str
+    term: int
+
+
+class _Ring:
+    """The last samples: times in Unix ms, and counters as columns."""
+
+    def __init__(self, columns: int) -> None:
+        self._rows: NDArray[np.int64] = np.zeros((KEPT, columns + 1), np.int64)
+        self._count = 0
+
+    def add(self, at_ms: int, values: tuple[int, ...]) -> None:
+        self._rows[self._count % KEPT] = (at_ms, *values)
+        self._count += 1
+
+    def rows(self) -> NDArray[np.int64]:
+        """Samples in the order of their times."""
+        if self._count <= KEPT:
+            return self._rows[: self._count]
+        return np.roll(self._rows, -(self._count % KEPT), axis=0)
+
+
+class Sampler:
+    def __init__(self, service: NodeService) -> None:
+        self._service = service
+        self._task: asyncio.Task[None] | None = None
+        #: published, acked, died, pending, dead; then p50, p99, max of the lateness in ms, −1 where it is not known.
+        self._ring = _Ring(8)
+        self._topics: dict[str, _Ring] = {}
+        self._looked_at: OrderedDict[str, None] = OrderedDict()
+        self._looks: deque[tuple[float, Totals]] = deque(maxlen=16)
+        self._looking: asyncio.Task[Look] | None = None
+        self._looked = self._cost_s = 0.0
+        self._samples = 0
+        self.changes: deque[LeaderChange] = deque(maxlen=_CHANGES)
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _run(self) -> None:
+        due = 0.0
+        while True:
+            await self._note_leader()
+            if time.monotonic() >= due:
+                began = time.monotonic()
+                try:
+                    await self._sample()
+                except HadelayError:
+                    pass  # no leader, or the node is not ready: the chart has a gap
+                except Exception as error:
+                    log.warning("console_sample_failed", error=repr(error))
+                due = began + max(EVERY_S, _PAUSE * self._cost_s)
+            await asyncio.sleep(1.0)
+
+    async def _note_leader(self) -> None:
+        leader = self._service.leader_name
+        if leader is None or (self.changes and self.changes[-1].leader == leader):
+            return
+        with suppress(HadelayError):
+            view = await self._service.cluster.view(stale=True)
+            if view.leader is not None:
+                self.changes.append(LeaderChange(view.time, view.leader, view.term))
+
+    async def _sample(self) -> None:
+        look = await self.look()
+        totals, late = look.totals, look.recent
+        handed_out = late is not None and late.handed_out
+        lateness = (late.p50_ms, late.p99_ms, late.max_ms) if late is not None and handed_out else (-1, -1, -1)
+        pending = totals.waiting + totals.leased
+        self._ring.add(totals.at_ms, (totals.published, totals.acked, totals.died, pending, totals.dead, *lateness))
+        if self._samples % _CHOOSE == 0 or len(self._topics) < min(BUSIEST, totals.topics):
+            names = [*await self._service.overview.busiest(BUSIEST), *self._looked_at]
+            self._topics = {name: self._topics.get(name) or _Ring(4) for name in names}
+        self._samples += 1
+        for name, ring in self._topics.items():
+            counts = self._service.overview.counts(name)
+            if counts is not None:
+                ring.add(totals.at_ms, counts)
+
+    async def look(self) -> Look:
+        """The counters now; callers within the same seconds share one look. Raises HadelayError."""
+        now = time.monotonic()
+        task = self._looking
+        if task is None or (task.done() and now - self._looked >= max(_FRESH_S, _PAUSE / 2 * self._cost_s)):
+            self._looked = now
+            task = self._looking = asyncio.create_task(self._read())
+        return await asyncio.shield(task)
+
+    async def _read(self) -> Look:
+        began = time.thread_time()
+        totals = await self._service.overview.totals()
+        recent: Recent | None = None
+        with suppress(HadelayError):
+            recent = await self._service.overview.recent()
+        # Other tasks ran meanwhile, so this is at most what the look cost; on a busy node looks are rarer.
+        self._cost_s = min(0.6, time.thread_time() - began)
+        now = time.monotonic()
+        self._looks.append((now, totals))
+        before_s, before = next(((at, one) for at, one in self._looks if now - at <= _WINDOW_S), (now, totals))
+        seconds = max(now - before_s, 1e-9)
+        rates = (
+            (getattr(totals, name) - getattr(before, name)) / seconds if before is not totals else 0.0
+            for name in ("published", "acked", "died")
+        )
+        return Look(totals, recent, *rates)
+
+    def looked_at(self, topic: str) -> None:
+        """Keep samples of a topic that somebody looks at."""
+        self._looked_at[topic] = None
+        self._looked_at.move_to_end(topic)
+        while len(self._looked_at) > LOOKED_AT:
+            self._looked_at.popitem(last=False)
+        if topic not in self._topics and len(self._topics) < BUSIEST + LOOKED_AT:
+            self._topics[topic] = _Ring(4)
+
+    def charts(self) -> dict[str, Any]:
+        """Series of the overview's charts: `at` in seconds, and lists of series by chart."""
+        rows = self._ring.rows()
+        at, published, acked, died, pending, dead, *late = rows.T if len(rows) else np.zeros((9, 0), np.int64)
+        return {
+            "at": _seconds(at[1:]),
+            "rates": [_rates(at, published), _rates(at, acked)],
+            "lateness": [[None if ms < 0 else ms for ms in column[1:].tolist()] for column in late],
+            "pending": [pending[1:].tolist(), dead[1:].tolist()],
+            "deaths": [_rates(at, died)],
+        }
+
+    def topic_charts(self, topic: str) -> dict[str, Any]:
+        ring = self._topics.get(topic)
+        rows = ring.rows() if ring is not None else np.zeros((0, 5), np.int64)
+        at, published, acked, died, pending = rows.T if len(rows) else np.zeros((5, 0), np.int64)
+        return {
+            "at": _seconds(at[1:]),
+            "rates": [_rates(at, published), _rates(at, acked)],
+            "pending": [pending[1:].tolist()],
+            "deaths": [_rates(at, died)],
+        }
+
+    @property
+    def last(self) -> str:
+        """Time of the last sample, "" without one."""
+        rows = self._ring.rows()
+        return format_instant(int(rows[-1][0])) if len(rows) else ""
+
+
+def last_point(charts: dict[str, Any]) -> dict[str, Any] | None:
+    """The newest point of each series."""
+    if not charts["at"]:
+        return None
+    return {name: rows[-1] if name == "at" else [row[-1] for row in rows] for name, rows in charts.items()}
+
+
+def _seconds(at: NDArray[np.int64]) -> list[float]:
+    return (at / 1000).round(3).tolist()  # type: ignore[no-any-return]
+
+
+def _rates(at: NDArray[np.int64], counter: NDArray[np.int64]) -> list[float]:
+    """Rate per second between each sample and the one before; 0 where a counter fell (a restored cluster)."""
+    if len(at) < 2:
+        return []
+    found = np.diff(counter) / np.maximum(np.diff(at) / 1000, 1e-3)
+    return np.maximum(found, 0).round(2).tolist()  # type: ignore[no-any-return]

@@ -1,0 +1,168 @@
+// Charts of the console: series of the last hour, which grow with the page's stream, and the histogram of due times.
+(() => {
+  "use strict";
+  const COLOURS = ["#5b6cf0", "#1d9a5b", "#d97b16", "#c23a45"];
+  const HOUR = 3600;
+  const RANGES = { minute: 60, hour: HOUR, day: 24 * HOUR, week: 7 * 24 * HOUR, month: 30 * 24 * HOUR, year: 365 * 24 * HOUR };
+  const home = document.querySelector("[data-charts]");
+  if (!home || !window.uPlot) return;
+
+  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const utc = (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC");
+
+  function written(value, unit) {
+    if (value === null || value === undefined) return "–";
+    if (unit === "ms") {
+      if (value < 1000) return `${Math.round(value)} ms`;
+      if (value < 60000) return `${(value / 1000).toFixed(1)} s`;
+      return value < 3600000 ? `${(value / 60000).toFixed(1)} min` : `${(value / 3600000).toFixed(1)} h`;
+    }
+    const text = Math.abs(value) >= 1e6 ? `${(value / 1e6).toPrecision(3)} M` : Math.abs(value) >= 1e4 ? `${(value / 1e3).toPrecision(3)} k` : String(Math.round(value * 10) / 10);
+    return text + (unit ? " " + unit : "");
+  }
+
+  // Times of the day in UTC, in 24 hours; dates where the marks are days apart.
+  function times(_, ticks, axis, space, step) {
+    return ticks.map((tick) => {
+      const text = new Date(tick * 1000).toISOString();
+      if (step >= 28 * 86400) return text.slice(0, 7);
+      if (step >= 86400 || text.slice(11, 19) === "00:00:00") return text.slice(5, 10);
+      return step < 60 ? text.slice(11, 19) : text.slice(11, 16);
+    });
+  }
+
+  function axes(unit) {
+    const ink = css("--muted"), line = css("--line"), font = "12px system-ui, sans-serif";
+    return [
+      { stroke: ink, grid: { show: false }, ticks: { stroke: line, width: 1, size: 4 }, font, space: 64, size: 34, values: times },
+      { stroke: ink, grid: { stroke: line, width: 1 }, ticks: { show: false }, font, size: 62, values: (_, ticks) => ticks.map((v) => written(v, unit)) },
+    ];
+  }
+
+  function legend(place, names) {
+    const list = document.createElement("ul");
+    list.className = "legend";
+    names.forEach((name, n) => {
+      const item = document.createElement("li"), swatch = document.createElement("span"), value = document.createElement("b");
+      swatch.className = `swatch s${n}`;
+      item.append(swatch, name + " ", value);
+      list.append(item);
+    });
+    place.after(list);
+    return [...list.querySelectorAll("b")];
+  }
+
+  class Lines {
+    constructor(place) {
+      this.place = place;
+      this.name = place.dataset.chart;
+      this.unit = place.dataset.unit;
+      this.names = place.dataset.names.split(",");
+      this.values = legend(place, this.names);
+      this.data = [[], ...this.names.map(() => [])];
+      this.empty = document.createElement("p");
+      this.empty.className = "empty";
+      this.empty.textContent = "The chart begins in some seconds.";
+      place.append(this.empty);
+    }
+    options() {
+      return {
+        width: this.place.clientWidth, height: this.place.clientHeight, tzDate: utc, legend: { show: false },
+        cursor: { y: false, drag: { x: false, y: false }, points: { size: 7 } },
+        scales: { x: { time: true, range: (_, low, high) => [Math.min(low, high - HOUR / 6), high] }, y: { range: (_, low, high) => [0, Math.max(high * 1.1, 1)] } },
+        axes: axes(this.unit),
+        series: [{}, ...this.names.map((_, n) => ({ stroke: COLOURS[n], width: 2, points: { show: false }, fill: this.names.length < 3 && n === 0 ? COLOURS[n] + "1c" : undefined, spanGaps: false }))],
+        hooks: { setCursor: [(chart) => this.tell(chart.cursor.idx)] },
+      };
+    }
+    draw() {
+      if (this.chart) this.chart.destroy();
+      this.chart = null;
+      this.empty.hidden = this.data[0].length > 0;
+      if (!this.empty.hidden) return;
+      this.chart = new uPlot(this.options(), this.data, this.place);
+      this.tell(null);
+    }
+    tell(at) {
+      const n = at === null || at === undefined ? this.data[0].length - 1 : at;
+      this.values.forEach((value, k) => { value.textContent = written(this.data[k + 1][n], this.unit); });
+    }
+    set(series) { this.data = [series.at, ...series[this.name]]; this.draw(); }
+    add(point) {
+      const at = this.data[0];
+      if (at.length && point.at <= at[at.length - 1]) return;
+      [point.at, ...point[this.name]].forEach((value, k) => { this.data[k].push(value); if (this.data[k].length > 360) this.data[k].shift(); });
+      if (this.chart) { this.chart.setData(this.data); this.tell(null); } else this.draw();
+    }
+  }
+
+  class Due {
+    constructor(place) {
+      this.place = place;
+      this.says = document.getElementById("due-says");
+      this.trail = [];
+      this.buttons = [...document.querySelectorAll("[data-range]")];
+      for (const button of this.buttons) button.addEventListener("click", () => this.choose(button.dataset.range));
+      place.addEventListener("dblclick", () => { const last = this.trail.pop(); if (last) this.load(last[0], last[1]); });
+      this.choose("day");
+    }
+    choose(range) {
+      const now = Date.now();
+      this.trail = [];
+      for (const button of this.buttons) button.setAttribute("aria-pressed", String(button.dataset.range === range));
+      this.load(now, now + RANGES[range] * 1000);
+    }
+    async load(from, to) {
+      const url = new URL(this.place.dataset.due, location.href);
+      url.searchParams.set("from", Math.round(from));
+      url.searchParams.set("to", Math.round(to));
+      const answer = await fetch(url);
+      if (!answer.ok) { if (this.says) this.says.textContent = "The counts are not to be had at the moment."; return; }
+      this.from = from; this.to = to;
+      this.found = await answer.json();
+      this.draw();
+    }
+    draw() {
+      if (this.chart) this.chart.destroy();
+      const { at, count, step, total } = this.found;
+      if (this.says) this.says.textContent = `${total.toLocaleString("en")} messages, a bar is ${stepText(step)}`;
+      this.chart = new uPlot({
+        width: this.place.clientWidth, height: this.place.clientHeight, tzDate: utc, legend: { show: false },
+        cursor: { y: false, points: { show: false }, drag: { x: true, y: false, setScale: false } },
+        scales: { x: { time: true, range: () => [this.from / 1000, Math.max(this.to / 1000, at[at.length - 1] + step)] }, y: { range: (_, low, high) => [0, Math.max(high * 1.1, 1)] } },
+        axes: axes(""),
+        series: [{}, { stroke: COLOURS[0], fill: COLOURS[0] + "aa", width: 1, paths: uPlot.paths.bars({ size: [0.85, 40], align: 1 }), points: { show: false } }],
+        hooks: {
+          setSelect: [(chart) => {
+            if (chart.select.width < 6) return;
+            const low = chart.posToVal(chart.select.left, "x") * 1000, high = chart.posToVal(chart.select.left + chart.select.width, "x") * 1000;
+            chart.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+            this.trail.push([this.from, this.to]);
+            for (const button of this.buttons) button.setAttribute("aria-pressed", "false");
+            const middle = (low + high) / 2, half = Math.max((high - low) / 2, 30000);
+            this.load(middle - half, middle + half);
+          }],
+          setCursor: [(chart) => {
+            const n = chart.cursor.idx;
+            if (this.says && n !== null && n !== undefined) this.says.textContent = `${count[n].toLocaleString("en")} from ${new Date(at[n] * 1000).toISOString().slice(0, 19).replace("T", " ")} UTC, ${stepText(step)}`;
+          }],
+        },
+      }, [at, count], this.place);
+    }
+  }
+
+  function stepText(step) {
+    for (const [unit, size] of [["day", 86400], ["hour", 3600], ["minute", 60]]) if (step % size === 0) return step === size ? `one ${unit}` : `${step / size} ${unit}s`;
+    return step === 1 ? "one second" : `${step} seconds`;
+  }
+
+  const lines = [...document.querySelectorAll("[data-chart]")].map((place) => new Lines(place));
+  const dues = [...document.querySelectorAll("[data-due]")].map((place) => new Due(place));
+  fetch(home.dataset.charts).then((answer) => answer.json()).then((series) => lines.forEach((one) => one.set(series))).catch(() => {});
+  document.addEventListener("hadelay:frame", (event) => { const point = event.detail.point; if (point) lines.forEach((one) => one.add(point)); });
+
+  const redraw = () => { lines.forEach((one) => one.draw()); dues.forEach((one) => one.found && one.draw()); };
+  let waiting = 0;
+  window.addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(redraw, 150); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+})();

@@ -1,0 +1,187 @@
+"""The pages Overview, Cluster and Access, their charts and streams, at a real node without a browser."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from hadelay.console.samples import KEPT, Sampler, _rates, _Ring, last_point
+from hadelay.server.service.overview import summarize
+from tests.console.conftest import Browser, make_token, signed_in
+from tests.system.cluster import Cluster, ask, until
+
+
+def test_the_overview_shows_counts_and_alarms(node: Cluster, browser: Browser) -> None:
+    node.ask("n1", "PUT", "/v1/topics/over", {"paused": True})
+    node.publish_many("n1", "over", ["x"] * 7, delay="30s")
+
+    def seen() -> bool:
+        browser.go("/console/")
+        return re.search(r"[1-9]\d* topics? (is|are) paused\.", browser.text) is not None
+
+    until(seen, "the page tells of the paused topic")
+    assert "n1 this node leader" in browser.text
+    assert re.search(r"in the next minute \d", browser.text)
+
+
+def test_charts_have_points(node: Cluster, browser: Browser) -> None:
+    node.publish("n1", "charted", b"x", "?delay=1h")
+
+    def points() -> bool:
+        return len(browser.ask("GET", "/console/charts/topics/charted").json["at"]) > 0
+
+    browser.go("/console/topics/charted")
+    until(points, "a topic that was looked at has a chart", seconds=60, every=0.5)
+    series = browser.ask("GET", "/console/charts/overview").json
+    lengths = {len(row) for name, rows in series.items() for row in ([rows] if name == "at" else rows)}
+    assert lengths == {len(series["at"])}
+    assert set(series) == {"at", "rates", "lateness", "pending", "deaths"}
+
+
+def test_the_histogram_has_all_bars_of_its_range(node: Cluster, browser: Browser) -> None:
+    node.publish_many("n1", "bars", ["x"] * 5, delay="90m")
+    now = int(time.time() * 1000)
+    for path in ("/console/due?", "/console/due?topic=bars&"):
+        for hours in (1, 24, 24 * 365):
+            found = browser.ask("GET", f"{path}from={now}&to={now + hours * 3_600_000}").json
+            assert len(found["at"]) == len(found["count"]) <= 151
+            assert found["total"] == sum(found["count"])
+            assert {b - a for a, b in zip(found["at"], found["at"][1:], strict=False)} == {found["step"]}
+    assert browser.ask("GET", f"/console/due?topic=bars&from={now}&to={now + 86_400_000}").json["total"] == 5
+    for wrong in ("from=1&to=2", "from=x&to=2", "from=1", f"from={now}&to={now - 1}", "from=0&to=99999999999999"):
+        assert browser.ask("GET", f"/console/due?{wrong}").status == 400
+    assert browser.ask("GET", f"/console/due?topic=none-such&from={now}&to={now + 3_600_000}").status == 404
+
+
+def test_the_cluster_page_shows_the_node_and_its_files(node: Cluster, browser: Browser) -> None:
+    node.publish("n1", "files", b"x", "?delay=30h")
+    browser.go("/console/cluster")
+    for words in ("n1 leads term", "MiB are free", "checkpoint", "incarnation 1 votes"):
+        assert words in browser.text
+    assert re.search(r'title="\d{10}: [1-9]\d* entries', browser.page)
+
+
+def test_dangerous_changes_of_the_cluster_are_refused_in_words(node: Cluster, browser: Browser) -> None:
+    browser.go("/console/cluster")
+    browser.send("/console/cluster/drain", node="n1")
+    assert browser.answer.status == 409
+    assert "n1 is the only voter" in browser.text
+    browser.go("/console/cluster")
+    browser.send("/console/cluster/remove", node="n1", typed="n2")
+    assert browser.answer.status == 400
+    assert "type the name of the node, n1" in browser.text
+    browser.go("/console/cluster")
+    browser.send("/console/cluster/remove", node="n1", typed="n1")
+    assert browser.answer.status == 409
+    browser.go("/console/cluster")
+    browser.send("/console/cluster/drain", node="n9")
+    assert browser.answer.status == 404
+
+
+def test_a_token_is_made_shown_once_used_and_revoked(guarded: Cluster, admin_token: str) -> None:
+    browser = signed_in(guarded, admin_token)
+    browser.go("/console/access")
+    browser.send("/console/access/create", name="shop <b>", scopes="read, publish:shop-*", lifetime="1d")
+    secret = re.search(r'value="(hadelay_[\w-]{43})"', browser.page)
+    assert secret
+    assert "shop <b>" in browser.text
+    assert "<b>shop <b>" not in browser.page
+    assert secret[1] not in browser.go("/console/access")
+    assert ask(guarded.urls["n1"], "GET", "/v1/topics", headers={"Authorization": f"Bearer {secret[1]}"}).status == 200
+    token_id = re.search(r'name="id" value="(\w{12})"><button class="danger">Revoke shop', browser.page)
+    assert token_id
+    browser.send("/console/access/revoke", id=token_id[1])
+    assert "The token shop <b> is revoked." in browser.text
+    assert ask(guarded.urls["n1"], "GET", "/v1/topics", headers={"Authorization": f"Bearer {secret[1]}"}).status == 401
+    assert re.search(r"admin token\.revoke \w{12} shop", browser.text)
+    browser.send("/console/access/revoke", id=token_id[1])
+    assert browser.answer.status == 404
+    for fields in ({"scopes": "all"}, {"scopes": ""}, {"scopes": "read", "lifetime": "0s"}):
+        browser.go("/console/access")
+        browser.send("/console/access/create", **{"name": "x", **fields})
+        assert browser.answer.status == 400
+
+
+def test_pages_of_the_whole_cluster_need_rights_for_it(guarded: Cluster, admin_token: str) -> None:
+    some = signed_in(guarded, make_token(guarded, admin_token, "read:mine-*", "admin:mine-*"))
+    some.go("/console/")
+    assert some.answer.status == 200
+    assert "Topics" in some.text, "the overview is of all topics, so this session begins with its topics"
+    for path in ("/console/cluster", "/console/access", "/console/charts/overview", "/console/live/overview"):
+        assert some.ask("GET", path).status == 403, path
+    now = int(time.time() * 1000)
+    assert some.ask("GET", f"/console/due?from={now}&to={now + 3_600_000}").status == 403
+    reader = signed_in(guarded, make_token(guarded, admin_token, "read", name="reader-2"))
+    page = reader.go("/console/cluster")
+    assert reader.answer.status == 200
+    assert "Remove a member" not in page
+    assert reader.ask("GET", "/console/access").status == 403
+    for path in ("transfer", "drain", "add", "remove"):
+        assert reader.post(f"/console/cluster/{path}", re.findall(r'csrf" value="([^"]+)', page)[0]).status == 403
+    for path in ("create", "revoke"):
+        assert reader.post(f"/console/access/{path}", re.findall(r'csrf" value="([^"]+)', page)[0]).status == 403
+
+
+def test_a_node_stops_at_once_with_streams_open(tmp_path_factory: pytest.TempPathFactory) -> None:
+    import http.client
+    import signal
+    import urllib.parse
+
+    with Cluster(tmp_path_factory.mktemp("stopping"), nodes=1) as cluster:
+        address = urllib.parse.urlsplit(cluster.urls["n1"])
+        connections = []
+        for _ in range(5):
+            connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=20)
+            connection.request("GET", "/console/live/overview")
+            answer = connection.getresponse()
+            assert answer.readline() == b"event: frame\n"
+            connections.append((connection, answer))
+        began = time.monotonic()
+        cluster.kill("n1", number=signal.SIGTERM)
+        assert time.monotonic() - began < 8
+        assert b"event: over" in connections[0][1].read()
+        for connection, _ in connections:
+            connection.close()
+
+
+def test_samples_are_bounded_and_in_order() -> None:
+    ring = _Ring(2)
+    for n in range(KEPT + 17):
+        ring.add(1_000 * n, (n, 2 * n))
+    rows = ring.rows()
+    assert len(rows) == KEPT
+    assert rows[:, 0].tolist() == [1_000 * n for n in range(17, KEPT + 17)]
+    assert _rates(rows[:, 0], rows[:, 2]) == [2.0] * (KEPT - 1)
+    assert _rates(rows[:, 0], rows[:, 2][::-1]) == [0.0] * (KEPT - 1), "a counter that fell is no rate"
+    assert last_point({"at": [1, 2], "rates": [[3, 4], [5, 6]]}) == {"at": 2, "rates": [4, 6]}
+    assert last_point({"at": [], "rates": [[], []]}) is None
+
+
+def test_topics_that_were_looked_at_are_few() -> None:
+    sampler = Sampler(None)  # type: ignore[arg-type]
+    for n in range(1_000):
+        sampler.looked_at(f"topic-{n}")
+    assert len(sampler._topics) <= 250
+    assert len(sampler._looked_at) <= 50
+    assert sampler.topic_charts("topic-0")["at"] == []
+
+
+def test_lateness_over_topics_is_never_too_low() -> None:
+    one = summarize([(3, 500, 1_000, 10, 90, 200)])
+    assert (one.ready, one.oldest_ms, one.handed_out, one.p50_ms, one.p99_ms, one.max_ms) == (
+        3,
+        500,
+        1_000,
+        10,
+        90,
+        200,
+    )
+    assert summarize([]) == (0, 0, 0, 0, 0, 0)
+    assert summarize([(2, 700, 0, 0, 0, 0), (1, 600, 0, 0, 0, 0)])[:2] == (3, 600)
+    # 1,000 messages of up to 10 ms and 1,000 of up to 1,000 ms.
+    both = summarize([(0, 0, 1_000, 5, 10, 10), (0, 0, 1_000, 500, 900, 1_000)])
+    assert both.p50_ms >= 10
+    assert both.p99_ms >= 900
+    assert both.max_ms == 1_000
