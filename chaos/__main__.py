@@ -159,7 +159,7 @@ def _run(options: argparse.Namespace) -> int:
     (directory / "run.json").write_text(json.dumps(head))
     cluster = given or LocalCluster(scenario, directory, kinds, options.port_base)
     if given and mutation:
-        raise Mistake("a mutation is for clusters that chaos starts itself")
+        raise Mistake("--mutation works only on a cluster that chaos starts: leave out --mutation or the cluster file")
     check_targets(scenario, cluster)
     with open(directory / "history.jsonl", "wb", buffering=1 << 16) as file:
         history = History(file=file)

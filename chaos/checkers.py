@@ -165,7 +165,7 @@ def phantoms(history: History) -> Iterator[Case]:
     not cancelled before the receive began."""
     for g in history.given:
         put, this = history.puts.get(g.n), f"message {g.n} ({g.id}), received at {g.got:.3f} s,"
-        yield "published", f"{this} is not what anybody published" if put is None else ""
+        yield "published", f"{this} was published by nobody" if put is None else ""
         if put is None:
             continue
         body = checksum(put.body)
@@ -193,7 +193,7 @@ def unwanted(history: History) -> Iterator[Case]:
             lacking = set(g.every) - set(g.tags)
             yield (
                 "all of",
-                f"{g.id}, with the tags {list(g.tags)}, went to who asked for all of {list(g.every)}"
+                f"{g.id}, with the tags {list(g.tags)}, went to a receive for all of {list(g.every)}"
                 if lacking
                 else "",
             )
@@ -201,7 +201,7 @@ def unwanted(history: History) -> Iterator[Case]:
             none = not set(g.some) & set(g.tags)
             yield (
                 "one of",
-                f"{g.id}, with the tags {list(g.tags)}, went to who asked for one of {list(g.some)}" if none else "",
+                f"{g.id}, with the tags {list(g.tags)}, went to a receive for one of {list(g.some)}" if none else "",
             )
 
 
@@ -240,13 +240,19 @@ def double_leases(history: History) -> Iterator[Case]:
         yield "one attempt", ""
         if one.nack_asked is None or one.nack_asked > two.got:
             left_ms = one.until_ms - two.now_ms
-            yield "lease", f"{this}, and that before has {left_ms} ms left" if left_ms > _ROUNDING_MS else ""
+            yield (
+                "lease",
+                f"{this}, but the previous lease has {left_ms} ms left" if left_ms > _ROUNDING_MS else "",
+            )
             if one.extended is not None and one.extend_asked is not None:
                 # Smallest cluster time at which the extension was requested.
                 asked_ms = one.now_ms + clock.least_ms(one.got, one.extend_asked)
                 left_ms = int(asked_ms + one.extend_s * 1000 - two.now_ms)
                 held = left_ms > _ROUNDING_MS
-                yield "extended lease", f"{this}, and that before is extended for {left_ms} ms" if held else ""
+                yield (
+                    "extended lease",
+                    f"{this}, but the previous lease is extended for {left_ms} ms" if held else "",
+                )
 
 
 def _neighbours(history: History) -> Iterator[tuple[Given, Given]]:
@@ -318,7 +324,7 @@ def early(history: History) -> Iterator[Case]:
             # The network may have repeated a reschedule, which then takes effect a second time, later.
             stale = g.due_ms > due_ms if branch == "published" else g.due_ms == put.due_ms != due_ms
             wrong = g.due_ms < due_ms or (g.attempt == 1 and stale)
-            yield f"{branch}, as told", f"{this} due at {g.due_ms}, and told was {due_ms}" if wrong else ""
+            yield f"{branch}, as told", f"{this} due at {g.due_ms}, but the answer said {due_ms}" if wrong else ""
 
 
 def _order(put: Put, g: Given) -> tuple[str, float, float, int | None]:
@@ -344,7 +350,10 @@ def outlived(history: History) -> Iterator[Case]:
         over_ms = None if put is None or put.id != g.id or put.move_asked is not None else _over_ms(history, put)
         if over_ms is not None:
             behind_ms = g.now_ms - clock.most_ms(g.asked, g.got) - over_ms
-            yield "handed out", f"message {g.n} ({g.id}) was over for {behind_ms:.0f} ms" if behind_ms > 0 else ""
+            yield (
+                "handed out",
+                f"message {g.n} ({g.id}) was handed out {behind_ms:.0f} ms past its TTL" if behind_ms > 0 else "",
+            )
     for put in history.puts.values():
         state, ended_ms = history.ends.get(put.id or "", ("", None))
         over_ms = _over_ms(history, put)
@@ -479,14 +488,14 @@ def unmet(history: History) -> Iterator[Case]:
         return
     met = history.met()
     for point in {point for event in history.of("points") for point in event["points"]}:
-        yield "met", "" if point in met else f"nobody came by {point}"
+        yield "met", "" if point in met else f"no node ended at the crash point {point}"
 
 
 CHECKERS: dict[str, Checker] = {
     "I1 lost": Checker(lost, {
-        "never handed out": "a publish was answered yes, and the message never came out",
+        "never handed out": "a publish was confirmed, and the message was never handed out",
         "not acked": "a message was handed out, nobody acked it, and it is gone",
-        "redriven": "a dead letter was redriven, and never came out again",
+        "redriven": "a dead letter was redriven, and never handed out again",
     }),
     "I2 conservation": Checker(miscounted, {
         "sum": "a node's counts do not add up: published and redriven is settled, waiting and leased",
@@ -524,9 +533,9 @@ CHECKERS: dict[str, Checker] = {
     }),
     "I9 early": Checker(early, {
         "cluster time": "a node gave a message out before its deliver_at in cluster time",
-        "published": "a message was here before its delay had passed on this machine's monotonic clock",
+        "published": "a message was handed out before its delay had passed on this machine's monotonic clock",
         "published, as told": "a message came out with another deliver_at than the receipt told",
-        "rescheduled": "a message was here before the delay of its reschedule had passed",
+        "rescheduled": "a message was handed out before the delay of its reschedule had passed",
         "rescheduled, as told": "a message came out with another deliver_at than the answer to the reschedule told",
     }),
     "I10 late": Checker(late, {
@@ -547,8 +556,8 @@ CHECKERS: dict[str, Checker] = {
         "applied": "the applied index of one process goes back",
     }),
     "I14 durability": Checker(unsynced, {
-        "a journal": "since a publish began that was answered yes, no majority had synced a journal (with cc)",
-        "its place": "a publish was answered yes, and no majority had synced where its entry stands (samples; with cc)",
+        "a journal": "no majority synced a journal from the start of a publish to its confirmation (with cc)",
+        "its place": "a publish was confirmed, and no majority had synced the bytes of its entry (samples; with cc)",
     }),
     "I15 liveness": Checker(stuck, {
         "ready": "a node was not ready `recovery_s` after healing, and 10 s more for each 100 MB that nodes hold",
@@ -568,5 +577,5 @@ CHECKERS: dict[str, Checker] = {
         "replicas": "a node's counter differs from another node's",
     }),
     "flat": Checker(growing, BRANCHES),
-    "crash points": Checker(unmet, {"met": "nobody came by a crash point that the scenario lists"}),
+    "crash points": Checker(unmet, {"met": "no node ended at a crash point that the scenario lists"}),
 }  # fmt: skip

@@ -400,7 +400,7 @@ class GivenCluster(Cluster):
         self._path, self._nodes = path, file.nodes
         self.urls = {name: node.http.rstrip("/") for name, node in file.nodes.items()}
         if not self._nodes:
-            raise Mistake(f"{path}: no nodes: expected a table [nodes.NAME] for each")
+            raise Mistake(f"{path}: the file names no nodes: add a table [nodes.NAME] for each node")
         for name, node in self._nodes.items():
             if not re.fullmatch(r"https?://[^/\s]+", self.urls[name]):
                 raise Mistake(f"{self._at(name, 'http')}: {node.http!r}: expected a URL such as http://10.0.0.1:8400")
@@ -425,7 +425,10 @@ class GivenCluster(Cluster):
                     lacking[kind] = f"{where}: {kind} needs {', '.join(absent)}"
         for kind in sorted(asked - {"any"}):
             if kind not in _NEEDS:
-                raise Mistake(f"{kind} is for clusters that chaos starts itself; there are {', '.join(_NEEDS)}")
+                raise Mistake(
+                    f"fault kind {kind} works only on a cluster that chaos starts; with a cluster file, choose from "
+                    f"{', '.join(_NEEDS)}"
+                )
             if kind in lacking:
                 raise Mistake(lacking[kind])
         return (asked - {"any"}) | (_NEEDS.keys() - lacking.keys() if "any" in asked else set())
@@ -439,17 +442,17 @@ class GivenCluster(Cluster):
                 with urllib.request.urlopen(request, timeout=5) as answer:
                     members = msgspec.json.decode(answer.read(), type=_Members).members
             except HTTPError as error:
-                wanted = ": the token in HADELAY_TOKEN" if error.code == HTTPStatus.UNAUTHORIZED else ""
+                wanted = ": set HADELAY_TOKEN to a valid token" if error.code == HTTPStatus.UNAUTHORIZED else ""
                 raise Mistake(f"{name}: {url} answers {error.code} {error.reason}{wanted}") from error
             except (OSError, HTTPException) as error:
                 raise Mistake(f"{name}: {url} does not answer: {error}") from error
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise Mistake(f"{name}: what answers at {url} is no node of hadelay: {error}") from error
+                raise Mistake(f"{name}: {url} is not a hadelay node: {error}") from error
             for member in members:
                 if self.urls.get(member.name) != member.http.rstrip("/"):
                     raise Mistake(
-                        f"{self._path}: the cluster has {member.name} at {member.http}, and the file does not "
-                        "say so: nothing is done to addresses that are not in it"
+                        f"{self._path}: the cluster has the member {member.name} at {member.http}, which this file "
+                        "does not name: add it, because chaos uses only addresses in the file"
                     )
 
     def do(self, what: str, name: str) -> None:
@@ -464,7 +467,7 @@ class GivenCluster(Cluster):
         except OSError as error:
             raise Mistake(f"{name}: {shlex.join(words)}: {error.strerror}") from error
         except subprocess.TimeoutExpired as error:
-            raise Mistake(f"{name}: {shlex.join(words)}: not done within {_COMMAND_S:.0f} s") from error
+            raise Mistake(f"{name}: {shlex.join(words)}: the command did not end within {_COMMAND_S:.0f} s") from error
         if done.returncode:
             raise Mistake(f"{name}: {shlex.join(words)}: {done.stderr.strip() or f'exit code {done.returncode}'}")
 

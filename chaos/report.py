@@ -94,7 +94,7 @@ def table(found: dict[str, Any]) -> str:
         passed = sum(bool(reached) for reached, _ in found["points"].values())
         missed = ", ".join(point for point, (reached, _) in found["points"].items() if not reached)
         lines += [
-            f"  crash points    {passed} of {len(found['points'])}" + (f"; nobody came by {missed}" if missed else "")
+            f"  crash points    {passed} of {len(found['points'])}" + (f"; no node ended at {missed}" if missed else "")
         ]
     lines += [f"  {'leaders':<16}{found['leaders']:>10}"]
     timed = sum(row["n"] for row in found["failover_ms"].values())

@@ -84,7 +84,7 @@ def enter_namespace(name: str) -> None:
     """Move this thread, and all processes that it starts, to network namespace `name`."""
     with open(f"/run/netns/{name}") as handle:
         if libc.setns(handle.fileno(), _CLONE_NEWNET):
-            raise Mistake(f"setns {name}: {os.strerror(ctypes.get_errno())}")
+            raise Mistake(f"cannot enter the network namespace {name}: {os.strerror(ctypes.get_errno())}")
 
 
 def clean() -> list[str]:

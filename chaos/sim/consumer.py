@@ -144,7 +144,7 @@ class Consumer(Client):
             raise _Redirect(leader.name)
         other = self.cluster.process(leader.name)
         if other is None:
-            raise NoLeader(f"{leader.name} could not be asked")
+            raise NoLeader(f"the leader {leader.name} cannot be reached")
         self.history.count("relayed")
         future: asyncio.Future[list[HandOut]] = process.loop.create_future()
         wait_s = receive.poll.wait_ms / 1000 + 3.0

@@ -69,7 +69,7 @@ class SimDisk(Disk):
     def step(self, epoch: int, what: str, path: str, torn: Callable[[], None] | None = None) -> None:
         """Called before every change of the disk: may crash the process after `torn` did half of the write."""
         if epoch != self.epoch:
-            raise SimCrash(f"{what} {path} by a process that is gone")
+            raise SimCrash(f"a process that has ended still tries to {what} {path}")
         self.steps += 1
         if self.watch is not None:
             self.watch(what, path)
@@ -83,7 +83,7 @@ class SimDisk(Disk):
 
     def read_faults(self, epoch: int, path: str) -> None:
         if epoch != self.epoch:
-            raise SimCrash(f"read {path} by a process that is gone")
+            raise SimCrash(f"a process that has ended still tries to read {path}")
         if path in self.bad_paths:
             raise InjectedFault(errno.EIO, "simulated read error", path)
 

@@ -112,7 +112,7 @@ def calls_apart(cluster: SimCluster) -> None:
     for some in _by_id([h for h in history.hand_outs if h.consumer == CONSUMER]).values():
         for one, two in pairwise(some):
             if cluster.sync == "commit":
-                text = f"{one.id:x}: attempt {two.attempt} is called about, and attempt {one.attempt} not over"
+                text = f"{one.id:x}: attempt {two.attempt} is called before attempt {one.attempt} is over"
                 history.decide("webhooks, one at a time", two.answered < one.ended, text, one.id)
             message = history.message_of(two.body)
             if not one.retry_after_ms or message is None or history.moved(message):

@@ -288,7 +288,7 @@ class Machines:
         process.failed_at = self.world.now if process.failed_at is None else process.failed_at
         if self.world.now > process.failed_at + FAILED_S:
             process.failed_before = machine.disk.failed_syncs
-            text = f"{machine.name} goes on {FAILED_S:.0f} s after a sync of its disk failed"
+            text = f"{machine.name} still runs {FAILED_S:.0f} s after a sync of its disk failed"
             self.violate(Violation("I17 fail-stop, failed sync", text, who=machine.name))
 
     def _watch_votes(self, name: str, journal: Journal) -> None:

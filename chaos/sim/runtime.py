@@ -321,7 +321,7 @@ class SimLoop:
         finally:
             events._set_running_loop(None)
         if self._disk is not None and self._disk.crashing:
-            raise SimCrash("within a task, which keeps what it raised")
+            raise SimCrash("the process crashes within a task, which swallowed the first SimCrash")
 
     # A part of asyncio.AbstractEventLoop. Callers only cancel handles, so an Event serves as a handle.
 

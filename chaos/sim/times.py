@@ -100,7 +100,7 @@ def _expired(cluster: SimCluster, node: Node, message_id: int, over_ms: int) -> 
     behind_ms = node.ledger.now_ms - over_ms
     if behind_ms > _EXPIRES_MS:
         unwritten = node.ledger.outcome_of(place.hour, int(place.rows["index"][0]))[0] is None
-        text = f"{message_id:x} is over for {behind_ms} ms, and nobody wrote that down"
+        text = f"{message_id:x} reached the end of its TTL {behind_ms} ms ago, and no expiry is in the log"
         cluster.history.decide("TTL, written", unwritten, text, message_id)
     for end in _ended_ms(node, message_id, Event.TTL_EXPIRED)[-1:]:
         text = f"{message_id:x} ended {over_ms - end} ms early"

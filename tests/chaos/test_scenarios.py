@@ -124,7 +124,7 @@ def test_a_command_of_a_cluster_file_that_does_not_work(tmp_path: Path, monkeypa
     path.write_text('[nodes.n1]\nhttp = "http://a:1"\nkill = "no-such-command"\nstop = "sleep 9"\npause = "false"\n')
     cluster = GivenCluster(path)
     monkeypatch.setattr("chaos.cluster._COMMAND_S", 0.05)
-    for what, words in {"kill": "No such file", "stop": "not done within", "pause": "exit code 1"}.items():
+    for what, words in {"kill": "No such file", "stop": "did not end within", "pause": "exit code 1"}.items():
         with pytest.raises(Mistake, match=words):
             cluster.do(what, "n1")
 
@@ -149,7 +149,7 @@ def test_what_answers_is_asked_with_the_token_and_has_to_be_a_node(
     with ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere) as server:
         Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
         path.write_text(f'[nodes.n1]\nhttp = "http://127.0.0.1:{server.server_port}"\n')
-        for token, words in {"": "answers 401 .*HADELAY_TOKEN", "secret": "no node of hadelay"}.items():
+        for token, words in {"": "answers 401 .*HADELAY_TOKEN", "secret": "is not a hadelay node"}.items():
             monkeypatch.setenv("HADELAY_TOKEN", token)
             with pytest.raises(Mistake, match=words):
                 GivenCluster(path).up()
