@@ -119,7 +119,7 @@ def test_a_manifest_that_is_missing_is_missed(tmp_path: Path) -> None:
     (catalogue,) = (tmp_path / "archive" / "_catalogue").iterdir()
     named = catalogue.read_bytes()
     catalogue.write_bytes(named.replace(b'"revision": 2', b'"revision": 3'))
-    with pytest.raises(DamagedFile, match="the catalogue cannot be read: its CRC is not the one in its name"):
+    with pytest.raises(DamagedFile, match="the catalogue cannot be read: the file's CRC differs"):
         reconcile.run(None, asked)
     catalogue.unlink()
     with pytest.raises(NotFound, match="the archive's catalogue is missing"):

@@ -89,10 +89,10 @@ def test_tables_that_cannot_be_meant(tmp_path: Path, capsys: Told) -> None:
         ((tmp_path / "none.parquet", *asked), 3, "none.parquet: no such file"),
         ((tmp_path, *asked), 2, "say whether it is csv or parquet"),
         ((table, *asked, "--columns", "delay=when"), 2, "t.csv has no column when; there are id, due, deliver"),
-        ((table, *asked, "--columns", "dely=due"), 2, "dely is none of a message's fields"),
+        ((table, *asked, "--columns", "dely=due"), 2, "'dely' is not a message field"),
         ((table, "--key", "order", "--columns", "delay=due", "--endpoint", NOBODY), 2, "has no column order"),
         ((table, *asked), 2, "no column deliver_at or delay for the due time"),
-        ((table, "--key", "id", "--columns", "delay=due", "--endpoint", NOBODY), 2, "no column topic"),
+        ((table, "--key", "id", "--columns", "delay=due", "--endpoint", NOBODY), 2, "add a column topic"),
         ((table, "--key", "id", "--columns", "delay=due", "--topic", "t"), 2, "option endpoint"),
         ((table, *asked, "--columns", "delay=due", "--timeout", "0"), 5, "is a node running there?"),
     ):

@@ -130,7 +130,7 @@ def test_a_store_that_does_not_answer_has_no_damaged_files(tmp_path: Path, store
 
 def test_a_key_in_a_uri_is_refused_and_not_repeated(tmp_path: Path) -> None:
     for uri in ("s3://key:hush@bucket/a", "s3://bucket/a?secret_key=hush&access_key=key"):
-        with pytest.raises(BadRequest, match=r"s3://…/a: a key has no place in a URI: set AWS_") as refused:
+        with pytest.raises(BadRequest, match=r"s3://…/a: a URI must not contain secrets: set AWS_") as refused:
             read(parse_options({"path": uri}))
         assert "hush" not in str(refused.value)
 

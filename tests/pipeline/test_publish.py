@@ -159,11 +159,20 @@ def test_it_is_not_sent_again_for_ever() -> None:
     [
         ({"topic": "string", "deliver_at": "timestamp"}, "no column idempotency_key, .* Set the option keyColumn"),
         ({"topic": "string", "idempotency_key": "string"}, "no column deliver_at or delay"),
-        ({"deliver_at": "timestamp", "idempotency_key": "int"}, "no column topic, and no option"),
-        ({"topic": "string", "delver_at": "bigint", "delay": "int", "idempotency_key": "int"}, "delver_at is none of"),
-        ({"topic": "string", "deliver_at": "date", "idempotency_key": "int"}, "deliver_at is date; it is taken as TIM"),
-        ({"topic": "string", "deliver_at": "timestamp_ntz", "idempotency_key": "int"}, "deliver_at is timestamp_ntz"),
-        ({"topic": "string", "delay": "float", "idempotency_key": "boolean"}, "idempotency_key is boolean"),
+        ({"deliver_at": "timestamp", "idempotency_key": "int"}, "the topic is missing"),
+        (
+            {"topic": "string", "delver_at": "bigint", "delay": "int", "idempotency_key": "int"},
+            "delver_at is not a message field",
+        ),
+        (
+            {"topic": "string", "deliver_at": "date", "idempotency_key": "int"},
+            "deliver_at has the type date; allowed is TIM",
+        ),
+        (
+            {"topic": "string", "deliver_at": "timestamp_ntz", "idempotency_key": "int"},
+            "deliver_at has the type timestamp_ntz",
+        ),
+        ({"topic": "string", "delay": "float", "idempotency_key": "boolean"}, "idempotency_key has the type boolean"),
     ],
 )
 def test_a_table_that_could_not_be_meant_is_refused(columns: dict[str, str], said: str) -> None:
@@ -193,7 +202,7 @@ def test_names_of_columns_may_differ(tmp_path: Path) -> None:
     ]
     with pytest.raises(BadRequest, match=r"t\.csv has no column duh; there are id, due"):
         list(schedule.batches(ScheduleOptions(options(topic="t", key_column="id"), str(path), columns="delay=duh")))
-    with pytest.raises(BadRequest, match="pay is none of a message's fields"):
+    with pytest.raises(BadRequest, match="'pay' is not a message field"):
         ScheduleOptions(options(), str(path), columns="pay=payload")
     with pytest.raises(BadRequest, match="say whether it is csv or parquet"):
         ScheduleOptions(options(), "table.txt")

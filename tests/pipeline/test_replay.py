@@ -18,8 +18,8 @@ from tests.cli.support import cluster
     ("given", "said"),
     [
         ({"reason": "("}, "not a regular expression"),
-        ({"died_from": "yesterday"}, "died_from: 'yesterday' is no time with a zone"),
-        ({"died_to": "2026-11-20T18:00:00"}, "no time with a zone"),
+        ({"died_from": "yesterday"}, "died_from: 'yesterday' is not a time with a zone"),
+        ({"died_to": "2026-11-20T18:00:00"}, "not a time with a zone"),
         ({"limit": -1}, "0 or more"),
     ],
 )

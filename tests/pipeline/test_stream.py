@@ -74,7 +74,7 @@ def test_wrong_options_of_a_stream_are_refused_in_words(tmp_path: Path) -> None:
         parse_options({"path": "/x", "maxRowsPerTrigger": "-1"})
     with pytest.raises(BadRequest, match="must include hour"):
         TailOptions(parse_options({"path": "/x", "columns": "id"}), "out")
-    with pytest.raises(ConfigError, match="tail is a stream of Spark"):
+    with pytest.raises(ConfigError, match="tail needs Spark"):
         tail.run(None, TailOptions(GIVEN, "out"))
     with pytest.raises(NotFound, match="no such directory"):
         tail.run("a session", TailOptions(parse_options({"path": str(tmp_path / "x")}), "out"))

@@ -143,7 +143,7 @@ def test_forecast_names_hot_seconds_and_says_what_helps(tmp_path: Path) -> None:
     assert "nothing has to be done" in calm.advice[0]
     far = forecast.run(None, ForecastOptions(options(world, tmp_path, topics="b"), threshold=30, hours=48))
     assert far.coming == 16
-    with pytest.raises(BadRequest, match="threshold is at least 1"):
+    with pytest.raises(BadRequest, match="threshold must be at least 1"):
         ForecastOptions(options(world, tmp_path), threshold=0)
 
 

@@ -138,7 +138,7 @@ def test_there_is_no_manifest_when_parts_were_removed_meanwhile(source: Source, 
         finish(*words)  # type: ignore[arg-type]
 
     source.archive.finish = after  # type: ignore[method-assign]
-    with pytest.raises(ConfigError, match="removed meanwhile: one backup at a time; run it again"):
+    with pytest.raises(ConfigError, match="removed meanwhile: run one backup at a time"):
         source.back_up()
     assert source.archive.indexes() == []
 

@@ -227,7 +227,7 @@ def _write(store: Store, options: ArchiveOptions, what: tuple[str, Split]) -> Pa
                 writer.write_table(pa.Table.from_batches(group, schema).unify_dictionaries())
     part: PartFile = {"path": path, "rows": split.stop - split.start, "bytes": sink.size, "crc32c": f"{sink.crc:08x}"}
     if difference(out, part):
-        raise OSError(f"{out.path(path)}: it does not read back as it was written")
+        raise OSError(f"{out.path(path)}: the file differs from what was just written to it")
     return part
 
 

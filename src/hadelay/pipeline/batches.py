@@ -157,7 +157,9 @@ class _MessageBatch(_Batch):
         and records may be in any order."""
         if (skip + sizes > self.lengths - RECORD_SIZE).any():
             where = self.reader.store.where(self.reader.files, "log")
-            raise DamagedFile(where, 0, "a header's sizes do not fit; try verify=true")
+            raise DamagedFile(
+                where, 0, "the sizes in a record's header exceed the record; read with verify=true to find the entry"
+            )
         return binaries(self.log, self.at + (RECORD_SIZE + skip), sizes)
 
     @cached_property

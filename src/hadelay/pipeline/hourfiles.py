@@ -75,7 +75,7 @@ class Listing(NamedTuple):
             hours, as_of_ms = msgpack.unpackb(zlib.decompress(base64.b64decode(text)), use_list=False)
             return cls([HourFiles(*hour) for hour in hours], as_of_ms)
         except (ValueError, TypeError, zlib.error):
-            raise BadRequest("option listing: expected what Listing.encode gives") from None
+            raise BadRequest("option listing: the value was not made by Listing.encode") from None
 
 
 class NameMap(NamedTuple):
@@ -181,7 +181,7 @@ def _bad(found: Rows, suffix: str, start: int, *, crc: bool = True) -> npt.NDArr
 def _bad_row(store: Store, files: HourFiles, suffix: str, found: Rows, start: int, at: int) -> DamagedFile:
     _, crc, name = ROW[suffix]
     wrong = len(crc.bad(np.ascontiguousarray(found[at : at + 1])))
-    what = f"the {name}'s CRC is wrong" if wrong else f"{name} {found['index'][at]} stands here"
+    what = f"the {name}'s CRC is wrong" if wrong else f"{name} {found['index'][at]} is at this position"
     return damage(store, files, suffix, start + at, what)
 
 
@@ -264,7 +264,7 @@ def _log(store: Store, files: HourFiles, start: int, stop: int) -> bytes:
 
 
 def _gap(store: Store, files: HourFiles, end: int, start: int) -> DamagedFile:
-    what = f"bytes {end} to {start} of the .log belong to no entry: the .idx has lost what named them"
+    what = f"bytes {end} to {start} of the .log belong to no entry: the .idx has lost entries"
     return damage(store, files, "idx", files.entries, what)
 
 

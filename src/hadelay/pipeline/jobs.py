@@ -153,7 +153,7 @@ class ForecastOptions(JobOptions):
 
     def __post_init__(self) -> None:
         if self.threshold < 1 or not 1 <= self.hours <= 24 * 31:
-            raise BadRequest("forecast: threshold is at least 1, hours 1 to 744")
+            raise BadRequest("forecast: threshold must be at least 1, and hours between 1 and 744")
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class ReplayOptions:
             raise BadRequest(f"reason: {self.reason!r} is not a regular expression: {error}") from None
         self.died()
         if self.limit < 0 or self.rate < 0:
-            raise BadRequest("replay: limit and rate are 0 or more")
+            raise BadRequest("replay: limit and rate must be 0 or more")
 
     def died(self) -> tuple[datetime | None, datetime | None]:
         """Range of the time of death of the letters to redrive, as (from, to); `to` is exclusive."""
@@ -192,7 +192,7 @@ def _instant(name: str, text: str) -> datetime | None:
     except ValueError:
         at = None
     if text and (at is None or at.tzinfo is None):
-        raise BadRequest(f"{name}: {text!r} is no time with a zone, such as 2026-11-20T18:00:00Z")
+        raise BadRequest(f"{name}: {text!r} is not a time with a zone; write for example 2026-11-20T18:00:00Z")
     return at
 
 

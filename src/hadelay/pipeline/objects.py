@@ -77,7 +77,7 @@ class Objects(LocalBackups):
         gone = [file for file, length in lengths.items() if self.size(file, length) < length]
         if gone:
             raise ConfigError(
-                f"{self.where}: parts of {gone[0]} were removed meanwhile: one backup at a time; run it again"
+                f"{self.where}: parts of {gone[0]} were removed meanwhile: run one backup at a time, and repeat it"
             )
         self._location.write(name, data)
         self.prepare()

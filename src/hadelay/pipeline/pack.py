@@ -64,7 +64,7 @@ def _needed() -> dict[str, Distribution]:
                 raise ConfigError(f"{name} is not installed: pip install 'hadelay[spark]'") from None
             continue  # not required on this platform
         if dist.files is None:
-            raise ConfigError(f"what belongs to {name} is not known: install hadelay[spark] into a venv, with pip")
+            raise ConfigError(f"the files of package {name} are unknown: install hadelay[spark] into a venv, with pip")
         found[name] = dist
         wanted += [re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in dist.requires or () if "extra ==" not in line]
     return found

@@ -41,7 +41,7 @@ class ScheduleOptions:
             raise BadRequest(f"{self.table}: say whether it is csv or parquet (--format)")
         for field in self.renamed:
             if field not in PUBLISHED:
-                raise BadRequest(f"columns: {field} is none of a message's fields: {', '.join(PUBLISHED)}")
+                raise BadRequest(f"columns: {field!r} is not a message field; choose from: {', '.join(PUBLISHED)}")
         if not uris.is_uri(self.table) and not os.path.exists(self.table):
             raise NotFound(f"{self.table}: no such file or directory")
 
@@ -118,4 +118,4 @@ def _arrow_errors(options: ScheduleOptions) -> Iterator[None]:
     try:
         yield
     except pa.ArrowInvalid as error:
-        raise BadRequest(f"{options.table} is no {options.kind}: {error}") from None
+        raise BadRequest(f"{options.table} cannot be read as {options.kind}: {error}") from None

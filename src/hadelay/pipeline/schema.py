@@ -133,15 +133,15 @@ def check_published(columns: Mapping[str, str], options: WriteOptions) -> None:
     if not {"deliver_at", "delay"} & set(columns):
         raise BadRequest(f"no column deliver_at or delay for the due time; the columns are {', '.join(columns)}")
     if not options.topic and "topic" not in columns:
-        raise BadRequest("no column topic, and no option topic")
+        raise BadRequest("the topic is missing: add a column topic, or set the option topic")
     for name, given in columns.items():
         if name not in PUBLISHED and name != options.key_column:
-            raise BadRequest(f"column {name} is none of a message's: {', '.join(PUBLISHED)}. Leave it out")
+            raise BadRequest(f"column {name} is not a message field ({', '.join(PUBLISHED)}): leave it out")
         kind = given.upper().replace(" ", "")
         kind = "BIGINT" if kind in _WHOLE else "DOUBLE" if kind == "FLOAT" else kind
         takes = PUBLISHED[name if name in PUBLISHED else "idempotency_key"].type.split("|")
         if kind not in (*takes, "NULL", "VOID"):
-            raise BadRequest(f"column {name} is {given}; it is taken as {' or '.join(takes)}")
+            raise BadRequest(f"column {name} has the type {given}; allowed is {' or '.join(takes)}")
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ def _parse(kind: type[T], given: Mapping[str, Any]) -> T:
         try:
             values[name] = types[name](text)
         except ValueError:
-            raise BadRequest(f"option {camel(name)} is a whole number, not {text!r}") from None
+            raise BadRequest(f"option {camel(name)} must be a whole number, not {text!r}") from None
     return kind(**values)
 
 
@@ -266,7 +266,7 @@ def camel(name: str) -> str:
 
 def _among(name: str, value: str, known: Collection[str]) -> None:
     if value not in known:
-        raise BadRequest(f"option {name}: {value!r} is none of {', '.join(known)}")
+        raise BadRequest(f"option {name}: {value!r} is unknown; choose from {', '.join(known)}")
 
 
 def within(hour: int, first: int, last: int) -> bool:

@@ -72,22 +72,22 @@ class HadelaySource(datasource.DataSource):
                 raise BadRequest(f"kind {options.kind} has no column {column.name}; there are {', '.join(known)}")
             kind, wanted = column.dataType.simpleString(), known[column.name]
             if kind.upper() != wanted.type:
-                raise BadRequest(f"column {column.name} is {wanted.type}, not {kind}")
+                raise BadRequest(f"column {column.name} has the type {wanted.type}; the schema asks for {kind}")
             if wanted.null and not column.nullable:
-                raise BadRequest(f"column {column.name} may be null")
+                raise BadRequest(f"column {column.name} may be null: make it nullable in the schema")
         return options
 
     def writer(self, schema: StructType, overwrite: bool) -> datasource.DataSourceWriter:
         if overwrite:
-            raise BadRequest("messages that are published cannot be overwritten: mode('append')")
+            raise BadRequest("published messages cannot be overwritten: use mode('append')")
         return _Writer(self._writes(schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> datasource.DataSourceStreamWriter:
         options = self._writes(schema)
         if overwrite:
-            raise BadRequest("messages that are published cannot be taken back: outputMode('append')")
+            raise BadRequest("published messages cannot be taken back: use outputMode('append')")
         if not options.rejected:
-            raise BadRequest("a stream needs the option rejected: a row that is refused would end it at each start")
+            raise BadRequest("a stream needs the option rejected: without it, a refused row would end it at each start")
         return _StreamWriter(options)
 
     def _writes(self, schema: StructType) -> WriteOptions:

@@ -86,7 +86,9 @@ class FileStore:
             files = [HourFiles(hour, whole(hour, "idx"), whole(hour, "dsp"), size(hour, "log")) for hour in hours]
             return Listing(files, time.time_ns() // 1_000_000)
         problem: Exception = DamagedFile(
-            location.path("state.mdb"), 0, "each attempt met a new checkpoint: copy the directory, or use endpoint"
+            location.path("state.mdb"),
+            0,
+            "the node wrote a new checkpoint during each attempt: copy the directory, or use endpoint",
         )
         for attempt in range(_ATTEMPTS):
             time.sleep(0.05 * attempt)
@@ -141,10 +143,10 @@ class FileStore:
             return
         NameMap.decode(data, path)
         if len(data) < length:
-            what = f"the file ends here; the checkpoint knows {length} bytes; {WAY_OUT}"
+            what = f"the file ends here, but has {length} bytes in the checkpoint; {WAY_OUT}"
             raise DamagedFile(path, len(data), what)
         what = "every name verifies, but the checksum of `names` differs from the checkpoint's"
-        raise DamagedFile(self.location.path("state.mdb"), 0, f"{what}: it is of another directory; {WAY_OUT}")
+        raise DamagedFile(self.location.path("state.mdb"), 0, f"{what}: state.mdb is from another directory; {WAY_OUT}")
 
     def _size(self, hour: int, suffix: str) -> int:
         return self.location.size(f"hours/{hour_name(hour)}.{suffix}") or 0
@@ -166,10 +168,10 @@ class FileStore:
         if (error := find_damage(self, there, suffix)) is not None:
             raise error
         if suffix == "log":
-            what = f"hour {hour_name(hour)}: the checkpoint knows {known} bytes"
+            what = f"hour {hour_name(hour)}: the file is shorter than the {known} bytes in the checkpoint"
             raise DamagedFile(self.where(files, "log"), have, what)
         row_bytes = ROW[suffix].dtype.itemsize
-        what = f"the file ends here; the checkpoint knows {known // row_bytes}"
+        what = f"the file ends here, but has {known // row_bytes} rows in the checkpoint"
         raise damage(self, files, suffix, have // row_bytes, what)
 
     def _whole_rows(self, hour: int, suffix: str) -> int:
@@ -220,7 +222,7 @@ class FileStore:
                 return data
         except (FileNotFoundError, ValueError):
             pass
-        raise DamagedFile(path, start, f"hour {hour_name(files.hour)}: {stop} bytes were there")
+        raise DamagedFile(path, start, f"hour {hour_name(files.hour)}: fewer than the {stop} listed bytes are left")
 
 
 @dataclass
@@ -286,7 +288,7 @@ class HttpStore:
     def _get(self, url: str, path: str, headers: dict[str, str], size: int | None) -> bytes:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise BadRequest(f"option endpoint: {url!r} is no URL such as http://127.0.0.1:8400")
+            raise BadRequest(f"option endpoint: {url!r} is not a URL; write for example http://127.0.0.1:8400")
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         with closing(kind(parts.hostname, parts.port, timeout=self.timeout_s)) as connection:
             connection.request("GET", path, headers=headers)

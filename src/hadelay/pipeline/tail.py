@@ -20,7 +20,7 @@ _LOOK_S = 0.5
 def run(spark: Any, options: TailOptions, progress: Callable[[JobSummary], bool | None] = lambda _: None) -> JobSummary:
     """Run the stream until it ends. progress: called after each micro-batch; ends the stream if it returns True."""
     if spark is None:
-        raise ConfigError("tail is a stream of Spark: it needs a master, such as local[*]")
+        raise ConfigError("tail needs Spark: set --master, for example local[*]")
     no_connect(spark)
     for option, where in (("--out", options.out), ("--checkpoint", options.checkpoint)):
         check_spark(spark, option, where)

@@ -183,7 +183,7 @@ class Archive:
                 raise ValueError
             backup = msgspec.json.decode(sealed.backup, type=Backup)
         except (msgspec.MsgspecError, ValueError, RecursionError):
-            raise DamagedFile(path, 0, "the manifest does not verify; try an older one") from None
+            raise DamagedFile(path, 0, "the manifest does not verify; choose an older backup") from None
         if backup.format > FORMAT or backup.feature_level > FEATURE_LEVEL:
             raise ConfigError(f"{path}: a newer hadelay wrote this backup: use that version")
         if backup.part != self.files.part:

@@ -76,7 +76,7 @@ def read_checkpoint(path: str) -> Checkpoint:
         hours, rows = hour_rows(backend)
         states = [int.from_bytes(key, "big") for key, _ in scan_all(backend, HOUR_STATES)]
     if missing := sorted(set(states) - set(hours.tolist())):
-        raise DamagedFile(path, 0, f"hour {hour_name(missing[0])} has a state, but no lengths; {WAY_OUT}")
+        raise DamagedFile(path, 0, f"hour {hour_name(missing[0])} has a state, but no file lengths; {WAY_OUT}")
     return Checkpoint(msgpack.unpackb(row) if row else None, hours, rows)
 
 
@@ -108,7 +108,7 @@ class LmdbBackend:
                 names = [bytes(key) for key in txn.cursor().iternext(values=False)]
             self._tables: dict[bytes, Any] = {name: self._env.open_db(name, create=False) for name in names}
             if readonly and self.scan(_REDO, b"", 1):
-                raise DamagedFile(path, 0, "its last commit is not fully applied: start the node once")
+                raise DamagedFile(path, 0, "the last commit of the tables is not fully applied: start the node once")
             self._sort_in()
 
     def get(self, table: bytes, key: bytes) -> bytes | None:

@@ -206,10 +206,12 @@ def load_catalogue(files: Files, known: Catalogue | None = None, attempts: int =
             raise
         try:
             if name[-13:-5] != f"{crc32c(data):08x}":
-                raise ValueError("its CRC is not the one in its name")
+                raise ValueError("the file's CRC differs from the CRC in the file's name")
             body = msgspec.json.decode(data, type=_Body)
             if body["version"] != _CATALOGUE_VERSION:
-                raise ValueError(f"it has version {body['version']}; this hadelay reads version {_CATALOGUE_VERSION}")
+                raise ValueError(
+                    f"the catalogue has version {body['version']}; this hadelay reads version {_CATALOGUE_VERSION}"
+                )
         except (ValueError, RecursionError) as error:
             raise DamagedFile(files.path(name), 0, f"the catalogue cannot be read: {error}") from None
         revision = max(revision, body["revision"])

@@ -254,7 +254,7 @@ class Installer:
             if full or syncs:
                 self._clear()
             if full:
-                raise DiskFull(f"a snapshot does not fit: {error}") from error
+                raise DiskFull(f"the disk or the tables are too small for the snapshot: {error}") from error
             raise
 
     def _clear(self) -> None:

@@ -82,7 +82,7 @@ class Storage:
         disk, directory, get = self.disk, self.directory, self.tables.backend.get
         row = msgpack.unpackb(get(CHECKPOINT, ROW) or _row(self.identity))
         if (row["cluster_id"], row["group"]) != (self.identity.cluster_id, self.identity.group):
-            raise DamagedFile(f"{directory}/state.mdb", 0, f"a checkpoint of another cluster or group; {WAY_OUT}")
+            raise DamagedFile(f"{directory}/state.mdb", 0, f"the checkpoint is of another cluster or group; {WAY_OUT}")
         self.applied_index, self.applied_term = row["index"], row["term"]
         self.core_blob = get(CHECKPOINT, CORE) or b""
         hours, rows = hour_rows(self.tables.backend)
