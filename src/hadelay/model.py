@@ -164,7 +164,7 @@ def decode_id(text: str) -> int:
     for c in text:
         digit = _VALUE.get(c)
         if digit is None:
-            raise ValueError(f"a message id has no {c!r}")
+            raise ValueError(f"{c!r} cannot be part of a message id")
         v = v << 5 | digit
     if v >> 64:
         raise ValueError("the first character of a message id is 0 to F")

@@ -37,5 +37,7 @@ def relayed(target: str) -> str:
 def encrypted_too(url: str, location: str) -> str:
     """Return `location`, to which `url` redirects. Forbidden if it leads from https to an unencrypted URL."""
     if url.startswith("https:") and not location.startswith("https:"):
-        raise Forbidden(f"{url} redirects to {location[:200]}, which is not encrypted: see http.advertise there")
+        raise Forbidden(
+            f"{url} redirects to {location[:200]}, which is not encrypted: set http.advertise there to https://"
+        )
     return location

@@ -23,7 +23,7 @@ def problem(where: str) -> str:
     parts = urlsplit(where)
     if parts.password or _SECRETS & {name for name, _ in parse_qsl(parts.query)}:
         return (
-            f"{parts.scheme}://…{parts.path}: a key has no place in a URI: set AWS_ACCESS_KEY_ID and "
+            f"{parts.scheme}://…{parts.path}: a URI must not contain secrets: set AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY, or what else the store's own tools read (~/.aws/credentials, the machine's role)"
         )
     scheme = where.partition("://")[0]

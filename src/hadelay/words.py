@@ -21,7 +21,7 @@ def plain(text: str, member: str = "", choices: Sequence[str] = ()) -> str:
     if missing := _MISSING.fullmatch(text):
         return f"{missing[1]} is missing"
     if choice := _CHOICE.fullmatch(text):
-        return f"{choice[1]}: choose {either(choices)}" if choices else f"{choice[1]} is none of the words it may be"
+        return f"{choice[1]}: choose {either(choices)}" if choices else f"{choice[1]} is not one of the allowed words"
     if expected := _EXPECTED.fullmatch(text):
         wanted = _FORMS.get(member) or either([_TYPES.get(name, name) for name in expected[1].split(" | ")])
         got = _TYPES.get(expected[2] or "", expected[2])

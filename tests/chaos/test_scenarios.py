@@ -103,7 +103,7 @@ def test_a_cluster_file_without_the_commands_a_fault_needs(tmp_path: Path, capsy
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[nodes]\n", "cluster.toml: no nodes"),
+        ("[nodes]\n", "cluster.toml: the file names no nodes"),
         ('[nodes.n1]\nhttp = "10.0.0.1:8400"\n', "cluster.toml:2: nodes.n1.http: '10.0.0.1:8400': expected a URL"),
         (
             '[nodes.n1]\nhttp = "http://a:1"\nstart = "true"\nkill = "ssh \'n1"\n',

@@ -222,7 +222,7 @@ async def test_a_message_is_named_one_way(name: dict[str, str]) -> None:
     async with AsyncClient() as client:
         with pytest.raises(ValueError, match="by its id, or by topic and key"):
             await client.get(**name)  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="say when"):
+        with pytest.raises(ValueError, match="give either delay or at"):
             await client.reschedule("1")
 
 

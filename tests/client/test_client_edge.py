@@ -80,7 +80,7 @@ async def test_numbers_that_are_none(node: Node) -> None:
             client.nack("L", delay=float("nan")),
             client.put("t", delay=float("inf")),
         ):
-            with pytest.raises(ValueError, match="not a number"):
+            with pytest.raises(ValueError, match="JSON number"):
                 await ask
         assert (await client.topic("t")).rate == 5.0
 
@@ -150,11 +150,11 @@ async def test_a_machine_that_is_gone_is_known_to_have_done_nothing(
     with gone, socket.create_connection(gone.getsockname()):  # no more than this
         url = f"http://127.0.0.1:{gone.getsockname()[1]}"
         async with AsyncClient(url, timeout=2) as client:
-            with pytest.raises(Unreachable, match="takes no connection") as caught:
+            with pytest.raises(Unreachable, match="no connection in time") as caught:
                 await client.put("t")
         assert caught.value.outcome_known
         async with AsyncClient(url, timeout=0.1) as client:
-            with pytest.raises(Unreachable, match="takes no connection"):  # its time is over first
+            with pytest.raises(Unreachable, match="no connection in time"):  # its time is over first
                 await client.put("t")
         async with AsyncClient([url, node.url], timeout=60) as client:
             client._transport._at = 0

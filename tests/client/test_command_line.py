@@ -122,7 +122,7 @@ def test_a_member_whose_name_means_nothing_here_is_found_among_the_servers() -> 
         for name in ("n2", "n1"):
             member = {"name": name, "http": "http://127.0.0.1:1"}
             assert call_member(remote, member, "GET", "/v1/hours", needs="me") == {"me": name}
-        with pytest.raises(ConnectionError, match=r"127.0.0.1:1.*is n1, not n3.*is n2, not n3"):
+        with pytest.raises(ConnectionError, match=r"127.0.0.1:1.*node n1 .*, not n3.*node n2 .*, not n3"):
             call_member(remote, {"name": "n3", "http": "http://127.0.0.1:1"}, "GET", "/v1/hours", needs="me")
         one.shutdown()
         two.shutdown()
@@ -147,7 +147,7 @@ def test_the_command_line_refuses_in_words(url: str, wish: Any, headers: dict[st
 @pytest.mark.parametrize("needs", ["outcome", ""])
 def test_who_is_no_node_is_said_to_be_none(answer: bytes, headers: dict[str, str], needs: str) -> None:
     for method, known in (("GET", True), ("POST", False)):
-        with pytest.raises(NotANode, match="http://a: what answered is no hadelay node: HTTP 200") as caught:
+        with pytest.raises(NotANode, match="http://a: the answer is not from a hadelay node: HTTP 200") as caught:
             read_answer(RemoteAnswer("http://a", 200, headers, answer), method, needs)
         assert caught.value.outcome_known is known
     with pytest.raises(NotANode, match="no header Hadelay-Node"):
@@ -169,7 +169,7 @@ def test_a_gateway_may_drop_headers(
         "cluster status", "cluster transfer n1", "cluster drain n1", "token list", "cluster audit", f"story {made}",
     ):  # fmt: skip
         assert run(words.split()) in (OK, 1), words
-        assert "no hadelay node" not in capsys.readouterr().err, words
+        assert "not from a hadelay node" not in capsys.readouterr().err, words
 
 
 class Stranger(BaseHTTPRequestHandler):
@@ -213,7 +213,7 @@ def test_what_no_node_answered_is_neither_done_nor_refused(stranger: str, capsys
         shown = capsys.readouterr()
         assert shown.out == ""
         assert re.search(
-            r"may or may not have happened: the same command with --idempotency-key [0-9a-f]{32}", shown.err
+            r"may or may not have happened: repeat the command with --idempotency-key [0-9a-f]{32}", shown.err
         )
         assert run(["msg", "cancel", "0" * 13, "--servers", servers]) == TIMEOUT
         assert "idempotency" not in capsys.readouterr().err
@@ -231,7 +231,7 @@ def test_who_refuses_the_request_tells_nothing_about_an_earlier_one(stranger: st
 def test_what_is_no_node_is_none_for_every_command(stranger: str, capsys: pytest.CaptureFixture[str]) -> None:
     for words in ("topic list", "msg list t", "story 0000000000000", "top --once", "cluster status", "token list"):
         assert run([*words.split(), "--servers", stranger]) == UNREACHABLE
-        assert "is no hadelay node" in capsys.readouterr().err
+        assert "not from a hadelay node" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("stranger", [200, 0], indirect=True)
@@ -295,7 +295,7 @@ def test_an_empty_idempotency_key_is_not_put_away(url: str) -> None:
 def test_ctrl_c_tells_the_key(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("hadelay.cli.remote._exchange", Mock(side_effect=KeyboardInterrupt))
     assert run(["msg", "put", "t", "x", "--idempotency-key", "k7"]) == INTERRUPTED
-    assert "may or may not have happened: the same command with --idempotency-key k7" in capsys.readouterr().err
+    assert "may or may not have happened: repeat the command with --idempotency-key k7" in capsys.readouterr().err
     assert run(["topic", "list"]) == INTERRUPTED
     assert capsys.readouterr().err == ""
 

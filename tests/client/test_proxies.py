@@ -122,7 +122,7 @@ async def test_a_success_that_no_node_tells_is_none(proxy: Proxy, garbage: bytes
                 with pytest.raises(NotANode) as caught:
                     await ask
                 assert (caught.value.outcome_known, caught.value.retryable) == (known, False)
-                assert str(caught.value).startswith(f"{url}: what answered is no hadelay node: HTTP 200, ")
+                assert str(caught.value).startswith(f"{url}: the answer is not from a hadelay node: HTTP 200, ")
                 assert "Check the address" in str(caught.value)
 
 

@@ -67,8 +67,8 @@ def test_wrong_tokens(guarded: Cluster, admin_token: str) -> None:
     browser = Browser(guarded.urls["n1"])
     browser.go("/console/")
     for token, problem in (
-        ("hello", "not a whole token"), ("hadelay_" + "x" * 43, "not known"), (BOOTSTRAP, "bootstrap token"),
-        ("", "paste a token"), ("a b", "expected Bearer and a token"),
+        ("hello", "43 characters"), ("hadelay_" + "x" * 43, "unknown token"), (BOOTSTRAP, "bootstrap token"),
+        ("", "paste a token"), ("a b", "Bearer, a space, and the token"),
     ):  # fmt: skip
         browser.send("/console/sign-in", token=token)
         assert browser.answer.status == 401

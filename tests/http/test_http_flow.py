@@ -25,8 +25,8 @@ async def test_tags_reach_the_poll_trimmed_and_once(node: Node) -> None:
 @pytest.mark.parametrize(
     ("wish", "word"),
     [
-        ({"tags": [f"t{n}" for n in range(17)]}, "17 tags"),
-        ({"any_tags": [f"t{n}" for n in range(17)]}, "17 tags"),
+        ({"tags": [f"t{n}" for n in range(17)]}, "tags: 17 given"),
+        ({"any_tags": [f"t{n}" for n in range(17)]}, "tags: 17 given"),
         ({"tags": ["x" * 65]}, "64 bytes"),
         ({"any_tags": [""]}, "1 to"),
         ({"tags": ["a,b"]}, "commas"),

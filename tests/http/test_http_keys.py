@@ -86,7 +86,7 @@ async def test_by_id_and_by_key(node: Node) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "words"),
     [
-        ("PATCH", KEYS + "k", {}, 400, "say when"),
+        ("PATCH", KEYS + "k", {}, 400, "give delay or deliver_at"),
         ("PATCH", KEYS + "k", {"delay": "1h", "deliver_at": LATER}, 400, "contradict"),
         ("PATCH", KEYS + "k", {"delay": "-1h"}, 400, "negative"),
         ("PATCH", KEYS + "k", {"delay": "800d"}, 422, "max_delay"),

@@ -74,7 +74,7 @@ def test_after_the_switch_a_program_that_lacks_it_stops(monkeypatch: pytest.Monk
     apply_entry(world.ledger, 2, 1, encode_entry(START_MS, [commands.encode_noop()], level=NEXT))
     blobs = checkpoint.dump(world.ledger, everything=True)
     monkeypatch.setattr(apply, "FEATURE_LEVEL", FEATURE_LEVEL)
-    with pytest.raises(FatalError, match="upgrade it"):
+    with pytest.raises(FatalError, match="upgrade this node"):
         World().one(commands.encode_feature(NEXT))
     with pytest.raises(FatalError, match=f"feature level {NEXT}"):
         apply_entry(World().ledger, 1, 1, encode_entry(START_MS, [], level=NEXT))

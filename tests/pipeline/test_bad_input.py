@@ -101,7 +101,7 @@ def test_tables_that_cannot_be_meant(tmp_path: Path, capsys: Told) -> None:
     for name, text in (("x.parquet", "not Parquet"), ("empty.csv", ""), ("ragged.csv", "id,delay\n1\n")):
         (tmp_path / name).write_text(text)
         found = told(capsys, "schedule", tmp_path / name, *asked)
-        assert (found[0], f"{name} is no {name.partition('.')[2]}: " in found[1]) == (2, True), found
+        assert (found[0], f"{name} cannot be read as {name.partition('.')[2]}: " in found[1]) == (2, True), found
 
 
 @pytest.mark.parametrize("place", ["written", "synced"])

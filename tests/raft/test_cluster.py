@@ -389,7 +389,7 @@ def test_data_ahead_of_the_journal_is_refused():
     cluster.machines[name].take_checkpoint()
     cluster.kill(name)
     restore(cluster.disks[name], copy)
-    with pytest.raises(FatalError, match="it was rewound"):
+    with pytest.raises(FatalError, match="an old copy of the journal"):
         cluster.start(name)
 
 

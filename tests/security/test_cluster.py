@@ -128,7 +128,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, pki: Pki) -> Iterator[Secu
         secure.token = secure.made("ops", "--scope", "admin", token=first["token"])["token"]
         spent = secure.run("token", "create", "me", "--scope", "admin", token=first["token"])
         assert spent.returncode == 4, spent
-        assert "the bootstrap token is spent" in spent.stderr
+        assert "the bootstrap token is no longer valid" in spent.stderr
         yield secure
 
 
@@ -136,7 +136,7 @@ def test_nobody_gets_in_without_a_token(cluster: Secure) -> None:
     done = cluster.run("topic", "list", token="")
     assert (done.returncode, "no token" in done.stderr) == (4, True)
     done = cluster.run("topic", "list", token=cluster.token[:-1])
-    assert (done.returncode, "not a whole token" in done.stderr) == (4, True)
+    assert (done.returncode, "43 characters" in done.stderr) == (4, True)
     assert cluster.run("check", "replicas").returncode == 0
 
 

@@ -158,7 +158,7 @@ def test_strangers_bytes_disturb_nobody(
 
 
 #: How a node stops on purpose, when a member of its cluster says what cannot be: two leaders of one term, another past.
-ON_PURPOSE = ("claims to lead term", "have parted")
+ON_PURPOSE = ("claims to lead term", "differs from the cluster's")
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -212,5 +212,5 @@ def test_nobody_receives_under_the_name_of_who_pushes() -> None:
     """Or he could take a push's grant, whose request ids are no secret, or its place."""
     _, leader = led(5)
     receive = ConsumingService(leader).receive(ReceiveRequest(["orders"], CONSUMER, b"1", 1, 0, 5_000))
-    with pytest.raises(BadRequest, match="take another"):
+    with pytest.raises(BadRequest, match="reserved for webhooks"):
         asyncio.run(asyncio.wait_for(receive, 1.0))

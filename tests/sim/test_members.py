@@ -109,8 +109,8 @@ def test_what_is_refused_and_why():
     town.join("n4")
     town.kill("n4")
     town.must("add", "n4")
-    assert "n4 is still filling itself" in str(town.change("add", "n5"))
-    assert "n4 is still filling itself" in str(town.change("remove", town.others[0]))
+    assert "n4 is still catching up" in str(town.change("add", "n5"))
+    assert "n4 is still catching up" in str(town.change("remove", town.others[0]))
     town.must("remove", "n4")
     town.retire("n4")
     # With one of three away no other may go, but the one that is away may.
@@ -161,14 +161,14 @@ def test_two_changes_at_once_are_one_and_a_refusal():
     for op in ("add", "remove"):
         leader.leadership.ask_leader("members", [op, "n4", "n4:1"], 10.0, lambda result, error: answers.append(error))
     town.until(lambda: len(answers) == 2)
-    assert sorted(str(error) for error in answers) == ["None", "another change of the members is under way"]
+    assert sorted(str(error) for error in answers) == ["None", "another member change is under way: try again later"]
 
 
 def test_before_every_node_knows_how_nothing_changes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("hadelay.server.node.FEATURE_LEVEL", 1)
     town = Town()
     town.world.run_for(4.0)
-    assert "needs every node, upgraded" in str(town.change("add", "n4"))
+    assert "needs every node running and upgraded" in str(town.change("add", "n4"))
     town.converge()
     assert {node.ledger.level for node in town.nodes()} == {1}
 
@@ -365,7 +365,7 @@ def test_a_founder_is_not_added_with_what_it_founded():
     town.must("add", "n4")
     town.until(lambda: bool(town.violations))
     town.world.run_for(0.1)  # it ends
-    assert "its directories are those of a founder" in str(town.violations.pop())
+    assert "hold the data of a founding member" in str(town.violations.pop())
     town.wipe("n4")
     town.start("n4")
     town.until(lambda: town.leader() is not None and "n4" in town.voters(), 30)
@@ -390,7 +390,7 @@ def greeted_before_its_addition_is_committed() -> Town:
 def test_a_founder_that_is_greeted_before_its_addition_is_committed_is_refused_then():
     """Its log counts for nothing before that is applied, nor after."""
     town = greeted_before_its_addition_is_committed()
-    assert "its directories are those of a founder" in str(town.violations.pop())
+    assert "hold the data of a founding member" in str(town.violations.pop())
     town.wipe("n4")
     town.start("n4")
     for name in ("n1", "n2", "n3"):
@@ -414,7 +414,7 @@ def test_a_founder_that_is_removed_and_added_at_once_is_told_to_come_empty():
     town.must("add", gone)
     town.until(lambda: bool(town.violations))
     town.world.run_for(0.1)
-    assert "its directories are those of a founder" in str(town.violations.pop())
+    assert "hold the data of a founding member" in str(town.violations.pop())
     town.wipe(gone)
     town.start(gone)
     town.until(lambda: town.leader() is not None and gone in town.voters(), 30)

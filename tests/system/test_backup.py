@@ -174,7 +174,7 @@ def test_refusals(taken: Taken, tmp_path: Path) -> None:
         assert (done.returncode, "another cluster" in done.stderr) == (2, True), done.stderr
         assert not node.exists()
     founder = hadelay("restore", taken.directory, "--data-dir", node, *ours, "--set", "cluster.init=true")
-    assert (founder.returncode, "cluster.init is true: take it out" in founder.stderr) == (2, True), founder.stderr
+    assert (founder.returncode, "cluster.init is true: remove it" in founder.stderr) == (2, True), founder.stderr
     assert not node.exists()
     assert hadelay("restore", taken.directory, "--data-dir", node, *ours).returncode == 0
     again = hadelay("restore", taken.directory, "--data-dir", node, *ours)

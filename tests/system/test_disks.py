@@ -211,7 +211,7 @@ def _refuses_publishes(cluster: Cluster, full: str) -> None:
         answer = until(partial(refused, name), f"a refusal by {name}")
         assert answer.status == 507, answer
         assert (answer.json["retryable"], answer.json["outcome_known"]) == (True, True)
-        assert f"at {full}: free some there" in answer.json["detail"]
+        assert f"on {full}: free space there" in answer.json["detail"]
         items = cluster.ask(name, "POST", "/v1/messages:batch", [{"topic": "full", "body": "x"}])
         assert items.status == 507 or items.json["results"][0]["error"]["status"] == 507, items
 

@@ -152,7 +152,7 @@ class AuditTrail(Document, frozen=True):
 class HourFileOut(Document, frozen=True):
     entries: int
     bytes: str
-    #: CRC-32C of these bytes, in hex.
+    #: CRC-32C of the file's first `bytes` bytes, in hex.
     crc32c: str
 
 
@@ -175,7 +175,7 @@ class Hours(Document, frozen=True):
 class SnapshotFileOut(Document, frozen=True):
     name: str
     bytes: str
-    #: CRC-32C of these bytes, in hex.
+    #: CRC-32C of the file's first `bytes` bytes, in hex.
     crc32c: str
 
 

@@ -36,7 +36,7 @@ class NotANode(OutcomeUnknown):
     outcome_known: of a GET, and when it refused (3xx, 4xx). retryable: when it says that a node failed it (5xx).
     """
 
-    type, title, retryable = "not-a-node", "What answered is no node", False
+    type, title, retryable = "not-a-node", "The answer is not from a node", False
     of_a_node = False
 
 
@@ -45,8 +45,8 @@ def not_a_node(
 ) -> NotANode:
     """The error for an answer that no node sent. why: what is wrong with the answer's body."""
     seen = f"HTTP {status}, {headers.get('Content-Type') or 'no content type'}: {body[:200].decode(errors='replace')!r}"
-    what_to_do = "Check the address, and what stands between"
-    error = NotANode(f"{url}: what answered is no hadelay node: {seen}{why and f' ({why})'}. {what_to_do}", **extra)
+    advice = "Check the address, and any proxy in between"
+    error = NotANode(f"{url}: the answer is not from a hadelay node: {seen}{why and f' ({why})'}. {advice}", **extra)
     error.outcome_known = method in ("GET", "HEAD") or 300 <= status < 500  # type: ignore[misc]
     error.retryable = status >= 500  # type: ignore[misc]
     return error
@@ -54,7 +54,7 @@ def not_a_node(
 
 def unsettled(idempotency_key: str | None) -> str:
     """Text for the user of a command whose outcome is unknown, with advice if the request had an Idempotency-Key."""
-    words = f": the same command with --idempotency-key {idempotency_key} finds out, and makes no second message"
+    words = f": repeat the command with --idempotency-key {idempotency_key} to find out, without a second message"
     return f"It may or may not have happened{words if idempotency_key else ''}."
 
 

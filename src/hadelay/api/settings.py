@@ -28,7 +28,7 @@ def settings_in(body: PutTopic) -> dict[str, Any]:
     webhook = config.get("webhook")
     if webhook is not None and "secret" in webhook:
         if "secrets" in webhook:
-            raise BadRequest("webhook: secret and secrets are both given; secret stands for a list of one")
+            raise BadRequest("webhook: give either secret or secrets, not both")
         webhook["secrets"] = [webhook.pop("secret")]
     return config
 

@@ -66,7 +66,7 @@ def parse_duration(name: str, value: object) -> int:
     else:
         raise BadRequest(f"{name}: {_shown(text)} is not a duration; {DURATION_HELP}")
     if ms >= LARGEST_MS:
-        raise Impossible(f"{name}: {_shown(text)} is longer than anything can be kept")
+        raise Impossible(f"{name}: {_shown(text)} exceeds the longest duration that hadelay supports")
     return math.ceil(ms)
 
 
@@ -105,7 +105,7 @@ def _unix_ms(name: str, text: str) -> int:
     if 0 < ms < SMALLEST_INSTANT_MS:
         raise BadRequest(f"{name}: {_shown(text)}: seconds? use milliseconds, {ms * 1000}, or RFC 3339")
     if ms >= LARGEST_MS:
-        raise Impossible(f"{name}: {_shown(text)} is farther away than anything can be kept")
+        raise Impossible(f"{name}: {_shown(text)} is later than the latest time that hadelay supports")
     return ms
 
 
@@ -113,7 +113,7 @@ def _rfc3339_ms(name: str, text: str, match: re.Match[str]) -> int:
     year, month, day, hour, minute, second = (int(part) for part in match.groups()[:6])
     fraction, zulu, sign, offset_hours, offset_minutes = match.groups()[6:]
     if zulu is None and sign is None:
-        raise BadRequest(f"{name}: {text!r} has no offset, so it could be any of 24 hours: add Z, or +08:00")
+        raise BadRequest(f"{name}: {text!r} has no time zone: add Z, or an offset such as +08:00")
     offset_s = int(offset_hours or 0) * 3600 + int(offset_minutes or 0) * 60
     if sign is not None and (int(offset_hours) > 23 or int(offset_minutes) > 59):
         raise BadRequest(f"{name}: {text!r} has an offset of more than a day")
@@ -170,7 +170,7 @@ def check_new_topic(name: str, max_bytes: int) -> str:
     that allowed more, can be read, consumed and deleted."""
     check_topic(name, max_bytes)
     if name in DOTS:
-        raise BadRequest(f"the topic's name {name!r}: clients and proxies take that out of a path (/v1/topics/{name})")
+        raise BadRequest(f"the topic's name {name!r}: clients and proxies remove this from a path (/v1/topics/{name})")
     return name
 
 

@@ -180,7 +180,7 @@ class Copying:
             part = {"Range": f"bytes={offset}-{end - 1}"}
             data: bytes = self.ask("GET", url, headers=part, timeout_s=60, decode=bytes) or b""
             if len(data) != end - offset:
-                raise ConnectionError(f"{url}: {len(data)} bytes of {end - offset}")
+                raise ConnectionError(f"{url}: received {len(data)} of {end - offset} bytes")
             self.copied_bytes += len(data)
             self.allowed = max(self.allowed, time.monotonic() - 1) + len(data) / self.rate
             return data

@@ -30,7 +30,7 @@ def bench(
         threads: Number of producers, and of consumers.
     """
     if min(count, batch, threads) < 1 or size < 0:
-        raise BadRequest("--count, --batch and --threads are at least 1")
+        raise BadRequest("--count, --batch and --threads must be at least 1")
     # Without a cluster, this request fails at once; the client's requests would be retried.
     call(remote, "GET", "/v1/cluster", needs="members")
     topic = f"bench-{secrets.token_hex(3)}"

@@ -98,7 +98,7 @@ def _issue(
         except FileNotFoundError:
             raise NotFound("the openssl command is not installed: install it, or use another CA") from None
         if done.returncode:
-            raise HadelayError(f"openssl req: {done.stderr.strip()[-500:]}")
+            raise HadelayError(f"openssl req failed: {done.stderr.strip()[-500:]}")
         os.chmod(f"{scratch}/key", 0o600)
         os.replace(f"{scratch}/key", directory / f"{file}.key")
         os.replace(f"{scratch}/cert", directory / f"{file}.pem")

@@ -206,7 +206,7 @@ def receive(
         lost = [result["lease"] for result in outcomes if result["outcome"] == "lease_lost"]
         if lost:
             many = f"{len(lost)} of {len(messages)}"
-            raise HadelayError(f"{many} leases expired before the ack: their messages come again")
+            raise HadelayError(f"{many} leases expired before the ack: their messages will be delivered again")
     if not messages:
         note("nothing is due")
     return 0 if messages else 3

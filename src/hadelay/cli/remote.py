@@ -45,7 +45,7 @@ def call(
         try:
             answer = _exchange(url, request)
             if node and (name := answer.headers.get("Hadelay-Node", node)) != node:
-                raise ConnectionError(f"{url} is {name}, not {node}")
+                raise ConnectionError(f"node {name} answers at {url}, not {node}")
             return read_answer(answer, method, needs, decode)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(*filter(None, [sent.get("Idempotency-Key")])) from None
@@ -125,9 +125,9 @@ def read_answer(
     if decode is not msgspec.json.decode:
         wrong = "no header Hadelay-Node: does a gateway drop it?" if "Hadelay-Node" not in headers else ""
     elif needs:
-        wrong = "" if isinstance(found, dict) and needs in found else f"no member {needs!r}"
+        wrong = "" if isinstance(found, dict) and needs in found else f"the answer has no field {needs!r}"
     else:
-        wrong = "" if status == http.HTTPStatus.NO_CONTENT else "a node answers 204"
+        wrong = "" if status == http.HTTPStatus.NO_CONTENT else f"expected status 204, not {status}"
     if wrong:
         raise not_a_node(url, method, status, headers, body, wrong)
     return found

@@ -193,7 +193,7 @@ class AsyncClient(Requests):
                 if on_error is not None:
                     on_error(message, error)
                 else:
-                    log.error("the handler failed with message %s", message.id, exc_info=error)
+                    log.error("the handler failed on message %s", message.id, exc_info=error)
 
         try:
             async with asyncio.TaskGroup() as tasks:

@@ -92,7 +92,7 @@ class Consumer:
     ) -> None:  # fmt: skip
         """poll: `client.receive` with the consumer's topics and options. registry: consumers that the client closes."""
         if concurrency < 1:
-            raise ValueError("concurrency: at least 1")
+            raise ValueError(f"concurrency: expected at least 1, not {concurrency}")
         self.client, self.concurrency = client, concurrency
         self._receive, self._lease_s, self._registry = poll, lease_s, registry
         #: Unsettled messages by lease: in the queue, or handed out to the caller.
@@ -110,7 +110,7 @@ class Consumer:
 
     async def __aiter__(self) -> AsyncIterator[Leased]:
         if self._tasks or self._stopped:
-            raise RuntimeError("a consumer is iterated once; call consume again")
+            raise RuntimeError("a consumer can be iterated only once: call consume again")
         try:
             with contextlib.suppress(StopAsyncIteration):
                 while True:
@@ -232,7 +232,7 @@ class Consumer:
                 continue
             for message, outcome in zip(held, outcomes, strict=True):
                 if outcome == "lease_lost" and not message._settled:
-                    log.warning("the lease of message %s was lost: it is handed out again", message.id)
+                    log.warning("the lease of message %s was lost: the message is handed out again", message.id)
                     self._forget(message.lease)
 
     def _forget(self, lease: str) -> None:

@@ -114,7 +114,7 @@ class Requests:
         Raises Conflict when it is not pending; `outcome` of the error: leased, acked, cancelled, expired or dead.
         """
         if (delay is None) == (at is None):
-            raise ValueError("say when: delay, or at")
+            raise ValueError("give either delay or at")
         when = {"delay": plain(delay)} if at is None else {"deliver_at": when_of(at)}
         return await self._send("PATCH", message_path(message_id, topic, key), when, Rescheduled)
 

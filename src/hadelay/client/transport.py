@@ -63,7 +63,7 @@ def addresses(urls: str | Sequence[str]) -> list[str]:
             raise ValueError(f"{url!r}: expected an address such as http://127.0.0.1:8400")
         found.append(text)
     if not found:
-        raise ValueError("no address given")
+        raise ValueError("no node address given: pass a URL such as http://127.0.0.1:8400")
     return found
 
 
@@ -120,7 +120,7 @@ class Transport:
         # Strip the token: a token read from a file ends in a line break.
         token = (token or os.environ.get("HADELAY_TOKEN", "")).strip()
         if not token.isascii() or not token.isprintable():
-            raise ValueError("the token is not a line of ASCII: was it read from the right place?")
+            raise ValueError("the token must be one line of printable ASCII: check token= or HADELAY_TOKEN")
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
         self._session: aiohttp.ClientSession | None = None
@@ -147,7 +147,9 @@ class Transport:
                 auto_decompress=False,
             )
         if loop is not self._loop:
-            raise RuntimeError("this client is of another event loop: make one in each asyncio.run, or use Client")
+            raise RuntimeError(
+                "this client belongs to another event loop: create one in each asyncio.run, or use Client"
+            )
         return self._session
 
     async def request(
@@ -231,7 +233,7 @@ class Transport:
                             redirected_by, base, url = base, there, there + path
                             self.leader = there
                 else:
-                    raise NoLeader(f"the leader moves: {_MAX_REDIRECTS} redirects and no answer", retry_after_ms=100)
+                    raise NoLeader(f"leadership is moving: {_MAX_REDIRECTS} redirects, no answer", retry_after_ms=100)
             if not 200 <= answer.status < 300:
                 raise refusal(base, method, answer.status, answer.headers, answer.body)
             try:
@@ -261,7 +263,7 @@ class Transport:
 def _in_words(error: BaseException, base: str, request: _Request, *, answered: bool) -> HadelayError:
     """The error for a request that got no complete answer. answered: whether the answer had begun."""
     if not _connected.get():
-        why = "it takes no connection" if isinstance(error, TimeoutError) else error
+        why = "no connection in time" if isinstance(error, TimeoutError) else error
         if isinstance(error, aiohttp.ClientConnectorError):
             why = error.strerror or error
         return Unreachable(f"{base}: {why}; is a node running there?")

@@ -43,7 +43,9 @@ def own_or_new_key(given: str | None) -> str:
     if given is None:
         return new_key()
     if not given or not HEADER_VALUE.fullmatch(given):
-        raise ValueError(f"idempotency_key {given!r}: at least one character, none of control, no space around it")
+        raise ValueError(
+            f"idempotency_key {given!r}: give at least one character, none of control, no space at the ends"
+        )
     return given
 
 
@@ -63,7 +65,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value} is not a number that can be sent")
+        raise ValueError(f"{value} cannot be sent as a JSON number")
     if isinstance(value, Mapping):
         return {name: plain(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
@@ -83,7 +85,7 @@ def when_of(at: When | None) -> str | int | None:
     if not isinstance(at, datetime):
         return at
     if at.tzinfo is None:
-        raise ValueError(f"{at!r} has no time zone, so it could be any of 24 hours: use datetime.now(UTC), for one")
+        raise ValueError(f"{at!r} has no time zone: pass an aware datetime, such as datetime.now(UTC)")
     return at.isoformat()
 
 
@@ -167,7 +169,7 @@ def headers_of(options: Mapping[str, Any], meta: Mapping[str, str]) -> dict[str,
     headers = {_HEADERS[name]: _header_text(value) for name, value in options.items()}
     for name, value in meta.items():
         if not _HEADER_NAME.fullmatch(name) or not HEADER_VALUE.fullmatch(value):
-            raise ValueError(f"meta {name!r}: not what a header can carry as it is; put_many can")
+            raise ValueError(f"meta {name!r}: a header cannot carry this name or value unchanged: use put_many")
         headers[f"Hadelay-Meta-{name}"] = value
     return headers
 
@@ -175,7 +177,7 @@ def headers_of(options: Mapping[str, Any], meta: Mapping[str, str]) -> dict[str,
 def _header_text(value: Any) -> str:
     if isinstance(value, list):
         if any("," in tag for tag in value):
-            raise ValueError(f"tags {value!r}: a tag has no comma")
+            raise ValueError(f"tags {value!r}: a tag must not contain a comma")
         return ",".join(value)
     # Write a float without an exponent: str would write 0.00001 as 1e-05.
     return format(Decimal(repr(value)), "f") if isinstance(value, float) else str(value)
@@ -220,7 +222,7 @@ def read(kind: type[T]) -> Callable[[HttpAnswer], T]:
 
 def read_nothing(answer: HttpAnswer) -> None:
     if answer.status != 204:
-        raise ValueError("a node answers 204")
+        raise ValueError(f"expected status 204, not {answer.status}")
 
 
 def read_results(items: list[dict[str, Any]], answer: HttpAnswer) -> list[PutResult]:
@@ -232,7 +234,7 @@ def _result(item: dict[str, Any], result: BatchResult[datetime], resent: bool) -
     if result.error is not None:
         return error_of(result.error, result.error.get("status", 500))
     if result.deliver_at is None:
-        raise ValueError("neither a receipt nor an error")
+        raise ValueError("a batch result has neither deliver_at nor an error")
     return Receipt(
         id=result.id, topic=item["topic"], deliver_at=result.deliver_at, key=item.get("key"),
         duplicate=result.duplicate, replaced=result.replaced, resent=resent,

@@ -283,11 +283,11 @@ def _decode_nack(reader: WireReader) -> SettleLeases:
 def _decode_settle(reader: WireReader) -> tuple[int, SettleLeases]:
     kind, size = reader.unpack(COMMAND)
     if kind not in (Command.ACK, Command.NACK):
-        raise Malformed("a settlement is an ACK or a NACK")
+        raise Malformed("a SETTLE must contain an ACK or a NACK")
     leases: SettleLeases = decode(kind, reader.take(size))
     section, size = reader.unpack(COMMAND)
     if section != _DELAYS or size != len(leases.rows) * _U32.itemsize:
-        raise Malformed("a settlement has one section, of a delay per lease")
+        raise Malformed("a SETTLE must have one section, with a delay for each lease")
     return kind, leases._replace(delays=reader.array(_U32, len(leases.rows)))
 
 
@@ -296,7 +296,7 @@ def _decode_redrive(reader: WireReader) -> RedriveCommand:
     everything, rate, count = reader.unpack(_REDRIVE)
     # The range check on `rate` keeps infinity and NaN out of the replicated state.
     if not 0 <= rate <= MAX_RATE:
-        raise Malformed(f"a rate is above 0 and at most {MAX_RATE}")
+        raise Malformed(f"a rate must be from 0 to {MAX_RATE}")
     return RedriveCommand(node, topic, bool(everything), rate or None, reader.array(_U64, count))
 
 
@@ -329,14 +329,14 @@ def _decode_members(reader: WireReader) -> Members:
         name, address, flags = _named(reader), reader.name(), reader.take(1)[0]
         found.append(Member(name, address, bool(flags & _VOTER), bool(flags & _JOINED)))
     if not whole_members(tuple(found)):
-        raise Malformed("members are in the order of their names, each once, and one of them votes")
+        raise Malformed("members must be sorted by name, without duplicate names or addresses, and with a voter")
     return tuple(found)
 
 
 def _named(reader: WireReader) -> str:
     name = reader.name()
     if not name:
-        raise Malformed("an empty name")
+        raise Malformed("a name is empty")
     return name
 
 

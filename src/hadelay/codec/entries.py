@@ -33,7 +33,7 @@ def decode_entry(entry: bytes | memoryview) -> tuple[int, int, list[tuple[int, m
     reader = WireReader(memoryview(entry))
     version, level, count, now_ms = reader.unpack(_ENTRY)
     if version != ENTRY_VERSION:
-        raise Malformed(f"entry version {version}, this code reads {ENTRY_VERSION}")
+        raise Malformed(f"log entry of version {version}; this program reads version {ENTRY_VERSION}")
     commands = []
     for _ in range(count):
         kind, size = reader.unpack(COMMAND)

@@ -158,17 +158,17 @@ def decode_publish(body: memoryview) -> Publish:
     blob = reader.take(blob_size)
     reader.end()
     if not row_count or not topic_count or not all(topics):
-        raise Malformed("a publish has rows and topics")
+        raise Malformed("a PUBLISH must have rows and topics, and every topic a name")
     if int(rows["topic"].max()) >= topic_count:
         raise Malformed("a row names a topic that is not in the list")
     sizes = rows["meta_size"].astype(np.int64) + rows["body_size"] + len(GAP)
     ends = np.cumsum(sizes)
     if ends[-1] != blob_size:
-        raise Malformed("payloads and their sizes differ")
+        raise Malformed("the sizes of the payloads do not add up to the size of the blob")
     if key_count and int((keys["first"].astype(np.int64) + keys["count"]).max()) > row_count:
-        raise Malformed("a key covers rows that are not there")
+        raise Malformed("an Idempotency-Key covers rows beyond the last row")
     if client_count:
         at = client_keys["row"].astype(np.int64)
         if at[-1] >= row_count or not (at[1:] > at[:-1]).all() or int(client_keys["mode"].max()) > REJECT:
-            raise Malformed("client keys are of rows in ascending order, with a mode")
+            raise Malformed("client keys must belong to rows in ascending order, with a known mode")
     return Publish(node, topics, rows, keys, client_keys, ends - sizes, sizes, blob)

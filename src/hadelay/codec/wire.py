@@ -32,7 +32,7 @@ class WireReader:
     def take(self, size: int) -> memoryview:
         end = self.at + size
         if end > len(self.view):
-            raise Malformed(f"{size} bytes wanted at {self.at}, {len(self.view) - self.at} there")
+            raise Malformed(f"expected {size} bytes at offset {self.at}, found only {len(self.view) - self.at}")
         part = self.view[self.at : end]
         self.at = end
         return part
@@ -61,4 +61,4 @@ class WireReader:
 
     def end(self) -> None:
         if self.at != len(self.view):
-            raise Malformed(f"{len(self.view) - self.at} bytes too many")
+            raise Malformed(f"{len(self.view) - self.at} unexpected bytes at the end")

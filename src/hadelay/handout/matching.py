@@ -39,8 +39,6 @@ class Offer:
     indexes: U32
     rows: NDArray[np.void]
     seq: int = 0
-    #: Number of the round of proposals that the offer belongs to.
-    round: int = 0
 
 
 class Matcher:

@@ -37,12 +37,14 @@ class Waiting:
         if unknown + len(poll.topics) > MAX_UNKNOWN:
             unknown += sum(name not in windows.by_name and windows.known_topic(name) is None for name in poll.topics)
         if unknown > MAX_UNKNOWN or (len(poll.topics) > 1 and self.named + len(poll.topics) > MAX_NAMED):
-            return f"waiting receives name {MAX_NAMED} topics already, or {MAX_UNKNOWN} that are not there: name fewer"
+            return (
+                f"waiting receives name too many topics: at most {MAX_NAMED}, or {MAX_UNKNOWN} unknown ones; use fewer"
+            )
         if poll.filter is None or self._admits(poll.filter, poll):
             return ""
         return (
-            f"consumers ask for {TOPIC_FILTERS} different combinations of tags of one topic, or {MAX_FILTERS} in all, "
-            "already: use fewer, or topics"
+            f"waiting receives use too many different tag filters: at most {TOPIC_FILTERS} per topic and "
+            f"{MAX_FILTERS} in all; use fewer filters, or topics instead of tags"
         )
 
     def _admits(self, wanted: Filter, poll: Poll) -> bool:

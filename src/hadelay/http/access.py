@@ -75,7 +75,7 @@ def check_site(method: str, headers: Mapping[str, str]) -> None:
         foreign = origin is not None and origin.lower().partition("://")[2] != headers.get("Host", "").lower()
     if foreign:
         said = f"Origin {origin[:128]!r}" if origin is not None else f"Sec-Fetch-Site {site!r:.64}"
-        what = f"this was sent by a web page of another site ({said}), which may change nothing here"
+        what = f"a web page of another site sent this request ({said}); such pages may not change anything on this node"
         raise _with_reason("cross_site", Forbidden(what))
 
 
@@ -100,7 +100,7 @@ class Hosts:
         """Raises Forbidden if a Host header has a name that is not allowed."""
         for host in hosts:
             if not self.allows(host):
-                what = f"this node is not asked by the name {host[:128]!r}: add it to http.hosts, or use an address"
+                what = f"host name {host[:128]!r} is not allowed here: add it to http.hosts, or use an IP address"
                 raise _with_reason("foreign_host", Forbidden(what))
 
 
@@ -142,7 +142,7 @@ class RequestRights:
     def check(self, route: Route, path: Mapping[str, str]) -> None:
         if self.first_only:
             if route.name != "create_token":
-                what = "the bootstrap token makes a token (POST /v1/tokens), and nothing else"
+                what = "the bootstrap token may only create a token (POST /v1/tokens)"
                 raise _with_reason("bootstrap", Forbidden(what))
             return
         scope = route.scope
@@ -205,9 +205,10 @@ class Authenticator:
     def _find(self, header: str) -> RequestRights:
         given = _BEARER.fullmatch(header)
         if given is None:
-            raise _with_reason("malformed", Unauthorized("Authorization: expected Bearer and a token"))
+            what = "the Authorization header must be: Bearer, a space, and the token"
+            raise _with_reason("malformed", Unauthorized(what))
         if not _TOKEN.fullmatch(given[1]):
-            what = f"this is not a whole token: {PREFIX} and 43 characters, not {len(given[1])} in all"
+            what = f"the token must be {PREFIX} and 43 characters; it has {len(given[1])} in all"
             raise _with_reason("malformed", Unauthorized(what))
         if not self.service.knows_tokens:
             # Tokens may have been revoked while this node was down.
@@ -223,8 +224,8 @@ class Authenticator:
     def _bootstrap(self, digest: bytes) -> RequestRights:
         wanted = self.config.bootstrap_token_hash
         if not wanted or not hmac.compare_digest(bytes.fromhex(wanted), digest):
-            raise Unauthorized("this token is not known: it was revoked, or it is of another cluster")
+            raise Unauthorized("unknown token: it was revoked, or it belongs to another cluster")
         if self._has_admin:
-            what = "the bootstrap token is spent: this cluster has a token with the scope admin"
+            what = "the bootstrap token is no longer valid: this cluster has a token with the scope admin"
             raise _with_reason("bootstrap", Unauthorized(what))
         return RequestRights(Actor("", "bootstrap"), Rights(()), first_only=True)

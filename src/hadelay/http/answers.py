@@ -52,9 +52,9 @@ def unexpected(error: BaseException | None, method: str) -> HadelayError:
     """Error to answer after an unexpected exception. Its outcome is unknown: the request may already be in the log. A
     read that failed on a full disk gets Overloaded, because another node may have space."""
     if is_disk_full(error) and method in ("GET", "HEAD"):
-        what = "this node's disk is full, and it has to write before it can answer: ask another one"
+        what = "this node's disk is full, and reads need some space, too: ask another node"
         return Overloaded(what, retry_after_ms=1_000)
-    found = HadelayError("the node failed; its log says why")
+    found = HadelayError("internal error of this node; its log has the details")
     found.outcome_known = False  # type: ignore[misc]
     return found
 

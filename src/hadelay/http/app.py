@@ -85,7 +85,7 @@ class HttpServer(Context):
         answer: Any
         try:
             if request.version.major != 1:
-                raise BadRequest(f"HTTP/{request.version.major}.{request.version.minor}: this node speaks HTTP/1.1")
+                raise BadRequest(f"HTTP/{request.version.major}.{request.version.minor} is not supported: use HTTP/1.1")
             target, _, query = origin_form(request.raw_path).partition("?")
             if limit and target[1:] not in health.PROBES:
                 raise Overloaded(f"too many connections ({limit})", retry_after_ms=1_000)

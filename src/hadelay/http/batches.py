@@ -164,13 +164,13 @@ def _json(data: bytes, max_items: int, max_body_bytes: int, lines: bool) -> Slic
 def _problem_of_large_json(item: bytes, number: int, largest: int) -> Generator[Slice, None, HadelayError | None]:
     """The refusal of a large item before it is decoded, or None."""
     if len(item) > largest:
-        return TooLarge(f"an item of {len(item)} bytes: more than any with a payload of max_body_bytes")
+        return TooLarge(f"an item has {len(item)} bytes; at most {largest} are allowed (derived from max_body_bytes)")
     if item.lstrip(_SPACE)[:1] != b"{":
         return None  # not an object: the decoder reports the error
     ends = yield from _cut_json(item, b"{", _MEMBERS, f"body[{number}] has at most {_MEMBERS}")
     for start, end in pairwise(ends):
         if end - start > _BESIDES and not _PAYLOAD.match(item, start + 1):
-            return TooLarge(f"a member of {end - start} bytes: only body and body_base64 are ever so large")
+            return TooLarge(f"a member has {end - start} bytes; only body and body_base64 may exceed {_BESIDES}")
     return None
 
 
@@ -222,7 +222,7 @@ def _cut_json(data: bytes, opening: bytes, at_most: int, limit: str) -> _Cut:
         at += len(piece)
         if len(closed):
             if data[ends[-1]] != opening[0] + 2:  # in ASCII, ] is [ + 2, and } is { + 2
-                raise BadRequest(f"body: JSON is malformed: the wrong bracket closes it (byte {ends[-1]})")
+                raise BadRequest(f"body: JSON is malformed: wrong closing bracket (byte {ends[-1]})")
             for rest in range(ends[-1] + 1, len(data), _CUT_JSON):
                 if data[rest : rest + _CUT_JSON].strip(_SPACE):
                     raise BadRequest(f"body: JSON is malformed: trailing characters (byte {ends[-1] + 1})")
@@ -304,9 +304,9 @@ def _problem_of_large_msgpack(item: bytes, number: int) -> Generator[Slice, None
         if max(size, len(name)) <= _BESIDES:
             continue
         if name not in _PAYLOADS:
-            return TooLarge(f"a member of {end - key} bytes: only body and body_base64 are ever so large")
+            return TooLarge(f"a member has {end - key} bytes; only body and body_base64 may exceed {_BESIDES}")
         if name == _PAYLOADS[0] and item[value] not in _BYTES_OR_TEXT:
-            return TooLarge(f"body: {size} bytes of MessagePack to become JSON; at most {_BESIDES}, or send bytes")
+            return TooLarge(f"body: {size} bytes of MessagePack to turn into JSON; at most {_BESIDES}, or send bytes")
     return None
 
 

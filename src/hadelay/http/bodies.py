@@ -30,7 +30,7 @@ class Reservation:
     def check(self, size: int) -> None:
         """Raises Overloaded if `size` more bytes exceed the budget, unless no other request uses the budget."""
         if self.budget.taken > self.taken and self.budget.taken + size > self.budget.at_most:
-            raise Overloaded("too many large bodies are on their way in to this node; come again", retry_after_ms=200)
+            raise Overloaded("this node is receiving too many large bodies; try again later", retry_after_ms=200)
 
     def take(self, size: int) -> None:
         self.check(size)
@@ -49,13 +49,13 @@ async def read_body(
     tells the size. name: name of the setting that limits the size, for the error."""
     encoding = request.headers.get("Content-Encoding", "identity")
     if encoding.lower() not in ("", "identity"):
-        raise UnsupportedMediaType(f"Content-Encoding {encoding[:40]!r} is not understood: send the body as it is")
+        raise UnsupportedMediaType(f"Content-Encoding {encoding[:40]!r} is not supported: send the body uncompressed")
     coding = request.headers.get("Transfer-Encoding", "chunked")
     if coding.lower() != "chunked":
-        raise UnsupportedMediaType(f"Transfer-Encoding {coding[:40]!r} is not understood: send the body as it is")
+        raise UnsupportedMediaType(f"Transfer-Encoding {coding[:40]!r} is not supported: use chunked or Content-Length")
     length = request.content_length
     if length is not None and length > limit:
-        raise TooLarge(f"a body of {length} bytes; at most {limit} are allowed ({name})")
+        raise TooLarge(f"the body has {length} bytes; at most {limit} are allowed ({name})")
     if request.headers.get("Expect", "").lower() == "100-continue" and request.version >= HttpVersion11:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0
@@ -63,7 +63,7 @@ async def read_body(
     if stream.is_eof():
         data = stream.read_nowait() if stream.total_bytes else b""
         if len(data) > limit:
-            raise TooLarge(f"a body of {len(data)} bytes; at most {limit} are allowed ({name})")
+            raise TooLarge(f"the body has {len(data)} bytes; at most {limit} are allowed ({name})")
         return data
     reservation.check(length or 0)
     pieces: list[bytes] = []
@@ -73,13 +73,13 @@ async def read_body(
             async for piece in stream.iter_any():
                 size += len(piece)
                 if size > limit:
-                    raise TooLarge(f"a body of more than {limit} bytes is not allowed ({name})")
+                    raise TooLarge(f"the body has more than {limit} bytes, the limit ({name})")
                 reservation.take(len(piece))
                 pieces.append(piece)
     except TimeoutError:
         raise RequestTimeout(f"the body did not arrive within {timeout_ms / 1000:g} s") from None
     except web.RequestPayloadError as error:
-        raise BadRequest(f"the body broke off: {error}") from None
+        raise BadRequest(f"the body is incomplete: {error}") from None
     return b"".join(pieces)
 
 

@@ -159,7 +159,7 @@ class Call:
             assert self.reservation is not None
             self.data = await read_body(self.request, limit, self.context.config.io_timeout_ms, name, self.reservation)
         elif len(self.data) > limit:
-            raise TooLarge(f"a body of {len(self.data)} bytes; at most {limit} are allowed ({name})")
+            raise TooLarge(f"the body has {len(self.data)} bytes; at most {limit} are allowed ({name})")
         return self.data
 
     def wants_msgpack(self) -> bool:

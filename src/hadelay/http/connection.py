@@ -216,7 +216,7 @@ class Connection(Protocol):
         if request.writer.output_size > 0:
             raise ConnectionError("the answer broke off") from exc
         if status < HTTPStatus.INTERNAL_SERVER_ERROR:
-            answer = refusal(BadRequest(" ".join((message or "not HTTP").split())[:200]))
+            answer = refusal(BadRequest(" ".join((message or "this is not an HTTP request").split())[:200]))
         else:
             answer = self._context.failed(request.path, exc, request.method)
         response = web.Response(status=answer.status, body=answer.body, headers=answer.headers)

@@ -48,7 +48,7 @@ async def receive_topics(call: Call) -> Answer:
     """Lease due messages of several topics, waiting for the first"""
     topics = call.body.topics
     if not 0 < len(topics) <= _MAX_TOPICS:
-        raise BadRequest(f"topics: 1 to {_MAX_TOPICS} names")
+        raise BadRequest(f"topics: {len(topics)} names given; 1 to {_MAX_TOPICS} are allowed")
     for topic in topics:
         call.access.need("consume", topic)
     return await _receive(call, topics)
@@ -59,7 +59,7 @@ async def _receive(call: Call, topics: list[str]) -> Answer:
     ask = _request(call, topics)
     if context.waiting >= context.config.max_waiting:
         raise LimitReached(
-            f"{context.waiting} receives wait on this node already; ask another node, or come again",
+            f"too many receives wait on this node ({context.waiting}); ask another node, or try again later",
             retry_after_ms=1_000,
         )
     context.waiting += 1
@@ -100,10 +100,10 @@ def _request(call: Call, topics: list[str]) -> ReceiveRequest:
         check_topic(topic)
     count = limits.default_receive if wish.max is None else wish.max
     if not 1 <= count <= limits.max_receive:
-        raise BadRequest(f"max: {count}; 1 to {limits.max_receive} messages at once")
+        raise BadRequest(f"max: {count} is not allowed; 1 to {limits.max_receive} messages per receive")
     wait_ms = wish.wait or 0
     if wait_ms > limits.max_wait_ms:
-        raise BadRequest(f"wait: {wait_ms} ms; at most {limits.max_wait_ms} ms, then ask again")
+        raise BadRequest(f"wait: {wait_ms} ms is too long; wait at most {limits.max_wait_ms} ms, then receive again")
     consumer = wish.consumer if wish.consumer is not None else "anonymous"
     if not 0 < len(consumer.encode()) <= _MAX_CONSUMER or not consumer.isprintable():
         raise BadRequest(f"consumer: 1 to {_MAX_CONSUMER} bytes of printable text")
@@ -120,7 +120,7 @@ def _request(call: Call, topics: list[str]) -> ReceiveRequest:
 def _lease(call: Call, lease_ms: int) -> int:
     longest = call.context.config.max_lease_ms
     if not 0 < lease_ms <= longest:
-        raise BadRequest(f"lease: {lease_ms} ms; more than 0 and at most {longest} ms, and extend it as you go")
+        raise BadRequest(f"lease: {lease_ms} ms; more than 0 and at most {longest} ms; extend it for longer work")
     return int(lease_ms)
 
 
@@ -183,7 +183,7 @@ async def _settle(
 ) -> Answer:
     leases = call.body.leases
     if len(leases) > _MAX_LEASES:
-        raise BadRequest(f"leases: {len(leases)}; at most {_MAX_LEASES} at once")
+        raise BadRequest(f"leases: {len(leases)} given; at most {_MAX_LEASES} are allowed per request")
     if not call.access.may("consume", None):
         for topic in await call.service.consume.topics_of_leases(leases):
             call.access.need_of("consume", topic, "lease")

@@ -28,7 +28,7 @@ def parse_query(query: str) -> list[tuple[str, str]]:
     try:
         return parse_qsl(query, keep_blank_values=True, errors="strict")
     except UnicodeDecodeError:
-        raise BadRequest("query: is not UTF-8, percent-encoded") from None
+        raise BadRequest("the query is not percent-encoded UTF-8") from None
 
 
 def check_headers(headers: Iterable[tuple[bytes, bytes]]) -> None:
@@ -81,7 +81,9 @@ def decode_body(request: Any, route: Route, data: bytes) -> Any:
     if kind in MSGPACK_NAMES:
         return decoded(lambda: route.msgpack.decode(data), route.body)
     if kind not in _JSON_ENOUGH and not kind.endswith("+json"):
-        raise UnsupportedMediaType(f"{kind!r} is not understood here; send application/json or application/msgpack")
+        raise UnsupportedMediaType(
+            f"Content-Type {kind!r} is not supported; send application/json or application/msgpack"
+        )
     return decoded(lambda: route.json.decode(data), route.body)
 
 

@@ -45,7 +45,7 @@ async def hour_file(call: Call) -> web.StreamResponse:
     """Committed bytes of one file of an hour; supports Range"""
     file = call.path["file"]
     if file not in HOUR_FILES:
-        raise NotFound(f"an hour has the files log, idx and dsp, not {file[:20]!r}")
+        raise NotFound(f"unknown file {file[:20]!r}: an hour has the files log, idx and dsp")
     try:
         hour = hour_from_name(call.path["hour"])
     except ValueError as error:
@@ -90,7 +90,7 @@ def _range(header: str | None, length: int) -> tuple[int, int]:
     else:
         start, end = max(length - int(last), 0), length
     if start >= length or end <= start:
-        raise RangeNotSatisfiable(f"the file has {length} committed bytes")
+        raise RangeNotSatisfiable(f"the Range is outside of the file, which has {length} committed bytes")
     return start, end
 
 

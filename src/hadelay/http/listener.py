@@ -76,7 +76,7 @@ class HttpListener:
             if error.errno == errno.EADDRINUSE:
                 raise Taken(f"http.listen: {where} is in use by another process") from None
             if error.errno == errno.EADDRNOTAVAIL:
-                raise Taken(f"http.listen: {where} is no address of this machine, or not yet") from None
+                raise Taken(f"http.listen: {where} is not an address of this machine, or not assigned yet") from None
             raise ConfigError(f"http.listen: {where}: {error.strerror}") from None
         for sock in self._listening:
             self._loop.add_reader(sock, self._accept, sock)

@@ -82,7 +82,7 @@ async def reschedule_message(call: Call) -> Answer:
     """Reschedule a scheduled or ready message; it keeps its id"""
     wish = call.body
     if wish.delay is None and wish.deliver_at is None:
-        raise BadRequest("say when: delay or deliver_at")
+        raise BadRequest("the new due time is missing: give delay or deliver_at")
     return await _reschedule(call, *when(call.context.max_delay_ms, wish.delay, wish.deliver_at))
 
 
@@ -130,7 +130,7 @@ def _states(text: str) -> frozenset[State]:
     states: frozenset[State] = frozenset()
     for name in text.split(","):
         if name.strip() not in _STATES:
-            raise BadRequest(f"state: {name[:40]!r} is none{suggest(name, _STATES)}")
+            raise BadRequest(f"state: {name[:40]!r} is not a state{suggest(name, _STATES)}")
         states |= _STATES[name.strip()]
     return states
 
@@ -143,11 +143,11 @@ def _decode(text: str, question: int) -> Key:
     try:
         due_ms, message_id, asked = _CURSOR.unpack(urlsafe_b64decode(text.encode("ascii") + b"=" * (-len(text) % 4)))
     except (Base64Error, UnicodeEncodeError, struct.error):
-        raise BadRequest("cursor: is not one that a list answered") from None
+        raise BadRequest("cursor: this is not a cursor from a list") from None
     if asked != question:
-        raise BadRequest("cursor: it belongs to another question; ask the same again, or leave it out to begin anew")
+        raise BadRequest("cursor: from a list with other options; repeat these, or leave the cursor out to start again")
     if due_ms >= LARGEST_MS:
-        raise BadRequest("cursor: is not one that a list answered")
+        raise BadRequest("cursor: this is not a cursor from a list")
     return due_ms, message_id
 
 
@@ -178,7 +178,7 @@ def _after(cursor: str | None) -> bytes:
     except ValueError:
         after = b"?"
     if len(after) not in (0, _DEAD_CURSOR_BYTES):
-        raise BadRequest("cursor: is not one that this list answered")
+        raise BadRequest("cursor: this is not a cursor from a list of dead letters")
     return after
 
 
@@ -187,15 +187,15 @@ async def redrive(call: Call) -> Answer:
     """Make dead letters due again: the named ones at once, or all at a rate"""
     wish, door, topic = call.body, call.service.messages, call.topic
     if wish.all == (wish.ids is not None):
-        raise BadRequest('say which: {"ids": […]} or {"all": true}')
+        raise BadRequest('say which dead letters to redrive: {"ids": […]} or {"all": true}')
     if wish.all:
         if wish.rate is not None and not 0 < wish.rate <= MAX_RATE:
             raise BadRequest(f"rate: messages per second, more than 0 and at most {MAX_RATE}, not {wish.rate}")
         return call.answer(api.Redriven(redriving=await door.redrive_all(topic, wish.rate, call.actor)), 202)
     if wish.rate is not None:
-        raise BadRequest("rate: goes with all; ids are redriven at once")
+        raise BadRequest("rate: is only allowed with all; dead letters given by ids are redriven at once")
     if len(wish.ids) > _MAX_IDS:
-        raise BadRequest(f"ids: {len(wish.ids)}; at most {_MAX_IDS} at once")
+        raise BadRequest(f"ids: {len(wish.ids)} given; at most {_MAX_IDS} are allowed per request")
     ids = [parse_id(text) for text in wish.ids]
     outcomes = await door.redrive(topic, ids, call.actor) if ids else []
     results = [api.RedriveResult(encode_id(i), outcome) for i, outcome in zip(ids, outcomes, strict=True)]  # type: ignore[arg-type]
@@ -214,6 +214,6 @@ async def purge(call: Call) -> Answer:
     """Cancel scheduled or ready messages published before; delete dead letters"""
     topic, states = call.topic, sorted(set(call.body.states))
     if not states:
-        raise BadRequest("states: at least one of scheduled, ready, dead")
+        raise BadRequest("states: give at least one of scheduled, ready, dead")
     await call.service.messages.purge(topic, states, call.actor)
     return call.answer(api.Purged(topic, states), 202)

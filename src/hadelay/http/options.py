@@ -91,11 +91,11 @@ def parse_headers(limits: HttpConfig, headers: Iterable[tuple[bytes, bytes]]) ->
         elif name == b"traceparent":
             trace = check_traceparent(value)
         elif name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
-            raise UnsupportedMediaType("Content-Encoding is not kept with a message: send the payload as it is")
+            raise UnsupportedMediaType("messages do not keep a Content-Encoding: send the payload without this header")
         elif name.startswith(_META):
             own = name[len(_META) :].decode("latin-1")
             if not own or own in meta:
-                raise BadRequest(f"Hadelay-Meta-{own} {'is given twice' if own else 'says no name'}")
+                raise BadRequest(f"Hadelay-Meta-{own} {'is given twice' if own else 'has no name'}")
             meta[own] = text_of(value)
         elif name.startswith(b"hadelay-"):
             option = name[8:].decode("latin-1").replace("-", "_")
@@ -141,13 +141,13 @@ def draft_of(
     if packed_key is not None and not 0 < len(packed_key) <= limits.max_key_bytes:
         raise BadRequest(f"key: 1 to {limits.max_key_bytes} bytes, not {len(packed_key)}")
     if key in DOTS:
-        raise BadRequest(f"key: {key!r}: clients and proxies take that out of a path (/v1/topics/{{topic}}/keys/{key})")
+        raise BadRequest(f"key: {key!r}: clients and proxies remove this from a path (/v1/topics/{{topic}}/keys/{key})")
     if on_conflict is not None and on_conflict not in _ON_CONFLICT:
-        raise BadRequest(f"on_conflict: {on_conflict[:40]!r}; it is keep, replace or reject")
+        raise BadRequest(f"on_conflict: {on_conflict[:40]!r}; choose keep, replace or reject")
     if on_conflict is not None and key is None:
-        raise BadRequest("on_conflict says what to do when the key is taken: give a key with it")
+        raise BadRequest("on_conflict is only allowed with a key")
     if item.max_wait is not None and on_conflict != "replace":
-        raise BadRequest("max_wait limits how far replacing pushes a message: give on_conflict=replace with it")
+        raise BadRequest("max_wait is only allowed with on_conflict=replace")
     max_wait_ms, ttl_ms = _positive("max_wait", item.max_wait, max_delay_ms), _positive("ttl", item.ttl, max_delay_ms)
     if item.callback is not None and (wrong := url_problem(item.callback)):
         raise BadRequest(f"callback: {wrong}")
@@ -186,7 +186,7 @@ def check_tags(limits: HttpConfig, tags: Iterable[str]) -> tuple[str, ...]:
     """Distinct tags in the order given, without spaces around them. Raises BadRequest."""
     found = tuple(dict.fromkeys(tag.strip() for tag in tags))
     if len(found) > limits.max_tags:
-        raise BadRequest(f"{len(found)} tags; at most {limits.max_tags}")
+        raise BadRequest(f"tags: {len(found)} given; at most {limits.max_tags} are allowed")
     for tag in found:
         if not 0 < len(tag.encode()) <= limits.max_tag_bytes or "," in tag or not tag.isprintable():
             raise BadRequest(f"tags: {tag[:70]!r}; 1 to {limits.max_tag_bytes} bytes of printable text, no commas")
@@ -209,7 +209,7 @@ def _positive(name: str, value: object, max_delay_ms: int) -> int:
         return 0
     ms = parse_duration(name, value)
     if ms <= 0:
-        raise BadRequest(f"{name}: {value}; more than 0, or leave it out")
+        raise BadRequest(f"{name}: must be more than 0, not {value}; leave it out for none")
     if ms > max_delay_ms:
         raise Impossible(f"{name}: {value} is beyond max_delay, {max_delay_ms / 86_400_000:g} days")
     return ms

@@ -49,7 +49,7 @@ class Polls:
 
     @staticmethod
     def _gone(*, sure: bool = True) -> HadelayError:
-        detail = "the node is shutting down: ask another one, with the same request_id"
+        detail = "this node is shutting down: repeat the receive at another node, with the same request_id"
         return Overloaded(detail, retry_after_ms=0) if sure else OutcomeUnknown(detail)
 
 
@@ -69,7 +69,10 @@ class Relay:
         """Send a poll to the leader, and return the leader's answer. path: without the query, so that a node that does
         not lead answers with a redirect, which is followed, and does not relay the poll again."""
         if self.full():
-            raise Overloaded("no socket is left to ask the leader: ask it yourself", retry_after_ms=1_000)
+            raise Overloaded(
+                "this node has no free socket to relay the receive: ask the leader itself",
+                retry_after_ms=1_000,
+            )
         if self._session is None:
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), auto_decompress=False)
         sent = {name: headers[name] for name in _RELAYED if name in headers}
@@ -89,11 +92,11 @@ class Relay:
                 kept = {name: answer.headers[name] for name in _ANSWERED if name in answer.headers}
                 return Answer(answer.status, kept, body)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.TooManyRedirects) as error:
-            raise NoLeader(f"{leader.name} could not be asked: {error}", retry_after_ms=200) from None
+            raise NoLeader(f"the leader {leader.name} cannot be reached: {error}", retry_after_ms=200) from None
         except aiohttp.ClientError as error:
             raise OutcomeUnknown(
-                f"{leader.name} went away before it answered the poll ({error}): messages may be leased to this "
-                "consumer. Ask again with the same request_id"
+                f"the connection to the leader {leader.name} broke before its answer ({error}): messages may be leased "
+                "to this consumer. Receive again with the same request_id"
             ) from None
         finally:
             self.count -= 1

@@ -175,7 +175,9 @@ class _Drafts:
         times = self._when(item.delay, item.deliver_at)
         body, content_type = payload(item)
         if len(body) > limits.max_body_bytes:
-            raise TooLarge(f"a body of {len(body)} bytes; at most {limits.max_body_bytes} are allowed (max_body_bytes)")
+            raise TooLarge(
+                f"a payload of {len(body)} bytes; at most {limits.max_body_bytes} are allowed (max_body_bytes)"
+            )
         own = item.key, item.on_conflict, item.max_wait, item.tags, item.ttl, item.callback, item.idempotency_key
         if item.meta or item.traceparent is not None or own != _NO_OPTIONS:
             trace = self.trace if item.traceparent is None else options.check_traceparent(item.traceparent.encode())
@@ -192,7 +194,7 @@ def payload(item: Any) -> tuple[bytes, str]:
     body, given = item.body, item.content_type or ""
     if item.body_base64 is not msgspec.UNSET:
         if body is not msgspec.UNSET and (not isinstance(body, msgspec.Raw) or bytes(body)):
-            raise BadRequest("body and body_base64 are both given: one of them is the payload")
+            raise BadRequest("body and body_base64 are both given: give only one")
         try:
             return a2b_base64(item.body_base64, strict_mode=True), given
         except (Base64Error, ValueError) as error:
@@ -211,4 +213,4 @@ def payload(item: Any) -> tuple[bytes, str]:
     try:
         return msgspec.json.encode(body), given or "application/json"
     except (TypeError, ValueError, RecursionError) as error:  # the body has a value that only MessagePack can express
-        raise BadRequest(f"body: {error}; send bytes") from None
+        raise BadRequest(f"body: cannot be converted to JSON ({error}); send it as bytes") from None

@@ -116,18 +116,18 @@ class Routes:
                     methods, found = candidates, {k: _decoded(v) for k, v in match.groupdict().items()}
                     break
             else:
-                raise NotFound(f"there is no {path[:200]} here; /openapi.json lists what there is")
+                raise NotFound(f"path {path[:200]} does not exist; /openapi.json lists all paths")
         route = methods.get("GET" if method == "HEAD" else method)
         if route is None:
             allow = ", ".join(sorted(methods))
-            raise MethodNotAllowed(f"{method[:20]} is not for this address; it takes {allow}", allow=allow)
+            raise MethodNotAllowed(f"method {method[:20]} is not allowed for this path; allowed: {allow}", allow=allow)
         return route, found
 
 
 def origin_form(target: str) -> str:
     """Path and query of a request's target; `http://any.host/path` means `/path` (RFC 9112, 3.2.2)."""
     if "#" in target:
-        raise BadRequest("the address of a request has no fragment: write # as %23")
+        raise BadRequest("a request's path and query must not contain #: write it as %23")
     return target if target.startswith("/") else _AUTHORITY.sub("", target, count=1)
 
 
@@ -136,4 +136,4 @@ def _decoded(text: str) -> str:
         return unquote(text, errors="strict")
     except UnicodeDecodeError:
         # Refuse bytes that are not UTF-8: replacement characters would make different names equal.
-        raise BadRequest(f"the address: {text[:SHOWN]!r} is not UTF-8, percent-encoded") from None
+        raise BadRequest(f"the path {text[:SHOWN]!r} is not percent-encoded UTF-8") from None

@@ -26,7 +26,7 @@ async def create_token(call: Call) -> Answer:
             raise BadRequest(f"scopes: {wrong}")
     lifetime_ms = None if wish.lifetime is None else int(wish.lifetime)
     if lifetime_ms is not None and not 0 < lifetime_ms <= MAX_LIFETIME_MS:
-        raise BadRequest("lifetime: more than 0 and at most 100 years")
+        raise BadRequest("lifetime: must be more than 0 and at most 100 years")
     secret = PREFIX + secrets.token_urlsafe(32)
     token = await call.service.access.create_token(wish.name, hash_token(secret), wish.scopes, lifetime_ms, call.actor)
     return call.answer(
@@ -45,7 +45,7 @@ async def revoke_token(call: Call) -> Answer:
     """Revoke a token"""
     token_id = call.path["token_id"]
     if not _ID.fullmatch(token_id):
-        raise NotFound(f"{token_id[:80]!r} is no token's id: 12 hex digits, as GET /v1/tokens shows them")
+        raise NotFound(f"{token_id[:80]!r} is not a token id; token ids have 12 hex digits (GET /v1/tokens lists them)")
     await call.service.access.revoke_token(token_id, call.actor)
     return NOTHING
 

@@ -99,7 +99,7 @@ async def topic_due(call: Call) -> Answer:
 async def _due(call: Call, topic: str | None, unit_ms: int) -> Answer:
     start, end, step = int(call.query.from_), int(call.query.to), int(call.query.step)
     if step < unit_ms or step % unit_ms:
-        raise BadRequest(f"step: {step} ms; here it is a multiple of {unit_ms} ms")
+        raise BadRequest(f"step: must be a positive multiple of {unit_ms} ms, not {step} ms")
     if end <= start:
         raise BadRequest("to: must be after from")
     if -((start - end) // step) > _MAX_BUCKETS:

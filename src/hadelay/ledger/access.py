@@ -28,7 +28,7 @@ def apply_token_create(ledger: Ledger, command: Any) -> Done | Refused:
     now_ms = ledger.now_ms
     token = Token(name, digest, tuple(scopes), now_ms, None if lifetime_ms is None else now_ms + lifetime_ms)
     if token.id in ledger.tokens:
-        return Refused("token_exists", "there is a token with that hash, or one that begins alike: make another")
+        return Refused("token_exists", "a token with this id (the start of its hash) exists: create another token")
     kept = ledger.tokens
     if len(kept) >= MAX_TOKENS:
         kept = {token_id: other for token_id, other in kept.items() if other.holds(now_ms)}
@@ -41,7 +41,7 @@ def apply_token_create(ledger: Ledger, command: Any) -> Done | Refused:
 
 def _problem(command: Any) -> str:
     if not isinstance(command, list) or len(command) != 4:
-        return "a token is [name, hash, scopes, lifetime]"
+        return "a token must be [name, hash, scopes, lifetime_ms]"
     name, digest, scopes, lifetime_ms = command
     # Check for control characters here, because str.isprintable may differ between versions of Python.
     if not isinstance(name, str) or not 0 < len(name) <= MAX_TOKEN_NAME or min(name) < " " or "\x7f" in name:
@@ -60,7 +60,7 @@ def _problem(command: Any) -> str:
 
 def apply_token_revoke(ledger: Ledger, token_id: str) -> Done | Refused:
     if token_id not in ledger.tokens:
-        return Refused("no_token", f"there is no token {token_id!r}: it was revoked before, or never was")
+        return Refused("no_token", f"there is no token {token_id!r}: it was revoked, or never existed")
     ledger.tokens = {other: token for other, token in ledger.tokens.items() if other != token_id}
     return Done()
 

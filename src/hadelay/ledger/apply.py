@@ -31,7 +31,9 @@ _CHUNK = 65_536
 def apply_entry(ledger: Ledger, index: int, term: int, entry: bytes | memoryview) -> list[Result]:
     """Apply one committed entry; returns a result per command. Raises only FatalError and DamagedFile (law 3)."""
     if len(entry) and entry[0] > ENTRY_VERSION:
-        raise FatalError(f"entry {index} has version {entry[0]}, this code reads {ENTRY_VERSION}: upgrade it")
+        raise FatalError(
+            f"log entry {index} has format version {entry[0]}, this program reads {ENTRY_VERSION}: upgrade this node"
+        )
     ledger.applied, ledger.term = index, term
     ledger.chain = crc32c_extend(crc32c_extend(ledger.chain, _LINK.pack(index, term, len(entry))), bytes(entry))
     try:
@@ -39,7 +41,9 @@ def apply_entry(ledger: Ledger, index: int, term: int, entry: bytes | memoryview
     except Malformed as error:
         return [Refused("malformed", str(error))]
     if level > FEATURE_LEVEL:
-        raise FatalError(f"entry {index} needs feature level {level}, this code has {FEATURE_LEVEL}: upgrade it")
+        raise FatalError(
+            f"log entry {index} needs feature level {level}, this program has {FEATURE_LEVEL}: upgrade this node"
+        )
     if ledger.now_ms < now_ms < _MAX_NOW_MS:
         _advance(ledger, now_ms)
     ledger.changes_members = is_change_of_members(commands)
@@ -48,7 +52,10 @@ def apply_entry(ledger: Ledger, index: int, term: int, entry: bytes | memoryview
 
 def _apply_command(ledger: Ledger, kind: int, body: memoryview) -> Result:
     if LEVEL_OF.get(kind, FIRST_LEVEL) > ledger.level:
-        return Refused("needs_upgrade", "not before every node is upgraded (feature_level of GET /v1/cluster)")
+        return Refused(
+            "needs_upgrade",
+            "not supported until every node is upgraded (feature_level of GET /v1/cluster)",
+        )
     try:
         command = decode(kind, body)
     except Malformed as error:
@@ -91,7 +98,9 @@ def _apply_cursor(ledger: Ledger, command: tuple[int, int, int]) -> Done:
 
 def _apply_feature(ledger: Ledger, level: int) -> Done | Refused:
     if level > FEATURE_LEVEL:
-        raise FatalError(f"the cluster switched to feature level {level}, this code has {FEATURE_LEVEL}: upgrade it")
+        raise FatalError(
+            f"the cluster switched to feature level {level}, this program has {FEATURE_LEVEL}: upgrade this node"
+        )
     changed = level > ledger.level
     ledger.level = max(ledger.level, level)
     return Done(changed)
@@ -108,7 +117,7 @@ def _apply_incarnation(ledger: Ledger, command: tuple[str, int]) -> Done:
 def _apply_members(ledger: Ledger, command: Members) -> Done | Refused:
     if not ledger.changes_members:
         # Raft uses new members only from an entry without other commands (entries.members_in).
-        return Refused("malformed", "a change of the members is the only command of its entry")
+        return Refused("malformed", "a change of members must be the only command of its log entry")
     ledger.members, ledger.members_index = command, ledger.applied
     for member in command:
         if member.joined:
@@ -128,7 +137,7 @@ def _apply_settings(ledger: Ledger, command: Any) -> Done | Refused:
 
 def _apply_audited(ledger: Ledger, command: Audited) -> Result:
     if command.kind == Command.AUDITED:
-        return Refused("malformed", "what is audited is not audited again")
+        return Refused("malformed", "an audited command must not contain another audited command")
     return access.note(ledger, command, _apply_command(ledger, command.kind, command.body))
 
 

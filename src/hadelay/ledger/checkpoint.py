@@ -158,7 +158,7 @@ def _whole(main: bytes) -> dict[str, Any]:
     except (ValueError, msgpack.UnpackException) as error:
         raise _unreadable(str(error)) from error
     if not isinstance(whole, dict):
-        raise FatalError(f"the checkpoint's state is no map; {WAY_OUT}")
+        raise FatalError(f"the checkpoint's state is not a MessagePack map; {WAY_OUT}")
     return whole
 
 

@@ -22,7 +22,7 @@ def apply_grant(ledger: Ledger, command: Grant) -> GrantResult | Refused:
         result.existing = held.key
         return result
     if (command.term, command.seq) in ledger.grants:
-        return Refused("grant_exists", f"{command.term}/{command.seq} was granted before")
+        return Refused("grant_exists", f"grant {command.term}/{command.seq} was applied before")
     due_ms = ledger.now_ms + min(command.ahead_ms, MAX_AHEAD_MS)
     result.until_ms = due_ms + min(max(command.lease_ms, 1), ledger.settings.max_lease_ms)
     consumer = ledger.number_of(CONSUMER, command.consumer)

@@ -164,7 +164,7 @@ def apply_nack(ledger: Ledger, command: SettleLeases) -> LeaseResult | Refused:
     if delay_ms < -1 and ledger.level >= UNCOUNTED:
         delay_ms, counts = uncounted(delay_ms), False
     if delay_ms > ledger.settings.max_delay_ms:
-        return Refused("too_far", f"a delay is at most {ledger.settings.max_delay_ms} ms")
+        return Refused("too_far", f"delay: at most {ledger.settings.max_delay_ms} ms are allowed (limits.max_delay)")
     outcomes = np.full(len(command.rows), LeaseOutcome.LEASE_LOST, np.uint8)
     failure = FailedTry(Event.NACKED, ledger.number_of(REASON, command.reason) if command.reason else NONE32)
     returned = ReturnedLeases(ledger, failure, delay_ms, ledger.number_of(NODE, command.node), counts=counts)

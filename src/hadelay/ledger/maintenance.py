@@ -96,7 +96,7 @@ def retire(ledger: Ledger, command: Maintain) -> JobResult | Refused:
     if hour > ledger.now_hour - 2:
         return Refused("hour_running", f"hour {hour} is not two hours past")
     if open_entries := ledger.open_entries(hour):
-        return Refused("hour_open", f"hour {hour} still owes {open_entries} messages")
+        return Refused("hour_open", f"hour {hour} still has {open_entries} unsettled messages")
     hour_state = ledger.hour_state(hour)
     if hour_state.returned or hour_state.keyed:
         end = min(hour_state.retire_at + min(max(command.limit, 1), MAX_SLICE), ledger.store.count(hour))

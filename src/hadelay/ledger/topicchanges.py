@@ -95,7 +95,7 @@ def apply_purge(ledger: Ledger, command: tuple[str, int]) -> Done | Refused:
     if bounded and not topic.pending:
         waiting = 0  # no message to cancel: do not use up a generation number
     if bounded and waiting == SCHEDULED and len(topic.marks) >= MAX_MARKS:
-        return Refused("too_many_marks", f"{MAX_MARKS} purges of {name!r} are still being written down: try later")
+        return Refused("too_many_marks", f"{MAX_MARKS} purges of {name!r} are still in progress: try again later")
     if waiting and topic.generation == MAX_GENERATION:
         return Refused("too_many_generations", f"{name!r} was purged {MAX_GENERATION} times: use another name")
     if waiting:

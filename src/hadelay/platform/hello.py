@@ -90,7 +90,7 @@ class Hello:
         elif name not in peers:
             reason = f"{self.name} has no member {name!r}: it was removed, or never added"
         elif dialled not in (None, name):
-            reason = f"{peers.get(dialled or '', 'it')} should be {dialled}, and answers as {name}"
+            reason = f"{peers.get(dialled or '', 'it')} should be the node {dialled}, but answers as {name}"
         return name, reason
 
 

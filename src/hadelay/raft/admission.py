@@ -92,8 +92,8 @@ class Admission(RaftPart):
         if incarnation == JOINED and journal.incarnation == FOUNDING and journal.last_index > FIRST[0]:
             # A founding member's journal may belong to another cluster with a similar log.
             raise FatalError(
-                f"{self._members.name} is to join a cluster, and its directories are those of a founder: start it with "
-                "empty ones (journal too)"
+                f"{self._members.name} is to join a cluster, but its directories hold the data of a founding member: "
+                "start it with empty data and journal directories"
             )
         if incarnation >= journal.incarnation:
             log.error("disk_rewound", extra={"peer": peer.name, "term": term, "index": index})
@@ -141,7 +141,7 @@ class Admission(RaftPart):
         for name, fields in table.items():
             numbers = isinstance(fields, list) and [type(field) for field in fields] == [int] * len(HighWater._fields)
             if not numbers or not all(0 <= field < messages.LIMIT for field in fields):
-                raise messages.BadFrame("seen: a member is not [incarnation, boot, term, index]")
+                raise messages.BadFrame("seen: an entry is not [incarnation, boot, term, index]")
             if name in self._members.peers:
                 self._raise(name, HighWater(*fields))
 

@@ -50,7 +50,8 @@ class Applier(RaftPart):
     def wait(self, index: int, term: int, done: Done, now: float, ready: Ready) -> None:
         before = self._waiters.pop(index, None)
         if before is not None:  # a proposal of an earlier term, whose entry was truncated
-            ready.answers.append(partial(before.done, None, OutcomeUnknown("not decided while this node led")))
+            error = OutcomeUnknown("leadership changed before this command was decided; it may or may not take effect")
+            ready.answers.append(partial(before.done, None, error))
         self._waiters[index] = _Waiter(term, done, now + self._config.propose_timeout_ms / 1000)
 
     def jump(self, index: int, term: int) -> None:
@@ -103,7 +104,8 @@ class Applier(RaftPart):
         if waiter.term == term:
             waiter.done(result, None)
         else:
-            waiter.done(None, NoLeader("another leader was elected before this was committed", retry_after_ms=50))
+            what = "another leader was elected before this command was committed; the command had no effect"
+            waiter.done(None, NoLeader(what, retry_after_ms=50))
 
     def deposed(self, now: float) -> None:
         """Shorten the deadlines of waiting proposals: the next leader may still commit them."""
@@ -118,7 +120,7 @@ class Applier(RaftPart):
             if waiter.deadline > now or (upto is not None and index > upto):
                 break
             del self._waiters[index]
-            waiter.done(None, OutcomeUnknown("not decided in time; it may or may not have happened"))
+            waiter.done(None, OutcomeUnknown("the command was not committed in time; it may or may not take effect"))
 
     def when_applied(self, index: int, done: Finished) -> None:
         if self.applied >= index:
@@ -138,7 +140,7 @@ class Applier(RaftPart):
         waiters, self._waiters = self._waiters, {}
         reads, self._reads = self._reads, []
         for waiter in waiters.values():
-            waiter.done(None, OutcomeUnknown("the node stopped; it may or may not have happened"))
+            waiter.done(None, OutcomeUnknown("the node stopped; the command may or may not take effect"))
         for _, done in reads:
             done(error)
 

@@ -101,7 +101,7 @@ class Follower(RaftPart):
         except ValueError as error:
             raise BadFrame(f"append: {error}") from error
         if entries[0][1] != m.prev_index + 1 or entries[-1][1] != m.prev_index + len(entries):
-            raise BadFrame("append: entries do not follow on the index that the frame names")
+            raise BadFrame("append: the entries do not follow directly on the frame's prev_index")
         self.verified = max(self.verified, m.prev_index)
         if m.prev_index < self._journal.last_index:
             entries = self._skip_known(entries, now, ready)
@@ -118,8 +118,8 @@ class Follower(RaftPart):
             if index > journal.base_index and journal.term_at(index) != term:
                 if index <= max(self._core.commit_index, self._applier.applied):
                     raise FatalError(
-                        f"the leader's entry {index} is of term {term}, and the one committed here of term "
-                        f"{journal.term_at(index)}: this node's log and the cluster's have parted"
+                        f"entry {index} has term {term} at the leader, but was committed here with term "
+                        f"{journal.term_at(index)}: this node's log differs from the cluster's"
                     )
                 log.warning("journal_cut", extra={"index": index, "last_index": journal.last_index, "term": term})
                 journal.truncate(index)

@@ -182,7 +182,7 @@ class Journal(JournalSync):
         for segment in reversed(self._segments):
             if segment.first_index <= index:
                 return segment
-        raise FatalError(f"entry {index} was asked for, and the journal begins after {self.base_index}")
+        raise FatalError(f"entry {index} was requested, but the journal begins after entry {self.base_index}")
 
     def append(self, command: bytes, index: int, term: int, record: bytes | memoryview | None = None) -> None:
         """Queue the next entry for writing. record: the entry's encoded bytes, if another node sent the entry."""

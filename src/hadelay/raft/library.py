@@ -94,10 +94,10 @@ class _Log(LibraryJournal):  # type: ignore[misc]
         return self._journal.base_index
 
     def deleteEntriesFrom(self, entryFrom: int) -> None:
-        raise AssertionError("conflicts are cut before the library sees the message")
+        raise AssertionError("PySyncObj must not delete entries: conflicts are cut off before it sees an append")
 
     def deleteEntriesTo(self, entryTo: int) -> None:
-        raise AssertionError("the library never compacts")
+        raise AssertionError("PySyncObj must not compact the log")
 
     clear = _destroy = lambda self: None
 
@@ -236,7 +236,7 @@ class Core(SyncObj):  # type: ignore[misc]
 
     def link(self, peer: str, up: bool) -> None:
         """Tell the library whether `peer` is linked: without any linked node, the library does not campaign."""
-        transport = self._SyncObj__transport  # no public name
+        transport = self._SyncObj__transport  # private: the library has no public name for it
         (transport._onNodeConnected if up else transport._onNodeDisconnected)(self.members[peer])
 
     def tick(self) -> None:
@@ -275,7 +275,7 @@ class Core(SyncObj):  # type: ignore[misc]
 
     def append(self, peer: str, term: int, commit_index: int, entries: list[tuple[Any, ...]]) -> None:
         """Do what `heard` does, and append `entries`, which directly follow this node's last entry."""
-        _, index, last_term = self._SyncObj__raftLog[-1]  # no public name
+        _, index, last_term = self._SyncObj__raftLog[-1]  # private: the library has no public name for its log
         prev = {"prevLogIdx": index, "prevLogTerm": last_term}
         self._receive(peer, "append_entries", term=term, commit_index=commit_index, entries=entries, **prev)
 

@@ -199,7 +199,9 @@ class Membership(RaftPart):
                 raise messages.BadFrame("members: a member is not [name, address]")
         members = tuple(Member(name, address) for name, address in rows)
         if not is_whole(members):
-            raise messages.BadFrame("members: not a list in the order of their names")
+            raise messages.BadFrame(
+                "members: the list is not sorted, names a member or an address twice, or lacks a voter"
+            )
         if index > max(self.index, self._heard[0]):
             self._heard = (index, members)
             self._reconfigure(now, ready)
@@ -207,18 +209,21 @@ class Membership(RaftPart):
     def refusal(self, members: Members) -> HadelayError | None:
         """Return the reason why this node may not propose this member list, or not yet; None if it may."""
         if self._config.survivor:
-            return Conflict("this is what is left of a cluster: back it up, and restore that into a new one")
+            return Conflict(
+                "this node runs alone, because a majority of its cluster is lost: back it up, and restore the backup "
+                "into a new cluster"
+            )
         if not self._core.leads:
             return NoLeader("this node does not lead", retry_after_ms=50)
         if self._handing_over():
             return Overloaded("leadership is being handed over", retry_after_ms=500)
         if self._core.commit_index < self._core.no_op:
-            return Overloaded("this leader is new, and has committed nothing yet", retry_after_ms=200)
+            return Overloaded("this leader is new and has not committed an entry yet: try again", retry_after_ms=200)
         if not self.committed:
-            return Overloaded("another change of the members is under way", retry_after_ms=500)
+            return Overloaded("another member change is under way: try again later", retry_after_ms=500)
         voters = frozenset(member.name for member in members if member.voter)
         if not is_whole(members) or len(voters ^ self.voters) > 1 or self.name not in voters:
-            return Conflict("members are changed one at a time, and never the leader itself")
+            return Conflict("only one voter may change at a time, and not the leader itself")
         behind = sorted(voters - {self.name} - self._caught_up())
         needed = len(voters) // 2 + 1
         if len(voters) - len(behind) < needed:

@@ -108,14 +108,14 @@ class RaftNode(Events):
         journal = self.journal
         if index < journal.base_index:
             raise FatalError(
-                f"the journal begins after entry {journal.base_index}, and the data ends at {index}: "
-                "they are not of one time; put both directories back as they were, or start with neither"
+                f"the journal begins after entry {journal.base_index}, but the data ends at entry {index}: the two "
+                "directories are of different times; put back both as they were at one time, or start with both empty"
             )
         if index > journal.last_index or journal.term_at(index) != term:
             if journal.installing < index:
                 raise FatalError(
-                    f"the data holds entry {index} of term {term}, which the journal does not: it was rewound; "
-                    "start with neither directory: the node then joins as a new incarnation"
+                    f"the data holds entry {index} of term {term}, but the journal does not: an old copy of the "
+                    "journal was put back; start with both directories empty: the node then joins as a new incarnation"
                 )
             journal.reset(index, term)
         self.core.jump(index)
@@ -186,7 +186,7 @@ class RaftNode(Events):
         if not self.is_leader or self.stopped:
             return NoLeader("this node does not lead", retry_after_ms=50)
         if not 2 <= len(command) <= config.max_entry_bytes:
-            return TooLarge(f"an entry of {len(command)} bytes; {config.max_entry_bytes} are allowed")
+            return TooLarge(f"the entry has {len(command)} bytes; {config.max_entry_bytes} are allowed")
         if self.transfers.under_way:
             return None
         if self.applier.waiting >= config.max_waiting:

@@ -100,7 +100,7 @@ def decode_segment_header(data: bytes, path: str) -> SegmentHeader | None:
         raise DamagedFile(path, 0, f"the segment header does not verify; {WAY_OUT}")
     magic, version, feature, flags, *numbers = _SEGMENT.unpack_from(body)
     if magic != MAGIC or version != VERSION:
-        raise DamagedFile(path, 0, f"journal format {version}, and this version of hadelay reads {VERSION}")
+        raise DamagedFile(path, 0, f"the journal has format {version}; this hadelay reads only format {VERSION}")
     *first, segment, offset, installing, group, cluster_id, node, vote, previous = numbers
     texts = (text.rstrip(b"\0").decode() for text in (cluster_id, node, vote))
     values: list[Any] = [*first, (segment, offset), installing, group, *texts, previous]

@@ -242,8 +242,8 @@ class Snapshots(RaftPart):
 
 def _file(fields: object) -> SnapshotFile:
     if not isinstance(fields, list) or [type(field) for field in fields] != [str, int, int]:
-        raise messages.BadFrame("a manifest names files as [name, length, crc]")
+        raise messages.BadFrame("snapshot offer: a file is not [name, length, crc]")
     name, length, crc = fields
     if name.startswith("/") or ".." in name.split("/") or length < 0:
-        raise messages.BadFrame(f"a manifest names the file {name!r}")
+        raise messages.BadFrame(f"snapshot offer: {name!r} is no valid file name, or its length is negative")
     return SnapshotFile(name, length, crc)

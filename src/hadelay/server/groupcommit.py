@@ -211,7 +211,7 @@ class GroupCommit:
         commands = _take(self._commands, room) if room > 0 or not taken else []
         term = self.outlet.term()
         for one in [one for one in [*taken, *commands] if one.term not in (0, term)]:
-            one.done(None, NoLeader("the term it was meant for is over"))
+            one.done(None, NoLeader("this node's term as the leader ended before the command was proposed"))
         publishes = [one for one in taken if one.drafts]
         commands = [one for one in [*taken, *commands] if not one.drafts and one.term in (0, term)]
         if not publishes and not commands:
@@ -302,7 +302,7 @@ class _Batch:
         if error is None and (
             not isinstance(results, list | tuple) or len(results) != len(self.groups) + len(self.commands)
         ):
-            error = OutcomeUnknown("the leader's answer is not one to this batch")
+            error = OutcomeUnknown("the leader's answer does not fit this batch; the request may still take effect")
         again = isinstance(error, NoLeader)
         self.queue.settled(self, publishes, self.commands, again)
         if again:

@@ -55,7 +55,7 @@ class Guard:
         """The results of getaddrinfo whose addresses may be called. Raises AddressRefused if there is none."""
         permitted = [one for one in found if self.permits(one[4][0])]
         if not permitted:
-            raise AddressRefused("private addresses only")
+            raise AddressRefused("the host has private addresses only")
         return permitted
 
     def socket(self, info: Info) -> socket.socket:

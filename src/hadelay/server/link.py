@@ -144,7 +144,7 @@ def _default(value: Any) -> Any:
         return msgpack.ExtType(_RESULT, _pack([name, *fields]))
     if isinstance(value, memoryview):
         return bytes(value)
-    raise TypeError(f"{type(value).__name__} does not cross the node link")
+    raise TypeError(f"a value of type {type(value).__name__} cannot be sent over the node link")
 
 
 def _unpack_ext(code: int, data: bytes, depth: int = 0) -> Any:
@@ -153,7 +153,7 @@ def _unpack_ext(code: int, data: bytes, depth: int = 0) -> Any:
         return np.frombuffer(raw, _DTYPES[dtype])
     if code == _RESULT:
         if depth == _DEEPEST:
-            raise ValueError("a result in too many results")
+            raise ValueError("a result is nested too deeply")
         name, *fields = msgpack.unpackb(data, ext_hook=partial(_unpack_ext, depth=depth + 1), strict_map_key=False)
         return _RESULTS[name](*fields)
     raise ValueError(f"unknown extension {code}")

@@ -35,7 +35,7 @@ class MemberChanges:
     def _on_change(self, peer: str, payload: Any, reply: Reply) -> None:
         op, name, address = payload
         if op not in ("add", "remove") or not all(isinstance(text, str) for text in payload):
-            raise ValueError("a change is [add or remove, name, address]")
+            raise ValueError('members: a change must be ["add" or "remove", name, address]')
         self._change(op, name, address, reply)
 
     def _change(self, op: str, name: str, address: str, done: Done) -> None:
@@ -61,7 +61,7 @@ class MemberChanges:
         about to raise the level."""
         for peer in self._peers.peers.values():
             if not self._peers.live(peer.name) or peer.feature_level < MEMBERS_LEVEL:
-                text = f"the first change of the members needs every node, upgraded: {peer.name} is not, or not there"
+                text = f"the first member change needs every node running and upgraded: {peer.name} is not"
                 return Conflict(text)
         return Overloaded("the feature level is being raised: try again", retry_after_ms=500)
 
@@ -69,7 +69,7 @@ class MemberChanges:
         members = self._raft.membership.members
         for member in members:
             if not member.voter:
-                raise Conflict(f"{member.name} is still filling itself: wait until it votes, or remove it")
+                raise Conflict(f"learner {member.name} is still catching up: wait until it votes, or remove it")
         return members
 
     def _added(self, name: str, address: str) -> Members:
@@ -80,7 +80,7 @@ class MemberChanges:
         except ValueError as error:
             raise BadRequest(f"raft: {error}") from None
         if not port or host in _UNSPECIFIED or not _ADDRESS.fullmatch(address):
-            raise BadRequest(f"raft: {address!r} is no address that others can reach")
+            raise BadRequest(f"raft: other nodes cannot reach {address!r}: give the node's host:port in the network")
         for member in self._raft.membership.members:
             if member.name == name:
                 raise Conflict(f"{name} is a member already, at {member.address}")

@@ -119,7 +119,7 @@ class Peers:
         if not self.full:
             return ""
         where = ", ".join(self.full)
-        return f"no space is left for new messages at {where}: free some there, or consume; consuming goes on"
+        return f"too little disk space for new messages on {where}: free space there; receives and acks still work"
 
     def _look_for_space(self) -> None:
         self.full = [name for name, peer in self.peers.items() if not peer.has_space and self.live(name)]
@@ -137,7 +137,7 @@ class Peers:
         if name not in self.peers:
             return  # the sender is no longer a member
         if not all(map(math.isfinite, (theirs, yours or 0.0))):
-            raise ValueError("a clock shows no number")
+            raise ValueError("note: a clock reading is not a finite number")
         mono = self.runtime.monotonic()
         self._ahead[name] = theirs - mono
         self.peers[name] = PeerStatus(name, http, version, level, applied, has_space, mono)

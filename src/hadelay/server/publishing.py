@@ -143,11 +143,11 @@ class Publishing:
             return
         if not isinstance(commands, list) or not all(map(is_whole, commands)) or any(c[0] in _NEVER for c in commands):
             # Check the whole batch first: a malformed command would spoil the other commands of its entry.
-            raise ValueError("a batch is a list of whole commands")
+            raise ValueError("submit: a batch must be a list of complete commands that a follower may send")
         part, full = gather(len(commands), partial(_answer, reply)), self._peers.no_space()
         for n, command in enumerate(commands):
             if kind_of(command) in _LEADERS:
-                part(n, Refused("malformed", "no other node than the leader asks for that"), None)
+                part(n, Refused("malformed", "only the leader may propose this command"), None)
             elif full and command[0] == Command.PUBLISH:
                 part(n, Refused("disk_full", full), None)
             else:
@@ -167,9 +167,8 @@ def _merge(
     if errors:
         unknown = (error for error in errors if isinstance(error, OutcomeUnknown))
         stored = len(errors) < len(parts)
-        done(
-            None, OutcomeUnknown("a part of the batch is stored, a part is not") if stored else next(unknown, errors[0])
-        )
+        partly = OutcomeUnknown("a part of the batch is stored, another part is not: repeat it with the same keys")
+        done(None, partly if stored else next(unknown, errors[0]))
         return
     for at, receipts in zip(parts, found, strict=True):
         assert receipts is not None

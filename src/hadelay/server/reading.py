@@ -316,7 +316,7 @@ class Repairer:
         try:
             hour, suffix, offset, size = payload
             if suffix not in FILES or not 0 < size <= _MAX_BYTES:
-                raise BadRequest("no such bytes")
+                raise BadRequest("bytes: the file's name or the number of bytes is not allowed")
             store = self._replica.storage.hours
             data = store.read_file(hour, suffix, offset, size)
             store.check_repair(hour, suffix, offset, data)

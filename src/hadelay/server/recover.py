@@ -77,8 +77,8 @@ def _in_words(config: Config, disk: Disk) -> Iterator[None]:
             text = f"user {os.geteuid()}, as whom this runs, has to own {' and '.join(kept)} and everything in them"
         elif error.errno == errno.EROFS:
             text = (
-                "after an error of the disk the kernel mounts it so, and dmesg says why; of systemd's "
-                "ProtectSystem=strict are excepted StateDirectory= and what ReadWritePaths= names"
+                "the kernel mounts a disk read-only after a disk error (see dmesg); with systemd's "
+                "ProtectSystem=strict, name the directory in StateDirectory= or ReadWritePaths="
             )
         else:
             raise
@@ -188,7 +188,7 @@ class Directories:
         cluster of one node."""
         if len(self.config.members) == 1:
             raise ConfigError(
-                f"{lost} is lost or of another time, and there is no other node to learn from: put back {self.data} "
+                f"{lost} is lost, damaged or an old copy, and no other node holds the data: put back {self.data} "
                 f"and {self.journal} as they were at one time"
             )
         aside = self._new_incarnation()

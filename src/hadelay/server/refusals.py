@@ -23,18 +23,18 @@ _PROBLEMS: dict[RowCode, tuple[type[HadelayError], str]] = {
     RowCode.KEY_CONFLICT: (
         Impossible, "this Idempotency-Key was used with another payload or other options: take a new key",
     ),
-    RowCode.KEY_PENDING: (Conflict, "a message with this key is pending; `id` is the first one's"),
+    RowCode.KEY_PENDING: (Conflict, "a message with this key is pending; `id` is the id of that message"),
     RowCode.KEY_LEASED: (
         Conflict, "the message with this key is leased, too late to replace it; publish again when it is settled",
     ),
     RowCode.NO_CALLBACK: (
         Impossible,
-        "callback: {topic} does not allow a message to name its own URL; its webhook's allow_per_message would",
+        "callback: topic {topic} does not accept URLs of messages: set allow_per_message of the topic's webhook",
     ),
     RowCode.NO_TOPIC: (
-        NotFound, "there is no topic {topic!r}, and topics are not created by publishing here: PUT it first",
+        NotFound, "there is no topic {topic!r}, and publishing creates no topics in this cluster: create it first",
     ),
-    RowCode.HOUR_FULL: (LimitReached, "that hour holds as many messages as it can: choose another time"),
+    RowCode.HOUR_FULL: (LimitReached, "the hour of deliver_at is full: choose another time"),
     RowCode.TOO_MANY_TOPICS: (LimitReached, "the cluster has as many topics as it allows"),
 }  # fmt: skip
 _OUTCOMES = {RowCode.KEY_PENDING: "pending", RowCode.KEY_LEASED: "leased"}
@@ -94,7 +94,7 @@ class Refusals:
                 self._throttled_until[topic] = self._monotonic() + min(wait_ms, _LONGEST_MS) / 1000
             return _too_fast(topic, wait_ms)
         return LimitReached(
-            f"the pending messages of {topic!r} are as many as it may have ({limit})", retry_after_ms=1_000
+            f"topic {topic!r} has as many pending messages or bytes as it may have ({limit})", retry_after_ms=1_000
         )
 
 
@@ -105,4 +105,4 @@ def refusal(result: Refused) -> HadelayError:
 
 
 def _too_fast(topic: str, wait_ms: int) -> HadelayError:
-    return LimitReached(f"more than the publish_rate of {topic!r}: come again later", retry_after_ms=max(1, wait_ms))
+    return LimitReached(f"the publish_rate of topic {topic!r} is exceeded: try later", retry_after_ms=max(1, wait_ms))

@@ -77,7 +77,7 @@ def _fill(installer: Installer, archive: Archive, files: list[SnapshotFile], cop
         for at in range(0, file.length, _CHUNK):
             part = archive.files.read(file.name, file.length, at, min(_CHUNK, file.length - at))
             if not part:
-                raise DamagedFile(f"{archive.where}/{file.name}", at, "the file ends here: hadelay backup verify")
+                raise DamagedFile(f"{archive.where}/{file.name}", at, "the file is too short: hadelay backup verify")
             installer.write(file.name, at, part)
             copied(len(part))
 
@@ -86,14 +86,14 @@ def _refuse(directories: Directories, backup: Backup) -> None:
     disk, cluster, root = directories.disk, directories.config.cluster, directories.config.node.data_dir
     if cluster.id == backup.cluster_id or cluster.group == backup.group:
         raise ConfigError(
-            f"this is a backup of cluster {backup.cluster_id!r}, group {backup.group}; what is restored from it is "
-            "another cluster, which gives out other ids: set cluster.id and cluster.group to something else, and to "
-            "the same on every node"
+            f"this is a backup of cluster {backup.cluster_id!r}, group {backup.group}: a restored cluster needs "
+            "another cluster.id and another cluster.group, because its message ids must differ: set both to new "
+            "values, the same on every node"
         )
     if cluster.init:
         raise ConfigError(
-            "cluster.init is true: take it out on every node, or those that are not restored yet found an empty "
-            "cluster of the same name"
+            "cluster.init is true: remove it on every node; otherwise nodes that are not restored yet would found an "
+            "empty cluster with the same id"
         )
     for directory in (directories.data, directories.journal):
         if disk.exists(directory) and any(name not in _OURS for name in disk.listdir(directory)):

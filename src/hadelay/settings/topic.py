@@ -331,7 +331,7 @@ def unmasked(before: dict[str, Any], config: dict[str, Any], *, any_origin: bool
             if not stays:
                 continue
             if name not in known or mask_header(known[name]) != text:
-                return config, f"webhook: headers: {name}: a value as GET shows it, but not that of this header"
+                return config, f"webhook: headers: {name}: a masked value, but not of this header: send it in full"
             text = known[name]
         headers[name] = text
     return {**config, "webhook": {**webhook, "headers": headers}}, ""

@@ -29,7 +29,7 @@ from hadelay.server.delivery.term import Term
 
 #: Error of a receive that repeats the request id of another receive but names other topics: its answer could show
 #: messages that the consumer may not see.
-_OTHER_TOPICS = "a receive of this consumer with this request_id named other topics, and is not over: take a new one"
+_OTHER_TOPICS = "an unfinished receive of this consumer with this request_id names other topics: use a new request_id"
 
 
 class Grants:
@@ -114,7 +114,7 @@ class Grants:
         else:
             self.waiting.unwait(before)
         before.phase = DONE
-        before.done(None, Conflict("another receive with the same consumer and request_id took this one's place"))
+        before.done(None, Conflict("a newer receive with the same consumer and request_id replaced this receive"))
         return on_its_way
 
     def _succeed(self, before: Poll, poll: Poll) -> None:
@@ -249,8 +249,8 @@ class Grants:
         elif not (held := result.outcomes == LeaseOutcome.DONE).any():
             self.wait_on(poll)
         elif (result.until_ms - now) * 2 < poll.lease_ms:
-            late = Overloaded("the commit took longer than half of the lease", retry_after_ms=1_000)
-            self.answer(poll, None, late)
+            late = "more than half of the renewed lease is over: receive again, or with a longer lease"
+            self.answer(poll, None, Overloaded(late, retry_after_ms=1_000))
         else:
             left = delivery.only(held)
             left = left._replace(until_ms=np.full(len(left.rows), result.until_ms, np.int64), now_ms=now)

@@ -35,7 +35,7 @@ class ConsumingService(Service):
         """
         node = self._node
         if ask.consumer == CONSUMER:
-            raise BadRequest(f"consumer: {ask.consumer} is the cluster's own name for who pushes: take another")
+            raise BadRequest(f"consumer: {ask.consumer!r} is reserved for webhooks: use another name")
         for name in ask.topics:
             if (topic := node.ledger.topic(name)) is not None and topic.settings.webhook is not None:
                 raise Conflict(f"{name} has a webhook: its messages are pushed there, and cannot be received")

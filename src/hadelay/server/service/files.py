@@ -54,7 +54,7 @@ class Files(Service):
         """Number of committed bytes of a file of the hour. Raises NotFound."""
         store = self._node.storage.hours
         if not store.count(hour):
-            raise NotFound("that hour has no messages, or is past its retention")
+            raise NotFound("the hour has no messages, or is past its retention")
         return store.length(hour, f".{file}")
 
     async def read_hour_file(self, hour: int, file: HourFile, offset: int, length: int) -> bytes:
@@ -70,12 +70,15 @@ class Files(Service):
         await self._confirm()
         node = self._node
         if sum(snapshot.storage is node.storage for snapshot in self._open.values()) >= _MOST:
-            raise Overloaded("others copy this node's files already: ask another node, or later", retry_after_ms=5_000)
+            raise Overloaded(
+                "too many snapshots are open on this node: ask another, or try later",
+                retry_after_ms=5_000,
+            )
         await self._checkpoint()
         while (manifest := node.storage.manifest()) is None:
             await self._wait()
             if (failure := node.storage.exports.failure) is not None:
-                raise Overloaded(f"this node could not export its tables: {failure}: ask another", retry_after_ms=5_000)
+                raise Overloaded(f"this node cannot export its tables ({failure}): ask another", retry_after_ms=5_000)
         name = f"{manifest.index}-{node.runtime.random.getrandbits(32):08x}"
         self._open[name] = _Open(node.storage, manifest, node.runtime.monotonic())
         if not self._looking:
@@ -148,7 +151,7 @@ class Files(Service):
 
 
 def _over() -> NotFound:
-    return NotFound("this snapshot is over: open another one; what was copied so far is a part of that, too")
+    return NotFound("this snapshot was closed: open another one")
 
 
 def hours_of(store: DiskHourStore, running: int) -> Iterator[Hour]:

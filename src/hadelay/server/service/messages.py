@@ -80,7 +80,7 @@ class MessageService(Service):
         if outcome is TargetOutcome.NOT_FOUND:
             raise _not_found(target)
         if outcome is TargetOutcome.TOO_FAR:
-            raise Impossible("that is further ahead than this cluster allows (limits.max_delay)")
+            raise Impossible("the new time is further ahead than this cluster allows (limits.max_delay)")
         if outcome is not TargetOutcome.DONE:
             word = outcome.name.lower()
             raise Conflict(f"the message cannot be rescheduled: it is {word}", outcome=word)
@@ -238,4 +238,4 @@ def _named(target: Target) -> tuple[list[int], list[tuple[str, bytes]]]:
 def _not_found(target: Target) -> NotFound:
     if isinstance(target, int):
         return NotFound("no such message: never issued, or past its retention")
-    return NotFound(f"no message of {target[0]} has that key, or it is past its retention")
+    return NotFound(f"topic {target[0]} has no message with that key, or the message is past its retention")

@@ -54,7 +54,7 @@ class TokenService(Service):
         await self._confirm()
         token = next((token for token in self.tokens.values() if token.hash == digest), None)
         if token is None:
-            raise Conflict("the token was made, and revoked at once by somebody else")
+            raise Conflict("the token was created, but someone else revoked it at once")
         return token
 
     async def revoke_token(self, token_id: str, by: Actor) -> None:

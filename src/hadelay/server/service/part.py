@@ -50,7 +50,7 @@ class Service:
     def _topic(self, name: str) -> TopicState:
         topic = self._node.ledger.topic(name)
         if topic is None:
-            raise NotFound(f"there is no topic {name!r}; it appears with its first message, or PUT it")
+            raise NotFound(f"there is no topic {name!r}; the first message, or a PUT, creates a topic")
         return topic
 
 
@@ -62,4 +62,4 @@ def once_begun(begun: bool = True) -> Iterator[None]:
     except HadelayError as error:
         if not (begun and error.retryable and error.outcome_known):
             raise
-        raise OutcomeUnknown(f"a part of it is done, but not all: {error}") from error
+        raise OutcomeUnknown(f"a part of the request is done, the rest is not: {error}") from error

@@ -66,11 +66,11 @@ class TopicService(Service):
         sync = self._node.config.dispatch.sync
         if config.get("dispatch_sync") not in (None, sync):
             # Refuse another sync mode than the node's: the owner would expect the wrong guarantees.
-            raise Impossible(f"dispatch_sync is one for all topics so far, here {sync!r}: set dispatch.sync")
+            raise Impossible(f"dispatch_sync must be {sync!r}, the nodes' dispatch.sync: topics cannot differ yet")
         if has_masked_headers(config) and self._node.ledger.level < MASKED_OF_ORIGIN:
-            raise Conflict("webhook: headers as GET shows them: not before every node is upgraded (feature_level)")
+            raise Conflict("webhook: masked headers are accepted only once every node is upgraded (feature_level)")
         if "defaults" in config and self._node.ledger.level < RETRY_DEFAULTS:
-            raise Conflict("defaults: not before every node is upgraded (feature_level)")
+            raise Conflict("defaults: accepted only once every node is upgraded (feature_level)")
         await self._administer(by, *_put_in_words(name, config), commands.encode_topic_put(name, config))
         with once_begun():
             return await self.get_topic(name, stale=False)

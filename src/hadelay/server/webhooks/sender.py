@@ -138,7 +138,7 @@ class Sender:
     def _head(self, line: str, headers: Mapping[str, str], size: int) -> bytes:
         fields = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         if not fields.count("\n") == fields.count("\r") == len(headers):
-            raise ValueError("a header with a line end in it")
+            raise ValueError("a header contains a line break")
         named = {name.lower() for name in headers}
         defaults = "".join([text for name, text in self._defaults.items() if name not in named])
         return f"{line}{defaults}{fields}Content-Length: {size}\r\n\r\n".encode()
@@ -357,10 +357,10 @@ def _target(url: str) -> tuple[Endpoint, str]:
     """Server to connect to for a URL, and first lines of the request. ValueError if the URL cannot be called."""
     parts = URL(url, encoded=True)
     if not parts.raw_host or parts.port is None:
-        raise ValueError("a URL without a host")
+        raise ValueError("the URL has no host")
     line = f"POST {parts.raw_path_qs or '/'} HTTP/1.1\r\nHost: {parts.host_port_subcomponent}\r\n"
     if not line.isascii() or line.count("\n") != 2:
-        raise ValueError("a URL that is not ASCII")
+        raise ValueError("the URL is not ASCII")
     return Endpoint(parts.raw_host, parts.port, parts.scheme == "https"), line
 
 
