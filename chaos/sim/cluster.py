@@ -18,6 +18,7 @@ from chaos.sim.network import NetworkProfile
 from chaos.sim.receiver import Caller, Receiver
 from chaos.sim.runtime import SimWorld
 from chaos.sim.tables import SimBackend
+from chaos.sim.timetable import Timetable
 from chaos.sim.workload import HOUR_S, Workload
 from hadelay.api.service import Actor
 from hadelay.codec.commands import decode, encode_job_step
@@ -37,6 +38,8 @@ from hadelay.server.webhooks.pool import Webhooks
 from hadelay.settings import node as settings
 from hadelay.settings.node import Config, RaftSettings
 
+#: Commands that schedules may be in.
+_SCHEDULES = frozenset((*range(Command.SCHEDULE_PUT, Command.SCHEDULE_RUN + 1), Command.AUDITED))
 #: One in this many applied entries has its results compared between nodes.
 _SAMPLE = 16
 #: Share of runs with a fuzz client.
@@ -53,6 +56,8 @@ class Watch(Machines):
         super().__init__(world, names, profile, quiet_s=RaftSettings().election_min_ms / 1000, **more)
         #: Receiver of webhook calls for the administrator's topic; None: the topic has no webhook.
         self.receiver: Receiver | None = None
+        #: Promises about schedules.
+        self.timetable = Timetable(self)
         #: Index of each applied entry → (term, CRC of the entry, CRC of its results), as first applied.
         self.applied: dict[int, tuple[int, int, int]] = {}
         #: Index of each applied entry → (time and node of its first application, content).
@@ -153,6 +158,8 @@ class Watch(Machines):
                     self.violate(Violation("hang-ups", text, who=node.name))
             elif kind == Command.JOB_STEP and isinstance(result, Done):
                 self._note_step(decode(kind, body))
+            elif kind in _SCHEDULES:
+                self.timetable.committed(kind, body, result, node.ledger)
             elif kind == Command.FEATURE:
                 self.switched = min(self.switched, self.world.now)
         for machine in self.machines.values():

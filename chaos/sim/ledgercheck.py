@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hadelay.codec.formats import SECONDS_PER_HOUR
-from hadelay.ledger import dead, ttl
+from hadelay.codec.schedules import State, Stored
+from hadelay.ledger import dead, schedules, ttl
 from hadelay.ledger.hourstate import bitmap, indexes_of
 from hadelay.ledger.transitions import FLAG_KEYED, FLAG_TTL, ID_KEY, PLACE, PLACE_VALUE
 from hadelay.model import DEAD_HOURS, NEVER_MS, Event
@@ -41,6 +42,7 @@ def check(ledger: Ledger) -> None:
         assert topic.alerted <= topic.settled[Event.DEAD], f"{name}: alerted"
     _check_dead(ledger, {hour: rows for hour, rows in hours.items() if hour not in alive})
     _check_ttl(ledger, alive)
+    _check_schedules(ledger)
 
 
 def _check_grants(ledger: Ledger) -> None:
@@ -136,3 +138,26 @@ def _check_ttl(ledger: Ledger, hours: dict[int, np.ndarray]) -> None:
             assert looked_at.get(first_id, NEVER_MS) <= (NEVER_MS - 1 if leased else expire_ms), (
                 f"{first_id:x} expires unseen"
             )
+
+
+def _check_schedules(ledger: Ledger) -> None:
+    """S3: the agenda has one row per schedule that is not paused, and the counts are those of the rows."""
+    if not ledger.schedules.count:
+        assert not ledger.tables.range(schedules.STATE, limit=1), "a schedule is not counted"
+        assert not ledger.tables.range(schedules.AGENDA, limit=1), "the agenda has a row of no schedule"
+        return
+    states = dict(ledger.tables.range(schedules.STATE, limit=1 << 20))
+    stored = dict(ledger.tables.range(schedules.SCHED, limit=1 << 20))
+    assert states.keys() == stored.keys(), "a schedule has no state, or a state no schedule"
+    assert ledger.schedules.count == len(states), f"{ledger.schedules.count} schedules, {len(states)} rows"
+    found = {raw: (State.unpack(states[raw]), Stored.unpack(stored[raw])) for raw in states}
+    size = sum(len(schedule.template) for _, schedule in found.values())
+    assert ledger.schedules.bytes == size, f"templates: {ledger.schedules.bytes} ≠ {size} bytes"
+    agenda = {name.encode(): at_ms for _, at_ms, name in schedules.agenda(ledger, b"", NEVER_MS, 1 << 20)}
+    wanted = {raw: state.next for raw, (state, _) in found.items() if not state.paused}
+    assert agenda == wanted, f"agenda: {agenda} ≠ {wanted}"
+    of_topic = {schedule.spec.topic.encode() + b"\0" + raw for raw, (_, schedule) in found.items()}
+    assert dict(ledger.tables.range(schedules.OF_TOPIC, limit=1 << 20)).keys() == of_topic, "topics of schedules"
+    for raw, (state, _) in found.items():
+        times = [made.occurrence for made in state.ring if not made.manual]
+        assert times == sorted(set(times)), f"schedule {raw!r}: {times}"

@@ -8,6 +8,7 @@ from chaos.sim.cluster import SimCluster
 from chaos.sim.door import whole
 from chaos.sim.evidence import WAITING, found_by_key_of, where
 from chaos.sim.fuzz import TOPICS
+from chaos.sim.scheduler import TOPIC as TIMED
 from hadelay.ledger import checkpoint
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.transitions import FLAG_KEYED
@@ -34,7 +35,7 @@ def honest(cluster: SimCluster) -> None:
     for node in cluster.nodes():
         values = measured(node)
         messages, settled = values["messages"], values["settled_messages_total"]
-        aside = [topic for topic in node.ledger.topics.all if topic.name in TOPICS]
+        aside = [topic for topic in node.ledger.topics.all if topic.name in (*TOPICS, TIMED)]
         published, done = sum(t.published for t in aside), sum(t.settled[Event.ACKED] for t in aside)
         bounds = {
             "published": (values["published_messages_total"] - published, stored, len(history.messages)),
@@ -82,7 +83,7 @@ def state_parts(ledger: Ledger, storage: Storage) -> dict[str, Any]:
 
 
 def _tables(storage: Storage) -> list[list[tuple[bytes, bytes]]]:
-    names = (b"place", b"key", b"keyof", b"ttl", b"ttlof", b"dead")
+    names = (b"place", b"key", b"keyof", b"ttl", b"ttlof", b"dead", b"sched", b"schedst", b"schednext", b"schedof")
     return [storage.tables.range(name, limit=100_000) for name in names]
 
 

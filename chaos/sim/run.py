@@ -19,6 +19,7 @@ from chaos.sim.machines import Machines
 from chaos.sim.nemesis import Nemesis
 from chaos.sim.producer import Producer
 from chaos.sim.receiver import HOOKED, Receiver
+from chaos.sim.scheduler import ScheduleOwner
 from chaos.sim.workload import HOUR_S, Workload
 from hadelay.codec.commands import decode
 from hadelay.codec.commandtypes import Cancel, Command, Grant, SettleLeases
@@ -31,6 +32,8 @@ from hadelay.model import Event, unpack_id
 DRAIN_S = 30.0
 #: An hour's start that most runs pass, 2026-11-20T11:00:00Z, in Unix ms.
 _AN_HOUR_MS = 494_579 * HOUR_S * 1000
+#: 2027-03-28T01:00:00Z, in Unix ms.
+_CLOCK_CHANGE_MS = 1_806_195_600_000
 #: Maximum number of lines of the trace in a report.
 _STORY_LINES = 70
 
@@ -104,6 +107,11 @@ class Shape:
         )
 
 
+def _begin_ms(seed: int) -> int:
+    """A time that most runs pass: the start of an hour, in some runs that at which the clock of Vienna goes forward."""
+    return _CLOCK_CHANGE_MS if random.Random(f"clock {seed}").random() < 0.15 else _AN_HOUR_MS
+
+
 def build(seed: int, only: frozenset[str] | None = None, sync: str = "") -> tuple[SimCluster, Shape]:
     shape = Shape.of(seed)
     shape = replace(shape, sync=sync or shape.sync)
@@ -114,7 +122,7 @@ def build(seed: int, only: frozenset[str] | None = None, sync: str = "") -> tupl
         sync=shape.sync,
         workload=shape.workload,
         window_ms=shape.window_ms,
-        epoch_ms=_AN_HOUR_MS - rng.randrange(int(4000 * shape.faults_s)),
+        epoch_ms=_begin_ms(seed) - rng.randrange(int(4000 * shape.faults_s)),
         only=only,
     )
     if random.Random(f"{seed} hooked").random() < HOOKED:
@@ -179,10 +187,11 @@ def play(cluster: SimCluster, nemesis: Nemesis, shape: Shape, report: Report) ->
     cluster.start_all()
     nemesis.start()
     producers = [Producer(cluster, f"p{n}") for n in range(shape.producers)]
-    others: list[Consumer | AdminClient | Reader | BulkClient] = [
+    others: list[Consumer | AdminClient | Reader | BulkClient | ScheduleOwner] = [
         Consumer(cluster, f"c{n}") for n in range(shape.consumers)
     ]
     others += [AdminClient(cluster, "admin"), Reader(cluster, "reader"), BulkClient(cluster, "jobs")]
+    others.append(ScheduleOwner(cluster, "scheduler"))
     for producer in producers:
         producer.start(shape.faults_s + 1.0, interval_s=shape.interval_s)
     for client in others:

@@ -68,6 +68,7 @@ from hadelay.rights import AuditEntry, Token, covers
 from hadelay.server.service.messages import event_of, message_of
 from hadelay.settings import topic
 from hadelay.settings.cluster import Settings
+from tests.http.memory_schedules import schedule_service
 
 _NOBODY = Actor()
 
@@ -146,6 +147,7 @@ class MemoryService:
     def __init__(self) -> None:
         self.consume = self.messages = self.topics = self.cluster = self.files = self.access = self
         self.jobs = MemoryJobs(self)
+        self.schedules = schedule_service(self.now_ms)
         self.stored: dict[int, Stored] = {}
         self.configs: dict[str, dict[str, Any]] = {}
         self.deleted: set[str] = set()

@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from chaos.sim import ledgercheck
-from hadelay.codec import commands
+from hadelay.codec import commands, schedules
 from hadelay.codec.commands import Malformed, decode
 from hadelay.codec.commandtypes import Command, Grant, Job
 from hadelay.codec.entries import decode_entry, encode_entry
 from hadelay.codec.jobcommands import JobBegin, JobSpec
 from hadelay.codec.leasetokens import encode_leases
-from hadelay.codec.publishcommand import hash_key
+from hadelay.codec.meta import Meta, pack
+from hadelay.codec.publishcommand import encode_publish, hash_key
 from hadelay.codec.results import Done, Refused
 from hadelay.errors import FatalError
 from hadelay.ledger.apply import apply_entry
@@ -30,6 +31,15 @@ from hadelay.model import DEAD_HOURS, REPLACE, Draft, pack_id
 from tests.ledger.world import START_HOUR, START_MS, World, draft, leases
 
 LEASES = leases((1, 2, 3, START_HOUR, 5), (6, 7, 8, START_HOUR, 10))
+NINE_MS = 1_795_420_800_000
+SCHEDULE = schedules.Stored(
+    "shop",
+    schedules.Spec("orders", cron="0 9 * * MON-FRI", timezone="Europe/Vienna"),
+    encode_publish("n1", [Draft("orders", 0, True, 0, 0, schedules.template_meta(pack(Meta(sch="daily"))), b"hello")]),
+)
+FIRING = schedules.Firing(
+    "daily", 1, NINE_MS, NINE_MS + 86_400_000, NINE_MS, 0, 0, schedules.times([(NINE_MS, NINE_MS)])
+)
 EXAMPLES = [
     commands.encode_noop(),
     commands.encode_publish(
@@ -61,6 +71,15 @@ EXAMPLES = [
     commands.encode_token_revoke("0" * 12),
     commands.encode_audited("n1", "0" * 12, "shop", "topic.delete", "t", commands.encode_topic_delete("t")),
     commands.encode_members((Member("n1", "a:1"), Member("n2", "b:1", voter=False, joined=True))),
+    *(
+        schedule_examples := [
+            schedules.encode_put("daily", schedules.ANY_VERSION, 0, SCHEDULE),
+            schedules.encode_delete("daily"),
+            schedules.encode_fire([FIRING]),
+            schedules.encode_state("daily", True),
+            schedules.encode_run("daily", 1, schedules.times([(0, 0)]), b"k1"),
+        ]
+    ),
     commands.encode_settle(commands.encode_nack("n1", LEASES, 500), np.arange(len(LEASES), dtype=np.uint32)),
     commands.encode_job_begin(JobBegin("n1", "shop", b"", ["t"], JobSpec("reschedule", "t", shift_ms=5_000))),
     commands.encode_job_step(1, (0, 0), (START_HOUR, 7), [1, 2**64 - 1]),
@@ -241,6 +260,7 @@ def test_the_examples_of_the_specification() -> None:
         "JOB_STEP": commands.encode_job_step(1, (0, 0), (498665, 43), [pack_id(0, 498665, 42)]),
         "JOB_STOP": commands.encode_job_stop(1),
     }
+    encoded |= {Command(example[0]).name: example for example in schedule_examples}
     expected = spec_examples()
     assert expected.pop("TOKEN") == encode_leases(0, 7, 21, [0], [498665], [42])[0]
     assert {name: body.hex() for name, body in encoded.items()} == expected

@@ -20,7 +20,7 @@ from hadelay.errors import HadelayError
 from hadelay.ledger import access, checkpoint
 from hadelay.ledger.chain import Damage
 from hadelay.ledger.grants import HELD, HeldGrant
-from hadelay.ledger.state import Ledger
+from hadelay.ledger.state import Ledger, ScheduleCounts
 from hadelay.ledger.topics import PurgeMark, RedriveJob, TopicState
 from hadelay.members import Member
 from hadelay.pipeline import jobs, publish
@@ -136,6 +136,7 @@ def state_of_everything() -> Ledger:
         number=1, at_ms=91, node="n1", token_id="i", token="t", action="a", target="o", outcome="done"
     )  # fmt: skip
     ledger.audit = access.Audit(1, [entry])
+    ledger.schedules = ScheduleCounts(count=101, bytes=102, tzdata="2026f")
     return ledger
 
 
@@ -172,6 +173,7 @@ def test_the_main_blob_has_these_keys_and_positions() -> None:
         "retired": blob["retired"],
         "tokens": [["t", b"\xab" * 32, ["read", "admin"], 81, 82]],
         "audit": [1, [[91, "n1", "i", "t", "a", "o", "done"]]],
+        "schedules": [101, 102, "2026f"],
         "members": [71, ["n1", "h:1", False, True]],
     }  # fmt: skip
     assert blob == expected
@@ -244,6 +246,7 @@ def test_commands_have_these_numbers() -> None:
         "TOPIC_PUT": 9, "TOPIC_DELETE": 10, "SWEEP": 11, "CARRY": 12, "RETIRE": 13, "FEATURE": 14, "INCARNATION": 15,
         "SETTINGS": 16, "RESCHEDULE": 32, "REDRIVE": 33, "TTL_EXPIRE": 34, "PURGE": 35, "DROP_DEAD": 36,
         "REDRIVE_SOME": 40, "ALERTED": 41, "TOKEN_CREATE": 64, "TOKEN_REVOKE": 65, "AUDITED": 66, "MEMBERS": 80,
+        "SCHEDULE_PUT": 96, "SCHEDULE_DELETE": 97, "SCHEDULE_FIRE": 98, "SCHEDULE_STATE": 99, "SCHEDULE_RUN": 100,
         "SETTLE": 113, "JOB_BEGIN": 120, "JOB_STEP": 121, "JOB_STOP": 122,
     }  # fmt: skip
 

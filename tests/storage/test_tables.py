@@ -115,6 +115,32 @@ def test_every_range_of_three_layers(
                 assert tables.range(b"t", start, end, limit) == wanted[:limit]
 
 
+def test_a_table_that_is_consumed_from_its_head_stays_in_order_over_checkpoints() -> None:
+    """An agenda: the first row is taken, and put again later, from the last taken key on; what is put meanwhile may be
+    before that key."""
+    chance, tables = random.Random(5), Tables(SimBackend(SimDisk(random.Random(1)), "/state.mdb"))
+    model = {b"%06d" % (7919 * n % 2_000): b"" for n in range(0, 2_000, 2)}
+    tables.put_many(b"t", model)
+    start = b""
+    for n in range(900):
+        ((key, _),) = tables.range(b"t", start, None, 1)
+        if n % 10 == 0:
+            assert key == min(k for k in model if k >= start)
+        for gone, new in ((key, b"%06d" % chance.randrange(3_000)),):
+            tables.delete(b"t", gone)
+            del model[gone]
+            tables.put(b"t", new, b"")
+            model[new] = b""
+        start = min(key, new)
+        if n in (200, 500):
+            tables.freeze()
+        if n in (400, 800):
+            assert tables._frozen is not None
+            tables.backend.commit(sorted(tables._frozen.dropped), tables._frozen.puts())
+            tables.committed()
+    assert [key for key, _ in tables.range(b"t", b"", None, 2_000)] == sorted(model)
+
+
 def test_what_was_committed_is_there_after_opening_again(open_backend: Open) -> None:
     tables = Tables(open_backend())
     for i in range(3000):

@@ -93,6 +93,9 @@ def taken(tmp_path_factory: pytest.TempPathFactory) -> Taken:
         found: dict[str, str] = {}
         with traffic(cluster, found):
             until(lambda: len(found) > 200, "traffic")
+            until(lambda: cluster.ask(name, "GET", "/v1/cluster").json["feature_level"] >= 4, "schedules are known")
+            made = cluster.ask(name, "PUT", "/v1/schedules/yearly", {"topic": "reports", "cron": "@yearly"})
+            assert made.status == 200, made
             taken.said.append(create(cluster, taken.directory))
             taken.before = dict(found)
             taken.said.append(create(cluster, taken.directory))
@@ -127,6 +130,11 @@ def test_a_restored_cluster_has_it_all(taken: Taken, tmp_path: Path, nodes: int)
     with restore(taken, tmp_path / "new", nodes) as cluster:
         name = cluster.names[-1]
         assert cluster.ask(name, "GET", "/v1/cluster").json["cluster_id"] == f"restored-{nodes}"
+        schedule = cluster.ask(name, "GET", "/v1/schedules/yearly").json
+        assert (schedule["state"], schedule["restored"], schedule["next"]) == ("paused", True, [])
+        resumed = hadelay("schedule", "resume", "--restored", "--servers", ",".join(cluster.urls.values()))
+        assert resumed.returncode == 0, resumed.stderr
+        assert cluster.ask(name, "GET", "/v1/schedules/yearly").json["state"] == "active"
         # What waited waits, with its payload; nothing is early; what came after the backup is not there.
         for message_id, body in list(taken.before.items())[::7]:
             view = cluster.describe(name, message_id)

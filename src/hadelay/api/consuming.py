@@ -48,6 +48,9 @@ class Received(Struct, Generic[At], omit_defaults=True, kw_only=True):
     attempt: int
     #: W3C Trace Context of the span that published the message. Link to the span: it may have ended.
     traceparent: str | None = None
+    #: Schedule that made the message, and the occurrence, if a schedule did.
+    schedule: str | None = None
+    occurrence: At | None = None
     #: Whether the message may have been handed out before.
     redelivered: bool
     lease_until: At

@@ -50,6 +50,9 @@ class Message(Document, Generic[At], frozen=True):
     #: History of the message, and its body if requested; None in lists.
     history: list[History[At]] | None = None
     body: bytes | None = field(default=None, name="body_base64")
+    #: Schedule that made the message, and the occurrence, if a schedule did.
+    schedule: str | None = None
+    occurrence: At | None = None
 
 
 class ListQuery(Request, rename={"from_": "from"}):

@@ -185,7 +185,7 @@ def delete(topic: Topic, /, *, force: bool = False, yes: Yes = False, remote: Re
     try:
         call(remote, "DELETE", f"/v1/topics/{segment(topic)}", query={"force": force})
     except Conflict as error:
-        raise error if force else Conflict(f"{error}: --force cancels them") from None
+        raise error if force else Conflict(f"{error}: --force cancels them, and pauses schedules") from None
     show({"topic": topic, "deleted": True}, remote)
 
 

@@ -12,7 +12,8 @@ import msgspec
 
 from hadelay.client import wire
 from hadelay.client.consumer import Consumer, Leased
-from hadelay.client.requests import Requests, Topics
+from hadelay.client.requests import Topics
+from hadelay.client.schedules import ScheduleRequests
 from hadelay.client.transport import Transport
 from hadelay.client.types import Body, Delay, OnConflict, Put, PutResult, Receipt, When
 from hadelay.errors import HadelayError
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 _DRAIN_S = 8.0
 
 
-class AsyncClient(Requests):
+class AsyncClient(ScheduleRequests):
     """Talks to a cluster through any of its nodes.
 
         async with AsyncClient("http://n1:8400,http://n2:8400") as client:

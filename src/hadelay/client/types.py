@@ -8,14 +8,14 @@ from typing import Any, Literal, TypedDict, TypeVar, overload
 import msgspec
 from msgspec import Struct, field
 
-from hadelay.api import cluster, jobs, messages, publishing, topics
+from hadelay.api import cluster, jobs, messages, publishing, schedules, topics
 from hadelay.errors import HadelayError
 
 __all__ = [
     "AckOutcome", "Alert", "Backoff", "Bucket", "ClusterInfo", "DeadLetter", "Delay", "ExtendOutcome", "Failure",
-    "HoursInfo", "JobAction", "JobCount", "JobInfo", "Member", "Message", "MessageInfo", "NackOutcome", "OnConflict",
-    "Put", "PutResult", "Receipt", "Redriven", "Rescheduled", "State", "TopicInfo", "TopicSettings", "Webhook",
-    "When",
+    "HoursInfo", "JobAction", "JobCount", "JobInfo", "Member", "Message", "MessageInfo", "NackOutcome", "Occurrence",
+    "OnConflict", "Previewed", "Put", "PutResult", "Receipt", "Redriven", "Rescheduled", "ScheduleInfo",
+    "ScheduleSettings", "State", "TopicInfo", "TopicSettings", "Triggered", "Webhook", "When",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -79,6 +79,9 @@ class Message(Struct, kw_only=True):
     meta: dict[str, str] = {}
     #: W3C traceparent of the span that published the message, if that was traced.
     traceparent: str | None = None
+    #: Schedule that made the message, and the occurrence, if a schedule did.
+    schedule: str | None = None
+    occurrence: datetime | None = None
     deliver_at: datetime
     late_ms: int
     #: Number of this attempt to deliver the message, from 1.
@@ -229,6 +232,57 @@ class JobInfo(jobs.Job[datetime], frozen=True, kw_only=True):
 
 class JobCount(jobs.JobCount[datetime], frozen=True):
     """Number of messages that a job would change."""
+
+
+class ScheduleSettings(TypedDict, total=False):
+    """Settings of `put_schedule`: exactly one of cron, every and at. Omitted settings have their defaults."""
+
+    #: Five fields (minute hour day month weekday), six with seconds in front, or @daily, @hourly, …; in `timezone`.
+    cron: str | None
+    #: Interval of 1 s or more, counted from `start`, else from 1970-01-01T00:00:00Z.
+    every: Delay | None
+    at: Sequence[When] | None
+    #: IANA time zone, such as Europe/Vienna.
+    timezone: str
+    start: When | None
+    end: When | None
+    max_occurrences: int | None
+    #: Each message is due up to so much later.
+    jitter: Delay | None
+    #: Occurrences missed in an outage: the last one, none, or all.
+    catch_up: Literal["one", "none", "all"]
+    catch_up_window: Delay | None
+    #: What happens to an occurrence while the message of the one before is pending.
+    overlap: Literal["allow", "skip", "wait"]
+    #: None: as it is; a new schedule is active.
+    paused: bool | None
+    content_type: str | None
+    tags: Sequence[str]
+    meta: Mapping[str, str]
+    ttl: Delay | None
+
+
+class Occurrence(schedules.Occurrence[datetime], frozen=True):
+    """A message that a schedule made."""
+
+    state: str  # type: ignore[assignment]
+
+
+class ScheduleInfo(schedules.Schedule[datetime], frozen=True, kw_only=True):
+    """A schedule: settings (durations as text), next occurrences, and the last ones with their messages."""
+
+    state: str  # type: ignore[assignment]
+    catch_up: str  # type: ignore[assignment]
+    overlap: str  # type: ignore[assignment]
+    last: list[Occurrence] = field(default_factory=list)  # type: ignore[assignment]
+
+
+class Triggered(schedules.Triggered[datetime], frozen=True):
+    """A message that a trigger or backfill made."""
+
+
+class Previewed(schedules.Previewed[datetime], frozen=True):
+    """Next times of a schedule that need not exist."""
 
 
 class Bucket(topics.Bucket[datetime], frozen=True, rename={"start": "from"}):

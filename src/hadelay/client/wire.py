@@ -16,7 +16,19 @@ from hadelay.api.problems import error_of
 from hadelay.api.publishing import BatchResult, BatchResults
 from hadelay.api.text import parse_duration
 from hadelay.client.transport import HttpAnswer
-from hadelay.client.types import Body, Bucket, Delay, JobInfo, Message, Put, PutResult, Receipt, TopicInfo, When
+from hadelay.client.types import (
+    Body,
+    Bucket,
+    Delay,
+    JobInfo,
+    Message,
+    Put,
+    PutResult,
+    Receipt,
+    ScheduleInfo,
+    TopicInfo,
+    When,
+)
 from hadelay.errors import BadRequest
 
 T = TypeVar("T")
@@ -194,6 +206,11 @@ class Results(msgspec.Struct, Generic[T]):
 
 class Redriving(msgspec.Struct):
     redriving: int
+
+
+class WireSchedules(msgspec.Struct):
+    schedules: list[ScheduleInfo]
+    cursor: str | None = None
 
 
 class WireOutcome(msgspec.Struct):

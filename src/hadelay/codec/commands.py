@@ -13,6 +13,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
+from hadelay.codec import schedules
 from hadelay.codec.commandtypes import (
     MAX_GRANT,
     MAX_REQUEST_ID,
@@ -40,7 +41,8 @@ from hadelay.codec.jobcommands import (
 from hadelay.codec.leasetokens import LEASE
 from hadelay.codec.publishcommand import decode_publish, hash_client_key
 from hadelay.codec.publishcommand import encode_publish as _publish_body
-from hadelay.codec.wire import MAX_NAME, Malformed, WireReader, pack_name
+from hadelay.codec.wire import COMMAND, MAX_NAME, Malformed, WireReader, pack_name
+from hadelay.codec.wire import frame as _frame
 from hadelay.members import Member, Members
 from hadelay.members import is_whole as whole_members
 from hadelay.model import MAX_RATE, MAX_REASON, Draft
@@ -51,8 +53,6 @@ _LIMITS = {
     Job.REDRIVE: 500,
 }  # fmt: skip
 
-#: Layout of an encoded command's head: number of the command, and size of its body in bytes.
-COMMAND = struct.Struct("<BI")
 _GRANT = struct.Struct("<IIqIBBBBH")
 #: Layout at the start of an ACK, NACK or EXTEND: length of the node's name, number of leases, value_ms.
 LEASES = struct.Struct("<BIq")
@@ -68,10 +68,6 @@ _VOTER, _JOINED = 1, 2
 _REDRIVE = struct.Struct("<BdI")
 _U64 = np.dtype("<u8")
 _U32 = np.dtype("<u4")
-
-
-def _frame(kind: Command | Job, *parts: bytes) -> bytes:
-    return b"".join((COMMAND.pack(kind, sum(map(len, parts))), *parts))
 
 
 def encode_publish(node: str, drafts: Sequence[Draft], request_key: bytes | None = None) -> bytes:
@@ -292,7 +288,7 @@ def _decode_settle(reader: WireReader) -> tuple[int, SettleLeases]:
 
 
 def _decode_redrive(reader: WireReader) -> RedriveCommand:
-    node, topic = reader.name(), _named(reader)
+    node, topic = reader.name(), reader.named()
     everything, rate, count = reader.unpack(_REDRIVE)
     # The range check on `rate` keeps infinity and NaN out of the replicated state.
     if not 0 <= rate <= MAX_RATE:
@@ -308,7 +304,7 @@ def _decode_expire(reader: WireReader) -> list[tuple[int, int]]:
 
 def _decode_targets(reader: WireReader) -> tuple[NDArray[np.uint64], list[tuple[str, bytes]]]:
     ids, keys = reader.unpack(_PAIR)
-    return reader.array(_U64, ids), [(_named(reader), bytes(reader.take(16))) for _ in range(keys)]
+    return reader.array(_U64, ids), [(reader.named(), bytes(reader.take(16))) for _ in range(keys)]
 
 
 def _decode_reschedule(reader: WireReader) -> RescheduleCommand:
@@ -326,23 +322,16 @@ def _decode_audited(reader: WireReader) -> Audited:
 def _decode_members(reader: WireReader) -> Members:
     found = []
     for _ in range(reader.take(1)[0]):
-        name, address, flags = _named(reader), reader.name(), reader.take(1)[0]
+        name, address, flags = reader.named(), reader.name(), reader.take(1)[0]
         found.append(Member(name, address, bool(flags & _VOTER), bool(flags & _JOINED)))
     if not whole_members(tuple(found)):
         raise Malformed("members must be sorted by name, without duplicate names or addresses, and with a voter")
     return tuple(found)
 
 
-def _named(reader: WireReader) -> str:
-    name = reader.name()
-    if not name:
-        raise Malformed("a name is empty")
-    return name
-
-
 def _decode_job(job: Job) -> Callable[[WireReader], Maintain]:
     if job is Job.REDRIVE:
-        return lambda reader: Maintain(job, 0, topic=_named(reader), limit=reader.unpack(_COUNT)[0])
+        return lambda reader: Maintain(job, 0, topic=reader.named(), limit=reader.unpack(_COUNT)[0])
     return lambda reader: Maintain(job, *reader.unpack(_PAIR))
 
 
@@ -357,20 +346,21 @@ _DECODERS: dict[int, Callable[[WireReader], Any]] = {
     Command.CANCEL: lambda reader: Cancel(reader.name(), *_decode_targets(reader)),
     Command.RESCHEDULE: _decode_reschedule,
     Command.CURSOR: lambda reader: reader.unpack(_CURSOR),
-    Command.TOPIC_PUT: lambda reader: (_named(reader), reader.msgpack()),
-    Command.TOPIC_DELETE: lambda reader: (_named(reader), bool(reader.take(1)[0])),
+    Command.TOPIC_PUT: lambda reader: (reader.named(), reader.msgpack()),
+    Command.TOPIC_DELETE: lambda reader: (reader.named(), bool(reader.take(1)[0])),
     Command.FEATURE: lambda reader: reader.unpack(_COUNT)[0],
-    Command.INCARNATION: lambda reader: (_named(reader), reader.unpack(_LONG)[0]),
+    Command.INCARNATION: lambda reader: (reader.named(), reader.unpack(_LONG)[0]),
     Command.SETTINGS: lambda reader: reader.msgpack(),
     Command.REDRIVE: _decode_redrive,
-    Command.PURGE: lambda reader: (_named(reader), reader.take(1)[0]),
-    Command.ALERTED: lambda reader: (_named(reader), reader.unpack(_LONG)[0]),
+    Command.PURGE: lambda reader: (reader.named(), reader.take(1)[0]),
+    Command.ALERTED: lambda reader: (reader.named(), reader.unpack(_LONG)[0]),
     Command.TOKEN_CREATE: lambda reader: reader.msgpack(),
-    Command.TOKEN_REVOKE: _named,
+    Command.TOKEN_REVOKE: WireReader.named,
     Command.AUDITED: _decode_audited,
     Command.MEMBERS: _decode_members,
     Command.SETTLE: _decode_settle,
     Command.JOB_BEGIN: decode_begin,
     Command.JOB_STEP: decode_step,
     Command.JOB_STOP: decode_stop,
+    **schedules.DECODERS,
 }

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hadelay.codec.commands import COMMAND, LEASES, decode
+from hadelay.codec.commands import LEASES, decode
 from hadelay.codec.commandtypes import Command
 from hadelay.codec.formats import Rows
 from hadelay.codec.leasetokens import LEASE
-from hadelay.codec.wire import Malformed, WireReader
+from hadelay.codec.wire import COMMAND, Malformed, WireReader
 from hadelay.members import Members
 
 ENTRY_VERSION = 1

@@ -3,8 +3,10 @@
     ct  content type          key  client key            tags  list of tags       meta  the caller's own map
     ttl  as the publish gave it, in ms                    cb  webhook URL of this message alone
     tp   traceparent: the span that published it (W3C Trace Context)
+    sch  name of the schedule that made the message     oc  its occurrence, in Unix ms: the last key, as a u64
 
-Apply never reads the map. The HTTP layer writes it; the HTTP layer, webhooks and the matching of tags read it.
+Apply never reads the map, and writes only `oc` (codec/schedules.py). The HTTP layer writes the map; the HTTP layer,
+webhooks and the matching of tags read it.
 
 Tag masks are the 64 bits of an index entry (S2). Each tag sets a few bits, and a message has those of all its tags. A
 mask answers "certainly not" or "perhaps"; the record has the tags. Four bits per tag, by measurement (ADR 70): with up
@@ -34,6 +36,8 @@ class Meta(msgspec.Struct, omit_defaults=True):
     ttl: int = 0
     cb: str | None = None
     tp: str | None = None
+    sch: str | None = None
+    oc: int = 0
 
 
 _encode = msgspec.msgpack.Encoder().encode

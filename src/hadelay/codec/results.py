@@ -161,6 +161,27 @@ class RescheduleResult:
     deliver_at_ms: I64
 
 
+class FireOutcome(IntEnum):
+    """Outcome of one schedule of a SCHEDULE_FIRE."""
+
+    DONE = 0
+    #: The schedule is no longer as the leader saw it: nothing was done.
+    STALE = 1
+    #: The times contradict the schedule's state or limits: nothing was done.
+    REFUSED = 2
+
+
+@dataclass(slots=True)
+class FireResult:
+    """Result of SCHEDULE_FIRE: a FireOutcome per schedule, and the number of occurrences by what became of them."""
+
+    outcomes: NDArray[np.uint8]
+    made: int = 0
+    missed: int = 0
+    overlapped: int = 0
+    refused: int = 0
+
+
 @dataclass(slots=True)
 class JobResult:
     """Result of one slice of a maintenance job, or of the start of a redrive. Propose the next slice until `done`."""
@@ -195,5 +216,5 @@ class Refused:
 
 Result = (
     PublishResult | GrantResult | LeaseResult | ExpireResult | CancelResult | RescheduleResult | RedriveResult
-    | JobResult | JobBegun | Done | Refused
+    | FireResult | JobResult | JobBegun | Done | Refused
 )  # fmt: skip

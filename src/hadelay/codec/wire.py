@@ -9,6 +9,8 @@ from numpy.typing import DTypeLike, NDArray
 
 #: Limit of the names of topics, consumers and nodes, in bytes.
 MAX_NAME = 255
+#: Head of each encoded command: the command's number, and the size of its body.
+COMMAND = struct.Struct("<BI")
 
 
 class Malformed(ValueError):
@@ -19,6 +21,11 @@ def pack_name(name: str) -> bytes:
     raw = name.encode()
     assert len(raw) <= MAX_NAME, name
     return bytes([len(raw)]) + raw
+
+
+def frame(kind: int, *parts: bytes) -> bytes:
+    """Encode a command from the parts of its body."""
+    return b"".join((COMMAND.pack(kind, sum(map(len, parts))), *parts))
 
 
 class WireReader:
@@ -52,6 +59,13 @@ class WireReader:
     def array(self, dtype: DTypeLike, count: int) -> NDArray[Any]:
         dtype = np.dtype(dtype)
         return np.frombuffer(self.take(count * dtype.itemsize), dtype)
+
+    def named(self) -> str:
+        """Read a name that is not empty."""
+        name = self.name()
+        if not name:
+            raise Malformed("an empty name")
+        return name
 
     def msgpack(self) -> Any:
         try:

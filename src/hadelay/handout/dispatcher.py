@@ -57,11 +57,12 @@ class Dispatcher(LedgerListener):
         on_lease: Callable[[HeldGrant], None],
         watch: Callable[[TopicState], None],
         on_ttl: Callable[[int], None],
+        on_agenda: Callable[[int], None],
         read_ahead: Prefetch | None,
     ) -> None:
         """Callbacks. wake: asks for an early `advance`, because something changed. on_lease: a grant was applied or
         extended, even if its proposer timed out. watch: a topic was created, changed or deleted, or got dead letters.
-        on_ttl: see ledger.ports.LedgerListener."""
+        on_ttl, on_agenda: see ledger.ports.LedgerListener."""
         self.ledger, self.store = ledger, ledger.store
         self.turns = Turns(ledger.topics)
         self._owed = Owed(ledger, self._spoiled)
@@ -80,6 +81,7 @@ class Dispatcher(LedgerListener):
         self._bad_entries: dict[int, dict[int, None]] = {}
         self._leased: dict[int, BitMap] = {}
         self.wake, self._on_damage, self._on_lease, self._watch, self._on_ttl = wake, on_damage, on_lease, watch, on_ttl
+        self._on_agenda = on_agenda
 
     def start(self, now_ms: int) -> None:
         """Begin as the new leader at cluster time now_ms, when all committed entries are applied. Clock alignment (S2):
@@ -172,6 +174,9 @@ class Dispatcher(LedgerListener):
 
     def on_ttl(self, at_ms: int) -> None:
         self._on_ttl(at_ms)
+
+    def on_agenda(self, next_ms: int) -> None:
+        self._on_agenda(next_ms)
 
     def _note_leased(self, grant: HeldGrant) -> None:
         rows = grant.rows[grant.rows["open"] == 1]

@@ -8,7 +8,7 @@ from typing import Any, cast
 from aiohttp import web
 
 from hadelay.errors import BadRequest, HadelayError, Overloaded
-from hadelay.http import cluster, consume, files, health, jobs, messages, publish, tokens, topics
+from hadelay.http import cluster, consume, files, health, jobs, messages, publish, schedules, tokens, topics
 from hadelay.http.access import Authenticator, check_site
 from hadelay.http.answers import Answer
 from hadelay.http.bodies import Reservation
@@ -24,7 +24,7 @@ from hadelay.settings.node import HttpConfig, SecurityConfig
 from hadelay.settings.rules import split_address
 
 ROUTES = Routes()
-for _part in (publish, messages, jobs, consume, topics, cluster, files, tokens, health):
+for _part in (publish, messages, jobs, consume, topics, schedules, cluster, files, tokens, health):
     ROUTES.include(_part.routes)
 
 

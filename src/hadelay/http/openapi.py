@@ -17,6 +17,7 @@ from hadelay.version import VERSION
 
 _PATH_SCHEMAS: dict[str, dict[str, Any]] = {
     "topic": {"pattern": r"^[A-Za-z0-9._-]{1,128}$"},
+    "schedule": {"pattern": r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$"},
     "id": {"pattern": r"^[0-9A-Fa-f][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{12}$"},
     "key": {"minLength": 1, "maxLength": 256},
     "token_id": {"pattern": "^[0-9a-f]{12}$"},

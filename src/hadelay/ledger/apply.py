@@ -14,7 +14,7 @@ from hadelay.codec.formats import SECONDS_PER_HOUR
 from hadelay.codec.results import Done, Refused, Result
 from hadelay.codec.wire import Malformed
 from hadelay.errors import FatalError
-from hadelay.ledger import access, bulk, changes, dead, grant, leases, maintenance, publish, topicchanges
+from hadelay.ledger import access, bulk, changes, dead, grant, leases, maintenance, publish, schedules, topicchanges
 from hadelay.ledger.hourstate import indexes_of
 from hadelay.ledger.state import Ledger
 from hadelay.members import JOINED, Members
@@ -158,7 +158,7 @@ _APPLY: dict[int, Callable[[Ledger, Any], Result]] = {
     Command.RESCHEDULE: changes.apply_reschedule,
     Command.CURSOR: _apply_cursor,
     Command.TOPIC_PUT: topicchanges.apply_put,
-    Command.TOPIC_DELETE: topicchanges.apply_delete,
+    Command.TOPIC_DELETE: schedules.apply_topic_delete,
     Command.FEATURE: _apply_feature,
     Command.INCARNATION: _apply_incarnation,
     Command.SETTINGS: _apply_settings,
@@ -169,6 +169,11 @@ _APPLY: dict[int, Callable[[Ledger, Any], Result]] = {
     Command.TOKEN_REVOKE: access.apply_token_revoke,
     Command.AUDITED: _apply_audited,
     Command.MEMBERS: _apply_members,
+    Command.SCHEDULE_PUT: schedules.apply_put,
+    Command.SCHEDULE_DELETE: schedules.apply_delete,
+    Command.SCHEDULE_FIRE: schedules.apply_fire,
+    Command.SCHEDULE_STATE: schedules.apply_state,
+    Command.SCHEDULE_RUN: schedules.apply_run,
     Command.SETTLE: _apply_settle,
     Command.JOB_BEGIN: bulk.apply_begin,
     Command.JOB_STEP: bulk.apply_step,

@@ -5,6 +5,7 @@ since the last dump. Equal ledgers give equal bytes: maps are written in a fixed
 form. Derived values (leased bitmaps, generations) are not written.
 """
 
+from dataclasses import astuple
 from typing import Any
 
 import msgpack
@@ -17,7 +18,7 @@ from hadelay.ledger import access
 from hadelay.ledger.bulkjob import JOB_COUNTS, BulkJob
 from hadelay.ledger.grants import HELD, HeldGrant
 from hadelay.ledger.hourstate import HourState, bitmap, groups
-from hadelay.ledger.state import Ledger
+from hadelay.ledger.state import Ledger, ScheduleCounts
 from hadelay.ledger.topics import PurgeMark, RedriveJob, TopicBook, TopicState
 from hadelay.members import Member
 from hadelay.model import Event
@@ -72,6 +73,7 @@ def dump_main(ledger: Ledger) -> bytes:
             "retired": _dump_bits(ledger.retired, True),
             **access.dump(ledger),
             **({"jobs": [ledger.jobs_begun, *map(_dump_job, ledger.jobs.values())]} if ledger.jobs else {}),
+            **({"schedules": list(astuple(ledger.schedules))} if ledger.schedules != ScheduleCounts() else {}),
             **({"members": [ledger.members_index, *ledger.members]} if ledger.members else {}),
         }
     )
@@ -187,6 +189,7 @@ def _fill(ledger: Ledger, whole: dict[str, Any], hours: dict[int, bytes]) -> Non
     ledger.jobs_begun, *jobs = whole.get("jobs", [0])
     ledger.jobs = {job.number: job for job in map(_load_job, jobs)}
     access.load(ledger, whole)
+    ledger.schedules = ScheduleCounts(*whole.get("schedules", ()))
     ledger.retired = BitMap.deserialize(whole["retired"])
     ledger.ttl_from = b""
     ledger.hours = {hour: _load_hour(blob) for hour, blob in sorted(hours.items()) if blob}

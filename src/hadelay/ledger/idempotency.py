@@ -76,14 +76,19 @@ def repeat(ledger: Ledger, keys: Rows, result: PublishResult) -> tuple[list[int]
     return new, np.frombuffer(to_file, bool)
 
 
+def is_known_hash(ledger: Ledger, digest: bytes) -> bool:
+    """Whether the answer under this hash of an Idempotency-Key is remembered."""
+    epochs = (ledger.key_epoch, ledger.key_epoch - 1)
+    return any(ledger.tables.get(table(epoch), digest) is not None for epoch in epochs)
+
+
 def is_known(ledger: Ledger, drafts: Sequence[Draft], request_key: bytes | None) -> bool:
     """Whether this node knows a key of the publish, so that the answer may come from an earlier publish."""
     rows = [draft.idem for draft in drafts if draft.idem is not None]
     # Keys as in server/publishing.py: each part of a large batch has a key, a single row has the request's.
     requests = [] if request_key is None else [request_key, b"0:" + request_key]
     digests = [hash_key(b"row", key) for key in [*rows, *requests[:1]]] + [hash_key(b"request", k) for k in requests]
-    epochs = (ledger.key_epoch, ledger.key_epoch - 1)
-    if any(ledger.tables.get(table(epoch), digest) is not None for digest in digests for epoch in epochs):
+    if any(is_known_hash(ledger, digest) for digest in digests):
         return True
     keys = ((draft.topic, hash_client_key(draft.key)) for draft in drafts if draft.key is not None)
     return any(find_key(ledger, topic, digest) is not None for topic, digest in keys)

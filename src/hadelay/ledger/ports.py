@@ -111,5 +111,8 @@ class LedgerListener:
     def on_dead(self, topic: TopicState) -> None:
         """Messages of the topic died. An alert is due while topic.settled[Event.DEAD] exceeds topic.alerted."""
 
+    def on_agenda(self, next_ms: int) -> None:
+        """A schedule's next occurrence is at this time; 0: the leader has to compute it."""
+
     def on_ttl(self, at_ms: int) -> None:
         """The TTL of a message ends at at_ms, so that TTL_EXPIRE has work from then on."""

@@ -19,7 +19,8 @@ from hadelay.model import HOUR_MS, NONE32
 _NO_BOUND = 1 << 62
 
 
-def apply_publish(ledger: Ledger, command: Publish) -> PublishResult:
+def apply_publish(ledger: Ledger, command: Publish, *, limited: bool = True) -> PublishResult:
+    """Publish a batch. limited: whether publish_rate counts."""
     count = len(command.rows)
     result = PublishResult(
         np.zeros(count, np.uint64), np.zeros(count, np.int64), np.zeros(count, np.uint8), np.zeros(count, bool)
@@ -37,7 +38,7 @@ def apply_publish(ledger: Ledger, command: Publish) -> PublishResult:
     _find_topics(ledger, batch)
     keys = Decision(ledger, batch) if len(command.client_keys) else None
     _refuse_full_hours(ledger, batch)
-    _refuse_beyond_quotas(ledger, batch, keys)
+    _refuse_beyond_quotas(ledger, batch, keys, limited)
     _count(ledger, batch)
     if take.any():
         _file(ledger, batch, slice(None) if take.all() else take)
@@ -83,7 +84,7 @@ def _refuse_full_hours(ledger: Ledger, batch: Batch) -> None:
         batch.refuse(full, RowCode.HOUR_FULL)
 
 
-def _refuse_beyond_quotas(ledger: Ledger, batch: Batch, keys: Decision | None) -> None:
+def _refuse_beyond_quotas(ledger: Ledger, batch: Batch, keys: Decision | None, limited: bool) -> None:
     """Refuse rows beyond the quotas of their topics: pending messages, pending bytes, publishes per second. Apply
     decides, so that quotas hold for the whole cluster, also after a failover. Refused rows do not count.
 
@@ -102,14 +103,17 @@ def _refuse_beyond_quotas(ledger: Ledger, batch: Batch, keys: Decision | None) -
             continue
         keyed, replacing = set(command.client_keys["row"].tolist()), keys.replacing() if keys is not None else set()
         rows = [(row in keyed, row in replacing) for row in mine.tolist()]
-        refused = _judge(ledger, ledger.topics[number], command.sizes[mine].tolist(), rows)
+        refused = _judge(ledger, ledger.topics[number], command.sizes[mine].tolist(), rows, limited)
         batch.result.codes[mine] = refused
         take[mine] = np.array(refused) == RowCode.OK
 
 
-def _judge(ledger: Ledger, topic: TopicState, sizes: list[int], rows: list[tuple[bool, bool]]) -> list[RowCode]:
+def _judge(
+    ledger: Ledger, topic: TopicState, sizes: list[int], rows: list[tuple[bool, bool]], limited: bool
+) -> list[RowCode]:
     settings, verdicts, key_refused = topic.settings, [], RowCode.OK
-    bucket = None if settings.publish_rate is None else publish_bucket(settings.publish_rate, topic.spent_ns)
+    rate = settings.publish_rate if limited else None
+    bucket = None if rate is None else publish_bucket(rate, topic.spent_ns)
     tokens = PLENTY if bucket is None else bucket.available(ledger.now_ms)
     messages = _NO_BOUND if settings.max_messages is None else settings.max_messages - topic.pending
     room = _NO_BOUND if settings.max_bytes is None else settings.max_bytes - topic.bytes

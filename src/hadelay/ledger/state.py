@@ -10,6 +10,8 @@ Law 5: nothing is kept in memory per waiting message. Entries live in the hours'
        settled entries, held grants, and counters.
 """
 
+from dataclasses import dataclass
+
 from pyroaring import BitMap
 
 from hadelay.codec.formats import CONSUMER, NODE, REASON, TOPIC
@@ -26,6 +28,17 @@ from hadelay.version import FIRST_LEVEL
 
 #: Node number in dispatch log entries of events that were not caused by a request to a node.
 NO_NODE = 0xFF
+
+
+@dataclass(slots=True)
+class ScheduleCounts:
+    """Numbers about all schedules; the schedules are in tables (ledger/schedules.py)."""
+
+    count: int = 0
+    #: Size of all templates, in bytes.
+    bytes: int = 0
+    #: Newest IANA version with which every schedule was computed, such as 2026f.
+    tzdata: str = ""
 
 
 class Ledger:
@@ -75,6 +88,7 @@ class Ledger:
         #: Bulk jobs by number, running and ended, oldest first; and the number of jobs ever begun.
         self.jobs: dict[int, BulkJob] = {}
         self.jobs_begun = 0
+        self.schedules = ScheduleCounts()
         #: Number of names that have a number, by kind: consumers, nodes and reasons.
         self.named = {CONSUMER: 0, NODE: 0, REASON: 0}
         #: Hours that changed since the last dump (ledger/checkpoint.py).

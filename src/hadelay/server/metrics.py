@@ -21,6 +21,7 @@ from hadelay.model import Event
 from hadelay.server.delivery.lateness import LATENESS_BUCKETS_MS
 from hadelay.server.node import Node
 from hadelay.server.webhooks.pool import GONE, Webhooks
+from hadelay.timing import zones
 
 #: Label of the series that sums up topics without series of their own; no topic can have this name.
 OTHER = "(other)"
@@ -28,6 +29,8 @@ OTHER = "(other)"
 CAUSES = (
     "paused", "rate", "catch_up_rate", "concurrency", "publish_rate", "max_messages", "max_bytes", "filters",
 )  # fmt: skip
+#: Outcomes of occurrences of schedules.
+OCCURRENCES = ("made", "missed", "overlapped", "refused")
 #: Outcomes of messages; a dead message may be redriven.
 OUTCOMES = {
     "acked": Event.ACKED, "cancelled": Event.CANCELLED, "expired": Event.TTL_EXPIRED, "dead": Event.DEAD,
@@ -187,6 +190,18 @@ _OF_NODE: list[tuple[str, _Kind, tuple[str, ...], str, Callable[[_Scrape], Value
     ("bulk_messages_total", "counter", ("outcome",),
      "Messages that bulk jobs of this leader came to: done (changed), leased, settled, moved, refused",
      lambda s: _by({name: s.loop.bulk_counts[name] for name in JOB_COUNTS})),
+    ("schedules", "gauge", (), "Schedules. The same on every node", lambda s: s.node.ledger.schedules.count),
+    ("schedule_occurrences_total", "counter", ("outcome",),
+     "Occurrences of schedules that this node fired: made, missed, overlapped, refused",
+     lambda s: _by({outcome: s.loop.occurrences[outcome] for outcome in OCCURRENCES})),
+    ("schedule_delay_seconds", "gauge", (),
+     "How long the next schedule has waited to be fired: above 0 for long, more are due than 2,000 per second. Leader",
+     lambda s: s.loop.schedule_delay_ms() / 1000),
+    ("schedules_invalid", "gauge", (),
+     "Schedules whose time zone this leader's data lack", lambda s: s.loop.invalid_schedules()),
+    ("tzdata_behind", "gauge", (),
+     "1 if this node's time zone data are older than those of a leader before: upgrade it",
+     lambda s: float(s.node.ledger.schedules.tzdata > zones.VERSION)),
     ("sweeper_found_messages_total", "counter", (),
      "Messages that were due and forgotten until the sweeper looked: a bug unless 0", lambda s: s.loop.sweeper_found),
     ("damaged_links_total", "counter", (),

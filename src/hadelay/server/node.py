@@ -108,6 +108,7 @@ class Node:
             on_damage=self._damaged,
             has_leader_lease=self.raft.has_leader_lease,
             watch=lambda topic: self.on_topic(topic),
+            has_space=lambda: not self.peers.full,
             read_ahead=ReadAhead(self.disk, runtime, lambda hour: self.storage.hours.path(hour)),
             reader=self.reader,
         )

@@ -54,6 +54,11 @@ _REFUSALS: dict[str, Callable[[str], HadelayError]] = {
     "no_job": NotFound,
     "job_conflict": Impossible,
     "too_many_jobs": LimitReached,
+    "no_schedule": NotFound,
+    "schedule_changed": Conflict,
+    "too_many_schedules": LimitReached,
+    "topic_has_schedules": partial(Conflict, outcome="scheduled"),
+    "overlap": lambda other: Conflict("the message before is pending; `id` is its id", outcome="pending", id=other),
     "topic_not_empty": partial(Conflict, outcome="pending"),
     "disk_full": partial(DiskFull, retry_after_ms=5_000),
 }

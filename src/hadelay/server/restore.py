@@ -13,6 +13,7 @@ from collections.abc import Callable
 import msgpack
 
 from hadelay.errors import ConfigError, DamagedFile, FatalError, HadelayError
+from hadelay.ledger import schedules
 from hadelay.ledger.checkpoint import for_new_cluster
 from hadelay.platform.disk import Disk
 from hadelay.platform.runtime import Runtime
@@ -23,7 +24,7 @@ from hadelay.storage.backup import Archive, Backup
 from hadelay.storage.identity import write_identity
 from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.snapshots import Installer, Manifest, SnapshotFile, clear, roll_forward
-from hadelay.storage.tables import CHECKPOINT, CORE, ROW, Backend
+from hadelay.storage.tables import CHECKPOINT, CORE, ROW, Backend, scan_all
 
 _CHUNK = 1 << 20
 #: Files that an unfinished restore leaves behind.
@@ -109,7 +110,8 @@ def _become(directories: Directories, backup: Backup) -> None:
     tables = directories.backend(f"{data}/state.mdb")
     row = msgpack.unpackb(tables.get(CHECKPOINT, ROW) or b"") | {"cluster_id": cluster.id, "group": cluster.group}
     core = for_new_cluster(tables.get(CHECKPOINT, CORE) or b"", cluster.group)
-    tables.commit([], [(CHECKPOINT, ROW, msgpack.packb(row)), (CHECKPOINT, CORE, core)])
+    paused = list(schedules.held(scan_all(tables, schedules.STATE)))
+    tables.commit([], [*paused, (CHECKPOINT, ROW, msgpack.packb(row)), (CHECKPOINT, CORE, core)])
     tables.close()
     journal = directories.create_journal(FOUNDING)
     journal.vote(backup.term, None)

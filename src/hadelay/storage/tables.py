@@ -4,7 +4,7 @@ Only the checkpoint's transaction writes to the backend. After an earlier write 
 later entries, and lose a message.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NoReturn, Protocol
@@ -17,7 +17,8 @@ from hadelay.platform.disk import files_closed
 
 #: Approximate memory, in bytes, of a dict entry without its key and value.
 _ROW_COST = 150
-_NEW_KEYS = 512
+#: Size of a new block of keys in order; a block of twice that size is split.
+_BLOCK = 512
 
 #: Names of tables that store a checkpoint. CHECKPOINT: rows b"row" (msgpack) and b"core" (the ledger's bytes). HOURS:
 #: hour (u32 big-endian) → HOUR_ROW. HOUR_STATES: hour → the ledger's state of the hour.
@@ -83,35 +84,54 @@ def hour_rows(backend: Backend) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.v
 
 
 class _Order:
-    """Keys of one table in order; new keys are sorted in batches."""
+    """Keys of one table in order, in blocks, so that neither a new key nor a page moves all keys."""
 
-    def __init__(self, keys: Iterable[bytes]) -> None:
-        self._keys = sorted(keys)
-        self._new: list[bytes] = []
+    def __init__(self, keys: Iterable[bytes] = ()) -> None:
+        ordered = sorted(keys)
+        self._blocks = [ordered[at : at + _BLOCK] for at in range(0, len(ordered), _BLOCK)]
+        #: Last key of each block.
+        self._lasts = [block[-1] for block in self._blocks]
 
     def add(self, key: bytes) -> None:
-        self._new.append(key)
-        if len(self._new) >= _NEW_KEYS:
-            self._keys += sorted(self._new)
-            self._keys.sort()  # sort() is fast here: it merges two sorted runs
-            self._new = []
+        blocks, lasts = self._blocks, self._lasts
+        if not blocks:
+            blocks.append([key])
+            lasts.append(key)
+            return
+        at = min(bisect_left(lasts, key), len(blocks) - 1)
+        block = blocks[at]
+        insort(block, key)
+        if len(block) > 2 * _BLOCK:
+            blocks[at : at + 1] = block[:_BLOCK], block[_BLOCK:]
+            lasts[at : at + 1] = block[_BLOCK - 1], block[-1]
+        else:
+            lasts[at] = block[-1]
 
     def page(self, start: bytes, limit: int) -> list[bytes]:
-        first = bisect_left(self._keys, start)
-        keys = self._keys[first : first + limit]
-        new = [key for key in self._new if key >= start]
-        return sorted(keys + new)[:limit] if new else keys
+        at = bisect_left(self._lasts, start)
+        if at == len(self._blocks):
+            return []
+        block = self._blocks[at]
+        first = bisect_left(block, start)
+        keys = block[first : first + limit]
+        while len(keys) < limit and at + 1 < len(self._blocks):
+            at += 1
+            keys += self._blocks[at][: limit - len(keys)]
+        return keys
 
 
 class Layer:
-    """Table changes between two checkpoints, kept in memory."""
+    """Table changes between two checkpoints, in memory. ordered: tables whose keys are in order from the first change
+    on."""
 
-    def __init__(self) -> None:
+    def __init__(self, ordered: Iterable[bytes] = ()) -> None:
         self.rows: dict[bytes, dict[bytes, bytes | None]] = {}
         self.dropped: set[bytes] = set()
         self.bytes = 0
-        #: Table → sorted keys of its changes; only for tables that were scanned.
-        self._orders: dict[bytes, _Order] = {}
+        #: Table → its keys in order, for tables that were scanned here or in the layer before; and tables that were
+        #: scanned here.
+        self._orders = {table: _Order() for table in ordered}
+        self.scanned: set[bytes] = set()
 
     def put(self, table: bytes, key: bytes, value: bytes | None) -> None:
         rows = self.rows.get(table)
@@ -132,11 +152,13 @@ class Layer:
 
     def drop(self, table: bytes) -> None:
         self.rows.pop(table, None)
-        self._orders.pop(table, None)
+        if table in self._orders:
+            self._orders[table] = _Order()
         self.dropped.add(table)
 
     def page(self, table: bytes, start: bytes, limit: int) -> list[tuple[bytes, bytes | None]]:
         """Read up to `limit` changes of a table, ascending from key `start`."""
+        self.scanned.add(table)
         rows = self.rows.get(table)
         if not rows:
             return []
@@ -200,7 +222,7 @@ class Tables:
         self, table: bytes, start: bytes = b"", end: bytes | None = None, limit: int = 1000
     ) -> list[tuple[bytes, bytes]]:
         """Up to `limit` pairs with start ≤ key < end, ascending. Each call skips keys deleted since the last checkpoint
-        one by one, so a caller that consumes a table should start after the last consumed key."""
+        one by one, so a caller that consumes a table has to start after the last consumed key."""
         sources: list[Callable[[bytes], Sequence[tuple[bytes, bytes | None]]]] = []
         for layer in self._layers():
             sources.append(partial(layer.page, table, limit=limit))
@@ -231,7 +253,8 @@ class Tables:
     def freeze(self) -> Layer:
         """Freeze the changes made so far, and return them for the backend; later changes are kept separately."""
         assert self._frozen is None, "one checkpoint at a time"
-        self._frozen, self._fresh = self._fresh, Layer()
+        # Sorting a table at its first scan would take milliseconds: tables in use stay in order.
+        self._frozen, self._fresh = self._fresh, Layer(sorted(self._fresh.scanned))
         return self._frozen
 
     def committed(self) -> None:

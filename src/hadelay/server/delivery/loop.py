@@ -33,6 +33,7 @@ from hadelay.server.delivery.grants import Grants
 from hadelay.server.delivery.lateness import Delays, HandoutDelays, LatenessCounts
 from hadelay.server.delivery.maintenance import LeaseExpiry, MaintenanceRunner, TtlExpiry
 from hadelay.server.delivery.modes import CommitHandout, CommitLatency, Handout, IntervalHandout
+from hadelay.server.delivery.schedules import ScheduleRunner
 from hadelay.server.delivery.term import Term
 from hadelay.server.reading import ReadAhead, VerifiedReader
 from hadelay.settings.node import Config
@@ -64,16 +65,18 @@ class DeliveryLoop:
         on_damage: Callable[[int, int, str], None] | None = None,
         has_leader_lease: Callable[[], bool] = lambda: True,
         watch: Callable[[TopicState], None] = lambda topic: None,
+        has_space: Callable[[], bool] = lambda: True,
         read_ahead: ReadAhead | None = None,
         reader: VerifiedReader | None = None,
     ) -> None:
         """on_damage(hour, index, what): called when the linked list of one second's index entries is broken at entry
         `index`; after the repair call `repaired(hour)`. has_leader_lease: whether no other node can be leading yet (for
-        interval mode). watch: see Dispatcher. reader: for bulk jobs with a filter that records decide."""
+        interval mode). watch: see Dispatcher. reader: for bulk jobs with a filter that
+        records decide. has_space: whether every node has room for more messages."""
         self.ledger, self.runtime, self.clock = ledger, runtime, clock
         self.propose, self.config, self.on_damage = propose, config, on_damage
         self.has_leader_lease, self.watch, self._read_ahead = has_leader_lease, watch, read_ahead
-        self._reader = reader
+        self._reader, self.has_space = reader, has_space
         self.handed_out = 0
         self.damaged_links = 0
         #: Messages by what bulk jobs did to them (ledger.bulkjob.JOB_COUNTS).
@@ -82,6 +85,8 @@ class DeliveryLoop:
         self.askers = Askers()
         self.handout_delays = HandoutDelays()
         self.delays = Delays()
+        #: Occurrences of schedules by what became of them: made, missed, overlapped, refused.
+        self.occurrences = Counter[str]()
         self._latency = CommitLatency(min(config.dispatch.max_ahead_ms, MAX_AHEAD_MS))
         self._swept_before = 0
         self._throttled_before: Counter[str] = Counter()
@@ -103,6 +108,7 @@ class DeliveryLoop:
             on_damage=self._damaged,
             on_lease=lambda grant: self._expiry.add(grant.next_until_ms(), grant.key),
             on_ttl=lambda at_ms: self._ttl.filed(at_ms),
+            on_agenda=lambda next_ms: self._schedules.changed(next_ms),
             watch=self.watch,
             read_ahead=self._read_ahead,
         )
@@ -117,6 +123,7 @@ class DeliveryLoop:
         self._ttl = TtlExpiry(term)
         self._maintenance = MaintenanceRunner(term, self.config.retention)
         self._bulk = BulkRunner(term, self._reader, lambda: self._latency.smoothed_ms, self.bulk_counts)
+        self._schedules = ScheduleRunner(term, self.has_space, self.occurrences)
         self._arm_sweeper()
         self._turn_soon()
 
@@ -310,6 +317,14 @@ class DeliveryLoop:
         """Number of records read because their tag mask matched, and of those whose tags did not match."""
         matcher = self._grants.core.matcher if self._grants is not None else None
         return (matcher.checked, matcher.false_positives) if matcher is not None else (0, 0)
+
+    def schedule_delay_ms(self) -> int:
+        """How long the first schedule has waited for being fired; 0 where none is late."""
+        return self._schedules.delay_ms() if self._grants is not None else 0
+
+    def invalid_schedules(self) -> int:
+        """Number of schedules whose pattern or time zone this leader does not know."""
+        return len(self._schedules.invalid) if self._grants is not None else 0
 
     def waiting_polls(self) -> int:
         return len(self._grants.core.waiting.queues) if self._grants is not None else 0

@@ -96,6 +96,8 @@ class ConsumingService(Service):
                 key=meta.key, tags=meta.tags, meta=meta.meta, deliver_at=format_instant(at), late_ms=max(0, now - at),
                 attempt=attempt, traceparent=meta.tp, redelivered=again, lease_until=until, lease_left_ms=left_ms,
             )  # fmt: skip
+            if meta.sch is not None:
+                received.schedule, received.occurrence = meta.sch, format_instant(meta.oc)
             messages.append(received)
         answered = partial(node.delivery.answered, delivery.term, delivery.seq, delivery.positions, due_ms)
         return Handed(messages, answered)

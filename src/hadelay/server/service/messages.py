@@ -218,6 +218,7 @@ def message_of(view: Description, history: list[History[str]] | None = None) -> 
         deliver_at=format_instant(view.deliver_at_ms), published_at=format_instant(view.published_at_ms),
         attempt=view.attempt, tags=meta.tags, meta=meta.meta, content_type=meta.ct, size=view.size,
         traceparent=meta.tp or None, history=history, body=None if view.body is None else bytes(view.body),
+        schedule=meta.sch, occurrence=None if meta.sch is None else format_instant(meta.oc),
     )  # fmt: skip
 
 

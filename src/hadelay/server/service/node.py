@@ -20,6 +20,7 @@ from hadelay.server.service.jobs import JobService
 from hadelay.server.service.messages import MessageService
 from hadelay.server.service.overview import Overview
 from hadelay.server.service.part import Service
+from hadelay.server.service.schedules import ScheduleService
 from hadelay.server.service.topics import TopicService
 from hadelay.server.webhooks.pool import Webhooks
 
@@ -88,6 +89,7 @@ class NodeService:
         self.jobs = JobService(node)
         self.cluster, self.files, self.access = Clusters(node), Files(node), TokenService(node)
         self.overview = Overview(node, self.topics)
+        self.schedules = ScheduleService(node)
 
     @property
     def leader_name(self) -> str | None:

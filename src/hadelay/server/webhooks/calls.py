@@ -80,6 +80,9 @@ def call_headers(
         headers["ce-subject"] = headers["hadelay-key"] = _escaped(meta.key)
     if meta.tp is not None:
         headers["traceparent"] = meta.tp
+    if meta.sch is not None:
+        headers["hadelay-schedule"] = meta.sch
+        headers["hadelay-occurrence"] = format_instant(meta.oc)
     if meta.tags:
         headers["hadelay-tags"] = ",".join(_escaped(tag) for tag in meta.tags)
     for name, value in meta.meta.items():

@@ -1,0 +1,53 @@
+"""Deliberate bugs in schedules."""
+
+from typing import Any
+from unittest.mock import patch
+
+from chaos.sim.mutations.table import Original, bug, stub
+from hadelay.codec.commandtypes import Command
+from hadelay.codec.results import FireOutcome
+from hadelay.ledger import schedules
+from hadelay.ledger.apply import _APPLY
+from hadelay.timing import plan
+
+
+def _known(ledger: Any, firing: Any, found: Any) -> FireOutcome:
+    return FireOutcome.STALE if found is None else FireOutcome.DONE
+
+
+stub(
+    "stale_version", "a firing of a schedule that was changed or paused meanwhile counts", "slow_link slow_sync",
+    ("S4",), (schedules, "_outcome", _known),
+)  # fmt: skip
+stub(
+    "blind_overlap", "a message is made beside a pending one that forbids it", "", ("S2 schedules, overlap",),
+    (schedules, "pending_of", lambda ledger, state: None),
+)  # fmt: skip
+stub(
+    "filed_stays", "a change leaves what is filed and not due", "", ("S4",),
+    (schedules, "_cancel_filed", lambda ledger, state: (state.ring, [])),
+)  # fmt: skip
+stub(
+    "all_caught_up", "every missed occurrence is made, whatever the policy", "", ("S2 schedules, catch-up",),
+    (plan, "_caught_up", lambda spec, late, now_ms, following: late),
+)  # fmt: skip
+
+
+@bug("an applied firing is applied once more", "", "S1", "S2", at=(_APPLY, Command.SCHEDULE_FIRE))
+def fires_again(apply: Original, ledger: Any, command: Any) -> Any:
+    result = apply(ledger, command)
+    with patch.object(schedules, "_outcome", _known):
+        apply(ledger, command)
+    return result
+
+
+@bug(
+    "a row of the agenda is lost now and then",
+    "",
+    "I2 conservation",
+    at=(schedules, "_store"),
+)
+def lost_agenda_row(store: Original, ledger: Any, name: str, before: Any, after: Any) -> None:
+    store(ledger, name, before, after)
+    if not after.paused and after.made % 3 == 2:
+        ledger.tables.delete(schedules.AGENDA, schedules.agenda_key(after.next, name))

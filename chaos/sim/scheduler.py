@@ -1,0 +1,106 @@
+"""Owner of schedules in the simulated world: sets, changes, pauses, triggers and deletes them, and consumes what they
+make."""
+
+import random
+from typing import Any
+
+from chaos.sim.door import Client, Request
+from chaos.sim.timetable import DAILY
+from hadelay.api.service import Actor, ReceiveRequest
+from hadelay.codec.meta import Meta, pack
+from hadelay.codec.schedules import Spec, template_meta
+from hadelay.errors import HadelayError
+from hadelay.model import Draft
+from hadelay.server.service.node import NodeService
+
+TOPIC = "timed"
+#: Share of runs with schedules.
+SCHEDULED = 0.5
+_NAMES = ("tick", "calm", "daily")
+#: Specifications by name of the schedule.
+_SPECS: dict[str, tuple[Spec, ...]] = {
+    "tick": (
+        Spec(TOPIC, every_ms=1_000, catch_up=2),
+        Spec(TOPIC, every_ms=1_500, catch_up=1),
+        Spec(TOPIC, every_ms=3_000),
+    ),
+    "calm": (Spec(TOPIC, every_ms=1_000, overlap=1), Spec(TOPIC, every_ms=2_000, overlap=1, catch_up=1)),
+    "daily": (
+        Spec(TOPIC, cron=DAILY, timezone="Europe/Vienna", catch_up=2),
+        Spec(TOPIC, cron=DAILY, timezone="Europe/Vienna"),
+    ),
+}
+
+
+class ScheduleOwner(Client):
+    """Owner and consumer of schedules. In the drain (`good`), takes all messages and changes nothing."""
+
+    def start(self) -> None:
+        self.acts = 0
+        self.stopped = random.Random(f"{self.cluster.seed} schedules").random() >= SCHEDULED
+        if not self.stopped:
+            for name in _NAMES:
+                self._put(name, self.random.choice(_SPECS[name]))
+            self._next()
+
+    def _next(self) -> None:
+        self.world.after(0.4 if self.good else self.random.expovariate(1 / 0.6), self._act)
+
+    def _act(self) -> None:
+        if self.stopped:
+            return
+        self.acts += 1
+        part = f"{self.name}.{self.acts}"
+        rng = self.random = random.Random(f"{self.cluster.seed} {part}")
+        if self.good or rng.random() < 0.4:
+            self._take()
+        elif self.cluster.parts.take(part):
+            self._change(rng)
+        self._next()
+
+    def _change(self, rng: random.Random) -> None:
+        name = rng.choice(_NAMES)
+        act = rng.choices(("put", "pause", "resume", "delete", "trigger"), (6, 1, 2, 1, 2))[0]
+        if act == "put":
+            self._put(name, rng.choice(_SPECS[name]))
+        elif act == "delete":
+            self._order(act, name, lambda service: service.schedules.delete(name, Actor()))
+        elif act == "trigger":
+            self._order(act, name, lambda service: service.schedules.trigger(name, None, Actor()))
+        else:
+            self._order(act, name, lambda service: service.schedules.pause(name, act == "pause", Actor()))
+
+    def _put(self, name: str, spec: Spec) -> None:
+        body = b"%d" % self.random.randrange(2)
+        draft = Draft(TOPIC, 0, True, 0, 0, template_meta(pack(Meta(sch=name))), body)
+
+        def put(service: NodeService) -> Any:
+            return service.schedules.put(name, spec, draft, Actor(), version=None, paused=None)
+
+        self._order("put", name, put)
+
+    def _order(self, act: str, name: str, request: Request) -> None:
+        def replied(result: Any, error: HadelayError | None) -> None:
+            self.note(f"{act} of schedule {name}: {error.type if error is not None else 'done'}")
+            self.history.count(f"schedule {act}", error is None)
+
+        self.ask(request, replied)
+
+    def _take(self) -> None:
+        request = b"%d" % int(self.world.now * 1000)
+        poll = ReceiveRequest([TOPIC], self.name, request, 10, 0, 900)
+        every = self.good or self.random.random() < 0.7
+
+        async def take(service: NodeService) -> int:
+            if not (await service.cluster.find_leader()).here:
+                return 0
+            handed = await service.consume.receive(poll)
+            handed.answered()
+            if handed.messages and every:
+                await service.consume.settle("ack", [message.lease for message in handed.messages], None)
+            return len(handed.messages)
+
+        def replied(result: int | None, error: HadelayError | None) -> None:
+            self.history.count("occurrences taken", result or 0)
+
+        self.ask(take, replied)

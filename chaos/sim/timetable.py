@@ -1,0 +1,194 @@
+"""Promises about schedules, judged from the committed log by a model that shares no code with the leader's part.
+
+S1  Per schedule, occurrences increase: one message each.
+S2  Every occurrence is made, missed, overlapped or refused, as an independent oracle counts; nothing is missed within a
+    minute, nothing late is made against the policy, and no message is made beside a pending one that forbids it.
+S3  The agenda has a row per active schedule (ledgercheck).
+S4  Nothing of a deleted, paused or replaced schedule is handed out that was not due then.
+"""
+
+import calendar
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from hadelay.codec.commands import decode
+from hadelay.codec.commandtypes import Command
+from hadelay.codec.results import Done, FireOutcome
+from hadelay.codec.schedules import LAST, REMOVE, CatchUp, Firing, Put, Spec, Stored
+from hadelay.ledger import schedules
+from hadelay.ledger.lookup import find_entry, state_of
+from hadelay.ledger.state import Ledger
+from hadelay.model import PENDING, State
+
+#: Pattern of the schedules with a time zone, Europe/Vienna; the oracle knows this one alone.
+DAILY = "0 30 2 * * *"
+_GRACE_MS, _DAY_MS = 60_000, 86_400_000
+#: Time in ms from the leader's decision until it is applied, at most; a later firing is not judged for lateness.
+_SLACK_MS = 15_000
+#: Bit of INDEX.flags: the message was due when it was rescheduled.
+_WAS_DUE = 32
+
+
+def daily_in_vienna(after_ms: int) -> Iterator[int]:
+    """Times of DAILY: half past two by the clock of Vienna; on the day on which the clock skips that, at three."""
+    day = datetime.fromtimestamp(after_ms / 1000, UTC).date() - timedelta(days=1)
+    while True:
+        summer = _last_sunday(day.year, 3) < day <= _last_sunday(day.year, 10)
+        at = datetime(day.year, day.month, day.day, 0 if summer else 1, 30, tzinfo=UTC)
+        if day == _last_sunday(day.year, 3):
+            at = at.replace(minute=0)
+        at_ms = int(at.timestamp()) * 1000
+        if at_ms > after_ms:
+            yield at_ms
+        day += timedelta(days=1)
+
+
+def _last_sunday(year: int, month: int) -> Any:
+    last = datetime(year, month, calendar.monthrange(year, month)[1], tzinfo=UTC)
+    return (last - timedelta(days=last.isoweekday() % 7)).date()
+
+
+def occurrences(spec: Spec, after_ms: int, until_ms: int) -> list[int]:
+    """The oracle: occurrences in (after_ms, until_ms]."""
+    if spec.cron == DAILY:
+        found: list[int] = []
+        for at_ms in daily_in_vienna(after_ms):
+            if at_ms > until_ms:
+                return found
+            found.append(at_ms)
+    every_ms = spec.every_ms or 0
+    first = (after_ms // every_ms + 1) * every_ms
+    return list(range(first, until_ms + 1, every_ms))
+
+
+@dataclass
+class Known:
+    """A schedule, as the committed log tells."""
+
+    version: int
+    stored: Stored
+    paused: bool
+    #: Newest occurrence that was judged.
+    last: int
+    #: Messages of the timing: id → occurrence.
+    filed: dict[int, int] = field(default_factory=dict)
+
+
+class Timetable:
+    def __init__(self, sim: Any) -> None:
+        self.sim = sim
+        self.known: dict[str, Known] = {}
+
+    def committed(self, kind: int, body: memoryview, result: Any, ledger: Ledger) -> None:
+        """Judge one command of a committed entry, when the whole entry was applied."""
+        if kind == Command.AUDITED:
+            audited = decode(kind, body)
+            kind, body = audited.kind, audited.body
+        if kind == Command.SCHEDULE_FIRE and hasattr(result, "outcomes"):
+            for firing, outcome in zip(decode(kind, body).firings, result.outcomes.tolist(), strict=True):
+                if outcome == FireOutcome.DONE:
+                    self._fired(firing, ledger)
+                self.sim.history.count(f"fired {FireOutcome(outcome).name.lower()}")
+        elif isinstance(result, Done) and result.changed:
+            if kind == Command.SCHEDULE_PUT:
+                self._put(decode(kind, body), ledger)
+            elif kind == Command.SCHEDULE_DELETE:
+                self._cancelled(decode(kind, body), ledger)
+                self.known.pop(decode(kind, body), None)
+            elif kind == Command.SCHEDULE_STATE:
+                name, paused = decode(kind, body)
+                self._from_now(name, ledger, paused)
+
+    def _put(self, put: Put, ledger: Ledger) -> None:
+        known, spec = self.known.get(put.name), put.stored.spec
+        if known is None:
+            found = schedules.find(ledger, put.name)
+            restored = found is not None and found.state.version > 1
+            paused = restored and found is not None and found.state.paused
+            version = found.state.version if restored and found is not None else 1
+            self.known[put.name] = Known(version, put.stored, paused, ledger.now_ms)
+            return
+        if known.stored.spec.same_times(spec) and not known.paused:
+            known.version += 1
+            if known.stored.template != put.stored.template:
+                self._cancelled(put.name, ledger)
+        else:
+            self._from_now(put.name, ledger, known.paused)
+        known.stored = put.stored
+        self._note_filed(put.name, ledger)
+
+    def _from_now(self, name: str, ledger: Ledger, paused: bool) -> None:
+        known = self.known.get(name)
+        if known is None:
+            return
+        self._cancelled(name, ledger)
+        kept = [at_ms for id_, at_ms in known.filed.items() if self._state(id_, ledger) is not State.CANCELLED]
+        known.version, known.paused = known.version + 1, paused
+        known.last = max([ledger.now_ms, *kept])
+
+    def _cancelled(self, name: str, ledger: Ledger) -> None:
+        """S4: what was filed and is not due is cancelled."""
+        known = self.known.get(name)
+        for id_ in known.filed if known is not None else ():
+            entry = find_entry(ledger, id_)
+            if entry is None:
+                continue
+            row = entry.rows[0]
+            ahead = state_of(ledger, entry, ledger.now_ms) is State.SCHEDULED and not int(row["attempt"])
+            text = f"{name} changed, and its message {id_:x} still waits for its time"
+            self.sim.decide("S4 schedules, cancelled", ahead and not int(row["flags"]) & _WAS_DUE, text, id_)
+
+    @staticmethod
+    def _state(id_: int, ledger: Ledger) -> State | None:
+        entry = find_entry(ledger, id_)
+        return None if entry is None else state_of(ledger, entry, ledger.now_ms)
+
+    def _fired(self, firing: Firing, ledger: Ledger) -> None:
+        known, now_ms = self.known.get(firing.name), ledger.now_ms
+        foreign = known is None or known.paused or known.version != firing.version
+        text = f"{firing.name}, version {firing.version}, was fired; it is {known and (known.version, known.paused)}"
+        self.sim.decide("S4 schedules, version", foreign, text)
+        if known is None or foreign:
+            return
+        if firing.flags & REMOVE:
+            self.known.pop(firing.name)
+            return
+        times, spec = firing.times["occurrence"].tolist(), known.stored.spec
+        order = [known.last, *times]
+        text = f"{firing.name} made {times} after {known.last}"
+        self.sim.decide("S1 schedules, once", order != sorted(set(order)), text)
+        oracle = occurrences(spec, known.last, firing.last)
+        text = f"{firing.name}: {len(times)} made and {firing.missed} missed of {len(oracle)} until {firing.last}"
+        wrong = not set(times) <= set(oracle) or len(oracle) != len(times) + firing.missed
+        self.sim.decide("S2 schedules, counts", wrong, text)
+        skipped = [at_ms for at_ms in oracle if at_ms not in times and at_ms > now_ms - _GRACE_MS]
+        self.sim.decide("S2 schedules, missed", bool(skipped), f"{firing.name} missed {skipped[:3]} at {now_ms}")
+        late = [at_ms for at_ms in times if at_ms <= now_ms - _GRACE_MS - _SLACK_MS]
+        most = {CatchUp.ONE: 1, CatchUp.NONE: 0, CatchUp.ALL: len(late)}[CatchUp(spec.catch_up)]
+        self.sim.decide("S2 schedules, catch-up", len(late) > most, f"{firing.name} made {late[:3]}… at {now_ms}")
+        if not firing.flags & LAST:
+            behind = occurrences(spec, firing.last, firing.next)
+            self.sim.decide("S2 schedules, next", behind != [firing.next], f"{firing.name}: next {firing.next}")
+        known.last = firing.last
+        self._note_filed(firing.name, ledger)
+        if spec.overlap and times:
+            self._overlaps(firing.name, ledger)
+
+    def _overlaps(self, name: str, ledger: Ledger) -> None:
+        found = schedules.find(ledger, name)
+        before = found.state.ring[-2:-1] if found is not None else ()
+        pending = [made.id for made in before if self._state(made.id, ledger) in PENDING]
+        fresh = found is not None and found.state.ring and not found.state.ring[-1].manual
+        self.sim.decide("S2 schedules, overlap", bool(pending and fresh), f"{name} made one beside {pending}", *pending)
+
+    def _note_filed(self, name: str, ledger: Ledger) -> None:
+        found, known = schedules.find(ledger, name), self.known[name]
+        times = [made.occurrence for made in found.state.ring if not made.manual] if found is not None else []
+        self.sim.decide("S1 schedules, messages", times != sorted(set(times)), f"{name} made {times}")
+        for made in found.state.ring if found is not None else ():
+            if not made.manual:
+                known.filed[made.id] = made.occurrence
+        while len(known.filed) > 200:
+            known.filed.pop(next(iter(known.filed)))

@@ -1,0 +1,114 @@
+"""Requests of AsyncClient for schedules."""
+
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from typing import Any, TypeVar, Unpack
+
+import msgspec
+
+from hadelay.client import wire
+from hadelay.client.requests import Requests
+from hadelay.client.types import Body, Previewed, ScheduleInfo, ScheduleSettings, Triggered, When
+from hadelay.client.wire import own_or_new_key, payload_of, plain, when_of
+from hadelay.paths import segment, with_query
+
+T = TypeVar("T")
+
+#: Settings that are times.
+_TIMES = ("start", "end")
+
+
+class ScheduleRequests(Requests):
+    """Client methods for schedules."""
+
+    async def put_schedule(
+        self,
+        name: str,
+        topic: str,
+        body: Body = b"",
+        *,
+        version: int | None = None,
+        **settings: Unpack[ScheduleSettings],
+    ) -> ScheduleInfo:
+        """Create a schedule, or replace it as a whole; an identical one is not changed.
+
+        body: payload of each message, as of `put`. version: expected version, 0 for none; raises Conflict if the
+        schedule has another one.
+        """
+        data, kind = payload_of(body, settings.get("content_type"))
+        wish = _settings(dict(settings)) | {"topic": topic, "body_base64": b64encode(data).decode()}
+        if not isinstance(body, bytes) or settings.get("content_type"):
+            wish["content_type"] = kind
+        return await self._send("PUT", with_query(_path(name), {"version": version}), wish, ScheduleInfo)
+
+    async def schedule(self, name: str, *, body: bool = False, stale: bool = False) -> ScheduleInfo:
+        """A schedule with its next ten occurrences, and its last ten with what became of their messages."""
+        return await self._get(_path(name), ScheduleInfo, body=body, stale=stale)
+
+    async def schedules(
+        self, prefix: str = "", *, page: int = 1_000, stale: bool = False
+    ) -> AsyncIterator[ScheduleInfo]:
+        """Schedules by name, of which the first next occurrence is known. page: schedules per request."""
+        query: dict[str, Any] = {"prefix": prefix, "limit": page, "stale": stale}
+        while True:
+            found = await self._get("/v1/schedules", wire.WireSchedules, **query)
+            for schedule in found.schedules:
+                yield schedule
+            if found.cursor is None:
+                return
+            query["cursor"] = found.cursor
+
+    async def delete_schedule(self, name: str) -> None:
+        """Delete a schedule. Messages that are not due yet are cancelled."""
+        await self._delete(_path(name))
+
+    async def pause_schedule(self, name: str) -> ScheduleInfo:
+        """Make no occurrences until `resume_schedule`. Messages that are not due yet are cancelled."""
+        return await self._send("POST", _path(name) + ":pause", {}, ScheduleInfo)
+
+    async def resume_schedule(self, name: str) -> ScheduleInfo:
+        """Go on from now: occurrences of the pause are not made."""
+        return await self._send("POST", _path(name) + ":resume", {}, ScheduleInfo)
+
+    async def trigger(self, name: str, *, idempotency_key: str | None = None) -> Triggered:
+        """Make one occurrence of a schedule, due now. Raises Conflict if the schedule does not overlap (`skip`) and the
+        message before is pending."""
+        return await self._keyed(_path(name) + ":trigger", {}, idempotency_key, Triggered)
+
+    async def backfill(
+        self, name: str, start: When, end: When, *, idempotency_key: str | None = None
+    ) -> list[Triggered]:  # fmt: skip
+        """Make the past occurrences of [start, end) due now, also those made before; at most 1,000."""
+        wish = {"from": when_of(start), "to": when_of(end)}
+        return (await self._keyed(_path(name) + ":backfill", wish, idempotency_key, wire.Results[Triggered])).results
+
+    async def preview_schedule(
+        self, *, count: int = 10, after: When | None = None, **settings: Unpack[ScheduleSettings]
+    ) -> Previewed:
+        """The next times of a schedule that need not exist, in words, and what clock changes do to it. settings: those
+        that say when."""
+        wish = _settings(dict(settings)) | {"count": count}
+        if after is not None:
+            wish["after"] = when_of(after)
+        return await self._send("POST", "/v1/schedules:preview", wish, Previewed)
+
+    async def _keyed(self, path: str, value: Any, key: str | None, kind: type[T]) -> T:
+        headers = {"Content-Type": "application/json", "Idempotency-Key": own_or_new_key(key)}
+        return await self._transport.request(
+            "POST", path, wire.read(kind), data=msgspec.json.encode(value), headers=headers
+        )
+
+
+def _path(name: str) -> str:
+    return f"/v1/schedules/{segment(name)}"
+
+
+def _settings(given: dict[str, Any]) -> dict[str, Any]:
+    """Settings as the API takes them."""
+    wish = {name: plain(value) for name, value in given.items() if value is not None}
+    for name in _TIMES:
+        if name in wish:
+            wish[name] = when_of(given[name])
+    if given.get("at") is not None:
+        wish["at"] = [when_of(at) for at in given["at"]]
+    return wish

@@ -1,0 +1,358 @@
+"""Schedules as the log and the tables hold them: specification, state, and the commands 96–100.
+
+    SCHEDULE_PUT     name  {expected u4, paused u1}  creator  {size u4} specification  template
+    SCHEDULE_DELETE  name
+    SCHEDULE_FIRE    tzdata  {n u2}  n × firing                                                    little-endian
+    SCHEDULE_STATE   name  {paused u1}
+    SCHEDULE_RUN     name  {version u4, keyed u1, count u2}  [hash 16 bytes, fingerprint u8]  count × TIME
+    firing           name  {version u4, expected i8, next i8, last i8, missed u8, flags u1, count u2}  count × TIME
+
+docs/spec/commands.md says the same with examples. A specification is a msgpack map; a template is a PUBLISH of one row
+whose meta ends with the occurrence (`Meta.oc`) as eight bytes, which apply fills in.
+"""
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from enum import IntEnum
+from hashlib import blake2b
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from hadelay.codec.commandtypes import Command
+from hadelay.codec.formats import Rows
+from hadelay.codec.publishcommand import Publish, decode_publish
+from hadelay.codec.wire import MAX_NAME, Malformed, WireReader, frame, pack_name
+
+#: Limits: times of a schedule given as a list, occurrences of one firing or run, schedules of one SCHEDULE_FIRE, bytes
+#: of a template's body.
+MAX_TIMES = 1_000
+MAX_RUN = 1_000
+MAX_FIRINGS = 2_000
+MAX_TEMPLATE_BYTES = 64 << 10
+#: Any version, as the expected version of a SCHEDULE_PUT.
+ANY_VERSION = 0xFFFFFFFF
+#: Smallest interval, and largest random part of a due time, in ms.
+MIN_EVERY_MS = 1_000
+MAX_JITTER_MS = 3_600_000
+#: Limit of the numbers of a specification: the year 10000.
+_MAX_NUMBER = 253_402_300_800_000
+#: Bits of a firing's flags. LAST: no occurrence follows, `next` is the time of removal. REMOVE: remove the finished
+#: schedule.
+LAST, REMOVE = 1, 2
+#: Time for which a finished schedule is kept, in ms.
+KEPT_MS = 7 * 86_400_000
+#: Values of `paused` in a SCHEDULE_PUT.
+KEEP_PAUSE, PAUSE, RUN = 0, 1, 2
+
+#: Due time of one occurrence: the occurrence identifies the message, and is its due time without jitter.
+TIME = np.dtype([("occurrence", "<i8"), ("deliver_at_ms", "<i8")])
+
+_PUT, _COUNT16, _FLAG = struct.Struct("<IB"), struct.Struct("<H"), struct.Struct("<B")
+_SIZE = struct.Struct("<I")
+_FIRING = struct.Struct("<IqqqQBH")
+_RUN = struct.Struct("<IBH")
+_KEY = struct.Struct("<16sQ")
+_STATE = struct.Struct("<IBqqqQQQQQ")
+_MADE = struct.Struct("<qQB")
+#: The last bytes of a template's meta: key `oc`, and a msgpack u64.
+_OC = b"\xa2oc\xcf"
+_OCCURRENCE = struct.Struct(">Q")
+#: Largest number of keys of a msgpack map whose header is one byte.
+_FIXMAP = 15
+
+
+class CatchUp(IntEnum):
+    """Which missed occurrences become messages, within the window."""
+
+    ONE = 0
+    NONE = 1
+    ALL = 2
+
+
+class Overlap(IntEnum):
+    """What happens to an occurrence while the message of the one before is pending."""
+
+    ALLOW = 0
+    SKIP = 1
+
+
+class Spec(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, frozen=True):
+    """When a schedule is due, and how. Exactly one of cron, every_ms and at is given. Times in Unix ms."""
+
+    topic: str
+    cron: str | None = None
+    every_ms: int | None = None
+    at: list[int] | None = None
+    timezone: str = "UTC"
+    start_ms: int | None = None
+    end_ms: int | None = None
+    max_occurrences: int | None = None
+    jitter_ms: int = 0
+    #: A CatchUp, and an Overlap.
+    catch_up: Literal[0, 1, 2] = 0
+    window_ms: int = 7 * 86_400_000
+    overlap: Literal[0, 1] = 0
+
+    def same_times(self, other: "Spec") -> bool:
+        """Whether both have the same occurrences and due times."""
+        ours = (self.cron, self.every_ms, self.at, self.timezone, self.start_ms, self.end_ms, self.jitter_ms)
+        return ours == (
+            other.cron, other.every_ms, other.at, other.timezone, other.start_ms, other.end_ms, other.jitter_ms,
+        )  # fmt: skip
+
+
+_encode_spec = msgspec.msgpack.Encoder().encode
+_decode_spec = msgspec.msgpack.Decoder(Spec).decode
+
+
+class Stored(NamedTuple):
+    """A schedule as its owner PUT it: a row of table `sched`, and the end of a SCHEDULE_PUT."""
+
+    #: Name of the token that made the schedule; empty where no tokens are required.
+    creator: str
+    spec: Spec
+    template: bytes
+
+    def pack(self) -> bytes:
+        spec = _encode_spec(self.spec)
+        return pack_name(self.creator) + _SIZE.pack(len(spec)) + spec + self.template
+
+    @classmethod
+    def unpack(cls, row: bytes) -> "Stored":
+        return cls.read(WireReader(memoryview(row)))
+
+    @classmethod
+    def read(cls, reader: WireReader) -> "Stored":
+        """Raises Malformed, also for a specification that makes no sense."""
+        creator = reader.name()
+        (size,) = reader.unpack(_SIZE)
+        try:
+            spec = _decode_spec(reader.take(size))
+        except (msgspec.DecodeError, UnicodeDecodeError, OverflowError, RecursionError) as error:
+            raise Malformed(f"no specification: {error}") from error
+        if wrong := _problem(spec):
+            raise Malformed(f"specification: {wrong}")
+        return cls(creator, spec, bytes(reader.take(len(reader.view) - reader.at)))
+
+
+def _problem(spec: Spec) -> str:
+    """Why apply refuses a specification; "" for a valid one. server/service/schedules.py says so to users."""
+    given = [spec.cron is not None, spec.every_ms is not None, spec.at is not None]
+    numbers = [spec.every_ms, spec.start_ms, spec.end_ms, spec.max_occurrences, spec.jitter_ms, spec.window_ms]
+    numbers += spec.at or []
+    if given.count(True) != 1:
+        return "exactly one of cron, every_ms and at"
+    if any(number is not None and not 0 <= number < _MAX_NUMBER for number in numbers):
+        return "a number is out of range"
+    if spec.every_ms is not None and spec.every_ms < MIN_EVERY_MS:
+        return f"every_ms is at least {MIN_EVERY_MS}"
+    if spec.at is not None and not (0 < len(spec.at) <= MAX_TIMES and sorted(set(spec.at)) == spec.at):
+        return f"at has 1 to {MAX_TIMES} times, ascending"
+    texts = (spec.topic, spec.cron or "", spec.timezone)
+    if not spec.topic or any(len(text.encode(errors="replace")) > MAX_NAME for text in texts):
+        return "a text is empty or too long"
+    return "jitter_ms is too large" if spec.jitter_ms > MAX_JITTER_MS else ""
+
+
+class Put(NamedTuple):
+    name: str
+    expected: int
+    paused: int
+    stored: Stored
+    publish: Publish
+
+
+class Firing(NamedTuple):
+    """What the leader proposes for one schedule; apply compares version and expected."""
+
+    name: str
+    version: int
+    #: The schedule's `next` that the leader saw.
+    expected: int
+    next: int
+    #: The newest occurrence that this firing judges; all later ones are still to come.
+    last: int
+    missed: int
+    flags: int
+    #: Rows of TIME: the occurrences to be published.
+    times: Rows
+
+
+class Fire(NamedTuple):
+    #: IANA version with which every schedule was computed anew; empty in an ordinary firing.
+    tzdata: str
+    firings: list[Firing]
+
+
+class Run(NamedTuple):
+    """Occurrences that a user asks for. Times of 0 mean now. key: hash and fingerprint of an Idempotency-Key."""
+
+    name: str
+    version: int
+    key: tuple[bytes, int] | None
+    times: Rows
+
+
+class Made(NamedTuple):
+    """A message that a schedule made. manual: by trigger or backfill."""
+
+    occurrence: int
+    id: int
+    manual: int
+
+
+class State(NamedTuple):
+    """State of a schedule: a row of table `schedst`. Times in Unix ms."""
+
+    version: int
+    flags: int
+    #: The schedule's row in the agenda: time of its next occurrence; 0: the leader has to compute it; of a finished
+    #: schedule, the time of its removal. Means nothing while the schedule is paused.
+    next: int
+    #: Newest occurrence that was judged: nothing before it is made any more.
+    last: int
+    #: Time of the last change by a user.
+    put_ms: int
+    made: int
+    missed: int
+    overlapped: int
+    refused: int
+    manual: int
+    #: The last messages, oldest first.
+    ring: tuple[Made, ...] = ()
+
+    def pack(self) -> bytes:
+        return _STATE.pack(*self[:-1]) + b"".join([_MADE.pack(*made) for made in self.ring])
+
+    @classmethod
+    def unpack(cls, row: bytes) -> "State":
+        ring = tuple([Made(*made) for made in _MADE.iter_unpack(row[_STATE.size :])])
+        return cls._make((*_STATE.unpack_from(row), ring))
+
+    @property
+    def paused(self) -> bool:
+        return bool(self.flags & PAUSED)
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.flags & FINISHED)
+
+
+#: Bits of State.flags. HELD: paused by a restore, and not by a user.
+PAUSED, FINISHED, HELD = 1, 2, 4
+
+
+def times(pairs: Iterable[tuple[int, int]]) -> Rows:
+    return np.array(list(pairs), TIME)
+
+
+def template_meta(meta: bytes) -> bytes:
+    """A meta map, extended by a place for the occurrence at its end."""
+    head = meta[0] if meta else 0x80
+    assert 0x80 <= head < 0x80 | _FIXMAP
+    return bytes([head + 1]) + meta[1:] + _OC + bytes(_OCCURRENCE.size)
+
+
+def with_occurrence(payload: bytearray, meta_size: int, occurrence: int) -> None:
+    """Write the occurrence into a template's payload."""
+    _OCCURRENCE.pack_into(payload, meta_size - _OCCURRENCE.size, occurrence)
+
+
+def encode_put(name: str, expected: int, paused: int, stored: Stored) -> bytes:
+    return frame(Command.SCHEDULE_PUT, pack_name(name), _PUT.pack(expected, paused), stored.pack())
+
+
+def encode_delete(name: str) -> bytes:
+    return frame(Command.SCHEDULE_DELETE, pack_name(name))
+
+
+def encode_state(name: str, paused: bool) -> bytes:
+    return frame(Command.SCHEDULE_STATE, pack_name(name), _FLAG.pack(paused))
+
+
+def encode_fire(firings: Sequence[Firing], tzdata: str = "") -> bytes:
+    assert len(firings) <= MAX_FIRINGS
+    packed = [
+        pack_name(f.name)
+        + _FIRING.pack(f.version, f.expected, f.next, f.last, f.missed, f.flags, len(f.times))
+        + f.times.tobytes()
+        for f in firings
+    ]
+    return frame(Command.SCHEDULE_FIRE, pack_name(tzdata), _COUNT16.pack(len(packed)), *packed)
+
+
+def encode_run(name: str, version: int, rows: Rows, key: bytes | None = None) -> bytes:
+    """Encode a SCHEDULE_RUN. key: the request's Idempotency-Key."""
+    packed = b""
+    if key is not None:
+        digest = blake2b(key, digest_size=16, key=b"schedule").digest()
+        print_of = blake2b(name.encode() + b"\0" + rows.tobytes(), digest_size=8).digest()
+        packed = _KEY.pack(digest, int.from_bytes(print_of, "little"))
+    return frame(
+        Command.SCHEDULE_RUN, pack_name(name), _RUN.pack(version, key is not None, len(rows)), packed, rows.tobytes()
+    )
+
+
+def _decode_put(reader: WireReader) -> Put:
+    name = reader.named()
+    expected, paused = reader.unpack(_PUT)
+    stored = Stored.read(reader)
+    if paused > RUN:
+        raise Malformed("paused is 0, 1 or 2")
+    return Put(name, expected, paused, stored, decode_template(stored.template))
+
+
+def decode_template(template: bytes) -> Publish:
+    """The one-row PUBLISH of a template. Raises Malformed unless its meta ends with a place for the occurrence."""
+    publish = decode_publish(memoryview(template))
+    row, blob = publish.rows[0], publish.blob
+    end = 48 + int(row["meta_size"])
+    tail = end - _OCCURRENCE.size - len(_OC)
+    if len(publish.rows) != 1 or len(publish.topics) != 1 or len(publish.keys) or len(publish.client_keys):
+        raise Malformed("a template is one message without keys")
+    if tail < 48 or bytes(blob[tail : tail + len(_OC)]) != _OC:
+        raise Malformed("the meta of a template ends with a place for the occurrence")
+    return publish
+
+
+def _decode_fire(reader: WireReader) -> Fire:
+    tzdata = reader.name()
+    (count,) = reader.unpack(_COUNT16)
+    if count > MAX_FIRINGS:
+        raise Malformed(f"at most {MAX_FIRINGS} firings")
+    return Fire(tzdata, [_decode_firing(reader) for _ in range(count)])
+
+
+def _decode_firing(reader: WireReader) -> Firing:
+    name = reader.named()
+    version, expected, following, last, missed, flags, count = reader.unpack(_FIRING)
+    return Firing(name, version, expected, following, last, missed, flags, _times(reader, count))
+
+
+def _decode_run(reader: WireReader) -> Run:
+    name = reader.named()
+    version, keyed, count = reader.unpack(_RUN)
+    key = None
+    if keyed:
+        digest, fingerprint = reader.unpack(_KEY)
+        key = digest, fingerprint
+    if not count:
+        raise Malformed("a run has times")
+    return Run(name, version, key, _times(reader, count))
+
+
+def _times(reader: WireReader, count: int) -> Rows:
+    if count > MAX_RUN:
+        raise Malformed(f"at most {MAX_RUN} occurrences")
+    return reader.array(TIME, count)
+
+
+DECODERS: dict[int, Callable[[WireReader], Any]] = {
+    Command.SCHEDULE_PUT: _decode_put,
+    Command.SCHEDULE_DELETE: WireReader.named,
+    Command.SCHEDULE_FIRE: _decode_fire,
+    Command.SCHEDULE_STATE: lambda reader: (reader.named(), bool(reader.unpack(_FLAG)[0])),
+    Command.SCHEDULE_RUN: _decode_run,
+}

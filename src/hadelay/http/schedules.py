@@ -1,0 +1,195 @@
+"""Schedules: set, list, pause, trigger, backfill and preview them."""
+
+import re
+from typing import Any
+
+from hadelay.api import schedules as api
+from hadelay.api.base import Nothing
+from hadelay.api.text import check_limit, check_new_topic
+from hadelay.codec.meta import mask_of
+from hadelay.codec.schedules import MAX_JITTER_MS, MAX_TEMPLATE_BYTES, MAX_TIMES, MIN_EVERY_MS, Spec, template_meta
+from hadelay.errors import BadRequest, Impossible, NotFound, TooLarge
+from hadelay.http.answers import NOTHING, Answer
+from hadelay.http.call import Call
+from hadelay.http.options import check_idempotency_key, check_tags, pack_meta
+from hadelay.http.publish import payload
+from hadelay.http.routes import Routes
+from hadelay.model import Draft
+from hadelay.server.service.schedules import CATCH_UPS, OVERLAPS
+
+routes = Routes()
+
+_PATH = "/v1/schedules/{schedule}"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+#: Limit of the body of a PUT, in bytes: the message in base64, and a list of times.
+_MAX_BYTES = 256 << 10
+_MAX_PREVIEW = 100
+
+
+def _name(call: Call) -> str:
+    name = call.path["schedule"]
+    if not _NAME.fullmatch(name):
+        raise BadRequest(f"the schedule's name {name[:40]!r}: 1 to 128 of A-Z a-z 0-9 . _ -, and no dot in front")
+    return name
+
+
+async def _own(call: Call, scope: str = "publish") -> str:
+    """The name in the path. Raises NotFound, and Forbidden if the token has no such scope for the schedule's topic."""
+    name = _name(call)
+    topic = await call.service.schedules.topic_of(name)
+    if topic is None:
+        raise NotFound(f"there is no schedule {name!r}")
+    call.access.need_of(scope, topic, "schedule")
+    return name
+
+
+@routes.add(
+    "PUT", _PATH, query=api.PutScheduleQuery, body=api.PutSchedule, returns={200: api.Schedule[str]},
+    errors=(404, 409, 413, 422, 429), max_bytes=_MAX_BYTES, scope="publish", own_topics=True,
+)  # fmt: skip
+async def put_schedule(call: Call) -> Answer:
+    """Create a schedule, or replace it as a whole"""
+    name, wish, limits = _name(call), call.body, call.context.config
+    call.access.need("publish", check_new_topic(wish.topic, limits.max_topic_bytes))
+    before = await call.service.schedules.topic_of(name)
+    if before is not None:
+        call.access.need_of("publish", before, "schedule")
+    spec = _spec(wish, wish.topic)
+    body, content_type = payload(wish)
+    if len(body) > MAX_TEMPLATE_BYTES:
+        raise TooLarge(f"a body of {len(body)} bytes; the message of a schedule has at most {MAX_TEMPLATE_BYTES}")
+    tags, ttl_ms = check_tags(limits, wish.tags), int(wish.ttl or 0)
+    meta = pack_meta(limits, content_type, wish.meta, tags=list(tags), ttl=ttl_ms, sch=name)
+    draft = Draft(wish.topic, 0, True, mask_of(tags), ttl_ms, template_meta(meta), body)
+    return call.answer(
+        await call.service.schedules.put(
+            name, spec, draft, call.actor, version=call.query.version, paused=wish.paused
+        )
+    )  # fmt: skip
+
+
+def _spec(wish: api.Times, topic: str) -> Spec:
+    """The specification of a request. Raises BadRequest and Impossible."""
+    given = [name for name in ("cron", "every", "at") if getattr(wish, name) is not None]
+    if len(given) != 1:
+        raise BadRequest(f"say when by one of cron, every and at, not by {' and '.join(given) or 'none'}")
+    if wish.every is not None and wish.every < MIN_EVERY_MS:
+        raise BadRequest("every: at least 1s")
+    if wish.at is not None and not 0 < len(wish.at) <= MAX_TIMES:
+        raise BadRequest(f"at: 1 to {MAX_TIMES} times")
+    if wish.cron is None and wish.timezone != "UTC":
+        raise BadRequest("timezone: goes with cron; `every` and `at` are the same in all zones")
+    options = {} if not isinstance(wish, api.PutSchedule) else _options(wish)
+    start, end = (None if at is None else int(at) for at in (wish.start, wish.end))
+    at_ms = None if wish.at is None else sorted({int(at) for at in wish.at})
+    every_ms = None if wish.every is None else int(wish.every)
+    return Spec(
+        topic, cron=wish.cron, every_ms=every_ms, at=at_ms, timezone=wish.timezone, start_ms=start, end_ms=end,
+        **options,
+    )  # fmt: skip
+
+
+def _options(wish: api.PutSchedule) -> dict[str, Any]:
+    if wish.overlap not in OVERLAPS:
+        raise Impossible("overlap: wait needs message groups, which this version does not have; take skip or allow")
+    if wish.jitter is not None and wish.jitter > MAX_JITTER_MS:
+        raise BadRequest("jitter: at most 1h")
+    if wish.max_occurrences is not None and wish.max_occurrences < 1:
+        raise BadRequest("max_occurrences: at least 1, or leave it out")
+    found: dict[str, Any] = {"catch_up": CATCH_UPS.index(wish.catch_up), "overlap": OVERLAPS.index(wish.overlap)}
+    for name, value in (("jitter_ms", wish.jitter), ("window_ms", wish.catch_up_window)):
+        if value is not None:
+            found[name] = int(value)
+    return found if wish.max_occurrences is None else found | {"max_occurrences": wish.max_occurrences}
+
+
+@routes.add(
+    "GET", _PATH, query=api.ScheduleQuery, returns={200: api.Schedule[str]}, errors=(404, 503), scope="read",
+    own_topics=True,
+)  # fmt: skip
+async def get_schedule(call: Call) -> Answer:
+    """A schedule with its next occurrences, and its last ones with their messages"""
+    found = await call.service.schedules.get(_name(call), body=call.query.body, stale=call.query.stale)
+    call.access.need_of("read", found.topic, "schedule")
+    return call.answer(found)
+
+
+@routes.add(
+    "GET", "/v1/schedules", query=api.ListSchedulesQuery, returns={200: api.Schedules}, errors=(503,), scope="read",
+    own_topics=True,
+)  # fmt: skip
+async def list_schedules(call: Call) -> Answer:
+    """Schedules by name, of the topics that the token may read"""
+    query = call.query
+    page = await call.service.schedules.page(
+        query.prefix, query.cursor or "", check_limit(query.limit), stale=query.stale
+    )
+    mine = [found for found in page.schedules if call.access.may("read", found.topic)]
+    return call.answer(api.Schedules(mine, page.cursor))
+
+
+@routes.add("DELETE", _PATH, returns={204: None}, errors=(404,), scope="publish", own_topics=True)
+async def delete_schedule(call: Call) -> Answer:
+    """Delete a schedule; messages that are not due yet are cancelled"""
+    await call.service.schedules.delete(await _own(call), call.actor)
+    return NOTHING
+
+
+@routes.add(
+    "POST", _PATH + ":pause", body=Nothing, returns={200: api.Schedule[str]}, errors=(404,), scope="publish",
+    own_topics=True,
+)  # fmt: skip
+async def pause_schedule(call: Call) -> Answer:
+    """Make no occurrences until the schedule is resumed; messages that are not due yet are cancelled"""
+    return call.answer(await call.service.schedules.pause(await _own(call), True, call.actor))
+
+
+@routes.add(
+    "POST", _PATH + ":resume", body=Nothing, returns={200: api.Schedule[str]}, errors=(404,), scope="publish",
+    own_topics=True,
+)  # fmt: skip
+async def resume_schedule(call: Call) -> Answer:
+    """Go on from now; occurrences of the pause are not made"""
+    return call.answer(await call.service.schedules.pause(await _own(call), False, call.actor))
+
+
+@routes.add(
+    "POST", _PATH + ":trigger", body=Nothing, returns={201: api.Triggered[str], 200: api.Triggered[str]},
+    errors=(404, 409, 429), scope="publish", own_topics=True,
+)  # fmt: skip
+async def trigger_schedule(call: Call) -> Answer:
+    """Make one occurrence, due now"""
+    made = await call.service.schedules.trigger(await _own(call), _key(call), call.actor)
+    return call.answer(made, 200 if made.duplicate else 201)
+
+
+@routes.add(
+    "POST", _PATH + ":backfill", body=api.Backfill, returns={200: api.Backfilled[str]}, errors=(404, 409, 422, 429),
+    scope="publish", own_topics=True,
+)  # fmt: skip
+async def backfill_schedule(call: Call) -> Answer:
+    """Make the occurrences of a past range, also those made before, due now"""
+    name, wish = await _own(call), call.body
+    return call.answer(
+        await call.service.schedules.backfill(name, int(wish.from_), int(wish.to), _key(call), call.actor)
+    )
+
+
+def _key(call: Call) -> bytes | None:
+    keys = call.request.headers.getall("Idempotency-Key", ())
+    if len(keys) > 1:
+        raise BadRequest("Idempotency-Key is given twice")
+    return check_idempotency_key(keys[0].encode("utf-8", "surrogateescape")) if keys else None
+
+
+@routes.add(
+    "POST", "/v1/schedules:preview", body=api.Preview, returns={200: api.Previewed[str]}, errors=(422,), scope="read",
+    own_topics=True,
+)  # fmt: skip
+async def preview_schedule(call: Call) -> Answer:
+    """The next times of a schedule that need not exist, in words, and what clock changes do to it"""
+    wish = call.body
+    if not 1 <= wish.count <= _MAX_PREVIEW:
+        raise BadRequest(f"count: 1 to {_MAX_PREVIEW}, not {wish.count}")
+    after_ms = None if wish.after is None else int(wish.after)
+    return call.answer(await call.service.schedules.preview(_spec(wish, "preview"), after_ms, wish.count))

@@ -1,0 +1,255 @@
+"""The leader's part of schedules: computes when they are due, and proposes their occurrences ahead of time (ADR 221).
+
+Apply compares each proposal with the schedule's version and next time, so a repeated or late proposal changes nothing.
+Cluster time decides, never a wall clock. Nothing is kept per schedule: the agenda is a table in the order of time, read
+from where the last reading ended.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from hadelay.codec.commandtypes import MAX_AHEAD_MS
+from hadelay.codec.results import FireOutcome, FireResult
+from hadelay.codec.schedules import LAST, REMOVE, Firing, encode_fire, times
+from hadelay.errors import BadRequest, HadelayError
+from hadelay.ledger import schedules
+from hadelay.model import NEVER_MS
+from hadelay.server.delivery.term import Term
+from hadelay.timing import plan, zones
+from hadelay.version import SCHEDULER_LEVEL
+
+log = logging.getLogger(__name__)
+
+#: Times in ms: a schedule whose next occurrence is closer than LEAD_MS gets its occurrences filed up to LEAD_MS +
+#: MORE_MS ahead, so that a new leader has LEAD_MS to take over.
+LEAD_MS, MORE_MS = 5_000, 5_000
+#: Limit of occurrences per second; where many schedules are due at once, they are filed so much earlier.
+PACE = 2_000
+#: Time ahead in which due schedules are counted for that, in ms, and least time between two counts.
+_SURVEY_MS, _SURVEYED_MS = 65_000, 5_000
+#: Limits of one proposal, and of the time to compute it, in seconds.
+_OCCURRENCES, _BYTES, _WORK_S = 250, 64 << 10, 0.002
+#: Rows of the agenda read at a time, and while they are counted.
+_PAGE, _COUNTED = 50, 1_000
+#: Pause after a proposal that failed or was refused, and while the disk is full, in seconds.
+_RETRY_S, _FULL_S = 0.1, 1.0
+#: Longest sleep, in ms: cluster time may be slewed meanwhile. Also the time after which a schedule whose zone this node
+#: does not know is tried again.
+_SLEEP_MS = 300_000
+
+
+class ScheduleRunner:
+    """Fires schedules. One object per term. counts: occurrences by what became of them, kept over terms."""
+
+    def __init__(self, term: Term, has_space: Callable[[], bool], counts: Counter[str]) -> None:
+        self._term, self._ledger, self._has_space, self._counts = term, term.ledger, has_space, counts
+        self._alarm = term.alarm(self._look)
+        #: Keys of the agenda before which nothing is to be done: ahead of time, and at the time itself, for schedules
+        #: that do not overlap.
+        self._ahead = self._close = b""
+        self._proposed = False
+        self._rest_until = 0.0
+        #: Rows within _SURVEY_MS, when they were counted last.
+        self._crowd, self._surveyed_ms = 0, 0
+        self._survey_from: bytes | None = None
+        #: Names of schedules whose pattern or zone this node does not know, since they were tried last.
+        self.invalid: set[str] = set()
+        self._retry_invalid_ms = NEVER_MS
+        #: Last row of table `sched` that was computed with this node's tzdata; None: nothing is to be computed anew.
+        self._anew: bytes | None = b"" if self._ledger.schedules.tzdata < zones.VERSION else None
+        self._alarm.at(0.0)
+
+    def changed(self, next_ms: int) -> None:
+        """Note a new row of the agenda (ledger.ports.LedgerListener.on_agenda)."""
+        key = schedules.agenda_key(next_ms)
+        self._ahead, self._close = min(self._ahead, key), min(self._close, key)
+        self._wake_for(next_ms, _SURVEY_MS)
+
+    def delay_ms(self) -> int:
+        """How long the first row of the agenda has been due."""
+        rows = schedules.agenda(self._ledger, self._close, self._term.now(), 1)
+        return max(self._term.now() - rows[0][1], 0) if rows and rows[0][1] else 0
+
+    def _wake_for(self, next_ms: int, before_ms: int) -> None:
+        at_ms = min(next_ms - before_ms, self._term.now() + _SLEEP_MS)
+        self._alarm.at(max(self._term.mono_at(max(at_ms, 0)), self._rest_until))
+
+    def _look(self) -> None:
+        if self._proposed or not self._ledger.schedules.count or self._ledger.level < SCHEDULER_LEVEL:
+            return
+        mono = self._term.runtime.monotonic()
+        if mono < self._rest_until:
+            self._alarm.at(self._rest_until)
+        elif not self._has_space():
+            self._rest(_FULL_S)
+        elif self._survey():
+            self._alarm.at(mono)
+        else:
+            self._work(mono + _WORK_S)
+
+    def _rest(self, seconds: float) -> None:
+        self._rest_until = self._term.runtime.monotonic() + seconds
+        self._alarm.at(self._rest_until)
+
+    def _survey(self) -> bool:
+        """Count the schedules that are due soon, a page at a time. Returns whether rows are left."""
+        now = self._term.now()
+        if self._survey_from is None:
+            if now < self._surveyed_ms + _SURVEYED_MS:
+                return False
+            self._survey_from, self._counted_now = self._ahead, 0
+        rows = schedules.agenda(self._ledger, self._survey_from, now + _SURVEY_MS, _COUNTED)
+        self._counted_now += len(rows)
+        if len(rows) == _COUNTED:
+            self._survey_from = rows[-1][0] + b"\0"
+            return True
+        self._survey_from, self._crowd, self._surveyed_ms = None, self._counted_now, now
+        return False
+
+    def _work(self, until: float) -> None:
+        """Compute a proposal until the time is over or the proposal is full, and propose it; or sleep."""
+        now = self._term.now()
+        if now >= self._retry_invalid_ms:
+            self._ahead = self._close = b""
+            self.invalid, self._retry_invalid_ms = set(), NEVER_MS
+        batch = _Batch()
+        lead_ms = LEAD_MS + 1_000 * self._crowd // PACE
+        self._close, done = self._fill(batch, until, self._close, now + MAX_AHEAD_MS, MAX_AHEAD_MS)
+        if done:
+            self._ahead = max(self._ahead, self._close)
+            self._ahead, done = self._fill(batch, until, self._ahead, now + lead_ms, lead_ms + MORE_MS)
+        tzdata = ""
+        if done and self._anew is not None:
+            done = self._compute_anew(batch, until)
+            tzdata = zones.VERSION if done else ""
+        if batch.firings or tzdata:
+            self._propose(batch, tzdata)
+        elif not done:
+            self._alarm.at(0.0)
+        else:
+            self._sleep(lead_ms)
+
+    def _fill(self, batch: "_Batch", until: float, start: bytes, until_ms: int, ahead_ms: int) -> tuple[bytes, bool]:
+        """Add the firings of the agenda's rows from `start` on. Returns the key to go on from, and whether all rows up
+        to until_ms were read."""
+        while True:
+            rows = schedules.agenda(self._ledger, start, until_ms, _PAGE)
+            for key, _, name in rows:
+                if batch.full or (batch.looked and self._term.runtime.monotonic() >= until):
+                    return start, False
+                self._add(batch, name, ahead_ms)
+                start = key + b"\0"
+            if len(rows) < _PAGE:
+                return start, True
+
+    def _add(self, batch: "_Batch", name: str, ahead_ms: int) -> None:
+        found = schedules.find(self._ledger, name)
+        batch.looked += 1
+        if found is None:
+            return
+        (_, spec, _), state = found
+        now = self._term.now()
+        if state.finished:
+            if state.next <= now:
+                batch.add(Firing(name, state.version, state.next, 0, state.last, 0, REMOVE, times(())))
+            return
+        if spec.overlap:
+            if state.next > now + MAX_AHEAD_MS:
+                return  # apply judges the message before: not ahead of time
+            ahead_ms = MAX_AHEAD_MS
+        try:
+            firing = plan.fire(name, spec, state, now, ahead_ms)
+        except BadRequest as error:
+            self._is_invalid(name, error)
+            return
+        if firing is not None:
+            batch.add(firing)
+
+    def _is_invalid(self, name: str, error: HadelayError) -> None:
+        if name not in self.invalid and not self.invalid:
+            log.error("schedule_invalid", extra={"schedule": name, "problem": str(error)})
+        self.invalid.add(name)
+        self._retry_invalid_ms = self._term.now() + _SLEEP_MS
+
+    def _compute_anew(self, batch: "_Batch", until: float) -> bool:
+        """Compute the next time of zoned patterns with this node's tzdata, which is newer than the state's. What is
+        filed stays. Returns whether all schedules were computed."""
+        assert self._anew is not None
+        rows = self._ledger.tables.range(schedules.SCHED, self._anew, None, _PAGE)
+        for raw, _ in rows:
+            if batch.full or (batch.looked and self._term.runtime.monotonic() >= until):
+                return False
+            self._anew = raw + b"\0"
+            self._move_next(batch, raw.decode())
+        if len(rows) < _PAGE:
+            self._anew = None
+        return self._anew is None
+
+    def _move_next(self, batch: "_Batch", name: str) -> None:
+        found = schedules.find(self._ledger, name)
+        batch.looked += 1
+        if found is None or found.state.flags or not found.state.next:
+            return
+        spec, state = found.stored.spec, found.state
+        if spec.cron is None or spec.timezone == "UTC":
+            return
+        try:
+            following = next(plan.occurrences(spec, state.last), None)
+        except BadRequest as error:
+            self._is_invalid(name, error)
+            return
+        if following != state.next:
+            flags = LAST if following is None else 0
+            batch.add(Firing(name, state.version, state.next, following or 0, state.last, 0, flags, times(())))
+
+    def _propose(self, batch: "_Batch", tzdata: str) -> None:
+        self._proposed = True
+        known = self._ledger.schedules.tzdata
+        command = encode_fire(batch.firings, tzdata or ("" if known else zones.VERSION))
+        self._term.propose(command, self._fired)
+
+    def _fired(self, result: Any, error: HadelayError | None) -> None:
+        self._proposed = False
+        if error is not None or not isinstance(result, FireResult):
+            # Perhaps it is committed all the same: apply then finds a second proposal stale.
+            self._ahead = self._close = b""
+            self._anew = b"" if self._ledger.schedules.tzdata < zones.VERSION else None
+            self._rest(_RETRY_S)
+            return
+        for name in ("made", "missed", "overlapped", "refused"):
+            self._counts[name] += getattr(result, name)
+        if result.outcomes.any():
+            self._ahead = self._close = b""
+            if (result.outcomes == FireOutcome.REFUSED).any():
+                log.error("schedule_fire_refused", extra={"count": int((result.outcomes == FireOutcome.REFUSED).sum())})
+        self._rest(max((result.made + result.refused) / PACE, _RETRY_S if result.outcomes.any() else 0.0))
+
+    def _sleep(self, lead_ms: int) -> None:
+        for start, before_ms in ((self._ahead, lead_ms), (self._close, MAX_AHEAD_MS)):
+            if rows := schedules.agenda(self._ledger, start, NEVER_MS, 1):
+                next_ms = rows[0][1]
+                far = next_ms - _SURVEY_MS > self._term.now()
+                self._wake_for(next_ms, _SURVEY_MS if far else before_ms)
+        if self._retry_invalid_ms < NEVER_MS:
+            self._wake_for(self._retry_invalid_ms, 0)
+
+
+class _Batch:
+    """Firings of one proposal."""
+
+    def __init__(self) -> None:
+        self.firings: list[Firing] = []
+        #: Number of schedules that were looked at.
+        self.looked = 0
+        self._occurrences = self._bytes = 0
+
+    def add(self, firing: Firing) -> None:
+        self.firings.append(firing)
+        self._occurrences += len(firing.times)
+        self._bytes += 64 + len(firing.name) + firing.times.nbytes
+
+    @property
+    def full(self) -> bool:
+        return self._occurrences >= _OCCURRENCES or self._bytes >= _BYTES

@@ -1,0 +1,232 @@
+"""Services for schedules: set, look at, pause, trigger, backfill and preview them."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from itertools import islice
+from typing import Any
+
+from msgspec.structs import replace
+
+from hadelay.api.schedules import (
+    Backfilled,
+    CatchUp,
+    Occurrence,
+    Overlap,
+    Previewed,
+    PreviewTime,
+    Schedule,
+    Schedules,
+    Triggered,
+)
+from hadelay.api.service import Actor, answered
+from hadelay.api.text import format_duration, format_instant
+from hadelay.codec import schedules as codec
+from hadelay.codec.meta import unpack
+from hadelay.codec.publishcommand import GAP, encode_publish
+from hadelay.codec.results import PublishResult, RowCode
+from hadelay.codec.schedules import ANY_VERSION, MAX_RUN, Made, Spec, State, Stored
+from hadelay.errors import BadRequest, Impossible, NotFound
+from hadelay.ledger import schedules
+from hadelay.ledger.lookup import find_entry, state_of
+from hadelay.model import Draft, encode_id
+from hadelay.server.service.part import Service, once_begun
+from hadelay.timing import cron, plan, zones
+
+#: Words of the API for CatchUp and Overlap, by value.
+CATCH_UPS: tuple[CatchUp, ...] = ("one", "none", "all")
+OVERLAPS: tuple[Overlap, ...] = ("allow", "skip")
+#: Number of next occurrences that GET shows.
+_NEXT = 10
+#: Schedules of a page that are read before other tasks of the event loop have a turn.
+_AT_ONCE = 100
+
+
+class ScheduleService(Service):
+    async def topic_of(self, name: str) -> str | None:
+        """The topic that a schedule publishes to; None if there is no such schedule."""
+        await self._confirm()
+        found = schedules.find(self._node.ledger, name)
+        return None if found is None else found.stored.spec.topic
+
+    async def put(
+        self, name: str, spec: Spec, draft: Draft, by: Actor, *, version: int | None, paused: bool | None
+    ) -> Schedule[str]:
+        """Create a schedule, or replace it as a whole. draft: the message, whose meta names the schedule. version:
+        expected version; 0 for no schedule. Raises BadRequest, Impossible, Conflict, LimitReached, NotFound."""
+        ledger = self._node.ledger
+        template = encode_publish(self._node.name, [draft])
+        found = schedules.find(ledger, name)
+        if found is None or found.stored.spec != spec:
+            # A rare pattern may take some ms to be found.
+            await self._in_thread(lambda: plan.check(spec, self._node.now_ms()))
+        if found is not None and _same_message(found.stored.template, template):
+            template = found.stored.template
+        command = codec.encode_put(
+            name, ANY_VERSION if version is None else version,
+            codec.KEEP_PAUSE if paused is None else codec.PAUSE if paused else codec.RUN,
+            Stored(by.token, spec, template),
+        )  # fmt: skip
+        await self._administer(by, "schedule.set", f"{name}: {spec.topic}", command)
+        with once_begun():
+            return await self.get(name, body=False, stale=False, warnings=self._warnings(spec))
+
+    async def _in_thread(self, search: Callable[[], Any]) -> Any:
+        """Search times in a thread."""
+        return await answered(lambda done: self._node.runtime.in_thread("schedules", search, done))
+
+    def _warnings(self, spec: Spec) -> list[str]:
+        found = _clock_changes(spec, self._node.now_ms())
+        topic = self._node.ledger.topic(spec.topic)
+        if spec.overlap and topic is not None and not topic.settings.max_attempts:
+            found.append(f"overlap: a message of {spec.topic} that always fails stops the schedule: set max_attempts")
+        return found
+
+    async def get(
+        self, name: str, *, body: bool, stale: bool, warnings: list[str] | None = None
+    ) -> Schedule[str]:  # fmt: skip
+        await self._confirm(stale)
+        found = self._found(name)
+        view = self._document(name, found, body=body, whole=True)
+        return replace(view, warnings=warnings) if warnings else view
+
+    def _found(self, name: str) -> schedules.Found:
+        found = schedules.find(self._node.ledger, name)
+        if found is None:
+            raise NotFound(f"there is no schedule {name!r}")
+        return found
+
+    async def page(self, prefix: str, after: str, limit: int, *, stale: bool) -> Schedules:
+        """A page of schedules by name, after the name `after`."""
+        await self._confirm(stale)
+        tables, start = self._node.ledger.tables, max(prefix.encode(), after.encode() + b"\0" * bool(after))
+        names = [raw for raw, _ in tables.range(schedules.STATE, start, None, limit)]
+        page, documents = [raw for raw in names if raw.startswith(prefix.encode())], list[Schedule[str]]()
+        for n, raw in enumerate(page):
+            if n % _AT_ONCE == _AT_ONCE - 1:
+                await asyncio.sleep(0)
+            found = schedules.find(self._node.ledger, raw.decode())
+            if found is not None:
+                documents.append(self._document(raw.decode(), found, body=False, whole=False))
+        more = len(names) == limit and len(page) == limit
+        return Schedules(documents, page[-1].decode() if more else None)
+
+    def _document(self, name: str, found: schedules.Found, *, body: bool, whole: bool) -> Schedule[str]:
+        (creator, spec, template), state = found
+        message = codec.decode_template(template)
+        row, payload = message.rows[0], bytes(message.blob[len(GAP) :])
+        meta, size = unpack(payload[: int(row["meta_size"])]), int(row["body_size"])
+        coming, problem = self._next(spec, state, _NEXT if whole else 1)
+        return Schedule(
+            schedule=name, topic=spec.topic, version=state.version,
+            state="paused" if state.paused else "finished" if state.finished else "active",
+            restored=bool(state.flags & codec.HELD), times=plan.explain(spec), cron=spec.cron,
+            every=_duration(spec.every_ms),
+            at=None if spec.at is None else [format_instant(at_ms) for at_ms in spec.at], timezone=spec.timezone,
+            start=_instant(spec.start_ms), end=_instant(spec.end_ms), max_occurrences=spec.max_occurrences,
+            jitter=_duration(spec.jitter_ms or None), catch_up=CATCH_UPS[spec.catch_up],
+            catch_up_window=format_duration(spec.window_ms), overlap=OVERLAPS[spec.overlap],
+            next=[format_instant(at_ms) for at_ms in coming],
+            last=[self._occurrence(made) for made in state.ring if made.occurrence <= self._node.now_ms()][-_NEXT:]
+            if whole else None,
+            made=state.made, missed=state.missed, overlapped=state.overlapped, refused=state.refused,
+            manual=state.manual, changed_at=format_instant(state.put_ms), creator=creator or None,
+            content_type=meta.ct, tags=meta.tags, meta=meta.meta, ttl=_duration(meta.ttl or None), size=size,
+            body=payload[len(payload) - size :] if body else None, problem=problem,
+        )  # fmt: skip
+
+    def _next(self, spec: Spec, state: State, count: int) -> tuple[list[int], str | None]:
+        """(next occurrences, why this node cannot compute them)"""
+        if state.flags:
+            return [], None
+        if spec.max_occurrences is not None:
+            filed = sum(made.occurrence > self._node.now_ms() for made in state.ring)
+            count = min(count, spec.max_occurrences - state.made + filed)
+        try:
+            return list(islice(plan.occurrences(spec, self._node.now_ms()), max(count, 0))), None
+        except BadRequest as error:
+            return [], str(error)
+
+    def _occurrence(self, made: Made) -> Occurrence[str]:
+        ledger = self._node.ledger
+        entry = find_entry(ledger, made.id)
+        state = "gone" if entry is None else str(state_of(ledger, entry, self._node.now_ms()))
+        return Occurrence(format_instant(made.occurrence), encode_id(made.id), state, bool(made.manual))  # type: ignore[arg-type]
+
+    async def delete(self, name: str, by: Actor) -> None:
+        await self._administer(by, "schedule.delete", name, codec.encode_delete(name))
+
+    async def pause(self, name: str, paused: bool, by: Actor) -> Schedule[str]:
+        await self._administer(
+            by, f"schedule.{'pause' if paused else 'resume'}", name, codec.encode_state(name, paused)
+        )
+        with once_begun():
+            return await self.get(name, body=False, stale=False)
+
+    async def trigger(self, name: str, key: bytes | None, by: Actor) -> Triggered[str]:
+        """Make one occurrence, due now. Raises Conflict if the schedule does not overlap and the message before is
+        pending."""
+        return (await self._run(name, ANY_VERSION, [(0, 0)], key, by, "trigger"))[0]
+
+    async def backfill(self, name: str, from_ms: int, to_ms: int, key: bytes | None, by: Actor) -> Backfilled[str]:
+        """Make the occurrences of [from_ms, to_ms) due now. Raises Impossible for the future, and for too many."""
+        await self._confirm()
+        (_, spec, _), state = self._found(name)
+        if to_ms > self._node.now_ms():
+            raise Impossible("to: is ahead; a backfill makes past occurrences only")
+        times = list(_until(plan.occurrences(spec, from_ms - 1), to_ms))
+        if len(times) > MAX_RUN:
+            raise Impossible(f"more than {MAX_RUN} occurrences: take a shorter range")
+        if not times:
+            return Backfilled([])
+        return Backfilled(await self._run(name, state.version, [(at_ms, 0) for at_ms in times], key, by, "backfill"))
+
+    async def _run(
+        self, name: str, version: int, times: list[tuple[int, int]], key: bytes | None, by: Actor, action: str
+    ) -> list[Triggered[str]]:  # fmt: skip
+        command = codec.encode_run(name, version, codec.times(times), key)
+        result = await self._administer(by, f"schedule.{action}", f"{name}: {len(times)}", command)
+        assert isinstance(result, PublishResult)
+        refused = [RowCode(code) for code in result.codes.tolist() if code]
+        if refused:
+            topic = self._found(name).stored.spec.topic
+            error = self._node.group_commit.refusals.problem(refused[0], topic)
+            with once_begun(len(refused) < len(times)):
+                raise error
+        columns = zip(result.ids.tolist(), result.deliver_at_ms.tolist(), result.duplicate.tolist(), strict=True)
+        return [Triggered(encode_id(id_), format_instant(at_ms), again) for id_, at_ms, again in columns]
+
+    async def preview(self, spec: Spec, after_ms: int | None, count: int) -> Previewed[str]:
+        start_ms = self._node.now_ms() if after_ms is None else after_ms
+        found = await self._in_thread(lambda: list(islice(plan.occurrences(spec, start_ms), count)))
+        tz = zones.zone(spec.timezone)
+        times = [
+            PreviewTime(format_instant(at_ms), datetime.fromtimestamp(at_ms / 1000, tz).isoformat()) for at_ms in found
+        ]
+        return Previewed(plan.explain(spec), times, zones.VERSION, _clock_changes(spec, start_ms))
+
+
+def _clock_changes(spec: Spec, after_ms: int) -> list[str]:
+    return [] if spec.cron is None else cron.clock_changes(cron.parse(spec.cron, spec.timezone), after_ms)
+
+
+def _same_message(a: bytes, b: bytes) -> bool:
+    """Whether two templates have the same message; they also name the node that took them."""
+    one, other = codec.decode_template(a), codec.decode_template(b)
+    return bool(one.rows == other.rows) and one.blob == other.blob and one.topics == other.topics
+
+
+def _until(times: Iterator[int], end_ms: int) -> Iterator[int]:
+    """The times before end_ms, MAX_RUN + 1 at most."""
+    for at_ms in islice(times, MAX_RUN + 1):
+        if at_ms >= end_ms:
+            return
+        yield at_ms
+
+
+def _duration(ms: int | None) -> str | None:
+    return None if ms is None else format_duration(ms)
+
+
+def _instant(ms: int | None) -> str | None:
+    return None if ms is None else format_instant(ms)

@@ -1,0 +1,139 @@
+"""Times of a schedule from its specification, and which of them are made at a given moment. Pure: the leader, the
+preview and GET call it."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from hashlib import blake2b
+from itertools import islice, pairwise
+
+from hadelay.codec.schedules import LAST, MAX_RUN, CatchUp, Firing, Spec, State, times
+from hadelay.errors import Impossible
+from hadelay.model import NEVER_MS
+from hadelay.timing import cron
+
+#: An occurrence is missed if the cluster could not make its message within this time after it, in ms.
+GRACE_MS = 60_000
+#: Limits of one firing: occurrences made, and late occurrences looked at; the next firing goes on behind.
+FIRED = 200
+_LOOKED = 3_000
+#: Number of occurrences that are compared with the jitter when a schedule is set.
+_COMPARED = 100
+
+
+def occurrences(spec: Spec, after_ms: int) -> Iterator[int]:
+    """Occurrences after `after_ms`, ascending, without jitter. Raises BadRequest for a pattern or zone that this node
+    does not know."""
+    after_ms = max(after_ms, -1 if spec.start_ms is None else spec.start_ms - 1)
+    end_ms = NEVER_MS if spec.end_ms is None else spec.end_ms
+    for at_ms in _all(spec, after_ms):
+        if at_ms > end_ms:
+            return
+        yield at_ms
+
+
+def _all(spec: Spec, after_ms: int) -> Iterator[int]:
+    if spec.cron is not None:
+        yield from cron.after(cron.parse(spec.cron, spec.timezone), after_ms)
+    elif spec.every_ms is not None:
+        anchor_ms = spec.start_ms or 0
+        at_ms = after_ms - (after_ms - anchor_ms) % spec.every_ms
+        while True:
+            at_ms += spec.every_ms
+            yield at_ms
+    else:
+        yield from (at_ms for at_ms in spec.at or () if at_ms > after_ms)
+
+
+def jitter_ms(spec: Spec, name: str, occurrence: int) -> int:
+    """The random part of an occurrence's due time: the same at each call."""
+    if not spec.jitter_ms:
+        return 0
+    digest = blake2b(f"{name}\0{occurrence}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % spec.jitter_ms
+
+
+def check(spec: Spec, now_ms: int) -> None:
+    """Raises Impossible for a schedule that never comes, or whose jitter could mix its occurrences up."""
+    first = list(islice(occurrences(spec, now_ms), _COMPARED))
+    if not first:
+        years = f"; {cron.MAX_YEARS} years are searched" if spec.cron is not None else ""
+        raise Impossible(f"no occurrence is ahead: look at cron, at, start and end{years}")
+    if spec.jitter_ms and any(b - a < spec.jitter_ms for a, b in pairwise(first)):
+        raise Impossible("jitter: longer than the time between two occurrences, whose messages could change places")
+
+
+def fire(name: str, spec: Spec, state: State, now_ms: int, ahead_ms: int) -> Firing | None:
+    """What to propose for an active schedule at `now_ms`, with occurrences up to `ahead_ms` ahead; None for nothing.
+
+    Late occurrences are older than GRACE_MS. `one` makes the last of them, unless a later occurrence has come, too;
+    `all` makes those within the window, the newest MAX_RUN at most; `none` makes none. The others are missed."""
+    fresh_ms = now_ms - GRACE_MS
+    skipped, last = _skip(spec, state.last, fresh_ms)
+    coming = occurrences(spec, last)
+    late: list[int] = []
+    following: int | None = None
+    for following in coming:
+        if following > fresh_ms or len(late) == _LOOKED:
+            break
+        late.append(following)
+    else:
+        following = None
+    if len(late) == _LOOKED:
+        # The newest MAX_RUN are known later: all before them are missed.
+        sure = late[: _LOOKED - MAX_RUN]
+        return _firing(name, spec, state, skipped + len(sure), sure[-1], late[len(sure)], [])
+    late_made = _caught_up(spec, late, now_ms, following)
+    missed = len(late) - len(late_made)
+    if missed:
+        last = late[missed - 1]
+    made = late_made
+    while following is not None and following <= now_ms + ahead_ms and len(made) <= FIRED:
+        made.append(following)
+        following = next(coming, None)
+    room = NEVER_MS if spec.max_occurrences is None else spec.max_occurrences - state.made
+    most = max(min(FIRED, room), 1)
+    if len(made) > most:
+        made, following = made[:most], made[most]
+    if made:
+        last = made[-1]
+    elif not skipped + missed and following == state.next:
+        return None
+    return _firing(name, spec, state, skipped + missed, last, following, made)
+
+
+def _skip(spec: Spec, last: int, fresh_ms: int) -> tuple[int, int]:
+    """(number of occurrences that are missed for certain, the last of them) of a long outage of a schedule with an
+    interval, which need not be walked."""
+    if spec.every_ms is None:
+        return 0, last
+    first = next(occurrences(spec, last), NEVER_MS)
+    over = (min(fresh_ms, NEVER_MS if spec.end_ms is None else spec.end_ms) - first) // spec.every_ms - MAX_RUN
+    return (over, first + (over - 1) * spec.every_ms) if over > 0 else (0, last)
+
+
+def _caught_up(spec: Spec, late: list[int], now_ms: int, following: int | None) -> list[int]:
+    """Which of the late occurrences are made. following: the occurrence after them."""
+    within = [at_ms for at_ms in late[-MAX_RUN:] if at_ms >= now_ms - spec.window_ms]
+    if CatchUp(spec.catch_up) is CatchUp.ALL:
+        return within
+    if CatchUp(spec.catch_up) is CatchUp.ONE and (following is None or following > now_ms):
+        return within[-1:]
+    return []
+
+
+def _firing(
+    name: str, spec: Spec, state: State, missed: int, last: int, following: int | None, made: list[int]
+) -> Firing:  # fmt: skip
+    rows = times((at_ms, at_ms + jitter_ms(spec, name, at_ms)) for at_ms in made)
+    flags = LAST if following is None else 0
+    return Firing(name, state.version, state.next, following or 0, last, missed, flags, rows)
+
+
+def explain(spec: Spec) -> str:
+    """The times of a schedule in words."""
+    if spec.cron is not None:
+        return f"{cron.explain(spec.cron)}, {spec.timezone}"
+    if spec.every_ms is not None:
+        since = datetime.fromtimestamp((spec.start_ms or 0) / 1000, UTC).isoformat().replace("+00:00", "Z")
+        return f"Every {spec.every_ms / 1000:g} s, counted from {since}"
+    return f"At {len(spec.at or ())} given times"

@@ -1,0 +1,532 @@
+"""Schedules in apply: what one command does to rows, messages and counts. The leader's part is played by plan.fire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from chaos.sim import ledgercheck
+from hadelay.codec import commands, schedules
+from hadelay.codec.meta import Meta, pack, unpack
+from hadelay.codec.publishcommand import encode_publish
+from hadelay.codec.results import Done, FireOutcome, FireResult, Refused
+from hadelay.codec.schedules import ANY_VERSION, KEPT_MS, Firing, Spec, State, Stored
+from hadelay.ledger import schedules as ledger_schedules
+from hadelay.ledger.describe import describe
+from hadelay.model import Draft
+from hadelay.settings.cluster import Settings
+from hadelay.timing import plan
+from hadelay.version import SCHEDULER_LEVEL
+from tests.ledger.world import START_MS, World
+
+AHEAD_MS = 10_000
+SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
+
+
+def stored(spec: Spec, body: bytes = b"x", name: str = "s", creator: str = "me") -> Stored:
+    meta = schedules.template_meta(pack(Meta(sch=name)))
+    return Stored(creator, spec, encode_publish("n1", [Draft(spec.topic, 0, True, 0, 0, meta, body)]))
+
+
+def every(seconds: float = 1, **more: Any) -> Spec:
+    return Spec("t", every_ms=int(seconds * SECOND), start_ms=START_MS + SECOND, **more)
+
+
+class Owner(World):
+    """A world with schedules, whose leader fires when asked."""
+
+    def put(
+        self, spec: Spec, name: str = "s", *, body: bytes = b"x", expected: int = ANY_VERSION, paused: int = 0
+    ) -> Any:
+        return self.one(schedules.encode_put(name, expected, paused, stored(spec, body, name)))
+
+    def found(self, name: str = "s") -> ledger_schedules.Found:
+        found = ledger_schedules.find(self.ledger, name)
+        assert found is not None
+        return found
+
+    def state(self, name: str = "s") -> State:
+        return self.found(name).state
+
+    def plan(self, name: str = "s", ahead_ms: int = AHEAD_MS) -> Firing | None:
+        (_, spec, _), state = self.found(name)
+        return plan.fire(name, spec, state, START_MS + self.now, ahead_ms)
+
+    def fire(self, *firings: Firing | None) -> list[int]:
+        result = self.one(schedules.encode_fire([firing for firing in firings if firing is not None]))
+        assert isinstance(result, FireResult)
+        return result.outcomes.tolist()
+
+    def lead(self, name: str = "s", ahead_ms: int = AHEAD_MS) -> None:
+        """Fire until nothing is to be done."""
+        for _ in range(1_000):
+            if ledger_schedules.find(self.ledger, name) is None or self.state(name).paused:
+                return
+            if self.state(name).finished or (firing := self.plan(name, ahead_ms)) is None:
+                return
+            assert self.fire(firing) == [FireOutcome.DONE]
+        raise AssertionError("it goes on for ever")
+
+    def times(self, name: str = "s") -> list[float]:
+        """Seconds since START_MS of the remembered messages."""
+        return [(made.occurrence - START_MS) / SECOND for made in self.state(name).ring]
+
+    def counts(self, name: str = "s") -> tuple[int, ...]:
+        state = self.state(name)
+        return state.made, state.missed, state.overlapped, state.refused, state.manual
+
+    def agenda(self) -> list[tuple[int, str]]:
+        return [(next_ms, name) for _, next_ms, name in ledger_schedules.agenda(self.ledger, b"", 1 << 62, 1_000)]
+
+
+@pytest.fixture
+def world() -> Owner:
+    return Owner()
+
+
+def test_occurrences_are_ordinary_messages_that_say_where_they_are_from(world: Owner) -> None:
+    world.put(every())
+    world.lead()
+    assert world.times() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+    ids = [made.id for made in world.state().ring]
+    assert world.states(*ids) == ["scheduled"] * 10
+    found = describe(world.ledger, ids[4])
+    assert found is not None
+    assert (found.topic, found.deliver_at_ms) == ("t", START_MS + 5 * SECOND)
+    meta = unpack(found.meta)
+    assert (meta.sch, meta.oc) == ("s", START_MS + 5 * SECOND)
+    assert world.store.record(*where(world, ids[4]), verify=True)  # its checksum is right
+    world.now = 7 * SECOND
+    world.lead()
+    assert world.counts() == (17, 0, 0, 0, 0)
+    world.restart()
+
+
+def where(world: World, message_id: int) -> tuple[int, int, int]:
+    hour, index = world.place(message_id)
+    row = world.store.entries(hour, slice(index, index + 1))[0]
+    return hour, int(row["offset"]), int(row["size"])
+
+
+def test_a_firing_counts_once(world: Owner) -> None:
+    world.put(every())
+    firing = world.plan()
+    assert world.fire(firing) == [FireOutcome.DONE]
+    before = world.state()
+    assert world.fire(firing) == [FireOutcome.STALE]
+    assert world.fire(firing, firing) == [FireOutcome.STALE] * 2
+    assert world.state() == before
+    assert world.topic().published == 10
+
+
+def test_a_firing_of_an_older_version_is_stale(world: Owner) -> None:
+    world.put(every())
+    firing = world.plan()
+    world.put(every(), body=b"another")
+    assert world.fire(firing) == [FireOutcome.STALE]
+    world.put(every(5))
+    assert world.fire(firing) == [FireOutcome.STALE]
+    assert world.topic() is None
+
+
+def test_a_firing_twice_in_one_command_counts_once(world: Owner) -> None:
+    world.put(every())
+    firing = world.plan()
+    assert world.fire(firing, firing) == [FireOutcome.DONE, FireOutcome.STALE]
+
+
+@pytest.mark.parametrize("change", ["behind", "disorder", "beyond_end", "too_many", "next_behind", "newer_than_last"])
+def test_a_faulty_leader_is_refused(world: Owner, change: str) -> None:
+    world.put(every(end_ms=START_MS + 8 * SECOND, max_occurrences=6))
+    firing = world.plan()
+    assert firing is not None
+    at = [START_MS + n * SECOND for n in range(1, 10)]
+    wrong = {
+        "behind": firing._replace(times=schedules.times([(START_MS - 1, START_MS)])),
+        "disorder": firing._replace(times=schedules.times([(at[1], at[1]), (at[0], at[0])]), last=at[1]),
+        "beyond_end": firing._replace(times=schedules.times([(at[8], at[8])]), last=at[8], next=at[8] + 1),
+        "too_many": firing._replace(times=schedules.times([(t, t) for t in at[:7]]), last=at[6], next=at[7]),
+        "next_behind": firing._replace(next=firing.last),
+        "newer_than_last": firing._replace(last=at[0]),
+    }[change]
+    before = world.state()
+    assert world.fire(wrong) == [FireOutcome.REFUSED]
+    assert world.state() == before
+    assert world.fire(firing) == [FireOutcome.DONE]
+
+
+def test_an_identical_put_changes_nothing(world: Owner) -> None:
+    assert world.put(every()) == Done()
+    world.lead()
+    before = world.state()
+    assert world.put(every()) == Done(False)
+    assert world.state() == before
+    assert world.put(every(), paused=schedules.RUN) == Done(False)
+    world.one(schedules.encode_put("s", ANY_VERSION, 0, stored(every(), creator="somebody else")))
+    assert (world.state(), world.found().stored.creator) == (before, "me")
+
+
+def test_a_new_message_replaces_what_is_filed_at_the_same_times(world: Owner) -> None:
+    world.put(every(jitter_ms=900))
+    world.lead()
+    world.now = 4 * SECOND + 500
+    before = world.state()
+    due = {made.occurrence: describe(world.ledger, made.id).deliver_at_ms for made in before.ring}  # type: ignore[union-attr]
+    world.put(every(jitter_ms=900), body=b"new")
+    after = world.state()
+    assert (after.version, after.next, after.last, after.made) == (2, before.next, before.last, before.made)
+    assert [made.occurrence for made in after.ring] == [made.occurrence for made in before.ring]
+    for old, new in zip(before.ring, after.ring, strict=True):
+        ahead = due[old.occurrence] > START_MS + world.now
+        assert (old.id != new.id) == ahead
+        assert world.states(old.id) == ["cancelled" if ahead else "ready"]
+        found = describe(world.ledger, new.id)
+        assert found is not None
+        assert found.deliver_at_ms == due[old.occurrence]
+    world.restart()
+
+
+def test_new_times_begin_now(world: Owner) -> None:
+    world.put(every())
+    world.lead()
+    world.now = 4 * SECOND + 500
+    before = world.state()
+    leased = world.lease(before.ring[0].id)
+    world.put(every(3))
+    assert world.states(*[made.id for made in before.ring]) == ["leased"] + ["ready"] * 3 + ["cancelled"] * 6
+    assert (world.state().next, world.state().made) == (0, 4)
+    world.lead()
+    assert world.times()[-3:] == [7, 10, 13]
+    assert world.ack(leased) == [0]
+
+
+def test_what_was_handed_out_is_never_cancelled(world: Owner) -> None:
+    """A message in backoff waits, and is not one that was never due; neither is one that its owner rescheduled."""
+    world.put(every())
+    world.lead()
+    first, second, third, *_ = [made.id for made in world.state().ring]
+    world.now = 3 * SECOND
+    world.nack(world.lease(first), 3_600_000)
+    world.one(commands.encode_reschedule("n1", 3_600_000, True, [second]))
+    world.one(schedules.encode_delete("s"))
+    assert world.states(first, second, third) == ["scheduled", "scheduled", "ready"]
+
+
+def test_the_expected_version_is_compared(world: Owner) -> None:
+    assert world.put(every(), expected=1).code == "schedule_changed"
+    assert world.put(every(), expected=0) == Done()
+    assert world.put(every(2), expected=0).code == "schedule_changed"
+    assert world.put(every(2), expected=1) == Done()
+    assert world.put(every(2), expected=1).code == "schedule_changed"
+
+
+def test_a_pause_makes_nothing_and_leaves_its_time_out(world: Owner) -> None:
+    world.put(every())
+    world.lead()
+    world.now = 4 * SECOND + 500
+    ids = [made.id for made in world.state().ring]
+    assert world.one(schedules.encode_state("s", True)) == Done()
+    assert world.states(*ids) == ["ready"] * 4 + ["cancelled"] * 6
+    assert world.agenda() == []
+    assert world.one(schedules.encode_state("s", True)) == Done(False)
+    world.now = 100 * SECOND + 500
+    world.one(schedules.encode_state("s", False))
+    world.lead()
+    assert world.times()[-10:] == [101, 102, 103, 104, 105, 106, 107, 108, 109, 110]
+    assert world.counts() == (14, 0, 0, 0, 0)
+
+
+def test_a_message_delivered_early_counts_as_made(world: Owner) -> None:
+    world.put(every())
+    world.lead()
+    early = world.state().ring[6].id
+    world.one(commands.encode_reschedule("n1", 0, True, [early]))
+    world.now = 3 * SECOND
+    world.one(schedules.encode_state("s", True))
+    world.one(schedules.encode_state("s", False))
+    world.lead()
+    assert world.times() == [1, 2, 3, 7, 8, 9, 10, 11, 12, 13]
+
+
+def test_deletion_cancels_what_is_not_due_and_leaves_no_row(world: Owner) -> None:
+    world.put(every())
+    world.lead()
+    ids = [made.id for made in world.state().ring]
+    world.now = 2 * SECOND
+    world.one(schedules.encode_delete("s"))
+    assert world.states(*ids) == ["ready"] * 2 + ["cancelled"] * 8
+    tables = world.tables.rows
+    assert not any(tables[table] for table in (b"sched", b"schedst", b"schednext", b"schedof"))
+    assert (world.ledger.schedules.count, world.ledger.schedules.bytes) == (0, 0)
+    assert world.one(schedules.encode_delete("s")).code == "no_schedule"
+
+
+@pytest.mark.parametrize(
+    ("catch_up", "times", "missed"),
+    [(0, [3600], 60), (1, [], 61), (2, [n * 60 for n in range(51, 61)], 0)],
+)
+def test_an_outage_is_caught_up_by_policy(world: Owner, catch_up: Any, times: list[int], missed: int) -> None:
+    world.put(Spec("t", every_ms=MINUTE, catch_up=catch_up))
+    world.now = HOUR + MINUTE + SECOND  # more than a minute after the last
+    world.one(schedules.encode_fire([]))
+    # the occurrence at one minute ago is still on time
+    world.lead(ahead_ms=0)
+    fresh = [3660]
+    made = (61 if catch_up == 2 else 1) + 0
+    assert world.times()[-1:] == fresh
+    assert world.counts()[:2] == (made if catch_up == 2 else 1, {0: 60, 1: 60, 2: 0}[catch_up])
+
+
+@pytest.mark.parametrize(("catch_up", "made", "missed"), [(0, 1, 9), (1, 0, 10), (2, 10, 0)])
+def test_an_outage_without_a_later_occurrence(world: Owner, catch_up: Any, made: int, missed: int) -> None:
+    world.put(Spec("t", every_ms=HOUR, catch_up=catch_up))
+    world.now = 10 * HOUR + 30 * MINUTE
+    world.lead()
+    assert world.counts()[:2] == (made, missed)
+    if made:
+        assert world.times()[-1] == 10 * 3600
+        assert world.states(world.state().ring[-1].id) == ["ready"]
+
+
+def test_the_window_of_catching_up(world: Owner) -> None:
+    world.put(Spec("t", every_ms=HOUR, catch_up=2, window_ms=3 * HOUR))
+    world.now = 10 * HOUR + 30 * MINUTE
+    world.lead()
+    assert world.counts()[:2] == (3, 7)
+    world.put(Spec("t", every_ms=HOUR, catch_up=0, window_ms=10 * MINUTE), "late")
+    world.now += 10 * HOUR
+    world.lead("late")
+    assert world.counts("late")[:2] == (0, 10)
+
+
+def test_all_makes_the_newest_thousand(world: Owner) -> None:
+    world.checking = False
+    world.put(Spec("t", cron="* * * * * *", catch_up=2))
+    world.now = 5_000 * SECOND
+    world.lead()
+    made, missed, *_ = world.counts()
+    assert (made + missed, made) == (5_010, 1_000 + 60 + 10)
+
+
+def test_a_long_outage_of_an_interval_is_not_walked(world: Owner) -> None:
+    world.checking = False
+    world.put(Spec("t", every_ms=SECOND, catch_up=2, window_ms=400 * DAY))
+    world.now = 365 * DAY
+    world.lead()
+    made, missed, *_ = world.counts()
+    assert (made + missed, made) == (365 * 86_400 + 10, 1_000 + 60 + 10)
+
+
+def test_a_successor_within_a_minute_files_at_once_under_every_policy(world: Owner) -> None:
+    world.put(Spec("t", every_ms=10 * SECOND, catch_up=1))
+    world.now = 59 * SECOND
+    world.lead()
+    assert world.times() == [10, 20, 30, 40, 50, 60]
+
+
+def test_no_overlap(world: Owner) -> None:
+    world.put(every(overlap=1))
+    world.lead(ahead_ms=100)
+    assert world.times() == []
+    for now in (950, 1_950, 2_950):
+        world.now = now
+        world.lead(ahead_ms=100)
+    assert (world.times(), world.counts()) == ([1], (1, 0, 2, 0, 0))
+    world.now = 3_000
+    assert world.ack(world.lease(world.state().ring[-1].id)) == [0]
+    world.now = 3_950
+    world.lead(ahead_ms=100)
+    assert (world.times(), world.counts()) == ([1, 4], (2, 0, 2, 0, 0))
+    # several at once, after an outage of a leader: the first is made, the others overlap with it
+    world.cancel(world.state().ring[-1].id)
+    world.now = 9_000
+    world.lead(ahead_ms=100)
+    assert (world.times(), world.counts()) == ([1, 4, 5], (3, 0, 6, 0, 0))
+
+
+def test_the_end(world: Owner) -> None:
+    world.put(every(end_ms=START_MS + 3 * SECOND))
+    world.lead()
+    assert (world.times(), world.state().finished) == ([1, 2, 3], True)
+    world.now = 30 * SECOND
+    remove = Firing(
+        "s", world.state().version, world.state().next, 0, world.state().last, 0, schedules.REMOVE, schedules.times([])
+    )
+    assert world.fire(remove) == [FireOutcome.STALE]  # not yet
+    world.now += KEPT_MS
+    assert world.fire(remove) == [FireOutcome.DONE]
+    assert world.agenda() == []
+    assert world.ledger.schedules.count == 0
+
+
+def test_max_occurrences(world: Owner) -> None:
+    world.put(every(max_occurrences=3))
+    world.lead()
+    assert (world.times(), world.state().finished) == ([1, 2, 3], True)
+    world.now = 5 * SECOND
+    world.put(every(max_occurrences=5))
+    world.lead()
+    assert (world.times(), world.state().finished) == ([1, 2, 3, 6, 7], True)
+    world.put(every(max_occurrences=2))
+    assert world.state().finished
+
+
+def test_given_times(world: Owner) -> None:
+    world.put(Spec("t", at=[START_MS - 5, START_MS + 2 * SECOND, START_MS + HOUR]))
+    world.lead()
+    assert (world.times(), world.state().next) == ([2], START_MS + HOUR)
+    world.now = HOUR - SECOND
+    world.lead()
+    assert (world.times(), world.state().finished) == ([2, 3600], True)
+
+
+def test_a_trigger_is_an_occurrence_of_its_own(world: Owner) -> None:
+    world.put(every(overlap=1))
+    world.lead(ahead_ms=100)
+    world.now = 500
+    trigger = schedules.encode_run("s", ANY_VERSION, schedules.times([(0, 0)]), b"k")
+    (first,) = world.one(trigger).ids.tolist()
+    again = world.one(trigger)
+    assert (again.ids.tolist(), again.duplicate.tolist()) == ([first], [True])
+    found = describe(world.ledger, first)
+    assert found is not None
+    assert (unpack(found.meta).oc, found.deliver_at_ms) == (START_MS + 500, START_MS + 500)
+    assert world.counts() == (0, 0, 0, 0, 1)
+    refused = world.one(schedules.encode_run("s", ANY_VERSION, schedules.times([(0, 0)])))
+    assert isinstance(refused, Refused)
+    assert refused.code == "overlap"
+    world.now = 950
+    world.lead(ahead_ms=100)
+    assert world.counts() == (0, 0, 1, 0, 1)
+
+
+def test_a_backfill_makes_what_is_asked_for(world: Owner) -> None:
+    world.put(every(10))
+    world.lead()
+    world.now = 100 * SECOND
+    past = [START_MS + n * SECOND for n in (11, 21, 31)]
+    result = world.one(schedules.encode_run("s", 1, schedules.times([(at, 0) for at in past])))
+    assert len(set(result.ids.tolist())) == 3
+    assert not result.codes.any()
+    assert world.counts() == (1, 0, 0, 0, 3)
+    world.lead()
+    assert world.one(schedules.encode_run("s", 9, schedules.times([(past[0], 0)]))).code == "schedule_changed"
+    assert world.one(schedules.encode_run("none", 9, schedules.times([(past[0], 0)]))).code == "no_schedule"
+
+
+def test_a_backfill_does_not_push_out_what_is_filed(world: Owner) -> None:
+    world.put(every())
+    world.lead(ahead_ms=60_000)
+    times = schedules.times([(START_MS - n, 0) for n in range(50, 0, -1)])
+    world.one(schedules.encode_run("s", 1, times))
+    world.one(schedules.encode_state("s", True))
+    assert world.topic().pending == 50
+
+
+def test_a_full_topic_refuses_and_is_counted(world: Owner) -> None:
+    world.one(commands.encode_topic_put("t", {"max_messages": 4, "publish_rate": 0.001}))
+    world.put(every())
+    world.lead()
+    assert (world.times(), world.counts()) == ([1, 2, 3, 4], (4, 0, 0, 6, 0))
+
+
+def test_a_topic_with_schedules_is_deleted_by_force_alone(world: Owner) -> None:
+    world.put(every())
+    world.put(Spec("tt", every_ms=1_000), "other")
+    world.lead()
+    refused = world.one(commands.encode_topic_delete("t"))
+    assert isinstance(refused, Refused)
+    assert refused.code == "topic_has_schedules"
+    assert "'t': s" in refused.detail
+    assert world.one(commands.encode_topic_delete("t", force=True)) == Done()
+    assert (world.state().paused, world.state("other").paused) == (True, False)
+
+
+def test_a_moved_schedule_no_longer_holds_its_topic(world: Owner) -> None:
+    world.put(every())
+    world.put(Spec("tt", every_ms=1_000))
+    assert ledger_schedules.of_topic(world.ledger, "t", 9) == []
+    assert ledger_schedules.of_topic(world.ledger, "tt", 9) == ["s"]
+
+
+def test_limits(world: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_schedules, "MAX_SCHEDULES", 2)
+    world.put(every(), "a")
+    world.put(every(), "b")
+    assert world.put(every(), "c").code == "too_many_schedules"
+    monkeypatch.setattr(ledger_schedules, "MAX_BYTES", world.ledger.schedules.bytes + 10)
+    assert world.put(every(), "b", body=b"x" * 20).code == "too_many_schedules"
+    assert world.put(every(), "b", body=b"x" * 11) == Done()
+    assert world.put(every(), "b", body=b"x" * 70_000).code == "bad_config"
+
+
+def test_a_topic_that_is_not_there() -> None:
+    world = Owner(Settings(auto_create_topics=False))
+    assert world.put(every()).code == "no_topic"
+
+
+def test_below_the_level_every_command_is_refused() -> None:
+    world = Owner(level=SCHEDULER_LEVEL - 1)
+    firing = Firing("s", 1, 0, 1, 0, 0, 0, schedules.times([]))
+    for command in (
+        schedules.encode_put("s", 0, 0, stored(every())),
+        schedules.encode_delete("s"),
+        schedules.encode_fire([firing]),
+        schedules.encode_state("s", True),
+        schedules.encode_run("s", 1, schedules.times([(0, 0)])),
+    ):
+        assert world.one(command).code == "needs_upgrade"
+
+
+def test_the_newest_tzdata_is_remembered(world: Owner) -> None:
+    world.one(schedules.encode_fire([], "2026f"))
+    world.one(schedules.encode_fire([], "2026b"))
+    assert world.ledger.schedules.tzdata == "2026f"
+    world.restart()
+    assert world.ledger.schedules.tzdata == "2026f"
+
+
+def test_a_restore_pauses_what_was_active(world: Owner) -> None:
+    world.put(every())
+    world.put(every(), "paused", paused=schedules.PAUSE)
+    world.put(every(max_occurrences=1), "finished")
+    world.lead()
+    world.lead("finished")
+    rows = sorted(world.tables.rows[b"schedst"].items())
+    for table, key, value in ledger_schedules.held(rows):
+        world.tables.delete(table, key) if value is None else world.tables.put(table, key, value)
+    ledgercheck.check(world.ledger)
+    assert world.agenda() == []
+    flags = [world.state(name).flags & schedules.HELD for name in ("s", "paused", "finished")]
+    assert flags == [schedules.HELD, 0, schedules.HELD]
+    world.now = HOUR
+    for name in ("s", "finished"):
+        world.one(schedules.encode_state(name, False))
+        world.lead(name)
+    assert world.times()[-1] == 3610
+    assert world.state().flags == 0
+    assert world.state("finished").finished
+
+
+def test_a_cluster_without_schedules_writes_nothing_of_them() -> None:
+    from hadelay.ledger import checkpoint
+
+    world = World()
+    world.publish()
+    assert b"schedules" not in checkpoint.dump_main(world.ledger)
+    assert not any(table.startswith(b"sched") for table in world.tables.rows)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        Spec("t"), Spec("t", cron="* * * * *", every_ms=1_000), Spec("t", every_ms=999), Spec("t", at=[]),
+        Spec("t", at=[2, 1]), Spec("t", at=[1, 1]), Spec("t", at=list(range(1_001))), Spec("", every_ms=1_000),
+        Spec("t", every_ms=1_000, jitter_ms=3_600_001), Spec("t", every_ms=1 << 62), Spec("t", at=[-1]),
+        Spec("t", cron="x" * 300),
+    ],
+)  # fmt: skip
+def test_a_specification_without_sense_is_malformed(world: Owner, spec: Spec) -> None:
+    assert world.put(spec).code in ("malformed", "bad_config")
+    assert world.ledger.schedules.count == 0
