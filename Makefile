@@ -9,11 +9,12 @@ SPARK := $(VENV)/.spark
 # What is imported is compiled then: compiling everything took a third of the set-up.
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: help setup demo test spark-cluster check format bench chaos soak overload sim lock docs clean
+.PHONY: help setup demo test browser spark-cluster check format bench chaos soak overload sim lock docs clean
 
 help:
 	@echo 'make demo    three nodes, producers, consumers; the leader is killed; a table counts what was lost, doubled, early, late'
 	@echo 'make test    all tests'
+	@echo 'make browser  Chromium and its driver, for the tests of the console in a real browser; they are skipped without'
 	@echo 'make check   format, lint, types'
 	@echo 'make spark-cluster   the pipeline on a Spark cluster of a master and two workers on this machine'
 	@echo 'make bench   the numbers, beside those of others (bench/README.md); ROWS="single batch" for some of them'
@@ -45,12 +46,23 @@ $(SPARK): $(READY) requirements-spark.lock
 	  --require-hashes -r requirements-spark.lock
 	@touch $@
 
+# Chromium is Debian's; elsewhere HADELAY_CHROMIUM names one. Its fonts are those of the screenshots.
+BROWSER := $(VENV)/.browser
+browser: $(BROWSER)
+$(BROWSER): $(READY) requirements-browser.lock
+	$(PY) $(INSTALL) --require-hashes -r requirements-browser.lock
+	@command -v "$${HADELAY_CHROMIUM:-chromium}" >/dev/null || { \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get update -q && \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends chromium fonts-dejavu-core; \
+	  else echo 'install Chromium, or name one in HADELAY_CHROMIUM' >&2; exit 1; fi; }
+	@touch $@
+
 demo: $(READY)
 	@$(PY) cluster/local/demo.py
 
 # Side by side, as long as each other: some of the tests wait for processes and disks while the simulators compute.
 SIDE := tests/raft tests/sim
-REAL := tests/cli tests/docs tests/overload tests/security tests/system tests/chaos
+REAL := tests/cli tests/console tests/docs tests/overload tests/security tests/system tests/chaos
 test: $(READY) $(SPARK)
 	@$(PY) -m pytest $(SIDE) >$(VENV)/side.log 2>&1 & side=$$!; \
 	$(PY) -m pytest $(REAL) >$(VENV)/real.log 2>&1 & real=$$!; \

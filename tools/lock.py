@@ -5,8 +5,8 @@ archive and the wheels for CPython 3.11 or newer on Linux (x86_64, aarch64) and 
 lacks one of them still serves. pip itself says which files exist, by what it looks packages up with: that is not
 public, and has been the same from pip 22 on; nothing public tells the hashes of all files.
 
-requirements-spark.lock has what only tests on Spark need, half a gigabyte: it is installed when they are run, after the
-other, with whose setuptools PySpark is built.
+requirements-browser.lock has what only tests in a browser need, requirements-spark.lock what only tests on Spark need,
+half a gigabyte. Each is installed when its tests are run, after the first, with whose setuptools PySpark is built.
 """
 
 from __future__ import annotations
@@ -28,11 +28,14 @@ def pip(*args: str) -> str:
 
 
 def wanted() -> dict[str, list[str]]:
-    """file → requirements; of the second file those that are not in the first."""
+    """file → requirements; of a later file those that are in no earlier one."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     groups = project["dependency-groups"]
     first = [*project["project"]["dependencies"], *groups["dev"], *project["build-system"]["requires"]]
-    return {"requirements.lock": first, "requirements-spark.lock": groups["spark"]}
+    return {
+        "requirements.lock": first, "requirements-browser.lock": groups["browser"],
+        "requirements-spark.lock": groups["spark"],
+    }  # fmt: skip
 
 
 def resolve(requirements: list[str]) -> dict[str, str]:

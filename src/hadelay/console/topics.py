@@ -24,8 +24,8 @@ from hadelay.settings.topic import SETTINGS, shown_name
 
 pages = Pages()
 
-#: Number of topics on one page, and the last page that can be asked for.
-_PAGE, _LAST = 50, 2_000
+#: Number of topics on one page, and the number of pages: who looks further needs a search.
+_PAGE, _PAGES = 50, 40
 #: Number of ready messages that the page of a topic shows without leasing them.
 _PEEK = 5
 #: Settings in the form; the others are shown, and changed with `hadelay topic set`.
@@ -41,12 +41,13 @@ async def overview(visit: Visit) -> Answer:
     text, order, choice = (visit.query.get(name, "") for name in ("q", "sort", "show"))
     order, choice = order if order in ORDERS else "name", choice if choice in CHOICES else "all"
     number = visit.query.get("page", "")
-    page = min(int(number), _LAST) if number.isdigit() and len(number) < 6 else 0
+    page = min(int(number), _PAGES - 1) if number.isdigit() and len(number) < 6 else 0
+    text = text.strip()[:128]
     found, count = await visit.service.overview.find_topics(
-        text.strip()[:128], order, page * _PAGE, _PAGE, may=lambda name: visit.may("read", name), choice=choice
+        text, order, page * _PAGE, _PAGE, choice=choice, may=lambda name: visit.may("read", name)
     )
     values: dict[str, Any] = {
-        "topics": found, "count": count, "page": page, "pages": -(-count // _PAGE), "q": text.strip()[:128],
+        "topics": found, "count": count, "page": page, "pages": min(_PAGES, -(-count // _PAGE)), "q": text,
         "sort": order, "show": choice, "choices": list(CHOICES), "first": page * _PAGE + 1,
     }  # fmt: skip
     if visit.partial:

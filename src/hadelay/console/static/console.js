@@ -50,6 +50,10 @@
 
   function close() { if (source) { source.close(); source = null; } }
 
+  // On a narrow screen the navigation scrolls: show where we are.
+  const current = document.querySelector(".side nav [aria-current]");
+  if (current && current.parentElement.scrollWidth > current.parentElement.clientWidth) current.parentElement.scrollLeft = current.offsetLeft - 40;
+
   document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
   window.addEventListener("pagehide", close);
   window.addEventListener("pageshow", open);

@@ -1,0 +1,76 @@
+"""A cluster that looks like one in use: topics, keys, dead letters with reasons, a paused topic, consumers."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import time
+
+from tests.system.cluster import Cluster, until
+
+HOSTILE = '<script>document.title = "hacked"</script><img src=x onerror="document.title = \'hacked\'">'
+REASONS = ("card declined: issuer 51", "timeout after 30 s", "HTTP 503 from bank", "card declined: issuer 05")
+_DELAYS_S = (60, 600, 3_600, 86_400, 20 * 86_400, 200 * 86_400)
+
+
+def use(cluster: Cluster, seconds: float) -> None:
+    """Publish and consume for a while, so that pictures have charts."""
+    end, node = time.monotonic() + seconds, cluster.names[0]
+
+    def publish() -> None:
+        chance = random.Random(7)
+        while time.monotonic() < end:
+            wave = 1.3 + math.sin(time.monotonic() / 25)
+            delay = f"{chance.randrange(200, 9_000)}ms"
+            cluster.publish_many(node, "checkouts", ["x"] * int(20 * wave + chance.random() * 6), delay=delay)
+            time.sleep(0.5)
+
+    def consume(name: str) -> None:
+        while time.monotonic() < end:
+            found = cluster.receive(cluster.leader(), "checkouts", max=100, consumer=name, wait="2s")
+            if isinstance(found, list) and found:
+                cluster.settle(node, "ack", found)
+
+    workers = [cluster.later(publish), *(cluster.later(consume, f"checkout-{n}") for n in range(3))]
+    for worker in workers:
+        worker.result()
+
+
+def fill(cluster: Cluster) -> dict[str, str]:
+    """Publish and kill messages; returns ids of messages by what they are."""
+    chance, node = random.Random(4), cluster.names[0]
+    for name, settings in (
+        ("payments", {"max_attempts": 2, "backoff": ["10ms"]}), ("emails", {"rate": 50}), ("invoices", {"ttl": "30d"}),
+    ):  # fmt: skip
+        cluster.ask(node, "PUT", f"/v1/topics/{name}", settings)
+    items = [
+        {
+            "topic": topic, "key": f"{topic}-{n}", "tags": ["eu" if n % 3 else "us"],
+            "delay": f"{int(chance.choice(_DELAYS_S) * chance.random()) + 30}s",
+            "body": {"order": 4_000 + n, "customer": f"c-{n % 17}", "lines": [{"sku": "A1", "n": 2}]},
+        }
+        for topic, count in (("orders", 120), ("reminders", 300), ("invoices", 60), ("emails", 80), ("trials", 200))
+        for n in range(count)
+    ]  # fmt: skip
+    items += [{"topic": "payments", "key": f"pay-{n}", "body": {"payment": n, "amount": 12.5 * n}} for n in range(40)]
+    items += [{"topic": "hostile", "body": HOSTILE, "content_type": "text/html", "delay": "2h"}]
+    items += [{"topic": "acts", "body": "x", "delay": "1h", "key": f"act-{n}"} for n in range(20)]
+    answer = cluster.ask(node, "POST", "/v1/messages:batch", items)
+    assert answer.status == 200, answer
+    ids = [result["id"] for result in answer.json["results"]]
+
+    def all_dead() -> bool:
+        found = cluster.receive(
+            cluster.leader(), "payments", max=40, consumer=f"worker-{chance.randrange(3)}", wait="1s"
+        )
+        for message in found if isinstance(found, list) else ():
+            cluster.settle(node, "nack", [message], reason=chance.choice(REASONS))
+        return bool(cluster.topic(node, "payments")["dead"] == 40)
+
+    until(all_dead, "all payments are dead letters")
+    cluster.ask(node, "POST", "/v1/topics/trials:pause", {"reason": "receiver is down, INC-12"})
+    cluster.receive(cluster.leader(), "orders", consumer="shop-1", wait="0s")
+    hostile = next(one for one, item in zip(ids, items, strict=True) if item["topic"] == "hostile")
+    dead = next(one for one, item in zip(ids, items, strict=True) if item.get("key") == "pay-7")
+    return {"hostile": hostile, "dead": dead, "scheduled": ids[0], "json": json.dumps(items[0]["body"])}

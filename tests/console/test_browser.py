@@ -1,0 +1,336 @@
+"""The console in a real Chromium, at a cluster of three nodes. HADELAY_SCREENSHOTS=DIR writes pictures for the docs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.console.conftest import make_token
+from tests.console.seeds import fill, use
+from tests.system.cluster import Cluster, ask, until
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="`make browser` installs the browser's driver")
+CHROMIUM = os.environ.get("HADELAY_CHROMIUM") or shutil.which("chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: `make browser` installs one")
+PICTURES = os.environ.get("HADELAY_SCREENSHOTS")
+FLAGS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--force-device-scale-factor=1",
+)  # fmt: skip
+WIDE, NARROW = {"width": 1280, "height": 860}, {"width": 360, "height": 740}
+PATHS = {
+    "overview": "/console/", "topics": "/console/topics", "topic": "/console/topics/orders",
+    "busy": "/console/topics/checkouts" if PICTURES else "/console/topics/reminders",
+    "find": "/console/messages?topic=orders", "message": "/console/messages/{dead}", "dead": "/console/dead",
+    "letters": "/console/topics/payments/dead", "cluster": "/console/cluster", "access": "/console/access",
+    "scheduled": "/console/messages/{scheduled}",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("browser")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def ids(cluster: Cluster) -> dict[str, str]:
+    found = fill(cluster)
+    if PICTURES:
+        use(cluster, 240)
+    return found
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        yield running
+        running.close()
+
+
+@contextmanager
+def opened(chromium: Any, url: str, *, size: dict[str, int] = WIDE, scheme: str = "light") -> Iterator[Any]:
+    """A page in a profile of its own. Afterwards: no script failed, and the policy had nothing to refuse."""
+    context = chromium.new_context(viewport=size, color_scheme=scheme, base_url=url)
+    page = context.new_page()
+    page.set_default_timeout(15_000)
+    wrong: list[str] = []
+    page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("dialog", lambda dialog: wrong.append(f"dialog: {dialog.message}"))
+    try:
+        yield page
+        assert [text for text in wrong if "Failed to load resource" not in text] == []
+    finally:
+        context.close()
+
+
+def picture(page: Any, name: str) -> None:
+    if PICTURES:
+        page.screenshot(path=str(Path(PICTURES) / f"{name}.png"))
+
+
+def axe() -> str:
+    import axe_playwright_python
+
+    return (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_are_accessible_and_fit(cluster: Cluster, ids: dict[str, str], chromium: Any, scheme: str) -> None:
+    script = axe()
+    for size in (WIDE, NARROW) if scheme == "light" or PICTURES else (WIDE,):
+        with opened(chromium, cluster.urls["n1"], size=size, scheme=scheme) as page:
+            for name, path in PATHS.items():
+                page.goto(path.format(**ids))
+                page.wait_for_selector("h1")
+                if name in ("overview", "topic"):
+                    page.wait_for_selector(".chart canvas")
+                assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, (name, size)
+                page.evaluate(script)
+                found = page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
+                bad = [
+                    (one["id"], one["nodes"][0]["html"][:200], one["nodes"][0]["failureSummary"])
+                    for one in found
+                    if one["impact"] in ("serious", "critical")
+                ]
+                assert bad == [], (name, size, scheme)
+                picture(page, f"{name}-{scheme}-{size['width']}")
+
+
+def test_a_message_is_found_and_rescheduled_with_the_keyboard(
+    cluster: Cluster, ids: dict[str, str], chromium: Any
+) -> None:
+    with opened(chromium, cluster.urls["n2"]) as page:
+        page.goto("/console/topics")
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+        for _ in range(12):
+            page.keyboard.press("Tab")
+            if page.evaluate("document.activeElement.textContent.trim()") == "Messages":
+                break
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/console/messages")
+        page.keyboard.type("acts/act-1")  # the field has the focus
+        page.keyboard.press("Enter")
+        page.wait_for_url(re.compile(r"/console/messages/\w{13}$"))
+        assert re.search(r"Due in 5\d min", page.inner_text(".verdict"))
+        page.focus("#when")
+        page.keyboard.type("3h")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".notice:has-text('Rescheduled')")
+        page.focus("summary:has-text('Cancel…')")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("button:has-text('Cancel the message')")
+        assert page.evaluate("document.activeElement.textContent") == "Cancel the message"
+        page.keyboard.press("Escape")
+        assert page.evaluate("document.activeElement.textContent") == "Cancel…"
+        page.keyboard.press("Enter")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".verdict:has-text('Cancelled')")
+
+
+def test_hostile_bodies_do_nothing(cluster: Cluster, ids: dict[str, str], chromium: Any) -> None:
+    with opened(chromium, cluster.urls["n1"]) as page:
+        for form in ("", "?as=text", "?as=hex"):
+            page.goto(f"/console/messages/{ids['hostile']}{form}")
+            assert "hacked" not in page.title()
+            assert page.locator("main img, main script").count() == 0
+        page.goto(f"/console/messages/{ids['hostile']}?as=text")
+        assert "<script>document.title" in page.inner_text(".body")
+
+
+def test_topics_are_searched_while_typing(cluster: Cluster, ids: dict[str, str], chromium: Any) -> None:
+    with opened(chromium, cluster.urls["n1"]) as page:
+        page.goto("/console/topics")
+        page.type("#q", "remind")
+        page.wait_for_function("() => document.querySelectorAll('#topics tbody tr').length === 1")
+        assert "q=remind" in page.url
+        page.fill("#q", "")
+        page.wait_for_function("() => document.querySelectorAll('#topics tbody tr').length > 4")
+        page.click("#topics th:has-text('Scheduled') a")
+        page.wait_for_selector("#topics th[aria-sort=descending]:has-text('Scheduled')")
+        assert page.inner_text("#topics tbody tr:first-child td:first-child a").startswith("reminders")
+        page.select_option("#show", "paused")
+        page.wait_for_function("() => document.querySelectorAll('#topics tbody tr').length === 1")
+        assert "trials" in page.inner_text("#topics tbody")
+        page.go_back()
+        page.wait_for_selector("#topics tbody tr:nth-child(3)")
+
+
+def test_a_topic_is_paused_resumed_and_purged(cluster: Cluster, ids: dict[str, str], chromium: Any) -> None:
+    with opened(chromium, cluster.urls["n3"]) as page:
+        page.goto("/console/topics/acts")
+        page.click("summary:has-text('Pause…')")
+        page.keyboard.type("INC-13")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".notice.warn:has-text('INC-13')")
+        page.click("button:has-text('Resume')")
+        page.wait_for_selector(".notice:has-text('Resumed')")
+        page.click("summary:has-text('Purge…')")
+        count = page.get_attribute("input[name=shown]", "value")
+        page.fill("#typed", count)
+        page.click("button:text-is('Purge')")
+        page.wait_for_selector(".notice:has-text('Purged')")
+        until(lambda: cluster.topic("n3", "acts")["scheduled"] == 0, "they are cancelled")
+
+
+def test_counts_are_live_and_nothing_moves(cluster: Cluster, ids: dict[str, str], chromium: Any) -> None:
+    with opened(chromium, cluster.urls["n2"]) as page:
+        cluster.publish_many("n1", "counted", ["x"] * 5, delay="2h")
+        page.goto("/console/topics/counted")
+        page.wait_for_selector(".chart canvas")
+        page.evaluate(
+            "window.shift = 0; new PerformanceObserver((list) => { for (const one of list.getEntries()) "
+            "window.shift += one.value; }).observe({type: 'layout-shift'})"
+        )
+        cluster.publish_many("n1", "counted", ["x"] * 25, delay="2h")
+        page.wait_for_function(
+            "(n) => Number(document.querySelector('#counts .tile:first-child dd').textContent.replace(',', '')) === n",
+            arg=30,
+        )
+        page.wait_for_timeout(2_500)
+        assert page.evaluate("window.shift") < 0.02
+
+
+def test_the_stream_is_closed_while_the_page_is_hidden(cluster: Cluster, ids: dict[str, str], chromium: Any) -> None:
+    with opened(chromium, cluster.urls["n2"]) as page:
+        ended: list[str] = []
+        page.on("requestfailed", lambda request: ended.append(request.url))
+        with page.expect_request("**/console/live/overview"):
+            page.goto("/console/")
+        page.wait_for_function("() => document.querySelector('#tiles')")
+        page.wait_for_timeout(300)
+        hide = (
+            "(h) => { Object.defineProperty(document, 'hidden', {value: h, configurable: true}); "
+            "document.dispatchEvent(new Event('visibilitychange')); }"
+        )
+        page.evaluate(hide, True)
+        until(lambda: (page.wait_for_timeout(50), bool(ended))[1], "the stream is closed")
+        with page.expect_request("**/console/live/overview"):
+            page.evaluate(hide, False)
+
+
+def test_due_times_are_zoomed_by_dragging(cluster: Cluster, ids: dict[str, str], chromium: Any) -> None:
+    with opened(chromium, cluster.urls["n1"]) as page:
+        page.goto("/console/")
+        page.wait_for_selector("[data-due] canvas")
+        page.click("button[data-range=year]")
+        page.wait_for_function("() => document.querySelector('#due-says').textContent.includes('day')")
+        with page.expect_request("**/console/due?**") as asked:
+            box = page.locator("[data-due] .u-over").bounding_box()
+            page.mouse.move(box["x"] + 3, box["y"] + 40)
+            page.mouse.down()
+            page.mouse.move(box["x"] + 40, box["y"] + 40, steps=4)
+            page.mouse.up()
+        start, end = (int(n) for n in re.findall(r"(?:from|to)=(\d+)", asked.value.url))
+        assert end - start < 80 * 86_400_000
+        page.wait_for_timeout(300)
+        with page.expect_request("**/console/due?**") as back:
+            page.locator("[data-due] .u-over").dblclick(position={"x": 60, "y": 40})
+        start, end = (int(n) for n in re.findall(r"(?:from|to)=(\d+)", back.value.url))
+        assert end - start > 300 * 86_400_000
+
+
+def test_a_page_is_small(cluster: Cluster, ids: dict[str, str], chromium: Any) -> None:
+    """First paint with a cold cache: at most 60 KB over the wire. The time is told, since machines differ."""
+    size = (
+        "performance.getEntriesByType('resource').filter((one) => one.initiatorType !== 'other')"
+        ".reduce((n, one) => n + one.transferSize, performance.getEntriesByType('navigation')[0].transferSize)"
+    )
+    paint = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0"
+    for name, path in PATHS.items():
+        with opened(chromium, cluster.urls["n1"]) as page:
+            page.goto(path.format(**ids), wait_until="load")
+            page.wait_for_function("() => performance.getEntriesByName('first-contentful-paint').length")
+            kib = page.evaluate(size) / 1024
+            print(f"{name}: {kib:.1f} KiB, first paint after {page.evaluate(paint):.0f} ms")
+            assert kib < 60, name
+
+
+def test_dead_letters_are_redriven(cluster: Cluster, ids: dict[str, str], chromium: Any) -> None:
+    with opened(chromium, cluster.urls["n1"]) as page:
+        page.goto("/console/dead")
+        page.click("a:text-is('payments')")
+        page.wait_for_selector("h1:has-text('40 dead letters of payments')")
+        assert "card declined: issuer #" in page.inner_text("main")
+        page.check("tbody input[type=checkbox] >> nth=0")
+        page.check("tbody input[type=checkbox] >> nth=1")
+        page.click("button:has-text('Redrive the chosen ones')")
+        page.wait_for_selector(".notice:has-text('2 redriven.')")
+        page.click("button:has-text('Redrive all 38')")
+        page.wait_for_selector(".notice:has-text('Redriving 38 dead letters.')")
+        until(lambda: cluster.topic("n1", "payments")["dead"] == 0, "all are redriven")
+
+
+def test_a_page_goes_on_when_the_leader_dies(cluster: Cluster, ids: dict[str, str], chromium: Any) -> None:
+    leader = cluster.leader()
+    here = next(name for name in cluster.names if name != leader)
+    with opened(chromium, cluster.urls[here]) as page:
+        page.goto("/console/")
+        page.wait_for_selector(f"#members tr:has-text('{leader}') .badge.leader")
+        page.wait_for_timeout(2_500)
+        cluster.kill(leader)
+        page.wait_for_function(
+            "(old) => /^Leader changed: n\\d leads since/.test(document.querySelector('#live-notice').textContent) "
+            "&& !document.querySelector('#live-notice').textContent.includes(old + ' leads')",
+            arg=leader,
+        )
+        page.wait_for_selector(f"#alarms li.bad:has-text('{leader} does not answer.')")
+        page.wait_for_selector(f"#members tr:has-text('{leader}') .badge.unknown")
+        cluster.restart(leader)
+        page.wait_for_selector(f"#members tr:has-text('{leader}') .badge.follower")
+        page.goto("/console/cluster")
+        assert page.locator("h2:has-text('Leaders') + table tbody tr").count() >= 2
+
+
+def test_leadership_is_transferred(cluster: Cluster, ids: dict[str, str], chromium: Any) -> None:
+    leader = cluster.leader()
+    to = next(name for name in cluster.names if name != leader)
+    with opened(chromium, cluster.urls[leader]) as page:
+        page.goto("/console/cluster")
+        page.click("summary:has-text('Transfer leadership…')")
+        page.select_option("#to", to)
+        page.click("button:text-is('Transfer')")
+        page.wait_for_selector(f".notice:has-text('{to} leads.')")
+
+
+def test_a_session_that_ends_says_so(guarded: Cluster, admin_token: str, chromium: Any) -> None:
+    token = make_token(guarded, admin_token, "read", name="visitor")
+    head = {"Authorization": f"Bearer {admin_token}"}
+    with opened(chromium, guarded.urls["n1"]) as page:
+        page.goto("/console/cluster")
+        page.wait_for_selector("h1:has-text('Sign in')")
+        picture(page, "sign-in")
+        page.fill("#token", token)
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/console/cluster")
+        assert page.locator("form[method=post]").count() == 1, "a token that reads has the sign-out alone"
+        assert token not in page.content()
+        assert page.evaluate("document.cookie") == ""
+        page.wait_for_timeout(500)
+        tokens = ask(guarded.urls["n1"], "GET", "/v1/tokens", headers=head).json["tokens"]
+        mine = next(one["id"] for one in tokens if one["name"] == "visitor")
+        ask(guarded.urls["n1"], "DELETE", f"/v1/tokens/{mine}", headers=head)
+        page.wait_for_selector("#live-notice:has-text('signed out')")
+        page.click("a:has-text('Topics')")
+        page.wait_for_selector("h1:has-text('Sign in')")
+
+
+def test_a_page_without_scripts_still_works(cluster: Cluster, ids: dict[str, str], chromium: Any) -> None:
+    context = chromium.new_context(base_url=cluster.urls[cluster.living[0]], java_script_enabled=False)
+    page = context.new_page()
+    page.goto("/console/topics")
+    page.fill("#q", "orders")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**q=orders**")
+    assert page.locator("#topics tbody tr").count() == 1
+    context.close()
