@@ -158,6 +158,10 @@ class FuzzClient(Client):
             ))()
         )  # fmt: skip
 
+    def _limits(self, limits: Any) -> Any:
+        """Limits that keep the window of idempotency keys, because producers repeat requests after hours."""
+        return {"idempotency_window_ms": self.cluster.window_ms, **limits} if isinstance(limits, dict) else limits
+
     def _odd(self) -> None:
         """Propose commands that only the cluster proposes, at the wrong time; limits; tokens; and bytes that are no
         command."""
@@ -168,7 +172,7 @@ class FuzzClient(Client):
             lambda: commands.encode_maintain(Job.ROLL_FORWARD, hour, 5),
             lambda: commands.encode_maintain(Job.DROP_DEAD, hour + rng.choice((0, DEAD_HOURS))),
             commands.encode_noop,
-            lambda: commands.encode_settings(rng.choice(_LIMITS)),
+            lambda: commands.encode_settings(self._limits(rng.choice(_LIMITS))),
             lambda: commands.encode_token_create(rng.choice(("", "fuzz")), rng.randbytes(rng.choice((31, 32))), [], 1),
             lambda: commands.encode_token_create("fuzz", bytes(32), list(_SCOPES), rng.choice((-1, 3000))),
             lambda: commands.encode_token_revoke(bytes(6).hex()),

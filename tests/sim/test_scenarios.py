@@ -515,6 +515,30 @@ def test_a_leader_that_slept_hands_out_nothing_of_what_others_had_meanwhile():
     scene.converge()
 
 
+def test_a_transfer_does_not_wait_for_ever_behind_a_change_of_a_topic():
+    """The change is answered only after a delivery that was granted ahead of its time; a planned transfer began
+    meanwhile, and waits for the delivery."""
+    scene = Scene(restart=False)
+    for _ in range(5):  # the leader learns how long grants take
+        scene.publish()
+        scene.receive()
+    leader = scene.leader()
+    message, got, changed, over = scene.publish(500), [], [], []
+    poll = Poll("early", b"r", ("orders",), 1, 5000, 5000, lambda d, e: got.append(d))
+    leader.runtime.call_soon(leader.delivery.poll, poll)
+    deferred = leader.delivery._grants.deferred
+    scene.until(lambda: bool(deferred))
+    command = encode_topic_put("orders", {"lease_ms": 900})
+    leader.runtime.call_soon(leader.propose, command, lambda *done: changed.append(done))
+    scene.until(lambda: len(deferred) == 2)
+    leader.runtime.call_soon(leader.leadership.transfer, None, over.append)
+    scene.until(lambda: bool(over))
+    assert over == [None]
+    assert got[0].rows["first_id"].tolist() == [message]
+    assert changed
+    scene.converge()
+
+
 def test_a_key_is_never_ahead_of_the_checkpoint_that_it_belongs_to() -> None:
     """A checkpoint is cut short at any of its steps, while publishes with keys go on. What came after the last one is
     replayed: a key that was known before its entry would make it a repetition, and lose it."""

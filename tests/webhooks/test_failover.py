@@ -69,3 +69,25 @@ def test_calls_under_faults(seed: int) -> None:
         attempts = [call.attempt for call in mine]
         assert attempts == sorted(set(attempts))
     assert world.cluster.violations == []
+
+
+def test_a_leader_that_was_held_up_before_its_hand_outs_were_recorded_calls_nobody() -> None:
+    """In interval mode a message is fetched before its grant is committed."""
+    world = World(SimCluster(3, sync="interval"))
+    world.put("t", webhook={"url": "http://t/", "timeout_ms": TIMEOUT_MS})
+    old = world.settle()
+    world.until(lambda: world.pools[old].queues)
+    (queue,) = world.pools[old].queues.values()
+    ids = world.publish("t", *[b"x"] * 3, delay_ms=300)
+    world.pools[old]._may_call = lambda job: False  # type: ignore[method-assign]  # until this node is held up
+    world.until(lambda: len(queue.jobs) == 3)
+    process = world.cluster.process(old.name)
+    assert process is not None
+    process.runtime.pause()
+    world.until(lambda: len(world.calls) == 3)
+    del world.pools[old]._may_call  # type: ignore[method-assign]
+    process.runtime.resume()
+    world.run(10.0)
+    assert {call.node for call in world.calls} == {world.settle().name} != {old.name}
+    assert sorted(call.id for call in world.calls) == sorted(ids)
+    assert all(world.state(one) == "acked" for one in ids)

@@ -45,7 +45,7 @@ class Grants:
         #: Poll whose grant is under way → repeated poll that gets the answer instead.
         self._successors: dict[Poll, Poll] = {}
         #: Deliveries granted ahead of their due time.
-        self.deferred = DeferredDeliveries(term)
+        self.deferred = DeferredDeliveries(term, self._check_held)
         self.cursor = CursorKeeper(term, core, self.changed)
         #: Number of the last grant in this term.
         self.seq = 0
@@ -361,8 +361,9 @@ class _Item:
 class DeferredDeliveries:
     """Answers with messages granted ahead of their due time: each answer waits until its last message is due."""
 
-    def __init__(self, term: Term) -> None:
-        self._term, self._alarm = term, term.alarm(self._ring)
+    def __init__(self, term: Term, released: Callable[[], None]) -> None:
+        """released: called when all deliveries and the callbacks behind them are released."""
+        self._term, self._alarm, self._released = term, term.alarm(self._ring), released
         self._waiting: Deadlines[_Item] = Deadlines()
         #: Latest due time of all deliveries so far, in Unix ms.
         self._last_ms = 0
@@ -409,3 +410,5 @@ class DeferredDeliveries:
         while items := self._waiting.due(now_ms, 1):
             items[0].go(now_ms)
         self._arm()
+        if not self._waiting:
+            self._released()

@@ -154,9 +154,7 @@ class Pool:
             return
         while queue.jobs and self._has_room(queue):
             if not queue.may_begin(self._runtime.monotonic()):
-                if not self._resuming:
-                    self._resuming = True
-                    self._runtime.call_later(_SOON_S, self._resume)
+                self._resume_soon()
                 break
             job = queue.jobs[0]
             if job.floor != queue.floor:  # the job was out of the queue when its topic was purged
@@ -165,6 +163,9 @@ class Pool:
             if job.ends - self._runtime.monotonic() < queue.needs_s:
                 self._extend(queue)
                 continue
+            if not self._may_call(job):
+                self._resume_soon()
+                break
             if job.record is None and not self._read(queue, job):
                 continue
             if not self._begin(queue, job):
@@ -172,6 +173,13 @@ class Pool:
             queue.tokens -= 1
         if queue.jobs and queue.calling < queue.calls and queue not in self._turns:
             self._turns.append(queue)
+
+    def _may_call(self, job: CallJob) -> bool:
+        """Whether the job's grant is committed, or no other node can have led since the grant. In interval mode
+        messages are fetched before their grants are committed: if this node was held up since then, the next leader may
+        have handed out the same messages."""
+        node, (term, seq, *_) = self._node, job.lease
+        return (term, seq) in node.ledger.grants or (term == self._term and node.raft.has_leader_lease())
 
     def _keep(self, queue: WebhookQueue) -> None:
         """Keep messages that were fetched before a pause leased until the pause ends."""
@@ -186,6 +194,11 @@ class Pool:
         if queue.jobs and min(job.ends for job in queue.jobs) - queue.needs_s < self._runtime.monotonic():
             self._extend(queue)
         self._run(queue)
+
+    def _resume_soon(self) -> None:
+        if not self._resuming:
+            self._resuming = True
+            self._runtime.call_later(_SOON_S, self._resume)
 
     def _resume(self) -> None:
         self._resuming = False
