@@ -29,7 +29,7 @@ _CHANGE_MS = 5.0
 #: cluster time comes from these clocks.
 _COLD_MS = 2 * 250.0
 #: States of a message that has not ended.
-PENDING = ("scheduled", "ready", "leased")
+PENDING = ("scheduled", "ready", "blocked", "leased")
 #: Names, without prefix, of metrics that each node counts over all topics.
 ACKED, *OTHER_ENDS, REDRIVEN = (
     f'settled_messages_total{{outcome="{outcome}"}}'

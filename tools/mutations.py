@@ -21,6 +21,8 @@ BY_HAND = {
     "kept_change": ("I13 log safety, members", 1),
     "founder_joins": ("I12 divergence, entries", 1),
     "old_reply": ("what leaders count", 1),
+    "carried_unblocked": ("Rule G, in the model of the ledger", 30),
+    "purged_heads": ("Rule G, in the model of the ledger", 30),
 }
 
 HEAD = """<!-- Made by tools/mutations.py; change chaos/sim/mutations/ instead. -->
@@ -43,6 +45,8 @@ within 50 of its lives. The others are noticed by schedules: `wiped_node_votes` 
 node is down, `two_lists_at_once` by two leaders that change the members in two ways, `kept_change` by a leader that was
 cut off when it changed them, and `founder_joins` by another cluster's node that is added while commits are slow.
 `old_reply` takes an answer that is held up over two elections: a test of one node whose followers are played.
+`carried_unblocked` and `purged_heads` take message groups whose hour is over, or that are purged in part: the test
+of the ledger beside a model of message groups notices them.
 
 Of I1 to I18 three are missing here, because no bug breaks them: I4 and I7 count what is allowed, I11 is not promised
 ([simulation](simulation.md)).

@@ -42,6 +42,23 @@ class AdminClient(Client):
         self.slows = self.random.random() < 0.4
         self.topic, self.workload = self.cluster.workload.limited, self.cluster.workload
         self._limit()
+        for topic in self.workload.topics[-2:] if self.workload.group_concurrency else ():
+            self._group(topic)
+
+    def _group(self, topic: str) -> None:
+        """Set the topic's limit of message groups, as soon as the cluster knows such limits."""
+        config = {"group_concurrency": self.workload.group_concurrency}
+        if topic != self.topic:
+            config["max_attempts"] = 60_000
+
+        def replied(result: Any, error: HadelayError | None) -> None:
+            if error is None:
+                self.history.grouped.add(topic)
+                self.note(f"{topic} has groups now")
+            elif not self.stopped:
+                self.world.after(0.2, self._group, topic)
+
+        self.ask(lambda service: service.topics.put_topic(topic, config, Actor()), replied)
 
     def _limit(self) -> None:
         def replied(result: Any, error: HadelayError | None) -> None:

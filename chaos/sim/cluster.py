@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from chaos.sim import groupcheck
 from chaos.sim.door import Door
 from chaos.sim.history import Violation
 from chaos.sim.machines import Machine, Machines, Process
@@ -143,6 +144,8 @@ class Watch(Machines):
         """Check a committed entry: record its cluster time and its grants, and check I14: a majority of disks has the
         entry, so that it cannot be lost."""
         _, now_ms, commands = decode_entry(entry)
+        if any(topic.group_rows for topic in node.ledger.topics.all):
+            self._check_groups(index, node)
         at = self.proposed.get(bytes(entry))
         if at is not None:
             self.stamps.append((at, now_ms))
@@ -182,6 +185,15 @@ class Watch(Machines):
         text = f"job {step.job} judges a message twice"
         self.decide("J1 jobs, twice", bool(ids & known), text, *sorted(ids & known))
         known |= ids
+
+    def _check_groups(self, index: int, node: Node) -> None:
+        """G1: Rule G of message groups holds after an entry."""
+        wrong = ""
+        try:
+            groupcheck.check(node.ledger)
+        except AssertionError as error:
+            wrong = f"{node.name}, entry {index}: {error}"
+        self.decide("G1 groups", bool(wrong), wrong)
 
     def _note_leases(self, command: Any, kind: int, result: LeaseResult) -> None:
         """Record extended leases, and webhooks' leases that ended with an ack."""

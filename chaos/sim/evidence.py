@@ -24,7 +24,7 @@ ROUNDING_MS = 1.5
 CHANGE_MS = 5.0
 #: Largest step of cluster time, in ms, at a cold start of all nodes: twice the error of the wall clocks of a majority.
 COLD_MS = 2 * 250.0
-WAITING = (State.SCHEDULED, State.READY, State.LEASED)
+WAITING = (State.SCHEDULED, State.READY, State.BLOCKED, State.LEASED)
 
 
 def latest(cluster: SimCluster) -> list[Node]:

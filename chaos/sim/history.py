@@ -53,6 +53,7 @@ class Message:
     rescheduled: bool = False
     unsure: bool = False
     tags: tuple[str, ...] = ()
+    group: str | None = None
 
     @property
     def body(self) -> bytes:
@@ -141,6 +142,8 @@ class History:
     #: Purges and redrives of the administrator; time at which the limit of the administrator's topic was confirmed.
     orders: list[Order] = field(default_factory=list)
     limited: float | None = None
+    #: Topics whose limit of message groups was confirmed.
+    grouped: set[str] = field(default_factory=set)
     #: True after a suspension for hours: the cluster may have forgotten messages that ended.
     slept: bool = False
     #: True once the administrator slowed its topic down.

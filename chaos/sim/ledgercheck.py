@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from chaos.sim import groupcheck
 from hadelay.codec.formats import SECONDS_PER_HOUR
 from hadelay.codec.schedules import State, Stored
 from hadelay.ledger import dead, schedules, ttl
@@ -43,6 +44,7 @@ def check(ledger: Ledger) -> None:
     _check_dead(ledger, {hour: rows for hour, rows in hours.items() if hour not in alive})
     _check_ttl(ledger, alive)
     _check_schedules(ledger)
+    groupcheck.check(ledger)
 
 
 def _check_grants(ledger: Ledger) -> None:
@@ -80,7 +82,10 @@ def _check_hour(ledger: Ledger, hour: int, rows: np.ndarray, counted: np.ndarray
         is_open[settled] = False
         waiting = is_open.copy()
         waiting[leased] = False
-        _check_seconds(ledger, hour, rows[is_open])
+        unblocked = is_open.copy()
+        unblocked[indexes_of(hour_state.blocked)] = False
+        assert hour_state.blocked.issubset(bitmap(rows["index"][waiting])), f"hour {hour}: blocked but not waiting"
+        _check_seconds(ledger, hour, rows[is_open], rows[unblocked])
     assert ledger.open_entries(hour) == np.count_nonzero(is_open), f"hour {hour}: open"
     topics, width = rows["topic"][is_open], counted.shape[1]
     counted[0] += np.bincount(topics, minlength=width)
@@ -91,14 +96,14 @@ def _check_hour(ledger: Ledger, hour: int, rows: np.ndarray, counted: np.ndarray
     counted[2] += np.bincount(rows["topic"][tombstoned], minlength=width)
 
 
-def _check_seconds(ledger: Ledger, hour: int, open_rows: np.ndarray) -> None:
+def _check_seconds(ledger: Ledger, hour: int, open_rows: np.ndarray, unblocked: np.ndarray) -> None:
     seconds = ledger.hours[hour].open_seconds
     if hour > ledger.now_hour:
         assert seconds is None, f"hour {hour}: counted by second before it began"
     elif seconds is None:
         assert not len(open_rows), f"hour {hour}: not counted by second, {len(open_rows)} open"
     else:
-        assert (seconds == np.bincount(open_rows["second"], minlength=SECONDS_PER_HOUR)).all(), f"hour {hour}: seconds"
+        assert (seconds == np.bincount(unblocked["second"], minlength=SECONDS_PER_HOUR)).all(), f"hour {hour}: seconds"
 
 
 def _check_dead(ledger: Ledger, hours: dict[int, np.ndarray]) -> None:

@@ -11,6 +11,7 @@ from chaos.sim.door import Client, Reply, Request
 from chaos.sim.history import Message
 from hadelay.api.service import Target
 from hadelay.codec.meta import Meta, mask_of, pack
+from hadelay.codec.publishcommand import hash_group
 from hadelay.errors import HadelayError, NotFound
 from hadelay.model import KEEP, REJECT, REPLACE, Draft
 
@@ -81,6 +82,10 @@ class Producer(Client):
             message.tags = tuple(rng.sample(workload.tags, rng.randint(1, 2)))
         if rng.random() < workload.ttls:
             message.ttl_ms = rng.choice((300, 1500, 6000))
+        if message.topic in self.history.grouped:
+            # A random stream of its own, so that a run without groups stays as it is.
+            own = random.Random(f"{self.cluster.seed} group of {message.number}")
+            message.group = own.choice(workload.groups) if own.random() < workload.grouped else None
         self.history.messages.append(message)
         return message
 
@@ -93,8 +98,9 @@ class Producer(Client):
             return
         drafts = [
             Draft(
-                m.topic, m.when_ms, m.relative, mask_of(m.tags), m.ttl_ms, pack(Meta(tags=list(m.tags))), m.body, None,
-                m.client_key, m.on_conflict, m.max_wait_ms,
+                m.topic, m.when_ms, m.relative, mask_of(m.tags), m.ttl_ms,
+                pack(Meta(tags=list(m.tags), group=m.group)), m.body, None, m.client_key, m.on_conflict, m.max_wait_ms,
+                group=None if m.group is None else hash_group(m.group),
             )
             for m in messages
         ]  # fmt: skip

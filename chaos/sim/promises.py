@@ -10,6 +10,7 @@ from collections import defaultdict
 
 from chaos.sim.cluster import SimCluster
 from chaos.sim.evidence import WAITING, found_by_key_of, latest, lease_began, where
+from chaos.sim.grouporder import groups_apart, groups_in_order, groups_released
 from chaos.sim.history import Message, Violation, number_of
 from chaos.sim.leases import calls_apart, double_leases, fenced, resurrected
 from chaos.sim.replicas import conserved, diverged, honest, nothing_forgotten, one_per_key
@@ -158,7 +159,7 @@ def _settled(cluster: SimCluster, message_id: int, message: Message) -> bool:
     state = where(leader, message_id)[1]
     if state == State.DEAD and message.client_key:
         other = found_by_key_of(leader.ledger, message_id)
-        return other != message_id and where(leader, other)[1] == State.SCHEDULED
+        return other != message_id and where(leader, other)[1] in (State.SCHEDULED, State.BLOCKED)
     return state not in (*WAITING, State.DEAD)
 
 
@@ -183,6 +184,7 @@ def jobs_once(cluster: SimCluster) -> None:
 #: Checks that read the clients' history, and checks that compare the nodes after all faults are healed.
 OUTSIDE = (
     as_published, two_ids, lost, cancelled_means_never, purged_means_never, fenced, resurrected, double_leases, early,
-    clock_runs_true, calls_apart, in_time, debounced, nothing_forgotten, late,
+    clock_runs_true, calls_apart, in_time, debounced, nothing_forgotten, late, groups_apart, groups_in_order,
+    groups_released,
 )  # fmt: skip
 REPLICAS = (diverged, conserved, one_per_key, honest, jobs_once)

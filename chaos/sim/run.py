@@ -30,6 +30,8 @@ from hadelay.model import Event, unpack_id
 
 #: Limit of simulated seconds, after the faults, until all nodes agree and all due messages are settled.
 DRAIN_S = 30.0
+#: Share of runs with message groups, among those in commit mode.
+GROUPED = 0.35
 #: An hour's start that most runs pass, 2026-11-20T11:00:00Z, in Unix ms.
 _AN_HOUR_MS = 494_579 * HOUR_S * 1000
 #: 2027-03-28T01:00:00Z, in Unix ms.
@@ -115,6 +117,9 @@ def _begin_ms(seed: int) -> int:
 def build(seed: int, only: frozenset[str] | None = None, sync: str = "") -> tuple[SimCluster, Shape]:
     shape = Shape.of(seed)
     shape = replace(shape, sync=sync or shape.sync)
+    groups = random.Random(f"groups {seed}")
+    if shape.sync == "commit" and groups.random() < GROUPED:
+        shape = replace(shape, workload=replace(shape.workload, group_concurrency=groups.choice((1, 1, 2, 3))))
     rng = random.Random(f"epoch {seed}")
     cluster = SimCluster(
         seed,

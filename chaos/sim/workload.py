@@ -29,10 +29,20 @@ class Workload:
     #: Longest delay, in ms, and share of messages with a far longer delay, which stay until the end of the run.
     longest_ms: int = 4500
     far: float = 0.03
+    #: Limit of the messages of one group that are handed out at once, in the last two topics; 0: no groups.
+    group_concurrency: int = 0
+    #: Share of messages with a group, in these topics, and the groups.
+    grouped: float = 0.8
+    groups: tuple[str, ...] = ("a", "b", "c")
 
     @property
     def limited(self) -> str:
         return self.topics[-1]
+
+    @property
+    def in_order(self) -> str:
+        """The topic whose groups are checked for order and overlap: nobody purges or redrives its messages."""
+        return self.topics[-2]
 
     def delay_ms(self, rng: random.Random) -> int:
         chance = rng.random()

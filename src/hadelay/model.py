@@ -23,8 +23,8 @@ DEAD_HOURS = 1 << 23
 _DEAD = "dead-"
 #: Actions for a publish if a pending message has the same client key.
 KEEP, REPLACE, REJECT = 0, 1, 2
-#: Limit of the reason of a nack, in bytes.
-MAX_REASON = 128
+#: Limits of the reason of a nack, and of the name of a message group, in bytes.
+MAX_REASON = MAX_GROUP = 128
 
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _VALUE = {c: i for i, c in enumerate(_ALPHABET)} | {c.lower(): i for i, c in enumerate(_ALPHABET)}
@@ -54,6 +54,8 @@ class State(StrEnum):
 
     SCHEDULED = "scheduled"
     READY = "ready"
+    #: Waits behind other messages of its group, due or not.
+    BLOCKED = "blocked"
     LEASED = "leased"
     ACKED = "acked"
     CANCELLED = "cancelled"
@@ -62,7 +64,7 @@ class State(StrEnum):
 
 
 #: States of a message that may still be handed out or acked.
-PENDING = frozenset((State.SCHEDULED, State.READY, State.LEASED))
+PENDING = frozenset((State.SCHEDULED, State.READY, State.BLOCKED, State.LEASED))
 
 #: Position of a message in a listing: (due_ms, id). A page of a listing begins after such a position.
 Key = tuple[int, int]
@@ -131,6 +133,8 @@ class Draft(Struct, frozen=True, gc=False):
     max_wait_ms: int = 0
     #: Whether `meta` has a webhook URL of this message.
     callback: bool = False
+    #: Hash of the message's group (publishcommand.hash_group); the name is in `meta`.
+    group: int | None = None
 
 
 def pack_id(group: int, hour: int, index: int) -> int:

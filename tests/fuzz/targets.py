@@ -107,6 +107,7 @@ def entries() -> list[bytes]:
     bodies = [
         commands.encode_publish("n1", [draft(), draft("new", 50)], b"key"),
         commands.encode_publish("n1", [Draft("u", 0, True, 3, 50, b"", b"body", b"own", b"client", 1, 70)]),
+        commands.encode_publish("n1", [draft(), Draft("t", 0, True, 0, 0, b"", b"body", group=7)] * 2),
         commands.encode_grant(Grant(2, 1, 50, "c", b"r", "n1", [START_HOUR], [0])),  # type: ignore[arg-type]
         commands.encode_ack("n1", lease), commands.encode_nack("n1", lease, 50, "why"),
         commands.encode_nack("n1", lease, commands.uncounted(0)),

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from chaos.sim import ledgercheck
 from chaos.sim.runtime import SimRuntime, SimWorld
@@ -17,6 +18,7 @@ from hadelay.codec.commandtypes import Command
 from hadelay.codec.entries import encode_entry
 from hadelay.codec.leasetokens import LEASE
 from hadelay.codec.meta import Meta, mask_of, pack
+from hadelay.codec.publishcommand import hash_group
 from hadelay.codec.results import Done as Result
 from hadelay.errors import HadelayError
 from hadelay.handout.dispatcher import Dispatcher
@@ -200,13 +202,13 @@ class Desk:
 
     def publish(
         self, *names: str, topic: str = "t", at: float | None = None, delay: int = 0, body: bytes = b"x",
-        tags: Sequence[str] = (), ttl: int = 0,
+        tags: Sequence[str] = (), ttl: int = 0, group: str | None = None,
     ) -> None:  # fmt: skip
-        mask, meta = mask_of(tags), pack(Meta(tags=list(tags)))
-        if at is None:
-            drafts = [Draft(topic, delay, True, mask, ttl, meta, body)] * len(names)
-        else:
-            drafts = [Draft(topic, START_MS + int(at), False, mask, ttl, meta, body)] * len(names)
+        mask, meta = mask_of(tags), pack(Meta(tags=list(tags), group=group))
+        one = Draft(topic, delay, True, mask, ttl, meta, body, group=None if group is None else hash_group(group))
+        if at is not None:
+            one = replace(one, when_ms=START_MS + int(at), relative=False)
+        drafts = [one] * len(names)
         result = self.do(commands.encode_publish("n1", drafts))
         assert not result.codes.any()
         for name, message_id in zip(names, result.ids.tolist(), strict=True):
@@ -257,6 +259,10 @@ class Desk:
 
     def cancel(self, *names: str) -> list[int]:
         return self.do(commands.encode_cancel("n1", [self.id_of(name) for name in names])).outcomes.tolist()
+
+    def reschedule(self, name: str, delay: int) -> int:
+        command = commands.encode_reschedule("n1", delay, True, [self.id_of(name)])
+        return int(self.do(command).outcomes[0])
 
     def put(self, topic: str = "t", **config: Any) -> None:
         """Settings of the topic; None takes one back."""

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
-from hadelay.codec.results import CancelOutcome, LeaseOutcome
+from chaos.sim import ledgercheck
+from hadelay.codec.results import CancelOutcome, LeaseOutcome, TargetOutcome
 from hadelay.errors import Overloaded
 from tests.handout.desk import START_MS, Desk, Received
 
@@ -226,8 +227,62 @@ class DispatchingAtOnce(Dispatching):
     sync = "interval"
 
 
+class DispatchingGroups(Dispatching):
+    """Message groups: of each group at most n at once, and none is forgotten."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.limits = {"a": 1, "b": 2, "c": None}
+        self.groups: dict[str, tuple[str, str]] = {}
+        for topic, limit in self.limits.items():
+            self.desk.put(topic, group_concurrency=limit, max_attempts=60_000)
+
+    @rule(
+        topic=st.sampled_from(TOPICS),
+        delays=st.lists(st.sampled_from([0, 1, 300, 999, 4_000, 9_999, 12_000, 3_600_000]), min_size=1, max_size=12),
+        group=st.sampled_from([None, "g", "h"]),
+    )
+    def publish(self, topic: str, delays: list[int], group: str | None) -> None:
+        for delay in delays:
+            self.counter += 1
+            name = f"m{self.counter}"
+            self.desk.publish(name, topic=topic, delay=delay, group=group)
+            self.due[name] = self.desk.ledger.now_ms - START_MS + delay
+            self.tags[name] = []
+            if group is not None:
+                self.groups[name] = topic, group
+
+    @rule(
+        topics=st.lists(st.sampled_from(TOPICS), min_size=1, max_size=3, unique=True),
+        count=st.integers(1, 7),
+        wait=st.sampled_from([0, 700, 20_000]),
+    )
+    def poll(self, topics: list[str], count: int, wait: int) -> None:
+        self.desk.poll(*topics, max=count, wait=wait, lease=LEASE_MS)
+
+    @precondition(lambda self: self.due.keys() - self.over)
+    @rule(data=st.data(), delay=st.sampled_from([0, 1, 400, 5_000]))
+    def reschedule(self, data: st.DataObject, delay: int) -> None:
+        name = data.draw(st.sampled_from(sorted(self.due.keys() - self.over)))
+        due = self.due[name]
+        if self.desk.reschedule(name, delay) == TargetOutcome.DONE:
+            now = self.desk.ledger.now_ms - START_MS
+            self.due[name] = due if delay == 0 and due <= now else now + delay
+
+    def check(self, received: Received) -> None:
+        super().check(received)
+        ledgercheck.check(self.desk.ledger)
+        held = Counter(
+            self.groups[name] for name, until in self.held.items() if until > received.at + 4 and name in self.groups
+        )
+        for (topic, group), count in held.items():
+            assert count <= (self.limits[topic] or count), f"{count} messages of {topic}/{group} at once"
+
+
 _HOW = settings(max_examples=15, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
 TestCommitMode = Dispatching.TestCase
 TestCommitMode.settings = _HOW
 TestIntervalMode = DispatchingAtOnce.TestCase
 TestIntervalMode.settings = _HOW
+TestGroups = DispatchingGroups.TestCase
+TestGroups.settings = _HOW

@@ -46,7 +46,7 @@ from hadelay.api.service import (
 )
 from hadelay.api.settings import settings_out
 from hadelay.api.text import format_instant
-from hadelay.api.topics import Topic
+from hadelay.api.topics import Group, GroupHead, Topic
 from hadelay.codec.jobcommands import JobCursor, JobSpec
 from hadelay.codec.leasetokens import decode_leases, encode_leases
 from hadelay.codec.meta import unpack
@@ -407,12 +407,12 @@ class MemoryService:
             m.state = "cancelled"
         return m.state
 
-    async def reschedule(self, target: Target, when_ms: int, relative: bool) -> tuple[int, int]:
+    async def reschedule(self, target: Target, when_ms: int, relative: bool) -> tuple[int, int, bool]:
         m = self._find(target)
         if m.state != "scheduled":
             raise Conflict(f"the message cannot be rescheduled: it is {m.state}", outcome=m.state)
         m.deliver_at_ms = max(self.now_ms(), self.now_ms() + when_ms if relative else when_ms)
-        return m.id, m.deliver_at_ms
+        return m.id, m.deliver_at_ms, False
 
     # ---- topics
 
@@ -483,6 +483,14 @@ class MemoryService:
 
     async def get_topic(self, name: str, *, stale: bool) -> Topic[str]:
         return self._topic(name)
+
+    async def get_group(self, name: str, group: str, *, stale: bool) -> Group[str]:
+        mine = [m for m in self.stored.values() if m.draft.topic == name and unpack(m.draft.meta).group == group]
+        if not mine:
+            raise NotFound(f"no pending message of {name!r} is in group {group!r}")
+        first, limit = mine[0], self.configs[name]["group_concurrency"]
+        head = GroupHead(encode_id(first.id), "scheduled", format_instant(first.deliver_at_ms), 0)
+        return Group(name, group, limit, len(mine) - 1, [head])
 
     async def list_topics(self, *, stale: bool) -> list[Topic[str]]:
         return [self._topic(name) for name in self.configs]

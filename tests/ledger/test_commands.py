@@ -60,6 +60,7 @@ EXAMPLES = [
     commands.encode_feature(1),
     commands.encode_incarnation("n2", 7),
     commands.encode_settings({"max_topics": 5}),
+    commands.encode_publish("n1", [draft("a"), replace(draft("b"), group=2**64 - 1)]),
     commands.encode_reschedule("n1", -5, True, [1], [("t", b"key"), ("u", b"key")]),
     commands.encode_redrive("n1", "t", [1, 2**64 - 1]),
     commands.encode_maintain(Job.TTL_EXPIRE),

@@ -27,6 +27,7 @@ from hadelay.version import (
     MASKED_OF_ORIGIN,
     ONE_PER_KEY,
     PLAIN_URLS,
+    SCHEDULER_LEVEL,
     UNCOUNTED,
 )
 from tests.ledger.world import START_MS, World, draft
@@ -247,3 +248,25 @@ def test_masked_headers_stay_with_their_origin_by_all_nodes_alike(level: int) ->
     world.one(commands.encode_topic_put("t", {"webhook": moved}))
     kept = {"X": "secret"} if level < MASKED_OF_ORIGIN else {}
     assert world.topic().config["webhook"] == {**moved, "headers": {**kept, "Y": "1"}}
+
+
+def test_message_groups_wait_for_the_switch() -> None:
+    """Below their level, the command and the setting are refused, and the ledger has the bytes of one without them."""
+    world, plain = World(level=SCHEDULER_LEVEL - 1), World(level=SCHEDULER_LEVEL - 1)
+    for one in (world, plain):
+        one.ids(draft("t"))
+    before = checkpoint.dump(world.ledger, everything=True)
+    refused = world.one(commands.encode_publish("n1", [replace(draft("t"), group=7)]))
+    assert (isinstance(refused, Refused), refused.code) == (True, "needs_upgrade")
+    refused = world.one(commands.encode_topic_put("t", {"group_concurrency": 2}))
+    assert (isinstance(refused, Refused), refused.code) == (True, "needs_upgrade")
+    for _ in range(2):
+        plain.one(commands.encode_noop())
+    assert checkpoint.dump(world.ledger, everything=True)[1] == before[1] == checkpoint.dump(plain.ledger)[1]
+    world.one(commands.encode_feature(SCHEDULER_LEVEL))
+    (pending,) = world.ledger.topics.all
+    assert world.one(commands.encode_topic_put("t", {"group_concurrency": 2})) == Done(True)
+    first, second, third = world.ids(*[replace(draft("t"), group=7)] * 3)
+    assert world.states(first, second, third) == ["ready", "ready", "blocked"]
+    assert (pending.grouped, pending.blocked, pending.waiting) == (3, 1, 3)
+    world.restart()

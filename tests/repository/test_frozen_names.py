@@ -227,7 +227,7 @@ def test_topic_settings_have_these_keys() -> None:
     assert list(topic.SETTINGS) == [
         "lease_ms", "max_attempts", "backoff", "dead_letter", "dead_retention_ms", "rate", "publish_rate",
         "catch_up_rate", "concurrency", "max_messages", "max_bytes", "ttl_ms", "retention_ms", "webhook", "alert",
-        "paused", "paused_reason", "dispatch_sync", "defaults",
+        "group_concurrency", "paused", "paused_reason", "dispatch_sync", "defaults",
     ]  # fmt: skip
     assert list(topic.WEBHOOK) == ["url", "secrets", "timeout_ms", "headers", "allow_per_message"]
     assert list(topic.ALERT) == ["url", "secret"]
@@ -244,7 +244,7 @@ def test_commands_have_these_numbers() -> None:
     assert {name: int(number) for name, number in Command.__members__.items()} == {
         "NOOP": 0, "PUBLISH": 1, "GRANT": 2, "ACK": 3, "NACK": 4, "EXTEND": 5, "EXPIRE": 6, "CANCEL": 7, "CURSOR": 8,
         "TOPIC_PUT": 9, "TOPIC_DELETE": 10, "SWEEP": 11, "CARRY": 12, "RETIRE": 13, "FEATURE": 14, "INCARNATION": 15,
-        "SETTINGS": 16, "RESCHEDULE": 32, "REDRIVE": 33, "TTL_EXPIRE": 34, "PURGE": 35, "DROP_DEAD": 36,
+        "SETTINGS": 16, "PUBLISH2": 17, "RESCHEDULE": 32, "REDRIVE": 33, "TTL_EXPIRE": 34, "PURGE": 35, "DROP_DEAD": 36,
         "REDRIVE_SOME": 40, "ALERTED": 41, "TOKEN_CREATE": 64, "TOKEN_REVOKE": 65, "AUDITED": 66, "MEMBERS": 80,
         "SCHEDULE_PUT": 96, "SCHEDULE_DELETE": 97, "SCHEDULE_FIRE": 98, "SCHEDULE_STATE": 99, "SCHEDULE_RUN": 100,
         "SETTLE": 113, "JOB_BEGIN": 120, "JOB_STEP": 121, "JOB_STOP": 122,

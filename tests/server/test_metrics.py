@@ -93,7 +93,7 @@ def test_what_a_cluster_shows() -> None:
     cluster.world.run_for(5.0)
     values, _ = collect(NodeMetrics(leader, Webhooks(leader, never)))
     assert set(values) == set(FAMILIES)
-    assert values["messages"] == {("waiting",): 4, ("leased",): 1, ("dead",): 0}
+    assert values["messages"] == {("waiting",): 4, ("blocked",): 0, ("leased",): 1, ("dead",): 0}
     assert (values["ready_messages"], values["topics"], values["published_messages_total"]) == (3, 2, 5)
     assert isinstance(values["oldest_ready_age_seconds"], float)
     assert 6 < values["oldest_ready_age_seconds"] < 9
@@ -128,7 +128,7 @@ def test_a_follower_shows_what_is_the_clusters_and_nothing_of_topics() -> None:
     cluster.world.run_for(1.0)
     follower = next(node for node in cluster.nodes() if node is not leader)
     values, _ = collect(NodeMetrics(follower, Webhooks(follower, never)))
-    assert values["messages"] == {("waiting",): 3, ("leased",): 0, ("dead",): 0}
+    assert values["messages"] == {("waiting",): 3, ("blocked",): 0, ("leased",): 0, ("dead",): 0}
     leaders_only = {"ready_messages", "oldest_ready_age_seconds", "raft_peer_lag_entries", "raft_peer_rtt_seconds"}
     assert set(FAMILIES) - set(values) == leaders_only | {name for name in FAMILIES if name.startswith("topic_")}
 

@@ -13,5 +13,6 @@ CHECKED = (
     "I16 fenced leader, grant", "I16 fenced leader, interval", "I17 fail-stop, own error",
     "I17 fail-stop, failed sync", "I18 metrics honesty", "I18 metrics honesty, waiting", "attempts", "TTL, leased",
     "TTL, ended", "TTL, written", "max_wait", "one per key", "filters", "stale read", "forgotten", "campaigns",
-    "what leaders count", "hang-ups", "webhooks, one at a time", "webhooks, Retry-After", "backup",
+    "what leaders count", "hang-ups", "webhooks, one at a time", "webhooks, Retry-After", "backup", "G1 groups",
+    "G2 groups apart", "G3 groups in order", "G4 groups released",
 )  # fmt: skip

@@ -13,6 +13,7 @@ from chaos.sim import promises
 from chaos.sim.cli import Wish
 from chaos.sim.mutations import MUTATIONS, SEEDS, broken
 from chaos.sim.run import run_seed
+from tests.ledger.test_groups_model import Run, drive
 from tests.raft.test_library_faults import test_an_answer_to_an_earlier_term_does_not_count as old_answer
 from tests.sim.checked import CHECKED
 from tests.sim.test_journal_torture import torture
@@ -63,6 +64,18 @@ def test_a_wiped_node_that_votes_is_noticed():
 def test_an_old_answer_that_counts_is_noticed():
     with broken("old_reply"), pytest.raises(AssertionError):
         old_answer()
+
+
+@pytest.mark.parametrize("name", ["carried_unblocked", "purged_heads"])
+def test_a_group_that_waits_for_nobody_is_noticed(name: str):
+    """It takes an hour that ends over blocked messages, or a purge of only ready or only scheduled ones."""
+
+    def lives() -> None:
+        for seed in range(30):
+            drive(Run(seed), 120)
+
+    with broken(name), pytest.raises(AssertionError):
+        lives()
 
 
 def test_without_a_bug_the_same_faults_break_nothing():

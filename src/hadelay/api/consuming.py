@@ -51,6 +51,8 @@ class Received(Struct, Generic[At], omit_defaults=True, kw_only=True):
     #: Schedule that made the message, and the occurrence, if a schedule did.
     schedule: str | None = None
     occurrence: At | None = None
+    #: Message group.
+    group: str | None = None
     #: Whether the message may have been handed out before.
     redelivered: bool
     lease_until: At

@@ -37,7 +37,7 @@ class Message(Document, Generic[At], frozen=True):
     id: str
     topic: str
     key: str | None
-    state: Literal["scheduled", "ready", "leased", "acked", "cancelled", "expired", "dead"]
+    state: Literal["scheduled", "ready", "blocked", "leased", "acked", "cancelled", "expired", "dead"]
     deliver_at: At
     published_at: At
     attempt: int
@@ -47,6 +47,8 @@ class Message(Document, Generic[At], frozen=True):
     size: int
     #: W3C Trace Context span that published the message.
     traceparent: str | None = None
+    #: Message group.
+    group: str | None = None
     #: History of the message, and its body if requested; None in lists.
     history: list[History[At]] | None = None
     body: bytes | None = field(default=None, name="body_base64")
@@ -56,7 +58,8 @@ class Message(Document, Generic[At], frozen=True):
 
 
 class ListQuery(Request, rename={"from_": "from"}):
-    #: States to list, joined by commas: scheduled, ready, leased (or pending), acked, cancelled, expired, dead; or all.
+    #: States to list, joined by commas: scheduled, ready, blocked, leased (or pending), acked, cancelled, expired,
+    #: dead; or all.
     state: str = "pending"
     #: List only messages due at or after `from`, and before `to`.
     from_: Instant | None = None
@@ -92,6 +95,8 @@ class Rescheduled(Document, Generic[At], frozen=True):
 
     id: str
     deliver_at: At
+    #: Whether the message waits behind other messages of its group.
+    blocked: bool = False
 
 
 class DeadQuery(Request):
@@ -144,8 +149,9 @@ class Redrive(Request):
 class RedriveResult(Document, frozen=True):
     id: str
     outcome: Literal[
-        "redriven", "key_taken", "scheduled", "ready", "leased", "acked", "cancelled", "expired", "not_found"
-    ]
+        "redriven", "key_taken", "scheduled", "ready", "blocked", "leased", "acked", "cancelled", "expired",
+        "not_found",
+    ]  # fmt: skip
 
 
 class Redriven(Document, frozen=True):

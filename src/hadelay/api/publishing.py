@@ -17,6 +17,8 @@ class PublishQuery(Request):
     tags: str | None = None
     ttl: Duration | None = None
     callback: str | None = None
+    #: Message group: the topic's group_concurrency limits how many messages of a group are handed out at once.
+    group: str | None = None
 
 
 class Published(Document, Generic[At], frozen=True):
@@ -50,6 +52,7 @@ class BatchItem(Request, gc=False):
     tags: list[str] | None = None
     ttl: str | int | float | None = None
     callback: str | None = None
+    group: str | None = None
     #: W3C traceparent of the message; None: the traceparent of the request.
     traceparent: str | None = None
 

@@ -1,6 +1,6 @@
 """HTTP API types about topics: settings, counts, and histograms of due times."""
 
-from typing import Generic
+from typing import Generic, Literal
 
 from msgspec import UNSET, UnsetType
 
@@ -61,6 +61,8 @@ class PutTopic(Request):
     retention: Duration | UnsetType | None = UNSET
     webhook: Webhook | UnsetType | None = UNSET
     alert: Alert | UnsetType | None = UNSET
+    #: Limit of messages of one group that are handed out at once, in due order.
+    group_concurrency: int | UnsetType | None = UNSET
     paused: bool | UnsetType | None = UNSET
     dispatch_sync: DispatchSync | UnsetType | None = UNSET
     #: Feature level of the topic's defaults: 3, or 1 for older topics; null: the newest.
@@ -139,13 +141,37 @@ class Topic(Document, Generic[At], frozen=True):
     max_bytes: int | None = None
     ttl: str | None = None
     retention: str | None = None
+    group_concurrency: int | None = None
     webhook: WebhookOut | None = None
     alert: AlertOut | None = None
     paused: bool | None = None
     paused_reason: str | None = None
     dispatch_sync: DispatchSync | None = None
+    #: Number of messages that wait behind their groups, due or not.
+    blocked: int = 0
     #: Consumers since the present leader took over, latest first, at most 16; only in the answer for a single topic.
     consumers: list[Consumer[At]] | None = None
+
+
+class GroupHead(Document, Generic[At], frozen=True):
+    """A message of a group that is handed out, or next in turn."""
+
+    id: str
+    state: Literal["scheduled", "ready", "leased", "cancelled", "expired"]
+    deliver_at: At
+    #: Number of hand-outs so far.
+    attempt: int
+
+
+class Group(Document, Generic[At], frozen=True):
+    topic: str
+    group: str
+    #: Limit of the messages that are handed out at once.
+    group_concurrency: int
+    #: Number of messages that wait behind `heads`.
+    blocked: int
+    #: In order, those whose turn it is.
+    heads: list[GroupHead[At]]
 
 
 class Topics(Document, frozen=True):

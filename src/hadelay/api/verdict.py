@@ -31,6 +31,9 @@ def _standing(message: dict[str, Any], topic: dict[str, Any], now: str) -> str:
         return f"due in {span(_ms(now, due))}{after}{_paused(topic)}"
     if state == "ready":
         return f"overdue by {span(_ms(due, now))}: {_waits_for(topic, now)}"
+    if state == "blocked":
+        group = f" {message['group']!r}" if message.get("group") else ""
+        return f"waits behind other messages of its group{group}{_paused(topic)}"
     if state == "leased":
         return f"with consumer {last.get('consumer') or 'unknown'} for {span(_ms(last['at'], now))}, attempt {attempt}"
     if state == "acked":

@@ -73,6 +73,7 @@ COMMANDS = (
     CliCommand("msg receive", "hadelay.cli.msg:receive", "Receive due messages, print them, and ack them."),
     CliCommand("topic list", "hadelay.cli.topic:list_", "List topics with their counts."),
     CliCommand("topic get", "hadelay.cli.topic:get", "Show the configuration and counts of a topic."),
+    CliCommand("topic group", "hadelay.cli.topic:group", "Show a message group of a topic."),
     CliCommand("topic set", "hadelay.cli.topic:set_", "Create a topic, or change its settings."),
     CliCommand("topic due", "hadelay.cli.topic:due", "Count the messages that fall due per hour, in one topic or all."),
     CliCommand("topic defaults", "hadelay.cli.topic:defaults", "Show the defaults of topics; convert old ones."),

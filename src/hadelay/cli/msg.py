@@ -38,8 +38,9 @@ def put(
     topic: str, body: str | None = None, /, *, delay: str | None = None, deliver_at: str | None = None,
     key: str | None = None, on_conflict: Literal["keep", "replace", "reject"] | None = None,
     max_wait: str | None = None, ttl: str | None = None, tag: Several = (), callback: str | None = None,
-    file: Annotated[Path | None, Parameter(name=("--file", "-f"))] = None, content_type: str | None = None,
-    meta: Several = (), idempotency_key: str | None = None, remote: Remote = Remote(),
+    group: str | None = None, file: Annotated[Path | None, Parameter(name=("--file", "-f"))] = None,
+    content_type: str | None = None, meta: Several = (), idempotency_key: str | None = None,
+    remote: Remote = Remote(),
 ) -> None:  # fmt: skip
     """Publish one message, and print its id.
 
@@ -54,6 +55,7 @@ def put(
         ttl: Time after which the message expires, counted from its due time.
         tag: Tag that consumers can filter by. May be repeated.
         callback: Webhook URL for this message, if the topic allows one.
+        group: Message group: the topic hands out at most group_concurrency messages of a group at once.
         file: Read the payload from a file.
         content_type: Content type, stored and given to the consumer.
         meta: NAME=VALUE, stored with the message. May be repeated.
@@ -73,7 +75,7 @@ def put(
         headers[f"Hadelay-Meta-{name}"] = value
     query = {
         "delay": delay, "deliver_at": deliver_at, "key": key, "on_conflict": on_conflict, "max_wait": max_wait,
-        "ttl": ttl, "tags": ",".join(tag) or None, "callback": callback,
+        "ttl": ttl, "tags": ",".join(tag) or None, "callback": callback, "group": group,
     }  # fmt: skip
     path = f"/v1/topics/{segment(topic)}/messages"
     show(call(remote, "POST", path, payload, needs="deliver_at", query=query, headers=headers), remote)
@@ -109,7 +111,7 @@ def list_(
     """List the messages of a topic in due order. As JSON, a line each.
 
     Args:
-        state: scheduled, ready, leased, acked, cancelled, expired, dead, with commas; pending: the first three; all.
+        state: scheduled, ready, blocked, leased, acked, cancelled, expired, dead, with commas; pending: the first four.
         start: Earliest due time: 2026-11-20T18:00:00Z, with any offset, or Unix milliseconds.
         to: End of the due times, exclusive.
         tag: Only messages with this tag. May be repeated: with all of these tags.

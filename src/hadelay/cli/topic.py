@@ -31,6 +31,7 @@ def list_(*, remote: Remote = Remote()) -> None:
 def _row(topic: dict[str, Any]) -> dict[str, Any]:
     age_ms, lateness = topic["oldest_ready_age_ms"], topic["lateness"]
     state = [name for name in ("paused", "webhook") if topic.get(name)]
+    state += [f"{topic['blocked']:,} blocked"] if topic.get("blocked") else []
     return {
         **topic,
         "overdue": None if age_ms is None else span(age_ms),
@@ -135,6 +136,16 @@ def _pairs(texts: Sequence[str]) -> Iterator[tuple[str, str]]:
         if not equals:
             raise BadRequest(f"{text}: expected NAME=VALUE")
         yield name, value
+
+
+def group(topic: Topic, group: str, /, *, remote: Remote = Remote()) -> None:
+    """Show a message group: the messages whose turn it is, and how many wait behind them.
+
+    Args:
+        group: Name of the group.
+    """
+    found = call(remote, "GET", f"/v1/topics/{segment(topic)}/groups/{segment(group)}", needs="heads")
+    show(found, remote)
 
 
 def pause(topic: Topic, /, *, reason: str | None = None, remote: Remote = Remote()) -> None:

@@ -78,6 +78,7 @@ class AsyncClient(ScheduleRequests):
         tags: Sequence[str] | None = None,
         ttl: Delay | None = None,
         callback: str | None = None,
+        group: str | None = None,
         content_type: str | None = None,
         meta: Mapping[str, str] | None = None,
         traceparent: str | None = None,
@@ -91,19 +92,21 @@ class AsyncClient(ScheduleRequests):
         message and answers with the new one and `replaced`, or raises Conflict if that message is leased; "reject"
         raises Conflict with its id. max_wait: with "replace", limit of the total delay since the first of the replaced
         messages. tags: up to 16, which consumers can filter by. ttl: time from the due time until the message expires.
-        callback: webhook URL for this message, where the topic allows one. meta: names in lower case; put_many takes
+        callback: webhook URL for this message, where the topic allows one. group: message group, of which the topic's
+        group_concurrency limits how many messages are handed out at once. meta: names in lower case; put_many takes
         values that a header cannot carry. traceparent: span shown to the consumer; default: OpenTelemetry's current
         span, if the program uses OpenTelemetry.
         """
         put = Put(
             topic=topic, body=body, delay=delay, at=at, content_type=content_type, meta=meta, key=key,
-            on_conflict=on_conflict, max_wait=max_wait, tags=tags, ttl=ttl, callback=callback,
+            on_conflict=on_conflict, max_wait=max_wait, tags=tags, ttl=ttl, callback=callback, group=group,
         )  # fmt: skip
         data, kind = wire.payload_of(body, content_type)
         headers = {"Content-Type": kind, "Idempotency-Key": wire.own_or_new_key(idempotency_key)}
         options, path = wire.options_of(put), f"/v1/topics/{segment(topic)}/messages"
-        if key is not None and not wire.HEADER_VALUE.fullmatch(key):
-            path += f"?key={segment(options.pop('key'))}"
+        unsafe = [name for name in ("key", "group") if not wire.HEADER_VALUE.fullmatch(options.get(name, ""))]
+        if unsafe:
+            path += "?" + "&".join(f"{name}={segment(options.pop(name))}" for name in unsafe)
         headers |= wire.headers_of(options, meta or {})
         if trace := traceparent or wire.present_span():
             headers["traceparent"] = trace

@@ -17,6 +17,7 @@ from hadelay.client.types import (
     DeadLetter,
     Delay,
     ExtendOutcome,
+    Group,
     HoursInfo,
     JobAction,
     JobCount,
@@ -79,9 +80,9 @@ class Requests:
     ) -> AsyncIterator[MessageInfo]:
         """The messages of a topic in due order, without their histories.
 
-        state: one or more of scheduled, ready, leased, acked, cancelled, expired, dead; pending is the first three, all
-        is all. start, end: due in [start, end). tags: messages that have all of them. page: messages per request.
-        Messages settled meanwhile never hide another message.
+        state: one or more of scheduled, ready, blocked, leased, acked, cancelled, expired, dead; pending is the first
+        four, all is all. start, end: due in [start, end). tags: messages that have all of them. page: messages per
+        request. Messages settled meanwhile never hide another message.
         """
         query = {
             "state": ",".join(each(state)), "limit": page, "from": when_of(start), "to": when_of(end),
@@ -196,6 +197,10 @@ class Requests:
 
     async def topic(self, name: str, *, stale: bool = False) -> TopicInfo:
         return await self._get(f"/v1/topics/{segment(name)}", TopicInfo, stale=stale)
+
+    async def group(self, topic: str, group: str, *, stale: bool = False) -> Group:
+        """A message group with pending messages. Raises NotFound."""
+        return await self._get(f"/v1/topics/{segment(topic)}/groups/{segment(group)}", Group, stale=stale)
 
     async def put_topic(self, name: str, **settings: Unpack[TopicSettings]) -> TopicInfo:
         """Create a topic, or change the given settings (`TopicSettings`); None resets a setting."""

@@ -253,6 +253,7 @@ class Client:
     extend = _blocking(AsyncClient.extend, _wait)
     topics = _blocking(AsyncClient.topics, _wait)
     topic = _blocking(AsyncClient.topic, _wait)
+    group = _blocking(AsyncClient.group, _wait)
     put_topic = _blocking(AsyncClient.put_topic, _wait)
     delete_topic = _blocking(AsyncClient.delete_topic, _wait)
     pause = _blocking(AsyncClient.pause, _wait)

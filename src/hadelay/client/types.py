@@ -13,8 +13,8 @@ from hadelay.errors import HadelayError
 
 __all__ = [
     "AckOutcome", "Alert", "Backoff", "Bucket", "ClusterInfo", "DeadLetter", "Delay", "ExtendOutcome", "Failure",
-    "HoursInfo", "JobAction", "JobCount", "JobInfo", "Member", "Message", "MessageInfo", "NackOutcome", "Occurrence",
-    "OnConflict", "Previewed", "Put", "PutResult", "Receipt", "Redriven", "Rescheduled", "ScheduleInfo",
+    "Group", "HoursInfo", "JobAction", "JobCount", "JobInfo", "Member", "Message", "MessageInfo", "NackOutcome",
+    "Occurrence", "OnConflict", "Previewed", "Put", "PutResult", "Receipt", "Redriven", "Rescheduled", "ScheduleInfo",
     "ScheduleSettings", "State", "TopicInfo", "TopicSettings", "Triggered", "Webhook", "When",
 ]  # fmt: skip
 
@@ -28,7 +28,7 @@ When = datetime | str | int
 Body = Any
 
 JobAction = Literal["cancel", "reschedule", "deliver_now", "redrive"]
-State = Literal["scheduled", "ready", "leased", "acked", "cancelled", "expired", "dead"]
+State = Literal["scheduled", "ready", "blocked", "leased", "acked", "cancelled", "expired", "dead"]
 #: Effect of a publish if a pending message has the same key.
 OnConflict = Literal["keep", "replace", "reject"]
 AckOutcome = Literal["acked", "already_acked", "lease_lost"]
@@ -51,6 +51,7 @@ class Put(Struct, kw_only=True):
     tags: Sequence[str] | None = None
     ttl: Delay | None = None
     callback: str | None = None
+    group: str | None = None
     traceparent: str | None = None
     idempotency_key: str | None = None
 
@@ -82,6 +83,8 @@ class Message(Struct, kw_only=True):
     #: Schedule that made the message, and the occurrence, if a schedule did.
     schedule: str | None = None
     occurrence: datetime | None = None
+    #: Message group.
+    group: str | None = None
     deliver_at: datetime
     late_ms: int
     #: Number of this attempt to deliver the message, from 1.
@@ -128,7 +131,8 @@ class DeadLetter(MessageInfo, frozen=True, kw_only=True):
 
 class Redriven(messages.RedriveResult, frozen=True):
     """Result for one dead letter. outcome: `redriven`; `key_taken`, if another message with its key is pending; or the
-    state of a message that is no dead letter: scheduled, ready, leased, acked, cancelled, expired or not_found."""
+    state of a message that is no dead letter: scheduled, ready, blocked, leased, acked, cancelled, expired or
+    not_found."""
 
     outcome: str  # type: ignore[assignment]
 
@@ -189,6 +193,8 @@ class TopicSettings(TypedDict, total=False):
     retention: Delay | None
     webhook: Webhook | None
     alert: Alert | None
+    #: Limit of messages of one group that are handed out at once, in due order: 1 to 32.
+    group_concurrency: int | None
     paused: bool | None
     dispatch_sync: Literal["commit", "interval"] | None
     #: Feature level of the defaults of unset settings: 3, or 1 for older topics; None: the newest.
@@ -283,6 +289,10 @@ class Triggered(schedules.Triggered[datetime], frozen=True):
 
 class Previewed(schedules.Previewed[datetime], frozen=True):
     """Next times of a schedule that need not exist."""
+
+
+class Group(topics.Group[datetime], frozen=True):
+    """A message group: `heads` are the messages whose turn it is, `blocked` the number of those behind."""
 
 
 class Bucket(topics.Bucket[datetime], frozen=True, rename={"start": "from"}):

@@ -41,7 +41,7 @@ BATCH_ITEMS, _BATCH_BYTES = 1_000, 8 << 20
 _HEADERS = {
     "delay": "Hadelay-Delay", "deliver_at": "Hadelay-Deliver-At", "key": "Hadelay-Key", "tags": "Hadelay-Tags",
     "on_conflict": "Hadelay-On-Conflict", "max_wait": "Hadelay-Max-Wait", "ttl": "Hadelay-TTL",
-    "callback": "Hadelay-Callback",
+    "callback": "Hadelay-Callback", "group": "Hadelay-Group",
 }  # fmt: skip
 MSGPACK = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}
 
@@ -151,8 +151,9 @@ def _item(put: Put) -> dict[str, Any]:
 def options_of(put: Put) -> dict[str, Any]:
     """Options of a put that can be sent as a header or in a batch item, by their names in the batch item."""
     _check_text("topic", put.topic)
-    if put.key is not None:
-        _check_text("key", put.key)
+    for name, text in (("key", put.key), ("group", put.group)):
+        if text is not None:
+            _check_text(name, text)
     for tag in put.tags or ():
         _check_text("tag", tag)
     for name, value in (put.meta or {}).items():
@@ -167,6 +168,7 @@ def options_of(put: Put) -> dict[str, Any]:
         "tags": each(put.tags) if put.tags else None,
         "ttl": plain(put.ttl),
         "callback": put.callback,
+        "group": put.group,
     }
     return {name: value for name, value in given.items() if value is not None}
 

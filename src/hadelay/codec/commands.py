@@ -39,8 +39,14 @@ from hadelay.codec.jobcommands import (
     stop_body,
 )
 from hadelay.codec.leasetokens import LEASE
-from hadelay.codec.publishcommand import decode_publish, hash_client_key
-from hadelay.codec.publishcommand import encode_publish as _publish_body
+from hadelay.codec.publishcommand import (
+    GROUP_ROW,
+    Publish,
+    decode_publish,
+    encode_with_groups,
+    hash_client_key,
+    with_groups,
+)
 from hadelay.codec.wire import COMMAND, MAX_NAME, Malformed, WireReader, pack_name
 from hadelay.codec.wire import frame as _frame
 from hadelay.members import Member, Members
@@ -63,6 +69,8 @@ _CURSOR = struct.Struct("<III")
 _LONG = struct.Struct("<Q")
 #: Number of the section of a SETTLE command that has the hand-out delays; there is no other section.
 _DELAYS = 1
+#: Section number of the groups, the only section of a PUBLISH2 command; 1 is reserved for tags.
+_GROUPS = 2
 #: Flag bits of a member in an encoded MEMBERS command.
 _VOTER, _JOINED = 1, 2
 _REDRIVE = struct.Struct("<BdI")
@@ -71,8 +79,11 @@ _U32 = np.dtype("<u4")
 
 
 def encode_publish(node: str, drafts: Sequence[Draft], request_key: bytes | None = None) -> bytes:
-    """Encode a PUBLISH (layout: codec/publishcommand.py). node: name of the node that accepted the request."""
-    return _frame(Command.PUBLISH, _publish_body(node, drafts, request_key))
+    """Encode a PUBLISH (layout: codec/publishcommand.py), or a PUBLISH2 if a message has a group. node: name of the
+    node that accepted the request."""
+    body, groups = encode_with_groups(node, drafts, request_key)
+    command = _frame(Command.PUBLISH, body)
+    return command if not groups else _frame(Command.PUBLISH2, command, COMMAND.pack(_GROUPS, len(groups)), groups)
 
 
 def encode_grant(grant: Grant) -> bytes:
@@ -287,6 +298,17 @@ def _decode_settle(reader: WireReader) -> tuple[int, SettleLeases]:
     return kind, leases._replace(delays=reader.array(_U32, len(leases.rows)))
 
 
+def _decode_publish2(reader: WireReader) -> Publish:
+    kind, size = reader.unpack(COMMAND)
+    if kind != Command.PUBLISH:
+        raise Malformed("a PUBLISH2 begins with a PUBLISH")
+    command = decode_publish(reader.take(size))
+    section, size = reader.unpack(COMMAND)
+    if section != _GROUPS or size % GROUP_ROW.itemsize:
+        raise Malformed("a PUBLISH2 has one section, of groups")
+    return with_groups(command, reader.array(GROUP_ROW, size // GROUP_ROW.itemsize))
+
+
 def _decode_redrive(reader: WireReader) -> RedriveCommand:
     node, topic = reader.name(), reader.named()
     everything, rate, count = reader.unpack(_REDRIVE)
@@ -359,6 +381,7 @@ _DECODERS: dict[int, Callable[[WireReader], Any]] = {
     Command.AUDITED: _decode_audited,
     Command.MEMBERS: _decode_members,
     Command.SETTLE: _decode_settle,
+    Command.PUBLISH2: _decode_publish2,
     Command.JOB_BEGIN: decode_begin,
     Command.JOB_STEP: decode_step,
     Command.JOB_STOP: decode_stop,

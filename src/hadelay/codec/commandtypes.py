@@ -39,6 +39,7 @@ class Command(IntEnum):
     FEATURE = 14
     INCARNATION = 15
     SETTINGS = 16
+    PUBLISH2 = 17
     RESCHEDULE = 32
     REDRIVE = 33
     TTL_EXPIRE = 34
@@ -61,6 +62,10 @@ class Command(IntEnum):
     JOB_STOP = 122
 
 
+#: Commands that publish messages.
+PUBLISHES = (Command.PUBLISH, Command.PUBLISH2)
+
+
 class Job(IntEnum):
     """Maintenance jobs, done in slices: each slice is a replicated command, with the job's number in `Command`."""
 
@@ -81,8 +86,8 @@ class Job(IntEnum):
 #: Feature level that a command needs, if above the first. Until the cluster has switched to that level, apply refuses
 #: the command on every node, even on nodes that know the command.
 LEVEL_OF: dict[int, int] = {
-    Command.MEMBERS: MEMBERS_LEVEL, Command.SETTLE: SETTLE_LEVEL, Command.JOB_BEGIN: SCHEDULER_LEVEL,
-    Command.JOB_STEP: SCHEDULER_LEVEL, Command.JOB_STOP: SCHEDULER_LEVEL,
+    Command.PUBLISH2: SCHEDULER_LEVEL, Command.MEMBERS: MEMBERS_LEVEL, Command.SETTLE: SETTLE_LEVEL,
+    Command.JOB_BEGIN: SCHEDULER_LEVEL, Command.JOB_STEP: SCHEDULER_LEVEL, Command.JOB_STOP: SCHEDULER_LEVEL,
     Command.SCHEDULE_PUT: SCHEDULER_LEVEL, Command.SCHEDULE_DELETE: SCHEDULER_LEVEL,
     Command.SCHEDULE_FIRE: SCHEDULER_LEVEL, Command.SCHEDULE_STATE: SCHEDULER_LEVEL,
     Command.SCHEDULE_RUN: SCHEDULER_LEVEL,

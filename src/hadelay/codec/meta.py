@@ -3,6 +3,7 @@
     ct  content type          key  client key            tags  list of tags       meta  the caller's own map
     ttl  as the publish gave it, in ms                    cb  webhook URL of this message alone
     tp   traceparent: the span that published it (W3C Trace Context)
+    group  message group: the name whose hash the log has
     sch  name of the schedule that made the message     oc  its occurrence, in Unix ms: the last key, as a u64
 
 Apply never reads the map, and writes only `oc` (codec/schedules.py). The HTTP layer writes the map; the HTTP layer,
@@ -36,6 +37,7 @@ class Meta(msgspec.Struct, omit_defaults=True):
     ttl: int = 0
     cb: str | None = None
     tp: str | None = None
+    group: str | None = None
     sch: str | None = None
     oc: int = 0
 

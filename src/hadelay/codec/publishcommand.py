@@ -10,7 +10,7 @@ the accepting node, copied once per replica. `payload_crc` is computed by the ac
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from operator import add
 
@@ -48,10 +48,14 @@ KEY_ROW = np.dtype([("hash", "V16"), ("fingerprint", "<u8"), ("first", "<u4"), (
 #: Layout of the client key of one message. `hash`: see `hash_client_key`.
 CLIENT_KEY_ROW = np.dtype([("row", "<u4"), ("mode", "u1"), ("pad", "V3"), ("max_wait_ms", "<i8"), ("hash", "V16")])
 
+#: Layout of the group of one message. `group`: see `hash_group`.
+GROUP_ROW = np.dtype([("row", "<u4"), ("pad", "V4"), ("group", "<u8")])
+
 _HEAD = struct.Struct("<BHIIII")
 _OPTIONS = struct.Struct("<qQq?Bq")
 #: A single KEY_ROW and a single CLIENT_KEY_ROW as structs: setting a row of a structured array takes ten times as long.
 _KEY, _CLIENT_KEY = struct.Struct("<16sQII"), struct.Struct("<IB3xq16s")
+_GROUP = struct.Struct("<I4xQ")
 
 
 @dataclass(slots=True)
@@ -65,6 +69,8 @@ class Publish:
     starts: I64
     sizes: I64
     blob: memoryview
+    #: GROUP_ROWs of the messages with a group, from a PUBLISH2.
+    groups: Rows = field(default_factory=lambda: np.zeros(0, GROUP_ROW))
 
 
 def hash_key(scope: bytes, key: bytes) -> bytes:
@@ -77,9 +83,19 @@ def hash_client_key(key: bytes) -> bytes:
     return hash_key(b"client", key)
 
 
+def hash_group(group: str) -> int:
+    """64-bit hash of a message group, which the log and the tables have in place of its name."""
+    return int.from_bytes(blake2b(group.encode(), digest_size=8, key=b"group").digest(), "little")
+
+
 def encode_publish(node: str, drafts: Sequence[Draft], request_key: bytes | None = None) -> bytes:
     """Encode the body of a PUBLISH of `drafts`, in order. request_key: Idempotency-Key that covers all messages."""
-    names, when, relative, mask, ttl, metas, bodies, idems, client, _, _, callback = zip(
+    return encode_with_groups(node, drafts, request_key)[0]
+
+
+def encode_with_groups(node: str, drafts: Sequence[Draft], request_key: bytes | None = None) -> tuple[bytes, bytes]:
+    """Encode the body of a PUBLISH, and the GROUP_ROWs of the drafts with a group."""
+    names, when, relative, mask, ttl, metas, bodies, idems, client, _, _, callback, groups = zip(
         *map(astuple, drafts), strict=True
     )
     topics = list(dict.fromkeys(names))
@@ -110,7 +126,20 @@ def encode_publish(node: str, drafts: Sequence[Draft], request_key: bytes | None
     key_count, client_count = len(keys) // KEY_ROW.itemsize, len(client_keys) // CLIENT_KEY_ROW.itemsize
     name = node.encode()
     head = _HEAD.pack(len(name), len(topics), count, key_count, client_count, len(blob))
-    return b"".join((head, name, *map(pack_name, topics), rows.tobytes(), keys, client_keys, blob))
+    grouped = b"" if groups.count(None) == count else _group_rows(groups)
+    return b"".join((head, name, *map(pack_name, topics), rows.tobytes(), keys, client_keys, blob)), grouped
+
+
+def _group_rows(groups: Sequence[int | None]) -> bytes:
+    return b"".join([_GROUP.pack(n, group) for n, group in enumerate(groups) if group is not None])
+
+
+def with_groups(command: Publish, groups: Rows) -> Publish:
+    """The command with these GROUP_ROWs. Raises Malformed unless they are of rows in ascending order."""
+    at = groups["row"].astype(np.int64)
+    if not len(at) or at[-1] >= len(command.rows) or not (at[1:] > at[:-1]).all():
+        raise Malformed("groups are of rows in ascending order")
+    return replace(command, groups=groups)
 
 
 def _client_key_rows(drafts: Sequence[Draft]) -> bytes:

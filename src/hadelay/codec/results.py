@@ -88,6 +88,7 @@ class RedriveOutcome(IntEnum):
     AGAIN = 8
     #: Another message with the same client key is pending: the dead letter stays dead.
     KEY_TAKEN = 9
+    BLOCKED = 10
 
 
 @dataclass(slots=True)
@@ -153,12 +154,13 @@ class RedriveResult:
 
 @dataclass(slots=True)
 class RescheduleResult:
-    """Result of RESCHEDULE for each named message: TargetOutcome, message id (0: not found), and deliver_at_ms where
-    the outcome is DONE."""
+    """Result of RESCHEDULE for each named message: TargetOutcome, message id (0: not found); where the outcome is DONE,
+    deliver_at_ms, and whether the message's group blocks it."""
 
     outcomes: NDArray[np.uint8]
     ids: NDArray[np.uint64]
     deliver_at_ms: I64
+    blocked: Mask
 
 
 class FireOutcome(IntEnum):

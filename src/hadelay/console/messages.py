@@ -30,7 +30,7 @@ _DURATION = re.compile(r"\d+(\.\d+)?((ms|s|m|h|d)(\d+(\.\d+)?(ms|s|m|h|d))*)?")
 STATES = ("pending", *map(str, State), "all")
 _SETS = {str(state): frozenset((state,)) for state in State} | {"pending": PENDING, "all": frozenset(State)}
 #: How serious a state is, as a class of the page's style.
-TONES = {"ready": "warn", "dead": "bad", "acked": "good", "expired": "warn"}
+TONES = {"ready": "warn", "blocked": "warn", "dead": "bad", "acked": "good", "expired": "warn"}
 
 
 @pages.get("/console/messages")
@@ -194,7 +194,7 @@ async def reschedule(visit: Visit) -> Answer:
     relative = _DURATION.fullmatch(text) is not None and len(text) < 12
     at = text if relative else format_instant(_instant("when", text, 0))
     times = when(visit.call.context.max_delay_ms, at if relative else None, None if relative else at)
-    _, due_ms = await visit.service.messages.reschedule(parse_id(message.id), *times, visit.actor)
+    _, due_ms, _ = await visit.service.messages.reschedule(parse_id(message.id), *times, visit.actor)
     return _back(visit, f"Rescheduled: the message falls due at {format_instant(due_ms)}.")
 
 

@@ -160,6 +160,19 @@ class Dispatcher(LedgerListener):
         if not due.all():
             self._preload.drop(hour, indexes)
 
+    def on_blocked(self, hour: int, row: NDArray[np.void]) -> None:
+        at = hour * SECONDS_PER_HOUR + int(row["second"][0])
+        if self._preload.blocked(at, row) or not self._preload.has_seen(hour):
+            return
+        if row["deliver_at_ms"][0] <= self.turns.now_ms and not self.scans.will_find(at, int(row["index"][0])):
+            self.windows.ready_counts[int(row["topic"][0])] -= 1
+
+    def on_unblocked(self, hour: int, row: NDArray[np.void]) -> None:
+        self.wake()
+        at = hour * SECONDS_PER_HOUR + int(row["second"][0])
+        if not self.scans.will_find(at, int(row["index"][0])):
+            self._preload.unblocked(at, row)
+
     def on_topic(self, topic: TopicState) -> None:
         self.windows.configure(topic.number)
         self.wake()

@@ -10,7 +10,7 @@ from hadelay.codec.linking import INDEX_CRC
 from hadelay.codec.meta import unpack
 from hadelay.errors import DamagedFile
 from hadelay.handout.polls import Filter
-from hadelay.ledger.hourstate import is_in
+from hadelay.ledger.hourstate import indexes_of, is_in
 from hadelay.ledger.lookup import expired
 from hadelay.ledger.state import Ledger
 from hadelay.model import DEAD_HOURS, HOUR_MS
@@ -38,12 +38,27 @@ class Owed:
         return rows, owed
 
     def among(self, hour: int, rows: Rows) -> Mask:
-        """Mask of INDEX rows to be delivered: not settled, leased or expired, and not cancelled with their topic."""
+        """Mask of INDEX rows to be delivered: not settled, leased, blocked or expired, and not cancelled with their
+        topic."""
         owed = self.ledger.topics.owed(rows) & ~expired(self.ledger, rows, self.ledger.now_ms)
         hour_state = self.ledger.hours.get(hour)
         if hour_state is None:
             return owed if self.store.count(hour) else np.zeros(len(rows), np.bool_)
+        if hour_state.blocked:
+            owed = owed & ~is_in(rows["index"], hour_state.blocked)
         return owed & ~is_in(rows["index"], hour_state.settled, hour_state.leased)
+
+    def fewer(self, hour: int, count: int) -> bool:
+        """Whether entries of the hour are blocked, and fewer than `count` are open and not blocked."""
+        found = self.ledger.hours.get(hour)
+        if found is None or not found.blocked:
+            return False
+        return self.ledger.open_entries(hour) - len(found.blocked) < count
+
+    def unblocked(self, hour: int) -> U32:
+        """Indexes of the hour's entries that are neither settled, leased nor blocked."""
+        found = self.ledger.hours[hour]
+        return indexes_of((found.settled | found.leased | found.blocked).flip(0, self.store.count(hour)))
 
     def next_second(self, second: int, now_ms: int) -> int | None:
         """First second (since 1970) from `second` on that has unsettled entries and has begun; None without any."""

@@ -215,6 +215,37 @@ class Preload:
         if hour in self._open:
             self._open[hour] |= bitmap(indexes)
 
+    def blocked(self, at: int, row: NDArray[np.void]) -> bool:
+        """Never make this entry of the second `at` ready (one INDEX row). False if the entry is in no loaded second."""
+        found = self._has(at, row)
+        if found:
+            self._open[at // SECONDS_PER_HOUR].add(int(row["index"][0]))
+        return found
+
+    def unblocked(self, at: int, row: NDArray[np.void]) -> None:
+        """Make an entry of the second `at` ready in time that was blocked until now (one INDEX row)."""
+        hour, index = at // SECONDS_PER_HOUR, int(row["index"][0])
+        dropped = self._open.get(hour)
+        if dropped is not None and index in dropped:
+            dropped.discard(index)
+            if self._has(at, row):
+                return
+        if not self._will_load(at, index):
+            self.filed(hour, row)
+
+    def _has(self, at: int, row: NDArray[np.void]) -> bool:
+        """Whether this entry, unless it was blocked when the second `at` was loaded, is in that second and not taken
+        out yet."""
+        second = self._seconds.get(at)
+        if second is None:
+            return False
+        if second.loaded:
+            return bool(row["deliver_at_ms"][0] > self._turns.now_ms)
+        return not self._will_load(at, int(row["index"][0]))
+
+    def _will_load(self, at: int, index: int) -> bool:
+        return any(second.second == at and walk.will_reach(index) for second, walk in self.loading)
+
     def forget(self, topic: int) -> None:
         for second in self._seconds.values():
             second.forget(topic)

@@ -45,6 +45,8 @@ class Scans:
         self.jobs: deque[Iterator[int]] = deque()
         # Seconds that fell due under earlier leaders and are still to be scanned: the first, and the end (exclusive).
         self._catch_up = self._catch_up_end = 0
+        #: The take-over's walk over the second `_catch_up`, while it runs.
+        self._walk: ChainWalk | None = None
         self._head_start = 0
         # Cost of the last slice, in rows.
         self._cost = 0
@@ -92,10 +94,19 @@ class Scans:
         self._sweep = None
         return True
 
-    def _owed_rows(self, second: int) -> Iterator[NDArray[np.void]]:
+    def will_find(self, second: int, index: int) -> bool:
+        """Whether the take-over's scan still comes to this entry of `second`."""
+        if not self._catch_up <= second < self._catch_up_end:
+            return False
+        return second > self._catch_up or self._walk is None or self._walk.will_reach(index)
+
+    def _owed_rows(self, second: int, walk: ChainWalk | None = None) -> Iterator[NDArray[np.void]]:
         """INDEX rows of a second that are due and still to be delivered, up to SLICE rows at a time."""
         hour, slot = divmod(second, SECONDS_PER_HOUR)
-        walk = ChainWalk(self._owed.store, hour, slot)
+        walk = walk or ChainWalk(self._owed.store, hour, slot)
+        if self._owed.fewer(hour, walk.left):
+            walk.left = 0
+            yield from self._unblocked_rows(hour, slot)
         while not walk.done:
             rows = walk.step(SLICE)
             self._cost = max(len(rows), _SECOND_COST)
@@ -105,15 +116,25 @@ class Scans:
         if walk.damage is not None:
             self._on_damage(walk.damage)
 
+    def _unblocked_rows(self, hour: int, slot: int) -> Iterator[NDArray[np.void]]:
+        """Like `_owed_rows`, by a search through the hour's unblocked entries, which are fewer than the second has."""
+        indexes = self._owed.unblocked(hour)
+        for at in range(0, len(indexes), SLICE):
+            rows, owed = self._owed.look(hour, indexes[at : at + SLICE])
+            self._cost = max(len(rows), _SECOND_COST)
+            yield rows[owed & (rows["second"] == slot) & (rows["deliver_at_ms"] <= self._turns.now_ms)]
+
     def _catching_up(self) -> Iterator[int]:
         while (second := self._owed.next_second(self._catch_up, self._turns.now_ms)) is not None:
             if second >= self._catch_up_end:
                 break
             self._catch_up = second
             found = Second(second, _CATCH_UP_ROWS)
-            for rows in self._owed_rows(second):
+            self._walk = ChainWalk(self._owed.store, found.hour, second % SECONDS_PER_HOUR)
+            for rows in self._owed_rows(second, self._walk):
                 found.add(rows)
                 yield self._cost
+            self._walk = None
             # Do not yield before the end of the loop: other code must see all of these changes or none.
             self._catch_up = second + 1
             self._windows.make_ready(found.hour, second, *found.take(self._turns.now_ms))

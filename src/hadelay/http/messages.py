@@ -93,8 +93,8 @@ async def deliver_now(call: Call) -> Answer:
 
 
 async def _reschedule(call: Call, when_ms: int, relative: bool) -> Answer:
-    message_id, deliver_at_ms = await call.service.messages.reschedule(await _changed(call), when_ms, relative)
-    return call.answer(api.Rescheduled(encode_id(message_id), format_instant(deliver_at_ms)))
+    message_id, at_ms, blocked = await call.service.messages.reschedule(await _changed(call), when_ms, relative)
+    return call.answer(api.Rescheduled(encode_id(message_id), format_instant(at_ms), blocked))
 
 
 _STATES = {**{str(state): frozenset((state,)) for state in State}, "pending": PENDING, "all": frozenset(State)}
@@ -119,7 +119,8 @@ async def list_messages(call: Call) -> Answer:
         raise BadRequest("to: must be after from")
     tags = check_tags(limits, query.tag.split(",")) if query.tag is not None else ()
     states = _states(query.state)
-    question = crc32c(repr((topic, sorted(states), start, end, sorted(tags))).encode())
+    # Without `blocked`, which older nodes do not know: the pages of one list may come from nodes of two versions.
+    question = crc32c(repr((topic, sorted(states - {State.BLOCKED}), start, end, sorted(tags))).encode())
     after = FIRST if query.cursor is None else _decode(query.cursor, question)
     ask = ListRequest(states, start, end, tags, after, check_limit(query.limit))
     messages, behind = await call.service.messages.list_messages(topic, ask, stale=query.stale)

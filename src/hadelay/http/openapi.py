@@ -20,6 +20,7 @@ _PATH_SCHEMAS: dict[str, dict[str, Any]] = {
     "schedule": {"pattern": r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$"},
     "id": {"pattern": r"^[0-9A-Fa-f][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{12}$"},
     "key": {"minLength": 1, "maxLength": 256},
+    "group": {"minLength": 1, "maxLength": 128},
     "token_id": {"pattern": "^[0-9a-f]{12}$"},
     "job": {"pattern": "^[0-9]{1,9}$"},
     "node": {"pattern": r"^[A-Za-z0-9._-]{1,64}$"},

@@ -14,10 +14,11 @@ from msgspec.structs import replace
 from hadelay.api.publishing import BatchItem, PublishQuery
 from hadelay.api.text import DOTS, check_new_topic, parse_duration, parse_instant
 from hadelay.codec.meta import OCTETS, Meta, mask_of, pack, unpack
+from hadelay.codec.publishcommand import hash_group
 from hadelay.errors import BadRequest, Impossible, UnsupportedMediaType
 from hadelay.http.answers import JSON
 from hadelay.http.decoding import parse_query, refuse_unknown
-from hadelay.model import KEEP, REJECT, REPLACE, Draft
+from hadelay.model import KEEP, MAX_GROUP, REJECT, REPLACE, Draft
 from hadelay.settings.node import HttpConfig
 from hadelay.settings.topic import url_problem
 
@@ -25,7 +26,7 @@ _RAW = msgspec.json.Decoder(msgspec.Raw)
 _META = b"hadelay-meta-"
 HEADERS = (
     "Hadelay-Delay", "Hadelay-Deliver-At", "Hadelay-Key", "Hadelay-On-Conflict", "Hadelay-Max-Wait", "Hadelay-Tags",
-    "Hadelay-TTL", "Hadelay-Callback", "Hadelay-Meta-*",
+    "Hadelay-TTL", "Hadelay-Callback", "Hadelay-Group", "Hadelay-Meta-*",
 )  # fmt: skip
 _KNOWN_QUERY = PublishQuery.__struct_fields__
 #: Query options that few publishes have.
@@ -151,13 +152,15 @@ def draft_of(
     max_wait_ms, ttl_ms = _positive("max_wait", item.max_wait, max_delay_ms), _positive("ttl", item.ttl, max_delay_ms)
     if item.callback is not None and (wrong := url_problem(item.callback)):
         raise BadRequest(f"callback: {wrong}")
+    group = None if item.group is None else hash_group(check_group(item.group))
     tags = check_tags(limits, item.tags or ())
     meta = pack_meta(
-        limits, item.content_type, item.meta, key=key, tags=list(tags), ttl=ttl_ms, cb=item.callback, tp=trace
-    )
+        limits, item.content_type, item.meta, key=key, tags=list(tags), ttl=ttl_ms, cb=item.callback, tp=trace,
+        group=item.group,
+    )  # fmt: skip
     return Draft(
         item.topic, *times, mask_of(tags), ttl_ms, meta, body, idem, packed_key,
-        _ON_CONFLICT[on_conflict or "keep"], max_wait_ms, item.callback is not None,
+        _ON_CONFLICT[on_conflict or "keep"], max_wait_ms, item.callback is not None, group,
     )  # fmt: skip
 
 
@@ -180,6 +183,13 @@ def with_idempotency_key(template: DraftTemplate, key: bytes, limits: HttpConfig
 def with_trace(template: DraftTemplate, trace: bytes, limits: HttpConfig) -> DraftTemplate | None:
     meta = pack(replace(unpack(template.draft.meta), tp=trace.decode()))
     return template._replace(draft=replace(template.draft, meta=meta))
+
+
+def check_group(group: str) -> str:
+    """The name of a message group. Raises BadRequest for an invalid one."""
+    if not 0 < len(group.encode()) <= MAX_GROUP or group in DOTS:
+        raise BadRequest(f"group: {group[:40]!r}: 1 to {MAX_GROUP} bytes, neither . nor ..")
+    return group
 
 
 def check_tags(limits: HttpConfig, tags: Iterable[str]) -> tuple[str, ...]:

@@ -89,7 +89,7 @@ async def publish_batch(call: Call) -> Answer:
     return Answer(200, MSGPACK_TYPE if msgpack else JSON_TYPE, document)
 
 
-_NO_OPTIONS = (None,) * 7
+_NO_OPTIONS = (None,) * 8
 
 
 class _Drafts:
@@ -142,6 +142,7 @@ class _Drafts:
                     and item.callback is None
                     and item.on_conflict is None
                     and item.max_wait is None
+                    and item.group is None
                     and item.traceparent is None
                     and item.body_base64 is msgspec.UNSET
                 ):
@@ -178,7 +179,10 @@ class _Drafts:
             raise TooLarge(
                 f"a payload of {len(body)} bytes; at most {limits.max_body_bytes} are allowed (max_body_bytes)"
             )
-        own = item.key, item.on_conflict, item.max_wait, item.tags, item.ttl, item.callback, item.idempotency_key
+        own = (
+            item.key, item.on_conflict, item.max_wait, item.tags, item.ttl, item.callback, item.group,
+            item.idempotency_key,
+        )  # fmt: skip
         if item.meta or item.traceparent is not None or own != _NO_OPTIONS:
             trace = self.trace if item.traceparent is None else options.check_traceparent(item.traceparent.encode())
             item.content_type = content_type

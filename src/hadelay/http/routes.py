@@ -92,9 +92,10 @@ class Routes:
             self._static.setdefault(route.path, {})[route.method] = route
             return
         parts = re.split(r"\{(\w+)\}", route.path)
-        # In a path, a colon begins a verb, except in a key, which may have any text.
+        # In a path, a colon begins a verb, except in a key and in a group, which may have any text.
         text = "".join(
-            f"(?P<{p}>[^/{'' if p == 'key' else ':'}]*)" if n % 2 else re.escape(p) for n, p in enumerate(parts)
+            f"(?P<{p}>[^/{'' if p in ('key', 'group') else ':'}]*)" if n % 2 else re.escape(p)
+            for n, p in enumerate(parts)
         )
         for pattern, methods in self._patterns:
             if pattern.pattern == text:

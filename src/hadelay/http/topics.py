@@ -9,10 +9,11 @@ from hadelay.api.base import Nothing
 from hadelay.api.messages import ReadQuery
 from hadelay.api.settings import settings_in
 from hadelay.api.text import DOTS, check_new_topic
-from hadelay.api.topics import Bucket, Buckets, DeleteTopicQuery, DueQuery, Pause, PutTopic, Topic, Topics
+from hadelay.api.topics import Bucket, Buckets, DeleteTopicQuery, DueQuery, Group, Pause, PutTopic, Topic, Topics
 from hadelay.errors import BadRequest
 from hadelay.http.answers import NOTHING, Answer
 from hadelay.http.call import Call
+from hadelay.http.options import check_group
 from hadelay.http.receipts import INSTANT_CHARS, instants_text
 from hadelay.http.routes import Routes
 
@@ -61,6 +62,16 @@ async def _change(call: Call, config: dict[str, Any]) -> Answer:
 async def get_topic(call: Call) -> Answer:
     """One topic with counts"""
     return call.answer(await call.service.topics.get_topic(call.topic, stale=call.query.stale))
+
+
+@routes.add(
+    "GET", "/v1/topics/{topic}/groups/{group}", query=ReadQuery, returns={200: Group[str]}, errors=(404, 503),
+    scope="read",
+)  # fmt: skip
+async def get_group(call: Call) -> Answer:
+    """A message group: the messages whose turn it is, and how many wait behind them"""
+    group = check_group(call.path["group"])
+    return call.answer(await call.service.topics.get_group(call.topic, group, stale=call.query.stale))
 
 
 @routes.add("GET", "/v1/topics", query=ReadQuery, returns={200: Topics}, errors=(503,), scope="read", own_topics=True)

@@ -78,9 +78,9 @@ def _begin_hour(ledger: Ledger, hour: int) -> None:
     """Begin to count the unsettled entries in each second of an hour that has just begun."""
     hour_state = ledger.hour_state(hour)
     seconds = ledger.store.heads(hour).count.astype(np.uint32)
-    settled = indexes_of(hour_state.settled)
-    for at in range(0, len(settled), _CHUNK):
-        rows = ledger.store.entries(hour, settled[at : at + _CHUNK])
+    uncounted = indexes_of(hour_state.settled | hour_state.blocked)
+    for at in range(0, len(uncounted), _CHUNK):
+        rows = ledger.store.entries(hour, uncounted[at : at + _CHUNK])
         seconds -= np.bincount(rows["second"], minlength=SECONDS_PER_HOUR).astype(np.uint32)
     hour_state.open_seconds = seconds
 
@@ -175,6 +175,7 @@ _APPLY: dict[int, Callable[[Ledger, Any], Result]] = {
     Command.SCHEDULE_STATE: schedules.apply_state,
     Command.SCHEDULE_RUN: schedules.apply_run,
     Command.SETTLE: _apply_settle,
+    Command.PUBLISH2: publish.apply_publish,
     Command.JOB_BEGIN: bulk.apply_begin,
     Command.JOB_STEP: bulk.apply_step,
     Command.JOB_STOP: bulk.apply_stop,

@@ -37,7 +37,8 @@ def _codes(*states: State) -> Mask:
     return np.array([state in states for state in (*State, None)])
 
 
-_WAITING, _LEASED, _DEAD = _codes(State.SCHEDULED, State.READY), _codes(State.LEASED), _codes(State.DEAD)
+_WAITING = _codes(State.SCHEDULED, State.READY, State.BLOCKED)
+_LEASED, _DEAD = _codes(State.LEASED), _codes(State.DEAD)
 
 
 def problem(spec: JobSpec, now_ms: int, max_delay_ms: int) -> Refused | None:

@@ -55,6 +55,10 @@ class ChainWalk:
     def done(self) -> bool:
         return self.left == 0 or self.damage is not None
 
+    def will_reach(self, index: int) -> bool:
+        """Whether the walk still comes to this entry of its second."""
+        return not self.done and index <= self._next
+
     def step(self, limit: int) -> Rows:
         """The next INDEX rows of the walk, newest first, at most `limit`, all verified; none when the walk is done."""
         if not self.store.count(self.hour):

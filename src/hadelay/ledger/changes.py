@@ -7,7 +7,7 @@ from hadelay.codec.formats import I64, NODE
 from hadelay.codec.results import CancelOutcome, CancelResult, RescheduleResult, TargetOutcome
 from hadelay.ledger import ttl
 from hadelay.ledger.keys import find_key
-from hadelay.ledger.lookup import EntryRef, find_entry, state_of
+from hadelay.ledger.lookup import EntryRef, find_entry, is_blocked, state_of
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.transitions import FLAG_LEASE_EXPIRED, FLAG_WAS_DUE, Leaving, move, settle
 from hadelay.model import Event, State
@@ -16,6 +16,7 @@ from hadelay.version import BOUNDED, MARKS_WAS_DUE
 #: Limits of one RESCHEDULE: number of messages, and bytes of moved records, which take some milliseconds.
 MAX_TARGETS = 1_000
 MAX_MOVED_BYTES = 4 << 20
+_WAITING = (State.SCHEDULED, State.READY, State.BLOCKED)
 #: Time in ms: messages due within this time count as due, because the clock of a failed leader may have been ahead.
 _NEARLY_MS = 1_000
 
@@ -30,7 +31,7 @@ def _waiting(ledger: Ledger, message_id: int | None) -> tuple[EntryRef | None, T
     if place is None:
         return None, TargetOutcome.NOT_FOUND
     found = state_of(ledger, place, ledger.now_ms)
-    return place, TargetOutcome.DONE if found in (State.SCHEDULED, State.READY) else TargetOutcome[found.name]
+    return place, TargetOutcome.DONE if found in _WAITING else TargetOutcome[found.name]
 
 
 def apply_cancel(ledger: Ledger, command: Cancel) -> CancelResult:
@@ -63,8 +64,9 @@ def apply_reschedule(ledger: Ledger, command: RescheduleCommand) -> RescheduleRe
     node = ledger.number_of(NODE, command.node)
     ids = _ids(ledger, command)
     result = RescheduleResult(
-        np.zeros(len(ids), np.uint8), np.array([i or 0 for i in ids], np.uint64), np.zeros(len(ids), np.int64)
-    )
+        np.zeros(len(ids), np.uint8), np.array([i or 0 for i in ids], np.uint64), np.zeros(len(ids), np.int64),
+        np.zeros(len(ids), np.bool_),
+    )  # fmt: skip
     now_ms = ledger.now_ms
     delay_ms = max(command.when_ms if command.relative else command.when_ms - now_ms, 0)
     bounded = ledger.level >= BOUNDED
@@ -84,5 +86,8 @@ def apply_reschedule(ledger: Ledger, command: RescheduleCommand) -> RescheduleRe
                 refile(ledger, Leaving(place.hour, place.rows, node=node), deliver_at_ms)
                 room -= int(place.rows["size"][0])
             result.deliver_at_ms[n] = deliver_at_ms
+            if ledger.topics[int(place.rows["topic"][0])].blocked:
+                after = find_entry(ledger, int(result.ids[n]))
+                result.blocked[n] = after is not None and is_blocked(ledger, after)
         result.outcomes[n] = outcome
     return result

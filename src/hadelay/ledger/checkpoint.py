@@ -36,6 +36,8 @@ _TOPIC = (
     "number", "name", "exists", "generation", "config", "open", "leased", "tombstoned", "published", "bytes",
     "spent_ns", "dead", "settled", "lives", "floor", "dead_mark_ms", "alerted",
 )  # fmt: skip
+#: Attributes that follow for a topic with messages in groups.
+_GROUPS = ("group_rows", "grouped", "blocked")
 _REDRIVE_JOB = ("upto_ms", "rate", "start_ms", "count", "after")
 _MARK = ("generation", "at_ms", "ready")
 _JOB = (
@@ -74,6 +76,7 @@ def dump_main(ledger: Ledger) -> bytes:
             **access.dump(ledger),
             **({"jobs": [ledger.jobs_begun, *map(_dump_job, ledger.jobs.values())]} if ledger.jobs else {}),
             **({"schedules": list(astuple(ledger.schedules))} if ledger.schedules != ScheduleCounts() else {}),
+            **({"grouped_dead": ledger.grouped_dead} if ledger.grouped_dead else {}),
             **({"members": [ledger.members_index, *ledger.members]} if ledger.members else {}),
         }
     )
@@ -94,6 +97,7 @@ def dump_hour(hour_state: HourState, *, canonical: bool = False) -> bytes:
             hour_state.keyed,
             hour_state.settled_at_ms,
             _dump_bits(hour_state.topics, canonical),
+            *([_dump_bits(hour_state.blocked, canonical)] if hour_state.blocked else []),
         ]
     )
 
@@ -112,7 +116,8 @@ def _dump_bits(bits: BitMap, canonical: bool) -> bytes:
 
 def _dump_topic(topic: TopicState) -> list[Any]:
     job = None if topic.redrive is None else _values(topic.redrive, _REDRIVE_JOB)
-    return [*_values(topic, _TOPIC), job, [_values(mark, _MARK) for mark in topic.marks]]
+    groups = [_values(topic, _GROUPS)] if topic.group_rows else []
+    return [*_values(topic, _TOPIC), job, [_values(mark, _MARK) for mark in topic.marks], *groups]
 
 
 def _dump_job(job: BulkJob) -> list[Any]:
@@ -132,8 +137,10 @@ def _values(of: Any, names: tuple[str, ...]) -> list[Any]:
 
 
 def _load_topic(values: list[Any]) -> TopicState:
-    *plain, job, marks = values
+    plain, (job, marks, *groups) = values[: len(_TOPIC)], values[len(_TOPIC) :]
     topic = TopicState(**dict(zip(_TOPIC, plain, strict=True)))
+    for counters in groups:
+        topic.group_rows, topic.grouped, topic.blocked = counters
     if job is not None:
         topic.redrive = RedriveJob(*job)
         died_ms, first_id = topic.redrive.after
@@ -190,6 +197,7 @@ def _fill(ledger: Ledger, whole: dict[str, Any], hours: dict[int, bytes]) -> Non
     ledger.jobs = {job.number: job for job in map(_load_job, jobs)}
     access.load(ledger, whole)
     ledger.schedules = ScheduleCounts(*whole.get("schedules", ()))
+    ledger.grouped_dead = whole.get("grouped_dead", 0)
     ledger.retired = BitMap.deserialize(whole["retired"])
     ledger.ttl_from = b""
     ledger.hours = {hour: _load_hour(blob) for hour, blob in sorted(hours.items()) if blob}
@@ -214,7 +222,7 @@ def for_new_cluster(main: bytes, group: int) -> bytes:
 
 
 def _load_hour(blob: bytes) -> HourState:
-    settled, late, others, seconds, returned, carried, retire_at, keyed, at_ms, topics = msgpack.unpackb(blob)
+    settled, late, others, seconds, returned, carried, retire_at, keyed, at_ms, topics, *more = msgpack.unpackb(blob)
     hour_state = HourState()
     hour_state.settled, hour_state.late, hour_state.topics = map(BitMap.deserialize, (settled, late, topics))
     hour_state.others = {Event(event): BitMap.deserialize(bits) for event, bits in others}
@@ -222,4 +230,6 @@ def _load_hour(blob: bytes) -> HourState:
         hour_state.open_seconds = np.frombuffer(seconds, "<u4").astype(np.uint32)
     hour_state.returned, hour_state.carried, hour_state.retire_at = returned, carried, retire_at
     hour_state.keyed, hour_state.settled_at_ms = keyed, at_ms
+    for blocked in more:
+        hour_state.blocked = BitMap.deserialize(blocked)
     return hour_state

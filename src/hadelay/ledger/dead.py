@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from hadelay.codec.commandtypes import Maintain, RedriveCommand
 from hadelay.codec.formats import INDEX, NODE, Rows
 from hadelay.codec.results import JobResult, RedriveOutcome, RedriveResult, Refused
-from hadelay.ledger import ttl
+from hadelay.ledger import messagegroups, ttl
 from hadelay.ledger.hourstate import bitmap, groups, is_in
 from hadelay.ledger.keys import forget_key, forget_keys, take_again
 from hadelay.ledger.lookup import find_entries, find_entry, state_of
@@ -112,7 +112,8 @@ def _file_now(
     topic.open += len(new)
     topic.bytes += int(new["size"].sum(dtype=np.int64))
     ttl.begin_again(ledger, new, ledger.now_ms)
-    filed(ledger, ledger.now_hour, new)
+    blocked = messagegroups.rejoin(ledger, ledger.now_hour, new) if ledger.grouped_dead else None
+    filed(ledger, ledger.now_hour, new, blocked)
 
 
 def apply_redrive(ledger: Ledger, command: RedriveCommand) -> RedriveResult | JobResult | Refused:
@@ -251,6 +252,8 @@ def _forget(ledger: Ledger, hour: int, rows: Rows) -> None:
         ledger.tables.delete(DEAD, KEY.pack(number, died_ms, first_id))
         ledger.tables.delete(PLACE, ID_KEY.pack(first_id))
     ttl.forget(ledger, rows["first_id"].tolist())
+    if ledger.grouped_dead:
+        messagegroups.forget(ledger, rows["first_id"].tolist())
     ledger.hour_state(hour).settle(bitmap(rows["index"]), Event.CANCELLED)
 
 

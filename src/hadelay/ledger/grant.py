@@ -71,6 +71,8 @@ def _fill(ledger: Ledger, hour: int, rows: Rows, handed: bool, due_ms: int) -> M
     hour_state = ledger.hour_state(hour)
     if hour_state.settled.intersect(bits) or hour_state.leased.intersect(bits):
         free &= ~np.isin(rows["index"], indexes_of((hour_state.settled | hour_state.leased) & bits))
+    if hour_state.blocked and hour_state.blocked.intersect(bits):
+        free &= ~np.isin(rows["index"], indexes_of(hour_state.blocked & bits))
     if not handed:
         free &= ~expired(ledger, entries, ledger.now_ms)
         _apply_topic_limits(ledger, rows["topic"], free)

@@ -52,8 +52,8 @@ class HourState:
     """State of one hour's index entries. An entry that is not in `settled` is open; leased entries are open, too."""
 
     __slots__ = (
-        "carried", "keyed", "late", "leased", "open_seconds", "others", "retire_at", "returned", "settled",
-        "settled_at_ms", "topics",
+        "blocked", "carried", "keyed", "late", "leased", "open_seconds", "others", "retire_at", "returned",
+        "settled", "settled_at_ms", "topics",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -65,7 +65,10 @@ class HourState:
         self.late = BitMap()
         #: Leased entries; derived from the held grants.
         self.leased = BitMap()
-        #: Number of open entries in each second, u4[3600]; kept while the hour runs or has open entries.
+        #: Entries that wait behind their message group (ledger/messagegroups.py).
+        self.blocked = BitMap()
+        #: Number of open entries that are not blocked, in each second, u4[3600]; kept while the hour runs or has open
+        #: entries.
         self.open_seconds: U32 | None = None
         #: Number of entries whose message was filed in another entry before; the table `place` points at such entries.
         self.returned = 0

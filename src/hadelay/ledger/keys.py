@@ -3,9 +3,9 @@
     table `key`    topic number u32 · lives u16 (big-endian) · hash of the key, 16 bytes  →  id u64, start i64
     table `keyof`  id u64 (big-endian)  →  its key in `key`, to find the row when its hour goes
 
-Pending is scheduled, ready or leased. `start` is when the first message of a chain was published of which each replaced
-the one before: `max_wait` counts from there (debounce). A key is remembered as long as its message can be asked for.
-Within one command rows are decided in order, as if they had come one by one.
+Pending is scheduled, ready, blocked or leased. `start` is when the first message of a chain was published of which each
+replaced the one before: `max_wait` counts from there (debounce). A key is remembered as long as its message can be
+asked for. Within one command rows are decided in order, as if they had come one by one.
 """
 
 import struct

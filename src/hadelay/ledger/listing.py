@@ -182,8 +182,9 @@ class _Look:
         """Search an hour second by second, to its end or until the cost exceeds `worth`, that of a full pass."""
         start_ms = hour * HOUR_MS
         used, hour_state = self.store.heads(hour).count, self.ledger.hours.get(hour)
-        if self.query.states <= PENDING and hour_state is not None and hour_state.open_seconds is not None:
-            used = hour_state.open_seconds
+        counts = None if hour_state is None or hour_state.blocked else hour_state.open_seconds
+        if self.query.states <= PENDING and counts is not None:
+            used = counts
         first, last = max(0, (_first_ms(after) - start_ms) // 1000), SECONDS_PER_HOUR
         if hour < DEAD_HOURS:
             last = min(last, -(-(self.to_ms - start_ms) // 1000))
@@ -256,6 +257,8 @@ class _Look:
         bits = [others[event] for event, state in _SETTLED.items() if state in states and event in others]
         if open_wanted and states & waiting == {State.LEASED} and not self.unswept_wanted:
             bits.append(hour_state.leased)
+        elif open_wanted and states & waiting == {State.BLOCKED} and not self.unswept_wanted:
+            bits.append(hour_state.blocked)
         elif open_wanted:
             bits.append(hour_state.settled.flip(0, self.store.count(hour)))
         if State.ACKED in states:
@@ -277,6 +280,9 @@ def states_of(ledger: Ledger, hour: int, rows: Rows, now_ms: int) -> NDArray[np.
     if hour_state is None:
         return codes
     indexes = rows["index"]
+    if hour_state.blocked:
+        waits = (codes == _CODE[State.READY]) | (codes == _CODE[State.SCHEDULED])
+        codes[waits & is_in(indexes, hour_state.blocked)] = _CODE[State.BLOCKED]
     codes[is_in(indexes, hour_state.leased)] = _CODE[State.LEASED]
     settled = is_in(indexes, hour_state.settled)
     if settled.any():

@@ -74,9 +74,17 @@ def state_of(ledger: Ledger, place: EntryRef, now_ms: int) -> State:
         return State.LEASED
     if not ledger.topics.owed(place.rows)[0]:
         return State.CANCELLED
+    if is_blocked(ledger, place):
+        return State.EXPIRED if expired(ledger, place.rows, now_ms)[0] else State.BLOCKED
     if int(place.rows["deliver_at_ms"][0]) > now_ms:
         return State.SCHEDULED
     return State.EXPIRED if expired(ledger, place.rows, now_ms)[0] else State.READY
+
+
+def is_blocked(ledger: Ledger, place: EntryRef) -> bool:
+    """Whether the message waits behind other messages of its group."""
+    hour_state = ledger.hours.get(place.hour)
+    return hour_state is not None and place.index in hour_state.blocked
 
 
 def ttl_of(ledger: Ledger, first_id: int) -> tuple[int, int] | None:

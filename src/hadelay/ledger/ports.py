@@ -102,6 +102,13 @@ class LedgerListener:
     def on_settled(self, hour: int, indexes: U32, event: Event) -> None:
         """These entries were settled as ACKED, TTL_EXPIRED, CANCELLED, MOVED or DEAD."""
 
+    def on_blocked(self, hour: int, row: Rows) -> None:
+        """This waiting entry (one INDEX row) has to wait behind its group. `on_filed` and `on_settled` do not name
+        entries that are blocked."""
+
+    def on_unblocked(self, hour: int, row: Rows) -> None:
+        """This blocked entry (one INDEX row) may be handed out from now on."""
+
     def on_topic(self, topic: TopicState) -> None:
         """The topic was created, changed or deleted, or has work for maintenance (TopicBook.with_work)."""
 

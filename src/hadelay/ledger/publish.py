@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from hadelay.codec.formats import I64, INDEX, RECORD, Mask, Rows
 from hadelay.codec.publishcommand import CALLBACK, RELATIVE, Publish
 from hadelay.codec.results import PublishResult, RowCode
-from hadelay.ledger import idempotency, ttl
+from hadelay.ledger import idempotency, messagegroups, ttl
 from hadelay.ledger.flow import PLENTY, publish_bucket
 from hadelay.ledger.keys import Batch, Decision
 from hadelay.ledger.state import Ledger
@@ -194,7 +194,17 @@ def _file(ledger: Ledger, batch: Batch, take: slice | Mask) -> None:
         ttl.begin(ledger, int(entries["first_id"][at]), int(deliver[at]), ttl_ms)
     batch.result.ids[take] = entries["first_id"]
     batch.result.deliver_at_ms[take] = deliver
-    filed(ledger, into, entries)
+    filed(ledger, into, entries, _grouped(ledger, batch, into, entries) if len(command.groups) else None)
+
+
+def _grouped(ledger: Ledger, batch: Batch, into: int | I64, entries: Rows) -> Mask | None:
+    """Put the filed messages into their groups; returns which entries are blocked."""
+    groups = batch.command.groups[batch.take[batch.command.groups["row"]]]
+    if not len(groups):
+        return None
+    # Position of each row among the rows that were filed.
+    at = np.cumsum(batch.take) - 1
+    return messagegroups.publish(ledger, into, entries, at[groups["row"]], groups["group"].tolist())
 
 
 def _flags(command: Publish) -> NDArray[np.uint16]:

@@ -89,6 +89,8 @@ class Ledger:
         self.jobs: dict[int, BulkJob] = {}
         self.jobs_begun = 0
         self.schedules = ScheduleCounts()
+        #: Number of dead letters with a group (ledger/messagegroups.py).
+        self.grouped_dead = 0
         #: Number of names that have a number, by kind: consumers, nodes and reasons.
         self.named = {CONSUMER: 0, NODE: 0, REASON: 0}
         #: Hours that changed since the last dump (ledger/checkpoint.py).

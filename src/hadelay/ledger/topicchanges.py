@@ -6,8 +6,25 @@ from hadelay.codec.formats import TOPIC
 from hadelay.codec.results import Done, Refused
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.topics import PurgeMark, TopicState
-from hadelay.settings.topic import disputed_url, merged, newest_defaults, problem, unmasked, with_defaults
-from hadelay.version import BOUNDED, MASKED_HEADERS, MASKED_OF_ORIGIN, PLAIN_URLS, RETRY_DEFAULTS
+from hadelay.settings.topic import (
+    GROUP_SETTINGS,
+    disputed_url,
+    group_problem,
+    merged,
+    newest_defaults,
+    problem,
+    settings_of,
+    unmasked,
+    with_defaults,
+)
+from hadelay.version import (
+    BOUNDED,
+    MASKED_HEADERS,
+    MASKED_OF_ORIGIN,
+    PLAIN_URLS,
+    RETRY_DEFAULTS,
+    SCHEDULER_LEVEL,
+)
 
 MAX_GENERATION = 0xFFFF
 #: Limit of a topic's purges of scheduled or ready messages that SWEEP has not finished: look-ups check them all.
@@ -48,6 +65,8 @@ def apply_put(ledger: Ledger, command: tuple[str, Any]) -> Done | Refused:
         wrong = f"dead_letter: {name} would get its own dead letters back, for ever; name another topic, or keep"
     if wrong:
         return Refused("bad_config", wrong)
+    if (refused := _refuse_groups(ledger, name, config)) is not None:
+        return refused
     topic = topic_or_new(ledger, name)
     if topic is None:
         return Refused("too_many_topics", f"there are {len(ledger.topics.all)} topics already")
@@ -56,6 +75,23 @@ def apply_put(ledger: Ledger, command: tuple[str, Any]) -> Done | Refused:
     topic.configure(after)
     ledger.listener.on_topic(topic)
     return Done(changed)
+
+
+def _refuse_groups(ledger: Ledger, name: str, config: dict[str, Any]) -> Refused | None:
+    """Refuse settings of message groups that would contradict others, or the messages that are pending."""
+    if ledger.level < SCHEDULER_LEVEL:
+        new = [setting for setting in GROUP_SETTINGS if setting in config]
+        return Refused("needs_upgrade", f"{new[0]}: upgrade every node first (feature_level)") if new else None
+    topic = ledger.topic(name)
+    known = {"defaults": newest_defaults(ledger.level)} if topic is None else topic.config
+    after = settings_of(merged(known, config))
+    if wrong := group_problem(after):
+        return Refused("impossible_config", wrong)
+    before = None if topic is None else topic.settings.group_concurrency
+    if topic is not None and topic.grouped and (before is None) != (after.group_concurrency is None):
+        text = "messages with a group are pending: settle, cancel or purge them before the setting is made or removed"
+        return Refused("groups_pending", f"group_concurrency: {text}")
+    return None
 
 
 def apply_delete(ledger: Ledger, command: tuple[str, bool]) -> Done | Refused:

@@ -82,6 +82,11 @@ class TopicState:
     #: Number of cancelled messages (of older generations) whose end SWEEP has not written yet.
     tombstoned: int = 0
     published: int = 0
+    #: Number of open messages with a group; of those, `grouped` counts messages of valid generations.
+    group_rows: int = 0
+    grouped: int = 0
+    #: Number of messages that wait behind their group (ledger/messagegroups.py).
+    blocked: int = 0
     #: Size of the records of open messages, in bytes.
     bytes: int = 0
     #: Time up to which the tokens of publish_rate are spent (ledger/flow.py).
@@ -114,7 +119,7 @@ class TopicState:
     @property
     def waiting(self) -> int:
         """Number of scheduled and ready messages together; only the dispatcher tells them apart."""
-        return self.open - self.leased - self.tombstoned
+        return self.open - self.leased - self.tombstoned - self.blocked
 
     @property
     def pending(self) -> int:
@@ -165,6 +170,7 @@ class TopicBook:
         """Cancel all waiting messages of the topic; leased messages are cancelled if they return unsettled."""
         topic.tombstoned = topic.open - topic.leased
         topic.floor, topic.marks = topic.generation, []
+        topic.grouped = topic.blocked = 0
         self.floors[topic.number] = topic.floor
         self.note_work(topic)
 

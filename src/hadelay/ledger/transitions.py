@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hadelay.codec.formats import DISPATCH, I64, U32, Mask, Rows
-from hadelay.ledger.hourstate import bitmap
+from hadelay.ledger import messagegroups
+from hadelay.ledger.hourstate import bitmap, is_in
 from hadelay.ledger.state import NO_NODE, Ledger
 from hadelay.ledger.topics import by_topic, by_topic_bytes
 from hadelay.model import DEAD_HOURS, HOUR_MS, MOVES, NONE32, Event
@@ -118,10 +119,14 @@ def settle(
     hour_state.settle(bits, event)
     if leased:
         hour_state.leased -= bits
-    hour_state.drop_seconds(rows["second"])
+    unblocked, blocked = rows, hour_state.blocked
+    if blocked:
+        unblocked, blocked = rows[~is_in(rows["index"], blocked)], blocked & bits
+        hour_state.blocked -= bits
+    hour_state.drop_seconds(unblocked["second"])
     if hour < ledger.now_hour and not ledger.open_entries(hour):
         hour_state.open_seconds = None
-    ends_here = event not in MOVES
+    ends_here, grouped = event not in MOVES, False
     if ends_here:
         hour_state.settled_at_ms = ledger.now_ms
     for number, count, size in by_topic_bytes(rows):
@@ -136,25 +141,36 @@ def settle(
             topic.bytes -= size
         if leased:
             topic.leased -= count
+        if topic.group_rows:
+            grouped = True
     if hour < DEAD_HOURS:
-        ledger.listener.on_settled(hour, rows["index"], event)
+        if len(unblocked):
+            ledger.listener.on_settled(hour, unblocked["index"], event)
+        if grouped:
+            messagegroups.leave(ledger, hour, rows, blocked, event)
 
 
-def filed(ledger: Ledger, hours: int | I64, rows: Rows) -> None:
-    """Count entries that were appended, by second and by client key, and tell the listener."""
+def filed(ledger: Ledger, hours: int | I64, rows: Rows, blocked: Mask | None = None) -> None:
+    """Count entries that were appended, by second and by client key, and tell the listener. blocked: which of the
+    entries are blocked by their message groups."""
     keyed = rows["flags"] & FLAG_KEYED != 0
+    if isinstance(hours, int):
+        if keyed.any():
+            ledger.hour_state(hours).keyed += int(np.count_nonzero(keyed))
+    else:
+        for hour, count in by_topic(hours[keyed]) if keyed.any() else ():
+            ledger.hour_state(hour).keyed += count
+    if blocked is not None and blocked.any():
+        rows, hours = rows[~blocked], hours if isinstance(hours, int) else hours[~blocked]
     if isinstance(hours, int):
         if hours == ledger.now_hour:
             ledger.hour_state(hours).add_seconds(rows["second"])
-        if keyed.any():
-            ledger.hour_state(hours).keyed += int(np.count_nonzero(keyed))
     else:
         running = hours == ledger.now_hour
         if running.any():
             ledger.hour_state(ledger.now_hour).add_seconds(rows["second"][running])
-        for hour, count in by_topic(hours[keyed]) if keyed.any() else ():
-            ledger.hour_state(hour).keyed += count
-    ledger.listener.on_filed(hours, rows)
+    if len(rows):
+        ledger.listener.on_filed(hours, rows)
 
 
 def excused(rows: Rows) -> NDArray[np.uint16]:
@@ -187,7 +203,10 @@ def move(
     hours: I64 = filing_ms // HOUR_MS
     new["second"] = filing_ms % HOUR_MS // 1000
     file_anew(ledger, leaving, hours, new, Event.MOVED, attempts=new["attempt"])
-    filed(ledger, hours, new)
+    blocked = None
+    if any(ledger.topics[number].group_rows for number, _ in by_topic(rows["topic"])):
+        blocked = messagegroups.rejoin(ledger, hours, new, keep=not again, retry=leaving.leased)
+    filed(ledger, hours, new, blocked)
 
 
 def file_anew(

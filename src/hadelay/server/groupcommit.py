@@ -15,7 +15,7 @@ from typing import Any
 
 from hadelay.api.service import Histogram, Receipts
 from hadelay.codec.commands import encode_publish
-from hadelay.codec.commandtypes import Command
+from hadelay.codec.commandtypes import PUBLISHES
 from hadelay.codec.entries import encode_entry
 from hadelay.codec.results import PublishResult, RowCode
 from hadelay.errors import HadelayError, NoLeader, OutcomeUnknown, Overloaded
@@ -39,8 +39,8 @@ _RETRY_S = 0.02
 _OVERTAKEN_S = 0.1
 #: Bucket bounds of the histogram hadelay_commit_duration_seconds.
 _COMMITS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-#: First byte of an encoded PUBLISH command.
-_PUBLISH = bytes([Command.PUBLISH])
+#: First bytes of encoded commands that publish.
+_PUBLISHES = frozenset(bytes([kind]) for kind in PUBLISHES)
 #: Limit of commands in one entry (the count is a u16).
 _MAX_COMMANDS = 16_384
 
@@ -65,7 +65,7 @@ class Pending:
     @property
     def publishes(self) -> bool:
         """Whether this publishes messages: drafts of this node's users, or a PUBLISH command of another node."""
-        return bool(self.drafts) or self.command[:1] == _PUBLISH
+        return bool(self.drafts) or self.command[:1] in _PUBLISHES
 
 
 class Outlet:

@@ -55,6 +55,11 @@ class Leadership:
             "drain": lambda peer, drained, reply: self.drain(bool(drained), partial(reply, None)),
         }  # fmt: skip
 
+    @property
+    def level(self) -> int:
+        """Feature level of the cluster, as far as this node has applied."""
+        return self._replica.ledger.level
+
     def serves(self) -> bool:
         """Whether a leader is known, and this node has applied everything committed before it started."""
         leads = bool(self.leading)

@@ -52,6 +52,7 @@ class _Topics:
     with_deaths: int = 0
     published: int = 0
     waiting: int = 0
+    blocked: int = 0
     leased: int = 0
     dead: int = 0
     bytes: int = 0
@@ -66,6 +67,7 @@ class _Topics:
         self.with_deaths += topic.settled[Event.DEAD] > 0
         # Deleted topics count, too: their leases may still run.
         self.waiting += topic.waiting
+        self.blocked += topic.blocked
         self.leased += topic.leased
         self.dead += topic.dead
         self.bytes += topic.bytes
@@ -81,13 +83,13 @@ class _Topics:
 
     def rest(self, some: _Topics) -> _Topics:
         """Gauges of the topics that are not among `some`: these sums less those of `some`."""
-        names = ("waiting", "leased", "dead", "bytes", "ready")
+        names = ("waiting", "blocked", "leased", "dead", "bytes", "ready")
         return _Topics(**{name: max(0, getattr(self, name) - getattr(some, name)) for name in names})
 
     def states(self) -> dict[str, int]:
         return {
             "scheduled": self.waiting - self.ready, "ready": self.ready, "leased": self.leased, "dead": self.dead,
-        }  # fmt: skip
+        } | ({"blocked": self.blocked} if self.blocked else {})  # fmt: skip
 
 
 def _by(values: dict[str, float]) -> dict[tuple[str, ...], float]:
@@ -165,8 +167,11 @@ _OF_NODE: list[tuple[str, _Kind, tuple[str, ...], str, Callable[[_Scrape], Value
     ("ready_messages", "gauge", (), "Messages that are due and that nobody has. Leader only",
      lambda s: s.topics.ready if s.node.leading else None),
     ("messages", "gauge", ("state",),
-     "Messages that are kept: waiting (scheduled and ready), leased, dead. The same on every node",
-     lambda s: _by({"waiting": s.topics.waiting, "leased": s.topics.leased, "dead": s.topics.dead})),
+     "Messages that are kept: waiting (scheduled and ready), blocked by their groups, leased, dead. The same on every "
+     "node",
+     lambda s: _by({
+         "waiting": s.topics.waiting, "blocked": s.topics.blocked, "leased": s.topics.leased, "dead": s.topics.dead,
+     })),
     ("pending_bytes", "gauge", (), "Size of the records of what waits or is leased. The same on every node",
      lambda s: s.topics.bytes),
     ("topics", "gauge", (), "Topics that exist. The same on every node", lambda s: s.topics.count),
@@ -213,8 +218,8 @@ _OF_NODE: list[tuple[str, _Kind, tuple[str, ...], str, Callable[[_Scrape], Value
     ("idempotency_keys_dropped_early_total", "counter", (),
      "Idempotency keys forgotten within their window: limits.idempotency_keys is too low",
      lambda s: s.node.ledger.keys_dropped_early),
-    ("topic_messages", "gauge", (*_TOPIC, "state"), "A topic's messages: scheduled, ready, leased, dead. Leader only",
-     _per_topic),
+    ("topic_messages", "gauge", (*_TOPIC, "state"),
+     "A topic's messages: scheduled, ready, leased, dead; blocked by their groups, if any. Leader only", _per_topic),
     ("topic_pending_bytes", "gauge", _TOPIC, "Size of the records of what waits or is leased. Leader only", _per_topic),
     ("topic_oldest_ready_age_seconds", "gauge", _TOPIC,
      "How long the topic's message that waits longest has been due. Leader only", _per_topic),

@@ -11,17 +11,18 @@ from typing import Any
 from msgspec.structs import replace
 
 from hadelay.api.service import PublishDone, Receipts
-from hadelay.codec.commandtypes import Command
+from hadelay.codec.commandtypes import PUBLISHES, Command
 from hadelay.codec.entries import is_whole, kind_of
 from hadelay.codec.meta import unpack
 from hadelay.codec.results import Refused
-from hadelay.errors import DiskFull, HadelayError, Impossible, NoLeader, OutcomeUnknown, Overloaded
+from hadelay.errors import Conflict, DiskFull, HadelayError, Impossible, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.model import Draft
 from hadelay.raft.ports import Done
 from hadelay.server.groupcommit import gather
 from hadelay.server.guard import Guard
 from hadelay.server.leadership import Leadership
 from hadelay.server.link import Reply
+from hadelay.version import SCHEDULER_LEVEL
 
 #: Cost of a draft (a message to publish) besides its payload, in bytes: a record's header, row and list overhead.
 _DRAFT_BYTES = 128
@@ -59,6 +60,9 @@ class Publishing:
         if self._leadership.drained:
             node = self._group_commit.node
             done(None, Overloaded(f"{node} is drained: ask another node", retry_after_ms=0))
+            return
+        if self._leadership.level < SCHEDULER_LEVEL and any(draft.group is not None for draft in drafts):
+            done(None, Conflict("group: not before every node is upgraded (feature_level of GET /v1/cluster)"))
             return
         refused: dict[int, HadelayError] = {
             n: Impossible(f"callback: {problem}")
@@ -148,7 +152,7 @@ class Publishing:
         for n, command in enumerate(commands):
             if kind_of(command) in _LEADERS:
                 part(n, Refused("malformed", "only the leader may propose this command"), None)
-            elif full and command[0] == Command.PUBLISH:
+            elif full and command[0] in PUBLISHES:
                 part(n, Refused("disk_full", full), None)
             else:
                 self.propose(command, partial(part, n), leading)

@@ -45,6 +45,8 @@ _REFUSALS: dict[str, Callable[[str], HadelayError]] = {
     "too_many_marks": LimitReached,
     "too_many_topics": LimitReached,
     "too_far": Impossible,
+    "impossible_config": Impossible,
+    "groups_pending": partial(Conflict, outcome="pending"),
     "needs_upgrade": Conflict,
     "bad_token": BadRequest,
     "no_token": NotFound,

@@ -267,6 +267,10 @@ class TopicSettings:
     retention_ms: int = _set(_DAY, "Retention of settled messages.", _duration(0, 730 * _DAY))
     webhook: Webhook | None = _set(None, _HELP_WEBHOOK, _part(WEBHOOK))
     alert: Alert | None = _set(None, "URL to notify when messages become dead letters.", _part(ALERT))
+    group_concurrency: int | None = _set(
+        None, "Limit of messages of one group that are handed out at once, in due order; 1: strictly one at a time.",
+        _integer(1, 32, "messages of a group at once"),
+    )  # fmt: skip
     paused: bool = _set(False, "Stop handing out messages; publishing continues.", _flag)
     paused_reason: str = _set("", "Reason of the pause, shown with the topic.", _reason)
     #: None: the node's `dispatch.sync`.
@@ -286,6 +290,17 @@ DEFAULTS_OF: dict[int, TopicSettings] = {FIRST_LEVEL: TopicSettings(), RETRY_DEF
 NEWEST_DEFAULTS = max(DEFAULTS_OF)
 #: Minimum wait between two webhook calls for one message, whatever the topic or the receiver asks for.
 WEBHOOK_FLOOR_MS = _SECOND
+
+
+#: Settings of message groups, which need the feature level SCHEDULER_LEVEL.
+GROUP_SETTINGS = ("group_concurrency",)
+
+
+def group_problem(settings: TopicSettings) -> str:
+    """Error text for settings of message groups that others contradict; "" for none."""
+    if settings.group_concurrency == 1 and not settings.max_attempts:
+        return "group_concurrency: 1 needs max_attempts: a message that always fails would stop its group for ever"
+    return ""
 
 
 def shown_name(name: str) -> str:

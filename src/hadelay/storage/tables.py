@@ -19,6 +19,8 @@ from hadelay.platform.disk import files_closed
 _ROW_COST = 150
 #: Size of a new block of keys in order; a block of twice that size is split.
 _BLOCK = 512
+#: Limit of the keys that a range reads at once after it met deleted keys, unless its own limit is higher.
+_MAX_PAGE = 1_024
 
 #: Names of tables that store a checkpoint. CHECKPOINT: rows b"row" (msgpack) and b"core" (the ledger's bytes). HOURS:
 #: hour (u32 big-endian) → HOUR_ROW. HOUR_STATES: hour → the ledger's state of the hour.
@@ -223,19 +225,20 @@ class Tables:
     ) -> list[tuple[bytes, bytes]]:
         """Up to `limit` pairs with start ≤ key < end, ascending. Each call skips keys deleted since the last checkpoint
         one by one, so a caller that consumes a table has to start after the last consumed key."""
-        sources: list[Callable[[bytes], Sequence[tuple[bytes, bytes | None]]]] = []
+        sources: list[Callable[[bytes, int], Sequence[tuple[bytes, bytes | None]]]] = []
         for layer in self._layers():
-            sources.append(partial(layer.page, table, limit=limit))
+            sources.append(partial(layer.page, table))
             if table in layer.dropped:
                 break
         else:
-            sources.append(partial(self.backend.scan, table, limit=limit))
+            sources.append(partial(self.backend.scan, table))
         found: list[tuple[bytes, bytes]] = []
+        size = limit
         while True:
-            pages = [source(start) for source in sources]
+            pages = [source(start, size) for source in sources]
             # A full page may not have all keys of its source: use only keys up to the lowest last key of the full
             # pages.
-            known = min((page[-1][0] for page in pages if len(page) == limit), default=None)
+            known = min((page[-1][0] for page in pages if len(page) == size), default=None)
             rows = dict(row for page in reversed(pages) for row in page)
             for key, value in sorted(rows.items()):
                 if known is not None and key > known:
@@ -249,6 +252,7 @@ class Tables:
             if known is None:
                 return found
             start = known + b"\0"
+            size = max(size, min(4 * size, _MAX_PAGE))  # grow, to skip long runs of deleted keys quickly
 
     def freeze(self) -> Layer:
         """Freeze the changes made so far, and return them for the backend; later changes are kept separately."""

@@ -39,6 +39,11 @@ class ConsumingService(Service):
         for name in ask.topics:
             if (topic := node.ledger.topic(name)) is not None and topic.settings.webhook is not None:
                 raise Conflict(f"{name} has a webhook: its messages are pushed there, and cannot be received")
+            if topic is not None and topic.settings.group_concurrency == 1 and (ask.tags or ask.any_tags):
+                raise Conflict(
+                    f"{name} hands out one message of a group at a time (group_concurrency 1): receive without tags, "
+                    "because a message whose tags nobody asks for would stop its group"
+                )
         future: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
         poll = Poll(
             consumer=ask.consumer,
@@ -94,7 +99,8 @@ class ConsumingService(Service):
             received = Received(
                 id=encode_id(first_id), lease=token, topic=topics[topic].name, body=body, content_type=meta.ct,
                 key=meta.key, tags=meta.tags, meta=meta.meta, deliver_at=format_instant(at), late_ms=max(0, now - at),
-                attempt=attempt, traceparent=meta.tp, redelivered=again, lease_until=until, lease_left_ms=left_ms,
+                attempt=attempt, traceparent=meta.tp, group=meta.group, redelivered=again, lease_until=until,
+                lease_left_ms=left_ms,
             )  # fmt: skip
             if meta.sch is not None:
                 received.schedule, received.occurrence = meta.sch, format_instant(meta.oc)

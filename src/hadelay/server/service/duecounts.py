@@ -86,11 +86,13 @@ class DueCounts:
         first, last = from_ms // HOUR_MS, min((to_ms - 1) // HOUR_MS, DEAD_HOURS - 1)
         hours = [hour for hour in store.hours() if first <= hour <= last]
         for start in range(0, len(hours), _HOURS):
-            # Hours that have begun need no look-ups: apply counts their open entries per second.
+            # Hours that have begun need no look-ups: apply counts their open entries per second, unless some are
+            # blocked by their groups.
             some = [hour for hour in hours[start : start + _HOURS] if ledger.open_entries(hour)]
             running = {} if number is not None else {
                 hour: state.open_seconds for hour in some
                 if (state := ledger.hours.get(hour)) is not None and state.open_seconds is not None
+                and not state.blocked
             }  # fmt: skip
             stored = {hour: self._of(hour) for hour in some if hour not in running}
             for hour, settled in stored.items():

@@ -70,9 +70,10 @@ class MessageService(Service):
 
     async def reschedule(
         self, target: Target, when_ms: int, relative: bool, by: Actor | None = None
-    ) -> tuple[int, int]:
-        """Reschedule a message; returns (id, deliver_at_ms). by: puts the change into the audit trail. Raises NotFound,
-        Impossible, and Conflict whose outcome is leased, acked, cancelled, expired or dead."""
+    ) -> tuple[int, int, bool]:
+        """Reschedule a message; returns (id, deliver_at_ms, whether its group blocks it). by: puts the change into the
+        audit trail. Raises NotFound, Impossible, and Conflict whose outcome is leased, acked, cancelled, expired or
+        dead."""
         command = commands.encode_reschedule(self._node.name, when_ms, relative, *_named(target))
         result = await self._change(target, "reschedule", command, by)
         assert isinstance(result, RescheduleResult)
@@ -84,7 +85,7 @@ class MessageService(Service):
         if outcome is not TargetOutcome.DONE:
             word = outcome.name.lower()
             raise Conflict(f"the message cannot be rescheduled: it is {word}", outcome=word)
-        return int(result.ids[0]), int(result.deliver_at_ms[0])
+        return int(result.ids[0]), int(result.deliver_at_ms[0]), bool(result.blocked[0])
 
     async def _change(self, target: Target, action: str, command: bytes, by: Actor | None) -> Any:
         if by is None:
@@ -181,7 +182,7 @@ class MessageService(Service):
 
     async def redrive(self, topic: str, ids: list[int], by: Actor) -> list[str]:
         """Redrive dead letters; returns the outcome per id: redriven, key_taken, not_found, or the state of a message
-        that is not dead: scheduled, ready, leased, acked, cancelled, expired."""
+        that is not dead: scheduled, ready, blocked, leased, acked, cancelled, expired."""
         outcomes: dict[int, str] = {}
         left = ids
         while left:
@@ -217,7 +218,8 @@ def message_of(view: Description, history: list[History[str]] | None = None) -> 
         id=encode_id(view.id), topic=view.topic, key=meta.key, state=str(view.state),  # type: ignore[arg-type]
         deliver_at=format_instant(view.deliver_at_ms), published_at=format_instant(view.published_at_ms),
         attempt=view.attempt, tags=meta.tags, meta=meta.meta, content_type=meta.ct, size=view.size,
-        traceparent=meta.tp or None, history=history, body=None if view.body is None else bytes(view.body),
+        traceparent=meta.tp or None, group=meta.group, history=history,
+        body=None if view.body is None else bytes(view.body),
         schedule=meta.sch, occurrence=None if meta.sch is None else format_instant(meta.oc),
     )  # fmt: skip
 

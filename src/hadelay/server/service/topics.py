@@ -10,10 +10,14 @@ from msgspec.structs import replace
 from hadelay.api.service import Actor
 from hadelay.api.settings import settings_out
 from hadelay.api.text import format_instant
-from hadelay.api.topics import Consumer, Lateness, Topic
+from hadelay.api.topics import Consumer, Group, GroupHead, Lateness, Topic
 from hadelay.codec import commands
+from hadelay.codec.publishcommand import hash_group
 from hadelay.errors import BadRequest, Conflict, HadelayError, Impossible, NoLeader, NotFound, OutcomeUnknown
+from hadelay.ledger.describe import describe
+from hadelay.ledger.messagegroups import find_group
 from hadelay.ledger.topics import TopicState
+from hadelay.model import encode_id
 from hadelay.server.guard import Guard
 from hadelay.server.node import Node
 from hadelay.server.service.duecounts import DueCounts
@@ -60,6 +64,22 @@ class TopicService(Service):
             await asyncio.sleep(0)
         return found
 
+    async def get_group(self, name: str, group: str, *, stale: bool) -> Group[str]:
+        """A message group with pending messages. Raises NotFound."""
+        await self._confirm(stale)
+        ledger, topic, now_ms = self._node.ledger, self._topic(name), self._node.now_ms()
+        found = find_group(ledger, topic, hash_group(group))
+        if found is None:
+            raise NotFound(
+                f"no pending message of {name!r} is in group {group!r}, or the topic has no group_concurrency"
+            )
+        heads = []
+        for head in found.heads:
+            if (view := describe(ledger, head.id, now_ms)) is not None:
+                at = format_instant(view.deliver_at_ms)
+                heads.append(GroupHead(encode_id(head.id), str(view.state), at, view.attempt))  # type: ignore[arg-type]
+        return Group(name, group, found.limit, found.blocked, heads)
+
     async def put_topic(self, name: str, config: dict[str, Any], by: Actor) -> Topic[str]:
         """Create or change a topic; None as a value resets a setting. Raises BadRequest, Impossible, Conflict."""
         await _check_urls(self._node.guard, config)
@@ -67,6 +87,11 @@ class TopicService(Service):
         if config.get("dispatch_sync") not in (None, sync):
             # Refuse another sync mode than the node's: the owner would expect the wrong guarantees.
             raise Impossible(f"dispatch_sync must be {sync!r}, the nodes' dispatch.sync: topics cannot differ yet")
+        if sync == "interval" and config.get("group_concurrency") is not None:
+            raise Impossible(
+                "group_concurrency: a crash in interval mode repeats hand-outs, so two consumers could hold one group: "
+                "set dispatch.sync to commit"
+            )
         if has_masked_headers(config) and self._node.ledger.level < MASKED_OF_ORIGIN:
             raise Conflict("webhook: masked headers are accepted only once every node is upgraded (feature_level)")
         if "defaults" in config and self._node.ledger.level < RETRY_DEFAULTS:
@@ -124,6 +149,7 @@ class TopicService(Service):
             max(0, self._node.now_ms() - oldest) if count else None,
             topic.bytes,
             Lateness(lateness[0], lateness[1], lateness[2], lateness[-1]) if lateness[0] else None,
+            blocked=topic.blocked,
             **settings_out(topic.config),
         )
 

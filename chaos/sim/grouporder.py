@@ -1,0 +1,82 @@
+"""Checks of message groups (docs/spec/lifecycle.md), in runs that have some; G1 is chaos/sim/groupcheck.py."""
+
+from collections import defaultdict
+
+from chaos.sim.cluster import SimCluster
+from chaos.sim.evidence import RATE, ahead_ms, lease_began
+from chaos.sim.history import HandOut, Message
+from hadelay.ledger.messagegroups import GROUP, is_live, unpack_group
+
+
+def _by_group(cluster: SimCluster) -> dict[str, list[tuple[HandOut, Message]]]:
+    """Hand-outs of the messages with a group, in the topic whose groups are checked, by group and in order of time."""
+    found: dict[str, list[tuple[HandOut, Message]]] = defaultdict(list)
+    for h in sorted(cluster.history.hand_outs, key=lambda h: h.answered):
+        message = cluster.history.message_of(h.body)
+        if message is not None and message.group is not None and message.topic == cluster.workload.in_order:
+            found[message.group].append((h, message))
+    return found
+
+
+def groups_apart(cluster: SimCluster) -> None:
+    """G2: of one group, at most `group_concurrency` messages are leased at the same time."""
+    most = cluster.workload.group_concurrency
+    for group, hand_outs in _by_group(cluster).items():
+        until: dict[tuple[int, int], float] = {}
+        for h, _ in hand_outs:  # a repeated receive gets the same lease again
+            lease = h.id, h.attempt
+            until[lease] = min(_held_until(cluster, h), until.get(lease, float("inf")))
+        for h, _ in hand_outs:
+            running = (other for other, _ in hand_outs if other.answered <= h.answered)
+            held = {other.id for other in running if h.answered < until[other.id, other.attempt]}
+            text = f"{sorted(f'{i:x}' for i in held)} of group {group} are leased at once, t={h.answered:.4f}"
+            cluster.history.decide("G2 groups apart", len(held | {h.id}) > most, text, *held)
+
+
+def _held_until(cluster: SimCluster, h: HandOut) -> float:
+    """True time until which the lease of a hand-out surely ran: nobody settled it, and its time was not over."""
+    left_s = (h.until_ms - h.now_ms) / 1000 * (1 - RATE)
+    asked = [at for at in (h.ack_invoked, h.nack_invoked, h.extend_invoked) if at is not None]
+    end = min([h.answered + left_s, *asked])
+    return end - ahead_ms(cluster, h.answered, end) / 1000
+
+
+def groups_in_order(cluster: SimCluster) -> None:
+    """G3: with `group_concurrency` 1, a message is leased only after all messages of its group that were published
+    before, and are due before, have ended."""
+    history = cluster.history
+    if cluster.workload.group_concurrency != 1:
+        return
+    moved = history.moved_keys | history.replaced_keys
+    for group, hand_outs in _by_group(cluster).items():
+        members = [
+            m
+            for m in history.messages
+            if m.group == group and m.topic == cluster.workload.in_order and m.deliver_at_ms is not None
+            and m.id is not None and not (m.rescheduled or m.unsure or m.ttl_ms or m.cancel_invoked is not None)
+            and (m.client_key is None or (m.topic, m.client_key) not in moved)
+        ]  # fmt: skip
+        acked: dict[int, float] = {}
+        for h, _ in hand_outs:
+            if h.ack_invoked is not None:
+                acked[h.id] = min(h.ack_invoked, acked.get(h.id, h.ack_invoked))
+        for h, message in hand_outs:
+            if message not in members:
+                continue
+            began = lease_began(cluster, h)[0]
+            for other in members:
+                before = (other.deliver_at_ms or 0, other.id or 0) < (message.deliver_at_ms or 0, message.id or 0)
+                if before and other.stored is not None and other.stored < began:
+                    text = f"{h.id:x} of group {group} is leased before {other.id:x} has ended"
+                    overtaken = acked.get(other.id or 0, began + 1) > h.answered
+                    history.decide("G3 groups in order", overtaken, text, h.id, other.id)
+
+
+def groups_released(cluster: SimCluster) -> None:
+    """G4: after all faults are healed, no group has a blocked message and room for one."""
+    for node in cluster.nodes():
+        for key, stored in node.ledger.tables.range(GROUP, b"", None, 1 << 30):
+            group = unpack_group(stored)
+            text = f"{node.name}: {group.blocked} messages of group {key.hex()} wait behind {group.heads}"
+            stuck = group.blocked > 0 and len(group.heads) < group.limit and is_live(node.ledger, key)
+            cluster.history.decide("G4 groups released", stuck, text, who=node.name)

@@ -1,0 +1,96 @@
+"""Deliberate bugs in message groups. Bugs of G2 to G4 run without G1, which would notice them first."""
+
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+from chaos.sim import groupcheck
+from chaos.sim.mutations.table import MUTATIONS, Bug, Mutation, Original
+from hadelay.ledger import maintenance, messagegroups
+from hadelay.ledger.messagegroups import _Change
+from hadelay.ledger.transitions import settle
+from hadelay.model import Event
+
+_leave, _rejoin = messagegroups.leave, messagegroups.rejoin
+_fill, _block, _switch = _Change.fill, _Change._block, _Change._switch
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+def _bug(name: str, what: str, *caught_by: str, faults: str = "", stand_ins: list[tuple[Any, str, Original]]) -> None:
+    """Add a bug that replaces functions (owner, name, replacement) in runs with message groups."""
+
+    def apply() -> Bug:
+        checks = [(groupcheck, "check", _nothing)] if caught_by[0] in ("G2", "G3", "G4") else []
+        return [patch.object(*one) for one in (*stand_ins, *checks)]
+
+    MUTATIONS[name] = Mutation(what, caught_by, tuple(faults.split()), apply, sync="commit")
+
+
+def _only_cleared(self: Any, head: Any, *, blocked: bool) -> None:
+    if not blocked:
+        _switch(self, head, blocked=False)
+
+
+def _left(ledger: Any, hour: int, rows: Any, blocked: Any, event: Event) -> None:
+    _leave(ledger, hour, rows, blocked, Event.CANCELLED if event is Event.MOVED else event)
+
+
+def _to_the_end(ledger: Any, hours: Any, rows: Any, *, keep: bool = False, retry: bool = False) -> Any:
+    return _rejoin(ledger, hours, rows, keep=keep)
+
+
+def _carried(ledger: Any, hours: Any, rows: Any, *, keep: bool = False, retry: bool = False) -> Any:
+    blocked = _rejoin(ledger, hours, rows, keep=keep, retry=retry)
+    for hour, index in zip(hours.tolist(), rows["index"].tolist(), strict=True) if keep else ():
+        ledger.hour_state(hour).blocked.discard(index)
+    return None if keep else blocked
+
+
+def _swept(*of: Any, **more: Any) -> None:
+    with patch.object(_Change, "fill", _nothing):
+        settle(*of, **more)
+
+
+def _bound_kept(self: Any, key: bytes, group: Any, head: Any) -> None:
+    lowest, first = group.lowest, not group.blocked
+    _block(self, key, group, head)
+    group.lowest = group.lowest if first else lowest
+
+
+_waits: Callable[..., bool] = lambda self, head: False  # noqa: E731
+
+_bug(
+    "never_blocked", "no message of a group is blocked", "G2",
+    stand_ins=[(_Change, "_switch", _only_cleared)],
+)  # fmt: skip
+_bug(
+    "nobody_released", "nobody takes the place of a message that ended", "G4",
+    stand_ins=[(_Change, "fill", _nothing)],
+)  # fmt: skip
+_bug(
+    "released_at_nack", "a failed message leaves its group", "G2",
+    stand_ins=[(messagegroups, "leave", _left)],
+)  # fmt: skip
+_bug(
+    "retry_at_the_end", "a retry goes behind the others, with n = 1", "G3",
+    stand_ins=[(messagegroups, "rejoin", _to_the_end)],
+)  # fmt: skip
+_bug(
+    "not_displaced", "an earlier message waits for a later one", "G1",
+    stand_ins=[(_Change, "_waits", _waits)],
+)  # fmt: skip
+_bug(
+    "carried_unblocked", "a blocked message that is rolled forward is free", "Rule G",
+    stand_ins=[(messagegroups, "rejoin", _carried)],
+)  # fmt: skip
+_bug(
+    "purged_heads", "nobody takes the place of a purged message", "Rule G",
+    stand_ins=[(maintenance, "settle", _swept)],
+)  # fmt: skip
+_bug(
+    "bound_not_lowered", "the bound of a group's blocked messages stays above an earlier one", "G1",
+    stand_ins=[(_Change, "_block", _bound_kept)],
+)  # fmt: skip

@@ -1,0 +1,310 @@
+"""Message groups: at most n = `group_concurrency` messages of a group are handed out at once, in due order.
+
+Rule G: per group, the unblocked messages are its leased ones and, of the waiting ones in order, the first n − leased.
+All others are blocked, by a bit in HourState: neither the dispatcher nor GRANT takes them. The order is (order_ms, id);
+order_ms is the due time at publish, reschedule, routing or redrive. With n = 1 a failed message keeps its order: the
+group waits for the backoff; with n > 1 the order is the due time of the retry (ADR 224).
+
+    group    {topic u32, floor u16, group u64} big-endian → blocked u32, lowest {order u64, id u64}, limit u8, count u8,
+             count × {order u64, id u64, hour u32, index u32}: the unblocked messages ("heads") in order
+    groupq   {key of `group`, order u64, id u64} big-endian → hour u32, index u32 of a blocked message
+    groupof  id u64 big-endian → {key of `group`, order u64} of a pending message with a group, or of its dead letter
+
+`lowest` is not above the first row of the group in `groupq`: a search begins there, and passes over no deleted row. A
+topic without the setting has rows in `groupof` only: there a group is a label. The floor in the keys is the topic's:
+after a purge or deletion nobody reads the old rows, which go as SWEEP ends their messages.
+"""
+
+import struct
+from bisect import insort
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pyroaring import BitMap
+
+from hadelay.codec.formats import I64, Mask, Rows
+from hadelay.ledger.hourstate import groups as runs
+from hadelay.ledger.hourstate import is_in
+from hadelay.ledger.state import Ledger
+from hadelay.ledger.topics import TopicState
+from hadelay.model import Event
+
+GROUP, GROUPQ, GROUPOF = b"group", b"groupq", b"groupof"
+GROUP_KEY = struct.Struct(">IHQ")
+#: Position of a message in its group: order_ms and id.
+POSITION = struct.Struct(">QQ")
+_ORDER = struct.Struct(">Q")
+_MESSAGE = struct.Struct(">Q")
+#: Hour and index of a blocked entry.
+PLACE = struct.Struct("<II")
+_GROUP = struct.Struct("<IQQBB")
+_HEAD = struct.Struct("<QQII")
+#: Order of a dead letter, which is in no group until it is redriven.
+IDLE = (1 << 63) - 1
+#: Suffix of a key of `group` that is behind all positions.
+_BEHIND = b"\xff" * (POSITION.size + 1)
+
+
+class Head(NamedTuple):
+    """An unblocked message of a group, and its present entry: the number `entry` of `hour`."""
+
+    order_ms: int
+    id: int
+    hour: int
+    entry: int
+
+
+@dataclass(slots=True)
+class Group:
+    limit: int
+    heads: list[Head] = field(default_factory=list)
+    blocked: int = 0
+    lowest: tuple[int, int] = (0, 0)
+
+    def pack(self) -> bytes:
+        head = _GROUP.pack(self.blocked, *self.lowest, self.limit, len(self.heads))
+        return head + b"".join([_HEAD.pack(*each) for each in self.heads])
+
+
+def unpack_group(stored: bytes) -> Group:
+    blocked, order_ms, first_id, limit, count = _GROUP.unpack_from(stored)
+    heads = [Head(*each) for each in _HEAD.iter_unpack(stored[_GROUP.size :])]
+    assert len(heads) == count
+    return Group(limit, heads, blocked, (order_ms, first_id))
+
+
+class _Change:
+    """The groups that one change touches; `finish` writes them."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger, self.tables = ledger, ledger.tables
+        self.groups: dict[bytes, Group | None] = {}
+        #: Entries that this change files, as (hour, index): `filed` counts them and tells the listener afterwards.
+        self.new: set[tuple[int, int]] = set()
+
+    def read(self, keys: Iterable[bytes]) -> None:
+        """Read the groups with these keys at once."""
+        unread = [key for key in dict.fromkeys(keys) if key not in self.groups]
+        for key, stored in zip(unread, self.tables.get_many(GROUP, unread), strict=True):
+            self.groups[key] = None if stored is None else unpack_group(stored)
+
+    def finish(self) -> None:
+        kept = {}
+        for key, group in self.groups.items():
+            if group is None:
+                continue
+            if group.heads or group.blocked:
+                kept[key] = group.pack()
+            else:
+                self.tables.delete(GROUP, key)
+        if kept:
+            self.tables.put_many(GROUP, kept)
+
+    def add(self, key: bytes, head: Head) -> None:
+        """Add a message that waits. It or a message behind it becomes blocked if the group has no room."""
+        limit = self._topic(key).settings.group_concurrency
+        group = self.groups[key]
+        if group is None:
+            if limit is None:
+                return
+            group = self.groups[key] = Group(limit)
+        if len(group.heads) >= group.limit and head[:2] < group.heads[-1][:2]:
+            last = next((each for each in reversed(group.heads) if self._waits(each)), head)
+            if head[:2] < last[:2]:
+                group.heads.remove(last)
+                insort(group.heads, head)
+                head = last
+        elif len(group.heads) < group.limit and not group.blocked:
+            insort(group.heads, head)
+            return
+        self._block(key, group, head)
+        self.fill(key, group)
+
+    def fill(self, key: bytes, group: Group) -> None:
+        """Unblock the first blocked messages, or block the last unblocked ones that wait, as the limit demands."""
+        group.limit = self._topic(key).settings.group_concurrency or group.limit
+        while len(group.heads) > group.limit:
+            last = next((each for each in reversed(group.heads) if self._waits(each)), None)
+            if last is None:
+                return
+            group.heads.remove(last)
+            self._block(key, group, last)
+        room = min(group.limit - len(group.heads), group.blocked)
+        if room <= 0:
+            return
+        start = key + POSITION.pack(*group.lowest)
+        for at, place in self.tables.range(GROUPQ, start, key + _BEHIND, room):
+            order_ms, first_id = POSITION.unpack_from(at, GROUP_KEY.size)
+            head = Head(order_ms, first_id, *PLACE.unpack(place))
+            insort(group.heads, head)
+            group.lowest = order_ms, first_id + 1
+            self._unblock(key, group, head)
+            self._switch(head, blocked=False)
+
+    def remove(self, key: bytes, head: Head, *, blocked: bool) -> None:
+        """Remove a message that ended or is filed anew; its bit is cleared already."""
+        group = self.groups[key]
+        if group is None:
+            return
+        if blocked:
+            self._unblock(key, group, head)
+        else:
+            group.heads = [each for each in group.heads if each.id != head.id]
+
+    def _block(self, key: bytes, group: Group, head: Head) -> None:
+        self.tables.put(GROUPQ, key + POSITION.pack(*head[:2]), PLACE.pack(head.hour, head.entry))
+        group.lowest = min(group.lowest, head[:2]) if group.blocked else head[:2]
+        group.blocked += 1
+        self._topic(key).blocked += 1
+        self._switch(head, blocked=True)
+
+    def _unblock(self, key: bytes, group: Group, head: Head) -> None:
+        self.tables.delete(GROUPQ, key + POSITION.pack(*head[:2]))
+        group.blocked -= 1
+        if is_live(self.ledger, key):
+            self._topic(key).blocked -= 1
+
+    def _switch(self, head: Head, *, blocked: bool) -> None:
+        """Set or clear the bit of a waiting entry, and tell the listener unless this change files the entry."""
+        ledger, hour = self.ledger, head.hour
+        hour_state = ledger.hour_state(hour)
+        (hour_state.blocked.add if blocked else hour_state.blocked.discard)(head.entry)
+        if (hour, head.entry) in self.new:
+            return
+        rows = ledger.store.entries(hour, slice(head.entry, head.entry + 1))
+        if blocked:
+            hour_state.drop_seconds(rows["second"])
+            ledger.listener.on_blocked(hour, rows)
+        else:
+            if hour <= ledger.now_hour:
+                hour_state.add_seconds(rows["second"])
+            ledger.listener.on_unblocked(hour, rows)
+
+    def _waits(self, head: Head) -> bool:
+        hour_state = self.ledger.hours.get(head.hour)
+        return hour_state is None or head.entry not in hour_state.leased
+
+    def _topic(self, key: bytes) -> TopicState:
+        return self.ledger.topics[GROUP_KEY.unpack(key)[0]]
+
+
+def is_live(ledger: Ledger, key: bytes) -> bool:
+    """Whether the topic was neither purged nor deleted since the group's row of this key was made."""
+    number, floor, _ = GROUP_KEY.unpack(key)
+    return bool(floor == ledger.topics[number].floor)
+
+
+def _key(topic: TopicState, group: int) -> bytes:
+    return GROUP_KEY.pack(topic.number, topic.floor, group)
+
+
+def publish(ledger: Ledger, hours: int | I64, rows: Rows, at: NDArray[np.intp], groups: list[int]) -> Mask:
+    """Put the new messages `at` (positions in the INDEX rows as they were appended) into these groups. Returns which of
+    the rows are blocked."""
+    numbers, ids, indexes = (rows[name][at].tolist() for name in ("topic", "first_id", "index"))
+    due = rows["deliver_at_ms"][at].tolist()
+    into = [hours] * len(at) if isinstance(hours, int) else hours[at].tolist()
+    every = ledger.topics.all
+    keys = [_key(every[number], group) for number, group in zip(numbers, groups, strict=True)]
+    stored = [key + _ORDER.pack(order_ms) for key, order_ms in zip(keys, due, strict=True)]
+    ledger.tables.put_many(GROUPOF, dict(zip(map(_MESSAGE.pack, ids), stored, strict=True)))
+    for number, count in Counter(numbers).items():
+        every[number].group_rows += count
+        every[number].grouped += count
+    change = _Change(ledger)
+    change.new.update(zip(into, indexes, strict=True))
+    change.read(keys)
+    for key, *head in zip(keys, due, ids, into, indexes, strict=True):
+        change.add(key, Head(*head))
+    change.finish()
+    return _blocked(ledger, hours, rows)
+
+
+def _blocked(ledger: Ledger, hours: int | I64, rows: Rows) -> Mask:
+    found = np.zeros(len(rows), np.bool_)
+    for hour, where in [(hours, slice(None))] if isinstance(hours, int) else runs(hours):
+        hour_state = ledger.hours.get(hour)
+        if hour_state is not None and hour_state.blocked:
+            found[where] = is_in(rows["index"][where], hour_state.blocked)
+    return found
+
+
+def leave(ledger: Ledger, hour: int, rows: Rows, blocked: BitMap, event: Event) -> None:
+    """Take ended entries (INDEX or HELD rows) of one hour out of their groups, and unblock the next ones. A moved
+    message comes back by `rejoin`. blocked: bits of the entries that were blocked."""
+    names = rows.dtype.names or ()
+    ids = (rows if "first_id" in names else ledger.store.entries(hour, rows["index"]))["first_id"].tolist()
+    found = ledger.tables.get_many(GROUPOF, [_MESSAGE.pack(first_id) for first_id in ids])
+    every = zip(ids, rows["index"].tolist(), found, strict=True)
+    mine = [(first_id, index, stored) for first_id, index, stored in every if stored is not None]
+    change = _Change(ledger)
+    change.read(stored[: GROUP_KEY.size] for _, _, stored in mine)
+    for first_id, index, stored in mine:
+        key, (order_ms,) = stored[: GROUP_KEY.size], _ORDER.unpack_from(stored, GROUP_KEY.size)
+        change.remove(key, Head(order_ms, first_id, hour, index), blocked=index in blocked)
+        if event is not Event.MOVED:
+            _end(ledger, key, first_id, event)
+    if event is not Event.MOVED:
+        for key, group in change.groups.items():
+            if group is not None and is_live(ledger, key):
+                change.fill(key, group)
+    change.finish()
+
+
+def _end(ledger: Ledger, key: bytes, first_id: int, event: Event) -> None:
+    topic = ledger.topics[GROUP_KEY.unpack(key)[0]]
+    topic.group_rows -= 1
+    topic.grouped -= is_live(ledger, key)
+    if event is Event.DEAD:
+        ledger.grouped_dead += 1
+        ledger.tables.put(GROUPOF, _MESSAGE.pack(first_id), key + _ORDER.pack(IDLE))
+    else:
+        ledger.tables.delete(GROUPOF, _MESSAGE.pack(first_id))
+
+
+def rejoin(ledger: Ledger, hours: int | I64, rows: Rows, *, keep: bool = False, retry: bool = False) -> Mask | None:
+    """Put messages that were filed anew (INDEX rows) into their groups again, also those that were dead. Returns which
+    of the rows are blocked. The order is the new due time; with `keep` it stays, with `retry` it stays where n is 1."""
+    every, ids = ledger.topics.all, rows["first_id"].tolist()
+    found = ledger.tables.get_many(GROUPOF, [_MESSAGE.pack(first_id) for first_id in ids])
+    at = [n for n, stored in enumerate(found) if stored is not None]
+    if not at:
+        return None
+    change = _Change(ledger)
+    due, indexes, numbers = (rows[name].tolist() for name in ("deliver_at_ms", "index", "topic"))
+    into = [hours] * len(rows) if isinstance(hours, int) else hours.tolist()
+    change.new.update((into[n], indexes[n]) for n in at)
+    for n in at:
+        stored, topic = found[n] or b"", every[numbers[n]]
+        *_, group = GROUP_KEY.unpack_from(stored)
+        (order_ms,) = _ORDER.unpack_from(stored, GROUP_KEY.size)
+        if order_ms == IDLE:
+            ledger.grouped_dead -= 1
+            topic.group_rows += 1
+            topic.grouped += 1
+        if order_ms == IDLE or not (keep or (retry and topic.settings.group_concurrency == 1)):
+            order_ms = due[n]
+        key = _key(topic, group)
+        ledger.tables.put(GROUPOF, _MESSAGE.pack(ids[n]), key + _ORDER.pack(order_ms))
+        change.read([key])
+        change.add(key, Head(order_ms, ids[n], into[n], indexes[n]))
+    change.finish()
+    return _blocked(ledger, hours, rows)
+
+
+def forget(ledger: Ledger, first_ids: list[int]) -> None:
+    """Forget the groups of dead letters that are dropped."""
+    keys = [_MESSAGE.pack(first_id) for first_id in first_ids]
+    for key, stored in zip(keys, ledger.tables.get_many(GROUPOF, keys), strict=True):
+        if stored is not None:
+            ledger.tables.delete(GROUPOF, key)
+            ledger.grouped_dead -= 1
+
+
+def find_group(ledger: Ledger, topic: TopicState, group: int) -> Group | None:
+    stored = ledger.tables.get(GROUP, _key(topic, group))
+    return None if stored is None else unpack_group(stored)

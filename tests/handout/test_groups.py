@@ -1,0 +1,96 @@
+"""Message groups in the hand-out: entries that become blocked and unblocked while they wait in a loaded second, in a
+window, or behind a mark."""
+
+from __future__ import annotations
+
+import pytest
+
+from hadelay.model import HOUR_MS
+from tests.handout.desk import Desk
+
+
+def desk(limit: int = 1, **how: int) -> Desk:
+    made = Desk(commit_ms=2, **how)
+    made.lead()
+    made.put(group_concurrency=limit, max_attempts=100)
+    return made
+
+
+def arrivals(of: Desk) -> list[tuple[int, str]]:
+    return [(round(r.at), name) for r in of.received for name in r.names]
+
+
+@pytest.mark.parametrize("settled_at", [4_000, 4_999, 5_001, 7_000])
+@pytest.mark.parametrize("how", ["ack", "cancel"])
+def test_a_message_that_was_displaced_comes_once(settled_at: int, how: str) -> None:
+    d = desk()
+    d.publish("late", at=5_000, group="g")
+    d.run(20)  # it is loaded
+    d.publish("early", at=3_000, group="g")
+    if how == "ack":
+        first = d.poll(max=1)
+        d.run_to(settled_at)
+        received = d.answer(first)
+        assert received is not None
+        assert received.names == ["early"]
+        d.ack(received)
+    else:
+        d.run_to(settled_at)
+        assert d.delivery.ready_counts() == {0: (1, d.delivery.ready_counts()[0][1])}
+        d.cancel("early")
+    d.consume()
+    d.run_to(10_000)
+    came = [at for at, name in arrivals(d) if name == "late"]
+    assert len(came) == 1
+    assert max(settled_at, 5_000) <= came[0] <= max(settled_at, 5_000) + 10
+    assert d.delivery.ready_counts() == {}
+    assert d.delivery.sweeper_found == 0
+
+
+def test_one_at_a_time_in_due_order() -> None:
+    d = desk()
+    for n, at in enumerate([900, 300, 600, 600]):
+        d.publish(f"m{n}", at=at, group="g")
+    d.publish("other", at=700, group="h")
+    d.publish("free", at=700)
+    d.consume()
+    d.run_to(2_000)
+    assert [name for _, name in arrivals(d)] == ["m1", "m2", "m3", "other", "free", "m0"]
+
+
+def test_a_retry_holds_a_group_of_one_and_no_other() -> None:
+    for limit, expected in ((1, ["a", "a", "b"]), (2, ["a", "b", "a"])):
+        d = desk(limit)
+        d.publish("a", group="g")
+        d.publish("b", at=100, group="g")
+        poll = d.poll(max=1)
+        d.run_to(50)
+        received = d.answer(poll)
+        assert received is not None
+        d.nack(received, delay=500)
+        d.consume(max=1)
+        d.run_to(3_000)
+        assert [name for _, name in arrivals(d)] == expected
+
+
+def test_a_new_leader_skips_the_blocked() -> None:
+    """Also those that fell due without a leader, in a past hour, in front of others, through windows of 10 entries."""
+    d = desk(window=10)
+    for n in range(100):
+        d.publish(f"blocked{n}", at=1_000 + n, group="big")
+    for n in range(40):
+        d.publish(f"other{n}", at=1_500, group=f"g{n}")
+    d.publish("next hour", at=HOUR_MS + 5, group="big")
+    d.depose()
+    d.run_to(60_000)
+    d.new_leader()
+    d.consume(max=3)
+    d.run_to(90_000)
+    came = [name for _, name in arrivals(d)]
+    assert sorted(came) == sorted([f"blocked{n}" for n in range(100)] + [f"other{n}" for n in range(40)])
+    assert [name for name in came if name.startswith("blocked")] == [f"blocked{n}" for n in range(100)]
+    assert max(came.index(f"other{n}") for n in range(40)) < 100, "the others take turns with the big group"
+    d.run_to(HOUR_MS + 1_000)
+    assert arrivals(d)[-1][1] == "next hour"
+    assert d.delivery.sweeper_found == 0
+    assert d.delivery.ready_counts() == {}
