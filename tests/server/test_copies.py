@@ -142,7 +142,7 @@ async def test_a_retired_hour_goes_when_it_is_released_or_left_alone(node: Fake,
         await copies.release_snapshot(view.id)
     else:
         node.runtime.pass_s(80)
-    with pytest.raises(NotFound, match="over"):
+    with pytest.raises(NotFound, match="snapshot was closed"):
         await copies.read_snapshot(view.id, log, 0, 10)
     node.raft.applied_index += 1
     node.begin()
@@ -161,7 +161,7 @@ async def test_a_node_that_installed_another_snapshot_has_none_of_its_files(node
     view = await copies.open_snapshot()
     node.storage.close()
     node.storage = node.opened()
-    with pytest.raises(NotFound, match="over"):
+    with pytest.raises(NotFound, match="snapshot was closed"):
         await copies.snapshot_file_length(view.id, view.files[0].name)
     await copies.release_snapshot(view.id)
     await copies.release_snapshot("7-unheard0")

@@ -55,7 +55,7 @@ def test_it_says_so_too_when_there_is_no_room_for_its_directory(
 
 @pytest.mark.parametrize(
     ("number", "words"),
-    [(errno.EACCES, r"user \d+, as whom this runs, has to own /data and "), (errno.EROFS, "dmesg .* ReadWritePaths=")],
+    [(errno.EACCES, r"user \d+, as whom this runs, has to own /data and "), (errno.EROFS, "dmesg.* ReadWritePaths=")],
 )
 def test_it_says_why_it_may_not_write_and_what_to_do(number: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = SimDisk(random.Random(1))
