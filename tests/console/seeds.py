@@ -56,6 +56,13 @@ def fill(cluster: Cluster) -> dict[str, str]:
     items += [{"topic": "payments", "key": f"pay-{n}", "body": {"payment": n, "amount": 12.5 * n}} for n in range(40)]
     items += [{"topic": "hostile", "body": HOSTILE, "content_type": "text/html", "delay": "2h"}]
     items += [{"topic": "acts", "body": "x", "delay": "1h", "key": f"act-{n}"} for n in range(20)]
+    for name, wish in (
+        ("report", {"cron": "0 9 * * mon-fri", "timezone": "Europe/Vienna"}), ("cleanup", {"every": "15m"}),
+        ("newsletter", {"cron": "30 7 * * 2", "paused": True}),
+    ):  # fmt: skip
+        made = cluster.ask(node, "PUT", f"/v1/schedules/{name}", {"topic": "chores", "body": name, **wish})
+        assert made.status == 200, made
+    cluster.ask(node, "POST", "/v1/schedules/report:trigger", {})
     answer = cluster.ask(node, "POST", "/v1/messages:batch", items)
     assert answer.status == 200, answer
     ids = [result["id"] for result in answer.json["results"]]

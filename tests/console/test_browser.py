@@ -30,7 +30,8 @@ PATHS = {
     "busy": "/console/topics/checkouts" if PICTURES else "/console/topics/reminders",
     "find": "/console/messages?topic=orders", "message": "/console/messages/{dead}", "dead": "/console/dead",
     "letters": "/console/topics/payments/dead", "cluster": "/console/cluster", "access": "/console/access",
-    "scheduled": "/console/messages/{scheduled}",
+    "scheduled": "/console/messages/{scheduled}", "schedules": "/console/schedules?cron=0+9+*+*+mon-fri",
+    "schedule": "/console/schedules/report",
 }  # fmt: skip
 
 

@@ -54,7 +54,7 @@ async def put_schedule(call: Call) -> Answer:
     before = await call.service.schedules.topic_of(name)
     if before is not None:
         call.access.need_of("publish", before, "schedule")
-    spec = _spec(wish, wish.topic)
+    spec = spec_of(wish, wish.topic)
     body, content_type = payload(wish)
     if len(body) > MAX_TEMPLATE_BYTES:
         raise TooLarge(f"a body of {len(body)} bytes; the message of a schedule has at most {MAX_TEMPLATE_BYTES}")
@@ -68,7 +68,7 @@ async def put_schedule(call: Call) -> Answer:
     )  # fmt: skip
 
 
-def _spec(wish: api.Times, topic: str) -> Spec:
+def spec_of(wish: api.Times, topic: str) -> Spec:
     """The specification of a request. Raises BadRequest and Impossible."""
     given = [name for name in ("cron", "every", "at") if getattr(wish, name) is not None]
     if len(given) != 1:
@@ -192,4 +192,4 @@ async def preview_schedule(call: Call) -> Answer:
     if not 1 <= wish.count <= _MAX_PREVIEW:
         raise BadRequest(f"count: 1 to {_MAX_PREVIEW}, not {wish.count}")
     after_ms = None if wish.after is None else int(wish.after)
-    return call.answer(await call.service.schedules.preview(_spec(wish, "preview"), after_ms, wish.count))
+    return call.answer(await call.service.schedules.preview(spec_of(wish, "preview"), after_ms, wish.count))

@@ -1,0 +1,70 @@
+"""The pages of schedules at a real node, without a browser."""
+
+from __future__ import annotations
+
+import re
+
+from tests.console.conftest import Browser, make_token, signed_in
+from tests.system.cluster import Cluster, ask, until
+
+
+def put(node: Cluster, name: str, **wish: object) -> None:
+    answer = node.ask("n1", "PUT", f"/v1/schedules/{name}", {"topic": "ticks", "body": "tick", **wish})
+    assert answer.status == 200, answer
+
+
+def test_schedules_are_listed_with_their_health(node: Cluster, browser: Browser) -> None:
+    put(node, "report-daily", cron="0 9 * * mon-fri", timezone="Europe/Vienna")
+    put(node, "report-often", every="1h")
+    put(node, "paused-one", every="1h", paused=True)
+    browser.go("/console/schedules")
+    assert re.search(r"report-daily \d{4}-\d\d-\d\d 0[78]:00:00.000 ", browser.text)
+    assert re.search(r"paused-one – .* paused", browser.text)
+    browser.go("/console/schedules?q=report-d")
+    assert "report-often" not in browser.text
+
+
+def test_a_pattern_is_previewed(browser: Browser) -> None:
+    browser.go("/console/schedules?cron=30+2+*+*+*&timezone=Europe/Vienna")
+    assert len(re.findall(r"<li><time", browser.page)) == 10
+    browser.go("/console/schedules?cron=15m")
+    assert len(re.findall(r"<li><time", browser.page)) == 10
+    for wrong in ("cron=99+*+*+*+*", "cron=%3Cscript%3E", "cron=0+9+*+*+*&timezone=Mars/Olympus", "cron=0s"):
+        page = browser.go(f"/console/schedules?{wrong}")
+        assert browser.answer.status == 200
+        assert 'role="alert"' in page
+        assert "<script>" not in page
+
+
+def test_a_schedule_is_triggered_paused_and_resumed(node: Cluster, browser: Browser) -> None:
+    put(node, "by-hand", every="1h")
+    browser.go("/console/schedules/by-hand")
+    assert len(re.findall(r"<li><time", browser.page)) == 10
+    browser.send("/console/schedules/by-hand/trigger")
+    assert "Triggered: this is the message of by-hand." in browser.text
+    until(lambda: "by hand" in (browser.go("/console/schedules/by-hand"), browser.text)[1], "it is among the last ones")
+    browser.send("/console/schedules/by-hand/pause")
+    assert "Nothing is planned." in browser.text
+    assert node.ask("n1", "GET", "/v1/schedules/by-hand").json["state"] == "paused"
+    browser.send("/console/schedules/by-hand/resume")
+    assert node.ask("n1", "GET", "/v1/schedules/by-hand").json["state"] == "active"
+    assert browser.ask("GET", "/console/schedules/none-such").status == 404
+    assert browser.ask("GET", "/console/schedules/%2E%2E").status == 400
+    actions = [one["action"] for one in node.ask("n1", "GET", "/v1/audit?limit=1000").json["entries"]]
+    assert {"schedule.trigger", "schedule.pause", "schedule.resume"} <= set(actions)
+
+
+def test_rights_are_those_of_the_schedules_topic(guarded: Cluster, admin_token: str) -> None:
+    head = {"Authorization": f"Bearer {admin_token}"}
+    for name, topic in (("mine", "mine-ticks"), ("theirs", "other-ticks")):
+        wish = {"topic": topic, "body": "x", "every": "1h"}
+        assert ask(guarded.urls["n1"], "PUT", f"/v1/schedules/{name}", wish, head).status == 200
+    browser = signed_in(guarded, make_token(guarded, admin_token, "read:mine-*", name="some"))
+    page = browser.go("/console/schedules")
+    assert "mine-ticks" in page
+    assert "other-ticks" not in page
+    assert browser.ask("GET", "/console/schedules/theirs").status == 403
+    page = browser.go("/console/schedules/mine")
+    assert "Trigger" not in page
+    for action in ("pause", "resume", "trigger"):
+        assert browser.post(f"/console/schedules/mine/{action}").status == 403
