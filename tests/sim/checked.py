@@ -15,4 +15,5 @@ CHECKED = (
     "TTL, ended", "TTL, written", "max_wait", "one per key", "filters", "stale read", "forgotten", "campaigns",
     "what leaders count", "hang-ups", "webhooks, one at a time", "webhooks, Retry-After", "backup", "G1 groups",
     "G2 groups apart", "G3 groups in order", "G4 groups released",
+    "J1 jobs, twice", "J1 jobs, counts",
 )  # fmt: skip

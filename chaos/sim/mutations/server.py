@@ -15,7 +15,7 @@ from chaos.sim.mutations.table import CRASHES, Bug, Original, bug, stub
 from hadelay.codec.commands import decode
 from hadelay.codec.commandtypes import Command
 from hadelay.codec.entries import decode_entry, encode_entry
-from hadelay.codec.results import GrantResult, LeaseOutcome, LeaseResult
+from hadelay.codec.results import Done, GrantResult, LeaseOutcome, LeaseResult
 from hadelay.handout import owed
 from hadelay.handout.dispatcher import Dispatcher
 from hadelay.handout.polls import Filter
@@ -297,6 +297,14 @@ def few_waiting(measured: Original, node: Node) -> Any:
 def cursor_ignored(apply_step: Original, ledger: Any, step: Any) -> Any:
     job = ledger.jobs.get(step.job)
     return apply_step(ledger, step if job is None else step._replace(expected=job.cursor))
+
+
+@bug("a job counts a message too many in each step", "kill", "J1 jobs, counts", at=(_APPLY, Command.JOB_STEP))
+def miscounted_job(apply_step: Original, ledger: Any, step: Any) -> Any:
+    result = apply_step(ledger, step)
+    if isinstance(result, Done) and len(step.ids):
+        ledger.jobs[step.job].done += 1
+    return result
 
 
 @bug("a webhook's Retry-After is ignored", "", "webhooks, Retry-After", at=(Pool, "_called"))
