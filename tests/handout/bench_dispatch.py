@@ -102,6 +102,30 @@ def filed_near(count: int) -> None:
         report("on_filed, due within 3 s, 10 at a time", 20_000, _spent["on_filed"])
 
 
+def blocked(count: int, others: int, *, taken_over: bool) -> None:
+    """A message group with `count` due messages, of which one may be handed out, in front of `others` in the same
+    second."""
+    with tempfile.TemporaryDirectory() as directory:
+        desk = new_desk(directory)
+        desk.put(group_concurrency=1, max_attempts=100)
+        desk.publish_many(count, at=30_000, spread_ms=500, group=7)
+        desk.publish_many(others, at=30_500, spread_ms=400)
+        if taken_over:
+            desk.depose()
+            desk.run_to(32_000)
+            desk.new_leader()
+        start = time.perf_counter()
+        desk.run_to(29_900)
+        loaded = time.perf_counter()
+        for _ in range(8):
+            desk.consume(max=100, ack=False)
+        desk.until(lambda: desk.delivery.handed_out >= others + 1)
+        label = f"{others:,} behind {count:,} blocked" + (", after a take-over" if taken_over else "")
+        report(f"{label}: preload", count + others, loaded - start)
+        report(f"{label}: handed out", others, time.perf_counter() - loaded)
+        assert desk.delivery.ready_counts() == {}
+
+
 def take_over(count: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
         desk = new_desk(directory)
@@ -146,4 +170,6 @@ if __name__ == "__main__":
     one_second(messages, 1_000)
     steady(2_000, 10)
     filed_near(100_000)
+    blocked(1_000_000, 100_000, taken_over=False)
+    blocked(1_000_000, 100_000, taken_over=True)
     take_over(1_000_000)

@@ -215,10 +215,12 @@ class Desk:
             self.names[message_id] = name
 
     def publish_many(
-        self, count: int, *, topic: str = "t", at: float = 0.0, spread_ms: int = 0, tags: Sequence[str] = ()
-    ) -> list[int]:
+        self, count: int, *, topic: str = "t", at: float = 0.0, spread_ms: int = 0, tags: Sequence[str] = (),
+        group: int | None = None,
+    ) -> list[int]:  # fmt: skip
         step, mask, meta = spread_ms / count, mask_of(tags), pack(Meta(tags=list(tags)))
-        drafts = [Draft(topic, START_MS + int(at + n * step), False, mask, 0, meta, b"x") for n in range(count)]
+        one = Draft(topic, START_MS + int(at), False, mask, 0, meta, b"x", group=group)
+        drafts = [replace(one, when_ms=START_MS + int(at + n * step)) for n in range(count)]
         ids: list[int] = []
         for first in range(0, count, 1000):
             ids += self.do(commands.encode_publish("n1", drafts[first : first + 1000])).ids.tolist()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from hadelay.codec import commands
 from hadelay.codec.commandtypes import Grant
@@ -24,6 +25,7 @@ from hadelay.ledger.state import Ledger
 from hadelay.model import HOUR_MS, pack_id
 from hadelay.platform.disk import Disk
 from hadelay.storage.hours import DiskHourStore
+from hadelay.version import FEATURE_LEVEL
 from tests.ledger.world import START_HOUR, START_MS, draft, leases
 from tests.memory import MemoryNames, MemoryTables
 
@@ -63,12 +65,16 @@ def lease_rows(term: int, seq: int, first: int, count: int) -> np.ndarray:
 
 
 def speed(bench: Bench) -> None:
+    bench.ledger.level = FEATURE_LEVEL
+    bench.apply(commands.encode_topic_put("t", {"group_concurrency": 2}))
     bench.apply(publish(1, 0))
     for rows in (1000, 100, 30, 10, 1):
         bench.measure(f"PUBLISH {rows}", (publish(rows, run) for run in range(200)))
     bench.measure("PUBLISH 30, each with a key", (publish(30, run, b"a") for run in range(200)))
     far = 1000 * HOUR_MS
     bench.measure("PUBLISH 1000 over 1000 hours", (publish(1000, run, b"", HOUR_MS, far) for run in range(50)))
+    grouped = ([replace(draft("t", 0, b"x" * 200), group=run * 1000 + n) for n in range(1000)] for run in range(50))
+    bench.measure("PUBLISH 1000, each in a group", (commands.encode_publish("n1", drafts) for drafts in grouped))
     now = 70_000
     bench.measure("GRANT 100", (grant(1, q, q * 100, 100) for q in range(300)), now)
     bench.measure(

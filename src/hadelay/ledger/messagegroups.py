@@ -43,6 +43,8 @@ _MESSAGE = struct.Struct(">Q")
 PLACE = struct.Struct("<II")
 _GROUP = struct.Struct("<IQQBB")
 _HEAD = struct.Struct("<QQII")
+#: Begin of a row of `group` without blocked messages.
+_NONE_BLOCKED = bytes(4)
 #: Order of a dead letter, which is in no group until it is redriven.
 IDLE = (1 << 63) - 1
 #: Suffix of a key of `group` that is behind all positions.
@@ -215,10 +217,18 @@ def publish(ledger: Ledger, hours: int | I64, rows: Rows, at: NDArray[np.intp], 
     for number, count in Counter(numbers).items():
         every[number].group_rows += count
         every[number].grouped += count
+    heads = zip(due, ids, into, indexes, strict=True)
+    limits = {number: every[number].settings.group_concurrency for number in set(numbers)}
+    if len(set(keys)) == len(keys) and all(limits.values()) and not any(ledger.tables.get_many(GROUP, keys)):
+        # All groups are new, and each message is alone in its group.
+        firsts = [_GROUP.pack(0, 0, 0, limits[number], 1) for number in numbers]
+        groups_of = [first + _HEAD.pack(*head) for first, head in zip(firsts, heads, strict=True)]
+        ledger.tables.put_many(GROUP, dict(zip(keys, groups_of, strict=True)))
+        return np.zeros(len(rows), np.bool_)
     change = _Change(ledger)
     change.new.update(zip(into, indexes, strict=True))
     change.read(keys)
-    for key, *head in zip(keys, due, ids, into, indexes, strict=True):
+    for key, head in zip(keys, heads, strict=True):
         change.add(key, Head(*head))
     change.finish()
     return _blocked(ledger, hours, rows)
@@ -241,8 +251,14 @@ def leave(ledger: Ledger, hour: int, rows: Rows, blocked: BitMap, event: Event) 
     found = ledger.tables.get_many(GROUPOF, [_MESSAGE.pack(first_id) for first_id in ids])
     every = zip(ids, rows["index"].tolist(), found, strict=True)
     mine = [(first_id, index, stored) for first_id, index, stored in every if stored is not None]
+    keys = [stored[: GROUP_KEY.size] for _, _, stored in mine]
+    if event is not Event.MOVED and all(map(_is_single, ledger.tables.get_many(GROUP, keys))):
+        for key, (first_id, _, _) in zip(keys, mine, strict=True):
+            ledger.tables.delete(GROUP, key)
+            _end(ledger, key, first_id, event)
+        return
     change = _Change(ledger)
-    change.read(stored[: GROUP_KEY.size] for _, _, stored in mine)
+    change.read(keys)
     for first_id, index, stored in mine:
         key, (order_ms,) = stored[: GROUP_KEY.size], _ORDER.unpack_from(stored, GROUP_KEY.size)
         change.remove(key, Head(order_ms, first_id, hour, index), blocked=index in blocked)
@@ -253,6 +269,11 @@ def leave(ledger: Ledger, hour: int, rows: Rows, blocked: BitMap, event: Event) 
             if group is not None and is_live(ledger, key):
                 change.fill(key, group)
     change.finish()
+
+
+def _is_single(group: bytes | None) -> bool:
+    """Whether this row of `group` has one message."""
+    return group is not None and len(group) == _GROUP.size + _HEAD.size and group.startswith(_NONE_BLOCKED)
 
 
 def _end(ledger: Ledger, key: bytes, first_id: int, event: Event) -> None:
