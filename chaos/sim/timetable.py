@@ -158,19 +158,19 @@ class Timetable:
         times, spec = firing.times["occurrence"].tolist(), known.stored.spec
         order = [known.last, *times]
         text = f"{firing.name} made {times} after {known.last}"
-        self.sim.decide("S1 schedules, once", order != sorted(set(order)), text)
+        self.sim.decide("S1 schedules", order != sorted(set(order)), text)
         oracle = occurrences(spec, known.last, firing.last)
         text = f"{firing.name}: {len(times)} made and {firing.missed} missed of {len(oracle)} until {firing.last}"
         wrong = not set(times) <= set(oracle) or len(oracle) != len(times) + firing.missed
         self.sim.decide("S2 schedules, counts", wrong, text)
         skipped = [at_ms for at_ms in oracle if at_ms not in times and at_ms > now_ms - _GRACE_MS]
-        self.sim.decide("S2 schedules, missed", bool(skipped), f"{firing.name} missed {skipped[:3]} at {now_ms}")
+        self.sim.decide("S2 schedules, counts", bool(skipped), f"{firing.name} missed {skipped[:3]} at {now_ms}")
         late = [at_ms for at_ms in times if at_ms <= now_ms - _GRACE_MS - _SLACK_MS]
         most = {CatchUp.ONE: 1, CatchUp.NONE: 0, CatchUp.ALL: len(late)}[CatchUp(spec.catch_up)]
         self.sim.decide("S2 schedules, catch-up", len(late) > most, f"{firing.name} made {late[:3]}… at {now_ms}")
         if not firing.flags & LAST:
             behind = occurrences(spec, firing.last, firing.next)
-            self.sim.decide("S2 schedules, next", behind != [firing.next], f"{firing.name}: next {firing.next}")
+            self.sim.decide("S2 schedules, counts", behind != [firing.next], f"{firing.name}: next {firing.next}")
         known.last = firing.last
         self._note_filed(firing.name, ledger)
         if spec.overlap and times:
@@ -186,7 +186,7 @@ class Timetable:
     def _note_filed(self, name: str, ledger: Ledger) -> None:
         found, known = schedules.find(ledger, name), self.known[name]
         times = [made.occurrence for made in found.state.ring if not made.manual] if found is not None else []
-        self.sim.decide("S1 schedules, messages", times != sorted(set(times)), f"{name} made {times}")
+        self.sim.decide("S1 schedules", times != sorted(set(times)), f"{name} made {times}")
         for made in found.state.ring if found is not None else ():
             if not made.manual:
                 known.filed[made.id] = made.occurrence

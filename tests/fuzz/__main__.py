@@ -21,7 +21,20 @@ from typing import Any
 from tools.coverage import Watch
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
-PACKAGES = ("core", "storage", "raft", "server", "http", "pipeline", "cli", "client", ".", "../../chaos")
+PACKAGES = (
+    "codec",
+    "ledger",
+    "timing",
+    "storage",
+    "raft",
+    "server",
+    "http",
+    "pipeline",
+    "cli",
+    "client",
+    ".",
+    "../../chaos",
+)
 SLOW_S = 1.0
 _LARGEST = 3_000
 _WORDS = (

@@ -31,7 +31,7 @@ from hadelay.api import text as forms
 from hadelay.api.base import Request
 from hadelay.cli import remote
 from hadelay.cli.certs import make_authority, make_certificate
-from hadelay.codec import commands, meta
+from hadelay.codec import commands, meta, schedules
 from hadelay.codec import records as messages_in_files
 from hadelay.codec.checksums import crc32c
 from hadelay.codec.commandtypes import Grant, Job
@@ -39,7 +39,8 @@ from hadelay.codec.entries import decode_entry, encode_entry, members_in
 from hadelay.codec.formats import DISPATCH, HEADS, HEADS_MAGIC, INDEX
 from hadelay.codec.jobcommands import LAST, JobBegin, JobSpec
 from hadelay.codec.leasetokens import decode_leases, encode_leases
-from hadelay.codec.meta import Meta
+from hadelay.codec.meta import Meta, pack
+from hadelay.codec.publishcommand import encode_publish
 from hadelay.errors import ConfigError, DamagedFile, FatalError, HadelayError, NotFound
 from hadelay.http import decoding, options, publish
 from hadelay.http import messages as listing
@@ -61,10 +62,13 @@ from hadelay.storage import backup, identity, names
 from hadelay.storage import heads as hour_heads
 from hadelay.storage.inspect import inspect
 from hadelay.storage.snapshots import row_at
+from hadelay.timing import cron
 from hadelay.version import FEATURE_LEVEL
 from tests.ledger.world import START_HOUR, START_MS, World, draft
 from tests.raft.rig import Lone
 
+#: Next time of the schedule of `world`.
+FIRED_MS = START_MS + 2_000
 OWNER = identity.Identity("c", 0, "n1")
 _DAY_MS = 86_400_000
 
@@ -86,9 +90,34 @@ def world() -> World:
     rows = made.lease(*made.ids(draft(), draft("u"), draft()))
     made.nack(rows[:2])
     made.publish(Draft("u", 5_000, True, 0, 900, b"", b"x", None, b"key", 1), key=b"k")
+    made.one(schedules.encode_put("s", 0, 0, schedule(every_ms=1_000)))
+    times = schedules.times([(START_MS + 1_000, START_MS + 1_000)])
+    made.one(schedules.encode_fire([schedules.Firing("s", 1, 0, START_MS + 2_000, START_MS + 1_000, 0, 0, times)]))
     for spec in (JobSpec("reschedule", "*", delay_ms=50), JobSpec("redrive", "*")):
         made.one(commands.encode_job_begin(JobBegin("n1", "", b"", ["t", "u"], spec)))
     return made
+
+
+def schedule(**spec: Any) -> schedules.Stored:
+    meta = schedules.template_meta(pack(Meta(sch="s")))
+    template = encode_publish("n1", [Draft("u", 0, True, 0, 0, meta, b"body")])
+    return schedules.Stored("name", schedules.Spec("u", **spec), template)
+
+
+def patterns(data: bytes) -> None:
+    """A cron pattern, a line break, and a time zone: refused in words, or a few times, ascending."""
+    pattern, _, zone = data.decode(errors="replace").partition("\n")
+    after_ms = START_MS
+    for at_ms in islice(cron.after(cron.parse(pattern, zone), START_MS), 3):
+        assert at_ms > after_ms
+        after_ms = at_ms
+    cron.explain(pattern)
+
+
+def pattern_samples() -> list[bytes]:
+    zones = ("UTC", "Europe/Vienna", "Australia/Lord_Howe")
+    texts = ("0 9 * * MON-FRI", "*/15 30 2 L * 5#3", "@daily", "0 0 29 2 *", "1-5/2,7 */3 LW 1,JUN 5L", "* * * * * *")
+    return [f"{pattern}\n{zone}".encode() for pattern in texts for zone in zones]
 
 
 def entry(data: bytes) -> None:
@@ -134,6 +163,15 @@ def entries() -> list[bytes]:
         commands.encode_job_step(1, (0, 0), (START_HOUR, 7), made.ids(draft(), draft("u"))),
         commands.encode_job_step(2, (0, 0), LAST, [first]), commands.encode_job_stop(1),
         commands.encode_audited("n1", "", "name", "POST", "/v1", commands.encode_purge(topic, 1)),
+        schedules.encode_put("s", schedules.ANY_VERSION, 1, schedule(every_ms=2_000, overlap=1)),
+        schedules.encode_put("new", 0, 0, schedule(cron="0 9 * * *", timezone="Europe/Vienna", jitter_ms=50)),
+        schedules.encode_put("s", 1, 2, schedule(at=[START_MS, START_MS + 50], max_occurrences=1)),
+        schedules.encode_state("s", True), schedules.encode_delete("s"),
+        schedules.encode_fire([schedules.Firing(
+            "s", 1, FIRED_MS, FIRED_MS + 9_000, FIRED_MS + 50, 3, 0,
+            schedules.times([(FIRED_MS + 50, FIRED_MS + 60)]),
+        )]),
+        schedules.encode_run("s", 1, schedules.times([(0, 0), (START_MS, 50)]), b"key"),
     ]  # fmt: skip
     return [encode_entry(START_MS + 1_000, [body]) for body in bodies] + [encode_entry(START_MS + _DAY_MS, bodies[:4])]
 
@@ -697,6 +735,7 @@ def configs() -> list[bytes]:
 
 TARGETS: dict[str, Target] = {
     "entry": Target(entry, (FatalError,), entries),
+    "cron": Target(patterns, (HadelayError,), pattern_samples),
     "frame": Target(frame, (messages.BadFrame,), frames),
     "raft": Target(raft, (FatalError,), rafts),
     "call": Target(call, (), calls),

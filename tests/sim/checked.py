@@ -16,4 +16,6 @@ CHECKED = (
     "what leaders count", "hang-ups", "webhooks, one at a time", "webhooks, Retry-After", "backup", "G1 groups",
     "G2 groups apart", "G3 groups in order", "G4 groups released",
     "J1 jobs, twice", "J1 jobs, counts",
+    "S1 schedules", "S2 schedules, counts", "S2 schedules, catch-up", "S2 schedules, overlap",
+    "S4 schedules, cancelled", "S4 schedules, version",
 )  # fmt: skip

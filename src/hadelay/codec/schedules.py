@@ -328,6 +328,8 @@ def _decode_fire(reader: WireReader) -> Fire:
 def _decode_firing(reader: WireReader) -> Firing:
     name = reader.named()
     version, expected, following, last, missed, flags, count = reader.unpack(_FIRING)
+    if missed >= _MAX_NUMBER:
+        raise Malformed("missed is out of range")
     return Firing(name, version, expected, following, last, missed, flags, _times(reader, count))
 
 
@@ -346,7 +348,11 @@ def _decode_run(reader: WireReader) -> Run:
 def _times(reader: WireReader, count: int) -> Rows:
     if count > MAX_RUN:
         raise Malformed(f"at most {MAX_RUN} occurrences")
-    return reader.array(TIME, count)
+    rows = reader.array(TIME, count)
+    numbers = rows.view("<i8")
+    if count and not 0 <= int(numbers.min()) <= int(numbers.max()) < _MAX_NUMBER:
+        raise Malformed("an occurrence is out of range")
+    return rows
 
 
 DECODERS: dict[int, Callable[[WireReader], Any]] = {

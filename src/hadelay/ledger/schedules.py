@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from google_crc32c import value as crc32c
 
+from hadelay.codec.commandtypes import MAX_AHEAD_MS
 from hadelay.codec.publishcommand import CLIENT_KEY_ROW, GAP, KEY_ROW, PUBLISH_ROW, RELATIVE, Publish
 from hadelay.codec.results import Done, FireOutcome, FireResult, PublishResult, Refused, RowCode
 from hadelay.codec.schedules import (
@@ -206,8 +207,7 @@ def _is_ahead(ledger: Ledger, entry: EntryRef) -> bool:
 def _made_again(ledger: Ledger, name: str, new: Stored, state: State) -> State:
     """Replace the messages that are not due by messages of the new template, with the same due times."""
     kept, cancelled = _cancel_filed(ledger, state)
-    times = [(made.occurrence, due_ms) for made, due_ms in cancelled]
-    batch = Occurrences()
+    batch, times = Occurrences(), [(made.occurrence, due_ms) for made, due_ms in cancelled]
     batch.add(new.template, times)
     codes, ids = batch.publish(ledger)
     made = [Made(occurrence, id_, 0) for (occurrence, _), code, id_ in zip(times, codes, ids, strict=True) if not code]
@@ -367,7 +367,7 @@ def _outcome(ledger: Ledger, firing: Firing, found: Found | None) -> FireOutcome
     if state.paused or (firing.version, firing.expected) != (state.version, state.next):
         return FireOutcome.STALE
     if state.finished or firing.flags & REMOVE:
-        over = state.finished and firing.flags & REMOVE and state.next <= ledger.now_ms
+        over = state.finished and firing.flags & REMOVE and state.next <= ledger.now_ms + MAX_AHEAD_MS
         return FireOutcome.DONE if over else FireOutcome.STALE
     # A guard against a leader with a fault: what is before `last` was judged once, for ever.
     times = firing.times["occurrence"].tolist()

@@ -152,7 +152,7 @@ class ScheduleRunner:
         (_, spec, _), state = found
         now = self._term.now()
         if state.finished:
-            if state.next <= now:
+            if state.next <= now + MAX_AHEAD_MS:
                 batch.add(Firing(name, state.version, state.next, 0, state.last, 0, REMOVE, times(())))
             return
         if spec.overlap:
