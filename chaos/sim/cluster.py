@@ -143,6 +143,7 @@ class Watch(Machines):
     def _committed(self, index: int, term: int, entry: bytes, results: list[Any], node: Node) -> None:
         """Check a committed entry: record its cluster time and its grants, and check I14: a majority of disks has the
         entry, so that it cannot be lost."""
+        self.timetable.begin(node.ledger)
         _, now_ms, commands = decode_entry(entry)
         if any(topic.group_rows for topic in node.ledger.topics.all):
             self._check_groups(index, node)

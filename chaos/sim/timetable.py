@@ -80,6 +80,17 @@ class Timetable:
     def __init__(self, sim: Any) -> None:
         self.sim = sim
         self.known: dict[str, Known] = {}
+        self._begun = False
+
+    def begin(self, ledger: Ledger) -> None:
+        """Take over the schedules of a restored cluster, at the first committed entry."""
+        if not self._begun:
+            self._begun = True
+            for raw, _ in ledger.tables.range(schedules.STATE):
+                found = schedules.find(ledger, raw.decode())
+                if found is not None:
+                    state = found.state
+                    self.known[raw.decode()] = Known(state.version, found.stored, state.paused, state.last)
 
     def committed(self, kind: int, body: memoryview, result: Any, ledger: Ledger) -> None:
         """Judge one command of a committed entry, when the whole entry was applied."""
@@ -104,11 +115,7 @@ class Timetable:
     def _put(self, put: Put, ledger: Ledger) -> None:
         known, spec = self.known.get(put.name), put.stored.spec
         if known is None:
-            found = schedules.find(ledger, put.name)
-            restored = found is not None and found.state.version > 1
-            paused = restored and found is not None and found.state.paused
-            version = found.state.version if restored and found is not None else 1
-            self.known[put.name] = Known(version, put.stored, paused, ledger.now_ms)
+            self.known[put.name] = Known(1, put.stored, False, ledger.now_ms)
             return
         if known.stored.spec.same_times(spec) and not known.paused:
             known.version += 1
