@@ -107,7 +107,7 @@ stub(
 stub("old_backup", "a backup is an old checkpoint", "backup", ("backup",), (Files, "_checkpoint", AsyncMock()))
 stub(
     "shifted_twice", "what a job rescheduled keeps its generation", "kill", ("J1",),
-    (bulk, "_of_job", lambda ledger, job, leaving: leaving),
+    (bulk, "_generations", lambda ledger, job, rows: rows["generation"]),
 )  # fmt: skip
 stub("lost_timer", "no lease ever runs out", "", ("I15",), (LeaseExpiry, "add", _nothing))
 

@@ -176,15 +176,16 @@ def _change(ledger: Ledger, job: BulkJob, leaving: Leaving) -> int:
     allowed = wanted <= now_ms + ledger.settings.max_delay_ms
     moves = allowed & ((before > now_ms) | (wanted > now_ms)) & (wanted != before)
     if moves.any():
-        refile(ledger, _of_job(ledger, job, leaving.some(moves)), np.maximum(wanted[moves], now_ms), again=False)
+        some = leaving.some(moves)
+        refile(ledger, some, np.maximum(wanted[moves], now_ms), _generations(ledger, job, some.rows))
     return int(allowed.sum())
 
 
-def _of_job(ledger: Ledger, job: BulkJob, leaving: Leaving) -> Leaving:
-    """The messages with the generation of their new entries: the job's, or that of the latest partial purge, which
-    must not cancel what went on after it."""
-    rows = leaving.rows.copy()
+def _generations(ledger: Ledger, job: BulkJob, rows: Rows) -> NDArray[np.uint16]:
+    """Generations of the new entries of these messages: the job's, or that of the latest partial purge, which must not
+    cancel what went on after it."""
+    found = np.zeros(len(rows), np.uint16)
     for number, _ in by_topic(rows["topic"]):
         purged = [mark.generation for mark in ledger.topics[number].marks]
-        rows["generation"][rows["topic"] == number] = max(job.topics[number], *purged, 0)
-    return leaving._replace(rows=rows)
+        found[rows["topic"] == number] = max(job.topics[number], *purged, 0)
+    return found

@@ -1,6 +1,7 @@
 """Applies CANCEL and RESCHEDULE, for messages named by id or by client key; each message gets a definite outcome."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hadelay.codec.commandtypes import Cancel, RescheduleCommand
 from hadelay.codec.formats import I64, NODE
@@ -47,14 +48,16 @@ def apply_cancel(ledger: Ledger, command: Cancel) -> CancelResult:
     return CancelResult(np.array(outcomes, np.uint8))
 
 
-def refile(ledger: Ledger, leaving: Leaving, deliver_at_ms: I64 | int, *, again: bool = True) -> None:
-    """Give waiting messages these due times, and restart their TTLs. again: see `move`."""
+def refile(
+    ledger: Ledger, leaving: Leaving, deliver_at_ms: I64 | int, generations: NDArray[np.uint16] | None = None
+) -> None:
+    """Give waiting messages these due times, and restart their TTLs. generations: see `move`."""
     rows = leaving.rows
     # Keep the flag that lets a late ack count for the attempt whose lease ran out.
     flags = rows["flags"] & np.uint16(FLAG_LEASE_EXPIRED)
     if ledger.level >= MARKS_WAS_DUE:
         flags[rows["deliver_at_ms"] <= ledger.now_ms + _NEARLY_MS] |= FLAG_WAS_DUE
-    move(ledger, leaving, deliver_at_ms=deliver_at_ms, flags=flags, again=again)
+    move(ledger, leaving, deliver_at_ms=deliver_at_ms, flags=flags, generations=generations)
     ttl.begin_again(ledger, rows, deliver_at_ms)
 
 

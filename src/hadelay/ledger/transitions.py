@@ -182,13 +182,15 @@ def excused(rows: Rows) -> NDArray[np.uint16]:
 def move(
     ledger: Ledger, leaving: Leaving, *, deliver_at_ms: I64 | int, attempts: int = 0,
     flags: NDArray[np.uint16] | int = 0, again: bool = True, excuse: int = 0,
+    generations: NDArray[np.uint16] | None = None,
 ) -> None:  # fmt: skip
     """File messages (INDEX rows) anew, under the second of their new due time, or of now if that is later.
 
     `attempts` is added to the attempt of each. `flags` are the new entry's; those of the message stay. Within the hour
     the new entry points at the same record; into another hour the record is copied, so that an hour is complete by
     itself. again: something happened to the message, so purges from before that do not mean the new entry. excuse: so
-    many of `attempts` do not count; of no message more than MAX_EXCUSED.
+    many of `attempts` do not count; of no message more than MAX_EXCUSED. generations: of the new entries, with `again`;
+    None: the latest of their topics.
     """
     rows = leaving.rows
     new = rows.copy()
@@ -198,7 +200,7 @@ def move(
     new["flags"] = rows["flags"] & FLAGS_OF_MESSAGE | flags
     new["flags"] |= (excused(rows) + np.uint16(excuse)) << np.uint16(EXCUSED_AT)
     if again:
-        new["generation"] = ledger.topics.generations[rows["topic"]]
+        new["generation"] = ledger.topics.generations[rows["topic"]] if generations is None else generations
     filing_ms = np.maximum(new["deliver_at_ms"], ledger.now_ms)
     hours: I64 = filing_ms // HOUR_MS
     new["second"] = filing_ms % HOUR_MS // 1000
