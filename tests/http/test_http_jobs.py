@@ -30,7 +30,8 @@ async def test_a_job_is_begun_and_looked_at_and_stopped(node: Node) -> None:
     wish = {
         "action": "reschedule", "shift": "-1d", "rate": 50.5,
         "filter": {
-            "topic": "ord*", "tags": ["a"], "key_prefix": "7:", "from": "2026-11-20T18:00:00Z", "to": 1_900_000_000_000,
+            "topic": "ord*", "tags": ["a"], "key_prefix": "7:", "group": "g", "schedule": "s",
+            "from": "2026-11-20T18:00:00Z", "to": 1_900_000_000_000,
         },
     }  # fmt: skip
     answer = await node.ask("POST", "/v1/jobs", wish)
@@ -39,7 +40,7 @@ async def test_a_job_is_begun_and_looked_at_and_stopped(node: Node) -> None:
     assert begun["filter"] == {"topic": "ord*", "tags": ["a"], "key_prefix": "7:"}
     assert node.service.jobs.specs == [
         JobSpec(
-            "reschedule", "ord*", ("a",), "7:", from_ms=1_795_197_600_000, to_ms=1_900_000_000_000, shift_ms=-DAY_MS,
+            "reschedule", "ord*", ("a",), "7:", 1_795_197_600_000, 1_900_000_000_000, "g", "s", shift_ms=-DAY_MS,
             rate=50.5,
         )
     ]  # fmt: skip

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from hadelay.codec import commands, meta
 from hadelay.codec.jobcommands import LAST, JobBegin, JobSpec
+from hadelay.codec.publishcommand import hash_group
 from hadelay.codec.results import Done, JobBegun, Refused
 from hadelay.ledger import bulk
 from hadelay.ledger.bulkscan import JobScan, passes
@@ -286,6 +287,27 @@ def test_filters_of_columns_and_of_records() -> None:
     assert not passes(JobSpec("cancel", "t", ("b",), "8:"), tagged)
     assert not passes(JobSpec("cancel", "t", ("c",)), tagged)
     assert not passes(JobSpec("cancel", "t", (), "7:"), b"")
+    grouped = meta.pack(meta.Meta(group="g", sch="nightly"))
+    assert passes(JobSpec("cancel", "t", group="g", schedule="nightly"), grouped)
+    assert not passes(JobSpec("cancel", "t", group="h"), grouped)
+    assert not passes(JobSpec("cancel", "t", schedule="daily"), grouped)
+
+
+def test_a_job_gives_groups_their_new_order() -> None:
+    """Of a group with a limit of one the earliest message is unblocked; G1 is checked after every entry."""
+    world = World()
+    world.one(commands.encode_topic_put("t", {"group_concurrency": 1, "max_attempts": 3}))
+    ids = world.ids(
+        *[replace(draft(in_ms=50 + n), group=hash_group("g"), meta=meta.pack(meta.Meta(group="g"))) for n in range(4)]
+    )
+    assert world.states(*ids) == ["scheduled", "blocked", "blocked", "blocked"]
+    begin(world, "reschedule", shift_ms=HOUR_MS, to_ms=START_MS + 52)
+    run(world, 1)
+    assert (counts(world, 1)[0], world.states(*ids)) == (2, ["blocked", "blocked", "scheduled", "blocked"])
+    begin(world, "cancel", from_ms=START_MS + 52, to_ms=START_MS + HOUR_MS)
+    run(world, 2)
+    assert world.states(*ids) == ["scheduled", "blocked", "cancelled", "cancelled"]
+    world.restart()
 
 
 def test_progress_goes_from_nothing_to_all() -> None:

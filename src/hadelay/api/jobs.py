@@ -19,6 +19,10 @@ class JobFilter(Request, rename={"from_": "from"}):
     tags: list[str] = field(default_factory=list)
     #: Messages whose client key begins with this text.
     key_prefix: str = ""
+    #: Messages of this group.
+    group: str = ""
+    #: Messages that this schedule made.
+    schedule: str = ""
     #: Messages due at or after `from`, and before `to`; dead letters by the time of their death.
     from_: Instant | None = None
     to: Instant | None = None
@@ -70,6 +74,8 @@ class JobFilterOut(Document, Generic[At], rename={"from_": "from"}, frozen=True)
     topic: str
     tags: list[str] = field(default_factory=list)
     key_prefix: str = ""
+    group: str = ""
+    schedule: str = ""
     from_: At | None = None
     to: At | None = None
 

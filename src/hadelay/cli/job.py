@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from hadelay.cli.output import Remote, Several, Yes, confirm, progress, show
+from hadelay.cli.output import Remote, Yes, confirm, progress, show
 from hadelay.cli.remote import call
 from hadelay.errors import BadRequest
 
@@ -18,6 +18,8 @@ Tag = Annotated[
     tuple[str, ...], Parameter(show_default=False, help="Only messages with this tag. May be repeated: with all.")
 ]
 Prefix = Annotated[str, Parameter(show_default=False, help="Only messages whose key begins with this text.")]
+Group = Annotated[str, Parameter(show_default=False, help="Only messages of this group.")]
+Schedule = Annotated[str, Parameter(show_default=False, help="Only messages that this schedule made.")]
 Start = Annotated[
     str | None, Parameter(name="--from", help="Only messages due at this time or later: RFC 3339, or Unix ms.")
 ]
@@ -29,18 +31,20 @@ Number = Annotated[int, Parameter(help="Number of the job, as hadelay job list s
 
 
 def cancel(
-    topic: Pattern, /, *, tag: Tag = (), key_prefix: Prefix = "", start: Start = None, to: End = None,
-    rate: Rate = None, dry_run: DryRun = False, detach: Detach = False, yes: Yes = False, remote: Remote = Remote(),
+    topic: Pattern, /, *, tag: Tag = (), key_prefix: Prefix = "", group: Group = "", schedule: Schedule = "",
+    start: Start = None, to: End = None, rate: Rate = None, dry_run: DryRun = False, detach: Detach = False,
+    yes: Yes = False, remote: Remote = Remote(),
 ) -> None:  # fmt: skip
     """Cancel all waiting messages that a filter selects. Shows their number and asks for confirmation."""
-    wish = _wish("cancel", topic, tag, key_prefix, (start, to), rate)
+    wish = _wish("cancel", _filter(topic, tag, key_prefix, group, schedule, (start, to)), rate)
     _run(remote, wish, "cancels", dry_run=dry_run, detach=detach, yes=yes)
 
 
 def reschedule(
     topic: Pattern, /, *, shift: str | None = None, deliver_at: str | None = None, delay: str | None = None,
-    tag: Tag = (), key_prefix: Prefix = "", start: Start = None, to: End = None, rate: Rate = None,
-    dry_run: DryRun = False, detach: Detach = False, yes: Yes = False, remote: Remote = Remote(),
+    tag: Tag = (), key_prefix: Prefix = "", group: Group = "", schedule: Schedule = "",
+    start: Start = None, to: End = None, rate: Rate = None, dry_run: DryRun = False, detach: Detach = False,
+    yes: Yes = False, remote: Remote = Remote(),
 ) -> None:  # fmt: skip
     """Make all waiting messages that a filter selects due at another time. Asks for confirmation.
 
@@ -52,34 +56,39 @@ def reschedule(
     change = {name: text for name, text in (("shift", shift), ("to", deliver_at), ("delay", delay)) if text is not None}
     if len(change) != 1:
         raise BadRequest("give one of --shift, --deliver-at and --delay")
-    wish = _wish("reschedule", topic, tag, key_prefix, (start, to), rate) | change
+    wish = _wish("reschedule", _filter(topic, tag, key_prefix, group, schedule, (start, to)), rate) | change
     _run(remote, wish, "reschedules", dry_run=dry_run, detach=detach, yes=yes)
 
 
 def deliver(
-    topic: Pattern, /, *, tag: Tag = (), key_prefix: Prefix = "", start: Start = None, to: End = None,
-    rate: Rate = None, dry_run: DryRun = False, detach: Detach = False, yes: Yes = False, remote: Remote = Remote(),
+    topic: Pattern, /, *, tag: Tag = (), key_prefix: Prefix = "", group: Group = "", schedule: Schedule = "",
+    start: Start = None, to: End = None, rate: Rate = None, dry_run: DryRun = False, detach: Detach = False,
+    yes: Yes = False, remote: Remote = Remote(),
 ) -> None:  # fmt: skip
     """Make all scheduled messages that a filter selects due now. Shows their number and asks for confirmation."""
-    wish = _wish("deliver_now", topic, tag, key_prefix, (start, to), rate)
+    wish = _wish("deliver_now", _filter(topic, tag, key_prefix, group, schedule, (start, to)), rate)
     _run(remote, wish, "delivers", dry_run=dry_run, detach=detach, yes=yes)
 
 
 def redrive(
-    topic: Pattern, /, *, tag: Tag = (), key_prefix: Prefix = "", start: Start = None, to: End = None,
-    rate: Rate = None, dry_run: DryRun = False, detach: Detach = False, yes: Yes = False, remote: Remote = Remote(),
+    topic: Pattern, /, *, tag: Tag = (), key_prefix: Prefix = "", group: Group = "", schedule: Schedule = "",
+    start: Start = None, to: End = None, rate: Rate = None, dry_run: DryRun = False, detach: Detach = False,
+    yes: Yes = False, remote: Remote = Remote(),
 ) -> None:  # fmt: skip
     """Make all dead letters that a filter selects due again; --from and --to mean the times of death."""
-    wish = _wish("redrive", topic, tag, key_prefix, (start, to), rate)
+    wish = _wish("redrive", _filter(topic, tag, key_prefix, group, schedule, (start, to)), rate)
     _run(remote, wish, "redrives", dry_run=dry_run, detach=detach, yes=yes)
 
 
-def _wish(
-    action: str, topic: str, tag: Several, key_prefix: str, due: tuple[str | None, str | None], rate: float | None
+def _filter(
+    topic: str, tag: tuple[str, ...], key_prefix: str, group: str, schedule: str, due: tuple[str | None, str | None]
 ) -> dict[str, Any]:
-    start, to = due
-    of = {"topic": topic, "tags": list(tag), "key_prefix": key_prefix, "from": start, "to": to}
-    wish: dict[str, Any] = {"action": action, "filter": {name: value for name, value in of.items() if value}}
+    of = {"topic": topic, "tags": list(tag), "key_prefix": key_prefix, "group": group, "schedule": schedule}
+    return {name: value for name, value in {**of, "from": due[0], "to": due[1]}.items() if value}
+
+
+def _wish(action: str, of: dict[str, Any], rate: float | None) -> dict[str, Any]:
+    wish: dict[str, Any] = {"action": action, "filter": of}
     return wish if rate is None else wish | {"rate": rate}
 
 

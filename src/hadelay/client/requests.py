@@ -258,6 +258,8 @@ class Requests:
         *,
         tags: Sequence[str] = (),
         key_prefix: str = "",
+        group: str = "",
+        schedule: str = "",
         start: When | None = None,
         end: When | None = None,
         shift: Delay | None = None,
@@ -269,11 +271,12 @@ class Requests:
         """Begin to change all waiting messages of `topic` that were published before, or its dead letters ("redrive").
 
         topic: a name, or a pattern such as "orders-*". tags: messages with all of them. key_prefix: messages whose key
-        begins with it. start, end: due in [start, end). "reschedule" takes one of: shift, by which due times move, "1d"
-        or "-90m"; at, the new due time; delay, from now. rate: messages per second. request_id: new for each job; a
-        repetition with the same one begins no second job. `job` tells how far the job is.
+        begins with it. group, schedule: messages of this group, made by this schedule. start, end: due in [start, end).
+        "reschedule" takes one of: shift, by which due times move, "1d" or "-90m"; at, the new due time; delay, from
+        now. rate: messages per second. request_id: new for each job; a repetition with the same one begins no second
+        job. `job` tells how far the job is.
         """
-        wish = _wish(action, topic, tags, key_prefix, start, end) | _change(shift, at, delay)
+        wish = _wish(action, topic, _filter(tags, key_prefix, group, schedule), start, end) | _change(shift, at, delay)
         wish |= _present({"rate": plain(rate), "request_id": request_id or new_key()})
         return await self._send("POST", "/v1/jobs", wish, JobInfo)
 
@@ -284,6 +287,8 @@ class Requests:
         *,
         tags: Sequence[str] = (),
         key_prefix: str = "",
+        group: str = "",
+        schedule: str = "",
         start: When | None = None,
         end: When | None = None,
         shift: Delay | None = None,
@@ -291,7 +296,7 @@ class Requests:
         delay: Delay | None = None,
     ) -> JobCount:
         """Count the messages that `begin_job` with the same arguments would change now."""
-        wish = _wish(action, topic, tags, key_prefix, start, end) | _change(shift, at, delay)
+        wish = _wish(action, topic, _filter(tags, key_prefix, group, schedule), start, end) | _change(shift, at, delay)
         found = await self._send("POST", "/v1/jobs:count", wish, JobCount)
         while found.cursor is not None:
             more = await self._send("POST", "/v1/jobs:count", {**wish, "cursor": found.cursor}, JobCount)
@@ -376,12 +381,17 @@ def _present(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
+def _filter(tags: Sequence[str], key_prefix: str, group: str, schedule: str) -> dict[str, Any]:
+    given = {"tags": each(tags), "key_prefix": key_prefix, "group": group, "schedule": schedule}
+    return {name: value for name, value in given.items() if value}
+
+
 def _wish(
-    action: JobAction, topic: str, tags: Sequence[str], key_prefix: str, start: When | None, end: When | None
-) -> dict[str, Any]:
+    action: JobAction, topic: str, of: dict[str, Any], start: When | None, end: When | None
+) -> dict[str, Any]:  # fmt: skip
     """Body of a request about a bulk job, without its change."""
-    given = {"tags": each(tags) or None, "key_prefix": key_prefix or None, "from": when_of(start), "to": when_of(end)}
-    return {"action": action, "filter": {"topic": topic, **_present(given)}}
+    due = _present({"from": when_of(start), "to": when_of(end)})
+    return {"action": action, "filter": {"topic": topic, **of, **due}}
 
 
 def _change(shift: Delay | None, at: When | None, delay: Delay | None) -> dict[str, Any]:

@@ -43,6 +43,9 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     key_prefix: str = ""
     from_ms: int | None = None
     to_ms: int | None = None
+    #: Filter: only messages of this group, or made by this schedule.
+    group: str = ""
+    schedule: str = ""
     #: Change of a reschedule, one of three: by how much the due times move, or the new due time, absolute or counted
     #: from the beginning of the job.
     shift_ms: int | None = None

@@ -104,12 +104,19 @@ def _spec(call: Call) -> JobSpec:
     elif not _PATTERN.fullmatch(of.topic):
         raise BadRequest(f"filter.topic: {of.topic[:80]!r} is neither a name nor a pattern such as orders-*")
     return JobSpec(
-        wish.action, of.topic, check_tags(call.context.config, of.tags), of.key_prefix,
-        None if of.from_ is None else int(of.from_), None if of.to is None else int(of.to),
-        None if wish.shift is None else _shift(wish.shift),
-        None if wish.to is None else parse_instant("to", wish.to),
-        None if wish.delay is None else parse_duration("delay", wish.delay), wish.rate,
-    )  # fmt: skip
+        wish.action,
+        of.topic,
+        check_tags(call.context.config, of.tags),
+        of.key_prefix,
+        None if of.from_ is None else int(of.from_),
+        None if of.to is None else int(of.to),
+        of.group,
+        of.schedule,
+        shift_ms=None if wish.shift is None else _shift(wish.shift),
+        at_ms=None if wish.to is None else parse_instant("to", wish.to),
+        delay_ms=None if wish.delay is None else parse_duration("delay", wish.delay),
+        rate=wish.rate,
+    )
 
 
 def _shift(value: str | int | float) -> int:

@@ -33,14 +33,16 @@ def new_due_ms(spec: JobSpec, began_ms: int, due_ms: I64) -> I64:
 
 
 def passes(spec: JobSpec, meta: bytes | memoryview) -> bool:
-    """Whether a message with this meta map has the tags and the key that the specification asks for."""
+    """Whether a message with this meta map is one that the specification asks for."""
     known = unpack(meta)
+    if spec.group not in ("", known.group) or spec.schedule not in ("", known.sch):
+        return False
     return set(spec.tags) <= set(known.tags) and (known.key or "").startswith(spec.key_prefix)
 
 
 def reads_records(spec: JobSpec) -> bool:
-    """Whether the index does not decide: tag masks say "perhaps", and keys are in records only."""
-    return bool(spec.tags or spec.key_prefix)
+    """Whether the index does not decide: tag masks say "perhaps", and other names are in records."""
+    return bool(spec.tags or spec.key_prefix or spec.group or spec.schedule)
 
 
 @dataclass(slots=True)

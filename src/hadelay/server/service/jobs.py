@@ -121,7 +121,9 @@ class JobService(Service):
 
     def _document(self, job: BulkJob) -> Job[str]:
         spec, ledger = job.spec, self._node.ledger
-        of = JobFilterOut(spec.topic, list(spec.tags), spec.key_prefix, _at(spec.from_ms), _at(spec.to_ms))
+        of = JobFilterOut(
+            spec.topic, list(spec.tags), spec.key_prefix, spec.group, spec.schedule, _at(spec.from_ms), _at(spec.to_ms)
+        )  # fmt: skip
         state = "stopped" if job.stopped else "done" if job.ended_ms else "queued" if queued(ledger, job) else "running"
         progress = 1.0
         if not job.ended_ms or job.stopped:
