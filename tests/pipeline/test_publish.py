@@ -72,13 +72,14 @@ def table(n: int = 3, **columns: Any) -> pa.RecordBatch:
 def test_a_row_is_the_message_that_its_columns_say() -> None:
     rows = table(
         1, body=[b"x"], key=["c"], tags=[["a", "b"]], ttl=["1h"], content_type=["text/plain"], on_conflict=["replace"],
-        max_wait=[5], callback=["http://x"], meta=pa.array([[("a", "b")]], pa.map_(pa.string(), pa.string())),
+        max_wait=[5], callback=["http://x"], group=["g"],
+        meta=pa.array([[("a", "b")]], pa.map_(pa.string(), pa.string())),
     )  # fmt: skip
     assert list(publish.messages(rows, options())) == [
         Put(
             topic="t", body=b"x", at=int(DUE.timestamp() * 1000), key="c", tags=["a", "b"], ttl="1h",
-            content_type="text/plain", on_conflict="replace", max_wait=5, callback="http://x", meta={"a": "b"},
-            idempotency_key="k0",
+            content_type="text/plain", on_conflict="replace", max_wait=5, callback="http://x", group="g",
+            meta={"a": "b"}, idempotency_key="k0",
         )
     ]  # fmt: skip
     rows = table(2, topic=None, deliver_at=None, delay=["15m", "1s"], tags=["a, b", None], row=[1, 2])

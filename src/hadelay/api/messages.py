@@ -130,6 +130,8 @@ class DeadLetter(Document, Generic[At], kw_only=True, frozen=True):
     size: int
     #: Errors of the last 16 failed attempts, oldest first.
     errors: list[Failure[At]]
+    #: Message group.
+    group: str | None = None
     body: bytes | None = field(default=None, name="body_base64")
 
 

@@ -89,6 +89,7 @@ PUBLISHED = {
     "tags": Column("ARRAY<STRING>|STRING", "tags; commas separate those in a STRING"),
     "ttl": Column("STRING|BIGINT|DOUBLE", "time after which the message expires, counted from its due time"),
     "callback": Column("STRING", "webhook URL for this message"),
+    "group": Column("STRING", "message group of the message"),
     "content_type": Column("STRING", ""),
     "meta": Column("MAP<STRING,STRING>", ""),
 }

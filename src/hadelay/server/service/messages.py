@@ -177,7 +177,7 @@ class MessageService(Service):
             id=message.id, topic=message.topic, key=message.key, deliver_at=message.deliver_at,
             published_at=message.published_at, died_at=format_instant(int(row["deliver_at_ms"])),
             attempt=message.attempt, tags=message.tags, meta=message.meta, content_type=message.content_type,
-            size=message.size, errors=errors, body=message.body,
+            size=message.size, errors=errors, group=message.group, body=message.body,
         )  # fmt: skip
 
     async def redrive(self, topic: str, ids: list[int], by: Actor) -> list[str]:
