@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import html
 import http.client
+import os
 import re
 import urllib.parse
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(_HERE):
             item.add_marker(pytest.mark.processes)
-            item.add_marker(pytest.mark.timeout(120))
+            item.add_marker(pytest.mark.timeout(900 if "HADELAY_SCREENSHOTS" in os.environ else 120))
 
 
 @dataclass

@@ -33,6 +33,11 @@ PATHS = {
     "scheduled": "/console/messages/{scheduled}", "schedules": "/console/schedules?cron=0+9+*+*+mon-fri",
     "schedule": "/console/schedules/report",
 }  # fmt: skip
+#: Pictures of docs/images; the others are for the eyes of who changes a page.
+IN_DOCS = {
+    "overview-light-1280": "console-overview", "message-light-1280": "console-message",
+    "letters-light-1280": "console-dead-letters", "busy-light-1280": "console-topic",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +50,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def ids(cluster: Cluster) -> dict[str, str]:
     found = fill(cluster)
     if PICTURES:
-        use(cluster, 240)
+        use(cluster, 150)
     return found
 
 
@@ -75,8 +80,14 @@ def opened(chromium: Any, url: str, *, size: dict[str, int] = WIDE, scheme: str 
 
 
 def picture(page: Any, name: str) -> None:
-    if PICTURES:
-        page.screenshot(path=str(Path(PICTURES) / f"{name}.png"))
+    if not PICTURES:
+        return
+    from PIL import Image
+
+    path = Path(PICTURES) / f"{IN_DOCS.get(name, name)}.png"
+    page.screenshot(path=str(path))
+    with Image.open(path) as image:
+        image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(path, optimize=True)
 
 
 def axe() -> str:
