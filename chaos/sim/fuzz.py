@@ -28,11 +28,13 @@ if TYPE_CHECKING:
 #: Topics of the fuzz client; the last topic has settings and no messages.
 TOPICS = ("side", "aside", "bare")
 _URL = "https://a.example/in"
+#: Settings that the fuzz client's topics with messages always have: their messages die early.
+_MORTAL: dict[str, Any] = {"max_attempts": 1, "dead_retention_ms": HOUR_MS}
 #: Settings, valid and invalid, of the fuzz client's topics with messages; then of the topic without messages, with
 #: webhooks and alerts.
 _SETTINGS: tuple[dict[str, Any], ...] = (
-    {"max_attempts": 1, "dead_letter": "aside"}, {"max_attempts": 2, "backoff": [5]}, {"dead_letter": None},
-    {"dead_retention_ms": 1000, "retention_ms": 1000}, {"lease_ms": 900}, {"ttl_ms": 600}, {"concurrency": 3},
+    {"dead_letter": "aside"}, {"max_attempts": 2, "backoff": [5]}, {"dead_letter": None},
+    {"retention_ms": 1000}, {"lease_ms": 900}, {"ttl_ms": 600}, {"concurrency": 3},
     {"backoff": {"min_ms": 5, "max_ms": 9, "factor": 0}}, {"backoff": {"min_ms": 5, "max_ms": 9, "jitter": 2}},
     {"backoff": 5}, {"paused_reason": 5},
 )  # fmt: skip
@@ -71,8 +73,7 @@ class FuzzClient(Client):
         self.until = until
         if self.cluster.fuzzed:
             for topic in TOPICS[:2]:
-                limits = {"max_attempts": 1, "dead_retention_ms": 1000}
-                self.world.after(_FOUNDED_S, self._ask, commands.encode_topic_put(topic, limits))
+                self.world.after(_FOUNDED_S, self._ask, commands.encode_topic_put(topic, _MORTAL))
             self._next()
 
     def _next(self) -> None:
@@ -133,12 +134,15 @@ class FuzzClient(Client):
                 if rng.random() < 0.8:
                     self.ask(lambda service: service.consume.settle(kind, leases, delay_ms, reason), lambda *_: None)
 
-        self.ask(lambda service: service.consume.receive(ask), replied)
+        leader = self.cluster.leading()
+        process = self.cluster.process(leader.name if leader is not None else None)
+        if process is not None:
+            self.door.ask(process, lambda service: service.consume.receive(ask), replied)
 
     def _configure(self) -> None:
         rng = self.random
         topic = rng.choice(TOPICS)
-        config = rng.choice(_BARE if topic == "bare" else _SETTINGS)
+        config = rng.choice(_BARE) if topic == "bare" else _MORTAL | rng.choice(_SETTINGS)
         self._ask(commands.encode_topic_put(topic, config))
 
     def _order(self) -> None:
@@ -148,7 +152,8 @@ class FuzzClient(Client):
         self._ask(
             rng.choice((
                 lambda: commands.encode_topic_delete(topic, rng.random() < 0.5),
-                lambda: commands.encode_purge(topic, rng.choice((SCHEDULED, READY | DEAD, DEAD))),
+                lambda: commands.encode_purge(topic, rng.choice((SCHEDULED, READY | DEAD))),
+                lambda: commands.encode_purge(topic, DEAD),
                 lambda: commands.encode_redrive("fuzz", topic, some),
                 lambda: commands.encode_redrive("fuzz", topic, [], all=True, rate=rng.choice((None, 3.0))),
                 lambda: commands.encode_cancel("fuzz", some, [(topic, b"key 1")]),
