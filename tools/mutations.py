@@ -23,6 +23,7 @@ BY_HAND = {
     "old_reply": ("what leaders count", 1),
     "carried_unblocked": ("Rule G, in the model of the ledger", 30),
     "purged_heads": ("Rule G, in the model of the ledger", 30),
+    "old_round": ("stale read", 1),
 }
 
 HEAD = """<!-- Made by tools/mutations.py; change chaos/sim/mutations/ instead. -->
@@ -44,7 +45,8 @@ between two votes of one term, noticed by the test that tortures the journal alo
 within 50 of its lives. The others are noticed by schedules: `wiped_node_votes` by a disk that is replaced while another
 node is down, `two_lists_at_once` by two leaders that change the members in two ways, `kept_change` by a leader that was
 cut off when it changed them, and `founder_joins` by another cluster's node that is added while commits are slow.
-`old_reply` takes an answer that is held up over two elections: a test of one node whose followers are played.
+`old_reply` takes an answer that is held up over two elections, and `old_round` one that is held up while another leader
+is elected and commits, all within one interval of heartbeats: tests of one node whose followers are played.
 `carried_unblocked` and `purged_heads` take message groups whose hour is over, or that are purged in part: the test
 of the ledger beside a model of message groups notices them.
 

@@ -6,8 +6,11 @@ from hashlib import sha256
 from typing import Any
 
 from chaos.sim import receiver
+from chaos.sim.cluster import RETENTION_S
 from chaos.sim.door import Client, Request
-from chaos.sim.history import Order
+from chaos.sim.history import Message, Order
+from chaos.sim.producer import target_of
+from hadelay.api.messages import Message as Found
 from hadelay.api.service import Actor, ListRequest
 from hadelay.errors import HadelayError, NotFound
 from hadelay.ledger.topicchanges import DEAD, READY, SCHEDULED
@@ -23,6 +26,8 @@ _SLOW: tuple[dict[str, Any], ...] = (
     {"rate": 8.0, "catch_up_rate": 20.0}, {"concurrency": 2}, {"publish_rate": 4.0}, {"max_messages": 12},
     {"max_bytes": 3000}, {"paused": True}, {"paused": False},
 )  # fmt: skip
+#: Quotas of the topic in some runs.
+_QUOTAS: dict[str, Any] = {"publish_rate": 4.0, "max_messages": 12, "max_bytes": 3000}
 _SETTINGS: tuple[dict[str, Any], ...] = (
     {"lease_ms": 900, "ttl_ms": 5000, "retention_ms": 1000, "dispatch_sync": "commit", "paused_reason": "moving"},
     {"dead_letter": "jobs", "dead_retention_ms": 5000, "max_attempts": 3, "backoff": []}, {"dead_letter": "scrap"},
@@ -73,6 +78,9 @@ class AdminClient(Client):
         steps = {"min_ms": 20, "max_ms": 400, "factor": 3, "jitter": 0.5}
         backoff = self.random.choice(([50, 300], steps))
         config: dict[str, Any] = {"max_attempts": self.workload.max_attempts, "backoff": backoff}
+        if self.workload.crowded:
+            self.history.slowed = True
+            config |= _QUOTAS
         if self.cluster.receiver is not None:
             config["webhook"] = receiver.SETTINGS
         self.ask(lambda service: service.topics.put_topic(self.topic, config, Actor()), replied)
@@ -199,34 +207,61 @@ class Reader(Client):
             self.world.after(self.random.expovariate(1 / 0.6), self._read)
 
     def _read(self) -> None:
-        known = [m for m in self.history.messages[-60:] if m.id is not None]
+        known = [m for m in self.history.messages[-self.random.choice((6, 60)) :] if m.id is not None]
         process = self.cluster.any_process(self.random)
         self._next()
         if process is None or not known or self.stopped:
             return
         message = self.random.choice(known)
-        number = message.id or 0
+        by_key = message.client_key is not None and self.random.random() < 0.5
         listed = self.random.choice((None, *State))
+        ended, since = self._ended(message)
+        target = target_of(message, by_key)
 
-        async def read(service: NodeService) -> bool:
+        async def read(service: NodeService) -> Found[str] | None:
             if listed is not None:
                 await self._page(service, message.topic, listed)
             try:
-                await service.messages.describe(number, body=False, stale=False)
+                return await service.messages.describe(target, body=False, stale=False)
             except NotFound:
-                return False
-            return True
+                return None
 
-        def replied(found: bool | None, error: HadelayError | None) -> None:
+        def replied(found: Found[str] | None, error: HadelayError | None) -> None:
             if error is not None:
                 self.history.count(f"read {error.type}")
                 return
-            # After a suspension for hours, the cluster may have forgotten messages that ended.
-            unknown = not found and not self.history.slept and not self.history.meant("purge", message, number)
-            text = f"{process.name} knows nothing of message {message.number}, which was answered as stored before"
-            self.cluster.decide("stale read", unknown, text, number)
+            # After a suspension for hours, the cluster may have forgotten messages that ended, but not before their
+            # retention is over.
+            kept = not self.history.slept or (ended and self.world.now < since + RETENTION_S - 1.0)
+            text = f"{process.name} knows nothing of message {message.number}, {ended or 'answered as stored before'}"
+            purged = self.history.meant("purge", message, -1 if by_key else message.id or 0)
+            self.cluster.decide("stale read", bool(found is None and kept and not purged), text, message.id or 0)
+            if found is not None:
+                self._compare(message, found, ended, by_key)
 
         self.door.ask(process, read, replied)
+
+    def _ended(self, message: Message) -> tuple[str, float]:
+        """(state in which the message certainly is: acked, cancelled, or "" if unknown; time from which on its
+        retention may count)."""
+        acks = [h.ack_invoked or h.answered for h in self.history.hand_outs if h.id == message.id and h.acked]
+        if acks:
+            return "acked", min(acks)
+        return ("cancelled", message.cancel_invoked or 0.0) if message.cancelled is not None else ("", 0.0)
+
+    def _compare(self, message: Message, found: Found[str], ended: str, by_key: bool) -> None:
+        """Check the answer to a look-up. ended: state of the message, if known. By key, the answer is the message that
+        was published last with the key."""
+        number, wrong = decode_id(found.id), not by_key
+        other = next((m for m in self.history.messages if m.id == number), None)
+        if number == message.id:
+            wrong = found.state != (ended or found.state)
+        elif by_key and other is not None:
+            redriven = any(order.kind == "redrive" and order.topic == message.topic for order in self.history.orders)
+            older = other.stored is not None and other.stored < message.invoked and not redriven
+            wrong = older or (other.topic, other.client_key) != (message.topic, message.client_key)
+        text = f"message {message.number}, {ended or 'which may wait'}, is read as {found}"
+        self.cluster.decide("reads", wrong, text, message.id or 0)
 
     async def _page(self, service: NodeService, topic: str, listed: State) -> None:
         """Read all pages; check that each begins after the page before, and that no message appears twice."""

@@ -45,6 +45,8 @@ _SCHEDULES = frozenset((*range(Command.SCHEDULE_PUT, Command.SCHEDULE_RUN + 1), 
 _SAMPLE = 16
 #: Share of runs with a fuzz client.
 FUZZED = 0.2
+#: Retention of settled messages in seconds: short, so that suspensions for hours end it.
+RETENTION_S = 2 * HOUR_S
 #: Share of runs in which brief journal syncs run on the event loop, as in real nodes; shortest such sync, in seconds,
 #: that counts as a stall.
 BRIEF, STALL_S = 0.4, 0.15
@@ -296,6 +298,7 @@ class SimCluster(Watch):
             http=settings.HttpConfig(no_leader_wait_ms=1000),
             raft=RaftSettings(peers={n: f"{n}:1" for n in peers}, segment_bytes=64 << 10, max_entry_bytes=4 << 10),
             dispatch=settings.DispatchConfig(sync=self.sync, sweep_ms=2000, preload_ms=3000),  # type: ignore[arg-type]
+            retention=settings.RetentionConfig(settled_ms=RETENTION_S * 1000),
             limits=settings.LimitsConfig(commit_timeout_ms=3000, idempotency_window_ms=self.window_ms),
             storage=settings.StorageConfig(
                 checkpoint_bytes=self.checkpoint_bytes,

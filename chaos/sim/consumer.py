@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from chaos.sim.door import Call, Client
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _RETRIES = {"ack": 6, "nack": 3, "extend": 2}
 #: Share of runs whose consumers sometimes hang up, and share of the waiting receives that they abandon.
 _IMPATIENT, _LEFT = 0.3, 0.3
+#: Share of runs whose consumers repeat receives that were answered, and share of the settlements beside which they do.
+_REPEATING, _REPEATED = 0.3, 0.5
 #: Share of runs whose consumers may nack a message without counting the attempt.
 _LAZY = 0.2
 #: Share of receives whose consumer cannot follow a redirect: a follower relays them to the leader.
@@ -49,6 +51,8 @@ class _Receive:
     relay: bool
     again: bool = False
     gone: bool = False
+    #: True: a receive that is repeated although its answer arrived; its answer begins no next receive.
+    repeated: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,10 @@ class Consumer(Client):
         self.impatience = None
         if random.Random(f"{cluster.seed} hang-ups").random() < _IMPATIENT:
             self.impatience = random.Random(f"{cluster.seed} {name} hangs up")
+        #: Random stream that decides when to repeat an answered receive; None: never.
+        self.repeats = None
+        if random.Random(f"{cluster.seed} repeats").random() < _REPEATING:
+            self.repeats = random.Random(f"{cluster.seed} {name} repeats")
         lazy = random.Random(f"{cluster.seed} gives back").random() < _LAZY
         uncounted = _Verdict("nack", 300, False) if lazy else _Verdict("nack")
         self.nacks = (_Verdict("nack"), uncounted, *(_Verdict("nack", delay_ms) for delay_ms in (0, 300, 2000)))
@@ -116,7 +124,9 @@ class Consumer(Client):
         def replied(handed: list[HandOut] | None, error: HadelayError | None) -> None:
             if self.stopped:
                 return
-            if isinstance(error, NoLeader):
+            if receive.repeated:
+                self._consume(handed or [], receive)
+            elif isinstance(error, NoLeader):
                 self.leader = error.leader if isinstance(error, _Redirect) else None
                 self._next(0.0 if self.leader else self.random.uniform(0.02, 0.2))
             elif error is not None or handed is None:
@@ -128,11 +138,13 @@ class Consumer(Client):
                     self._next(0.1)
             else:
                 self.leader = process.name
-                self._consume(handed)
+                self._consume(handed, receive)
+                self._next()
 
         call = self.door.ask(process, lambda _: self._received(process, receive), replied, wait_ms / 1000 + 3.0)
         rng = self.impatience
-        if rng is not None and wait_ms and not self.good and rng.random() < _LEFT:
+        patient = receive.repeated or self.good or not wait_ms
+        if rng is not None and not patient and rng.random() < _LEFT:
             self.world.after(rng.uniform(0.005, wait_ms / 1000), self._hang_up, call, receive, rng)
 
     def _again(self, receive: _Receive, delay_s: float) -> None:
@@ -219,7 +231,7 @@ class Consumer(Client):
             )
         return handed
 
-    def _consume(self, handed: list[HandOut]) -> None:
+    def _consume(self, handed: list[HandOut], receive: _Receive) -> None:
         rng = self.random
         together = rng.random() < 0.7
         settled: dict[tuple[_Verdict, int], list[HandOut]] = {}
@@ -238,8 +250,12 @@ class Consumer(Client):
             else:
                 self.history.count("consumer vanished")
         for (verdict, _), some in settled.items():
-            self.world.after(rng.expovariate(1 / 0.15), self._settle, verdict, some, _RETRIES[verdict.kind])
-        self._next()
+            delay_s = rng.expovariate(1 / 0.15)
+            self.world.after(delay_s, self._settle, verdict, some, _RETRIES[verdict.kind])
+            if self.repeats is not None and not receive.repeated and self.repeats.random() < _REPEATED:
+                # Ask again while the settlement is on its way.
+                again = replace(receive, again=True, repeated=True)
+                self.world.after(delay_s + self.repeats.uniform(0.0, 0.01), self._ask, again)
 
     def _settle(self, verdict: _Verdict, some: Sequence[HandOut], retries: int) -> None:
         """Send a settlement of one message, or of all messages of a receive."""

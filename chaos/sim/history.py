@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from hadelay.handout.polls import Filter
-from hadelay.model import KEEP
+from hadelay.model import KEEP, REPLACE
 
 _NUMBER = struct.Struct("<I")
 
@@ -28,7 +28,6 @@ class Message:
 
     number: int
     topic: str
-    key: bytes
     relative: bool
     #: Delay in ms, or due time in Unix ms.
     when_ms: int
@@ -38,8 +37,10 @@ class Message:
     stored: float | None = None
     id: int | None = None
     deliver_at_ms: int | None = None
-    #: True if the publish was refused definitely and never repeated.
+    #: True if the publish was refused, or its outcome will stay unknown: consumers need not get the message.
     refused: bool = False
+    #: True if the message was certainly never stored: every request for it was refused definitely.
+    absent: bool = False
     cancel_invoked: float | None = None
     cancelled: float | None = None
     client_key: bytes | None = None
@@ -135,8 +136,8 @@ class History:
     hung_up: set[tuple[str, bytes]] = field(default_factory=set)
     #: Contradictory receipts: one idempotency key got two ids: (message number, first id, other id).
     second_ids: list[tuple[int, int, int]] = field(default_factory=list)
-    #: (topic, client key) of messages that may have been cancelled or replaced.
-    replaced_keys: set[tuple[str, bytes]] = field(default_factory=set)
+    #: (topic, client key) of messages that may have been cancelled.
+    cancelled_keys: set[tuple[str, bytes]] = field(default_factory=set)
     #: (topic, client key) in reschedule requests, which may have affected any message with the key.
     moved_keys: set[tuple[str, bytes | None]] = field(default_factory=set)
     #: Purges and redrives of the administrator; time at which the limit of the administrator's topic was confirmed.
@@ -169,6 +170,13 @@ class History:
     def meant(self, kind: str, message: Message, message_id: int) -> list[Order]:
         """Orders of this kind ("purge" or "redrive") that may have affected the message."""
         return [order for order in self.orders if order.kind == kind and order.may_mean(message, message_id)]
+
+    def may_be_replaced(self, message: Message, message_id: int) -> bool:
+        """Whether another message with the same client key may have replaced the message: its receipt says so, or there
+        is no receipt."""
+        key = message.topic, message.client_key
+        others = (m for m in self.messages if m.on_conflict == REPLACE and (m.topic, m.client_key) == key)
+        return key[1] is not None and any(m.replaces == message_id or not (m.absent or m.id) for m in others)
 
     def moved(self, message: Message) -> bool:
         """Whether the message may have been rescheduled since its publish."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from chaos.sim.door import Client, Reply, Request
@@ -18,6 +19,10 @@ from hadelay.model import KEEP, REJECT, REPLACE, Draft
 if TYPE_CHECKING:
     from chaos.sim.machines import Process
 
+#: Numbers of messages in a batch; and share of runs whose producers have no Idempotency-Keys.
+_SIZES = (1, 1, 1, 2, 5, 12)
+_KEYLESS = 0.2
+
 
 @dataclass(slots=True, eq=False)
 class _Batch:
@@ -25,6 +30,10 @@ class _Batch:
 
     messages: list[Message]
     random: random.Random
+    #: Idempotency-Key of the request; None: the request is not repeated once it may have been carried out.
+    key: bytes | None
+    #: True if an earlier request for the batch has an unknown outcome.
+    unsure: bool = False
     #: True: a repetition of the publish after its confirmation.
     again: bool = False
 
@@ -34,7 +43,9 @@ class Producer(Client):
     outcome is known."""
 
     def start(self, until: float, interval_s: float) -> None:
-        self.until, self.interval_s = until, interval_s
+        #: True: this producer publishes single messages, as many as others, without an Idempotency-Key.
+        self.keyless = random.Random(f"{self.cluster.seed} keyless").random() < _KEYLESS
+        self.until, self.interval_s = until, interval_s / fmean(_SIZES) if self.keyless else interval_s
         self.published = 0
         self._next()
 
@@ -48,20 +59,14 @@ class Producer(Client):
         part = f"{self.name}.{self.published}"
         self.published += 1
         rng = random.Random(f"{self.cluster.seed} {part}")
-        batch = _Batch([self._message(rng) for _ in range(rng.choice((1, 1, 1, 2, 5, 12)))], rng)
+        messages = [self._message(rng) for _ in range(1 if self.keyless else rng.choice(_SIZES))]
+        batch = _Batch(messages, rng, None if self.keyless else b"k%d" % messages[0].number)
         if self.cluster.parts.take(part):
-            self._begin(batch)
+            self._send(batch)
         else:
-            for message in batch.messages:  # this part of the run is left out, so its messages are never published
-                message.refused = True
+            for message in messages:  # this part of the run is left out, so its messages are never published
+                message.refused = message.absent = True
         self._next()
-
-    def _begin(self, batch: _Batch) -> None:
-        for message in batch.messages:
-            message.key = b"k%d" % batch.messages[0].number
-            if message.on_conflict == REPLACE and message.client_key is not None:
-                self.history.replaced_keys.add((message.topic, message.client_key))
-        self._send(batch)
 
     def _message(self, rng: random.Random) -> Message:
         workload = self.cluster.workload
@@ -71,7 +76,7 @@ class Producer(Client):
         when_ms = delay_ms if relative else self.world.wall_ms() + delay_ms
         padding = rng.choice((0, 20, 20, 200, 3000))
         message = Message(
-            len(self.history.messages), rng.choice(workload.topics), b"", relative, when_ms, padding, self.world.now
+            len(self.history.messages), rng.choice(workload.topics), relative, when_ms, padding, self.world.now
         )
         if rng.random() < workload.keyed:
             message.client_key = b"c%d" % rng.randrange(workload.keys)
@@ -104,17 +109,22 @@ class Producer(Client):
             )
             for m in messages
         ]  # fmt: skip
-        key = messages[0].key
 
         def replied(receipts: Any, error: HadelayError | None) -> None:
             if error is not None:
                 self.history.count(f"publish {error.type}")
                 self.note(f"publish {messages[0].number}+{len(messages)} at {process.name}: {error.type}: {error}")
-                self._again(batch)
+                batch.unsure |= not error.outcome_known
+                if batch.key is not None or error.outcome_known:
+                    self._again(batch)
+                else:
+                    self.history.count("given up")
+                    for message in messages:
+                        message.refused = True
                 return
             self._stored(process, batch, receipts)
 
-        self.door.call(process, lambda node, done: process.service.publish(drafts, key, done), replied)
+        self.door.call(process, lambda node, done: process.service.publish(drafts, batch.key, done), replied)
 
     def _again(self, batch: _Batch) -> None:
         if not self.stopped:
@@ -125,7 +135,7 @@ class Producer(Client):
         self.history.count("published", len(batch.messages))
         for n, message in enumerate(batch.messages):
             if n in receipts.problems:
-                message.refused = True
+                message.refused, message.absent = True, not batch.unsure
                 self.note(f"message {message.number} refused: {receipts.problems[n]}")
                 continue
             if n in receipts.duplicates:
@@ -154,7 +164,8 @@ class Producer(Client):
                 self.world.after(later_s, self._cancel, message, by_key, rng)
             elif chance < workload.cancels + workload.reschedules and n not in receipts.duplicates:
                 self.world.after(later_s, self._reschedule, message, by_key, rng, 0)
-        if not batch.again and rng.random() < workload.repeated:
+        # The cluster does not remember refusals: a repetition may store messages that were refused before.
+        if not batch.again and rng.random() < workload.repeated and batch.key is not None and not receipts.problems:
             batch.again = True
             self.world.after(rng.uniform(0.0, 3.0), self._send, batch)
 
@@ -178,10 +189,10 @@ class Producer(Client):
         if self.stopped or not self.cluster.rafts():
             return
         if message.client_key is not None:
-            self.history.replaced_keys.add((message.topic, message.client_key))
+            self.history.cancelled_keys.add((message.topic, message.client_key))
         if not by_key:
             message.cancel_invoked = self.world.now if message.cancel_invoked is None else message.cancel_invoked
-        target = _target(message, by_key)
+        target = target_of(message, by_key)
 
         def replied(outcome: Any, error: HadelayError | None) -> None:
             if error is not None:
@@ -202,7 +213,7 @@ class Producer(Client):
             self.history.moved_keys.add((message.topic, message.client_key))
         else:
             message.rescheduled = True
-        target = _target(message, by_key)
+        target = target_of(message, by_key)
 
         def replied(result: Any, error: HadelayError | None) -> None:
             if error is not None:
@@ -218,6 +229,7 @@ class Producer(Client):
         self._change(message, lambda service: service.messages.reschedule(target, when_ms, True), what, replied, rng)
 
 
-def _target(message: Message, by_key: bool) -> Target:
+def target_of(message: Message, by_key: bool) -> Target:
+    """The message by its id, or by its client key."""
     assert message.id is not None
     return (message.topic, message.client_key or b"") if by_key else message.id

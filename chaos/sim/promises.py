@@ -50,7 +50,8 @@ def _may_end(cluster: SimCluster, message: Message, message_id: int, state: str,
         purged |= order.states
     gone = state == "gone" and history.slept
     if state == State.CANCELLED or gone:
-        replaced = (message.topic, message.client_key) in history.replaced_keys
+        by_key = (message.topic, message.client_key) in history.cancelled_keys
+        replaced = by_key or history.may_be_replaced(message, message_id)
         cancelled = message.cancel_invoked is not None or bool(history.meant("job cancel", message, message_id))
         if replaced or cancelled or purged & (SCHEDULED | READY):
             return True
@@ -100,6 +101,8 @@ def as_published(cluster: SimCluster) -> None:
         if message is not None:
             text = f"{h.id:x} is not message {message.number}"
             decide("I3 phantom, body", message.body != h.body, text, h.id)
+            text = f"message {message.number}, which was refused, is handed out as {h.id:x}"
+            decide("I3 phantom, refused", message.absent, text, h.id)
             if message.tags or h.tags:
                 text = f"{h.id:x} has the tags {h.tags}, not {message.tags}"
                 decide("I3 phantom, tags", message.tags != h.tags, text, h.id)

@@ -19,6 +19,7 @@ from chaos.sim.machines import Machines
 from chaos.sim.nemesis import Nemesis
 from chaos.sim.producer import Producer
 from chaos.sim.receiver import HOOKED, Receiver
+from chaos.sim.replicas import conserved
 from chaos.sim.scheduler import ScheduleOwner
 from chaos.sim.workload import HOUR_S, Workload
 from hadelay.codec.commands import decode
@@ -36,6 +37,8 @@ GROUPED = 0.35
 _AN_HOUR_MS = 494_579 * HOUR_S * 1000
 #: 2027-03-28T01:00:00Z, in Unix ms.
 _CLOCK_CHANGE_MS = 1_806_195_600_000
+#: Share of runs with quotas, and with many messages under few client keys.
+_CROWDED = 0.15
 #: Maximum number of lines of the trace in a report.
 _STORY_LINES = 70
 
@@ -93,6 +96,9 @@ class Shape:
         size = rng.choices((3, 5, 1), (0.62, 0.32, 0.06))[0]
         large = rng.random() < 0.1
         nap_h = rng.choices((0, 1, 6, 20), (0.8, 0.1, 0.05, 0.05))[0]
+        workload = Workload() if large else Workload(leases_ms=(300, 900, 2000), longest_ms=1500)
+        if random.Random(f"crowded {seed}").random() < _CROWDED:
+            workload = replace(workload, crowded=True, keyed=0.6, keys=3)
         scale = 1.0 if large else 0.3
         return cls(
             size=size,
@@ -105,7 +111,7 @@ class Shape:
             pace_s=rng.choice((0.2, 0.4, 1.0, 2.0)) * scale,
             nap_h=nap_h,
             window_ms=60_000 if not nap_h else 24 * HOUR_S * 1000,
-            workload=Workload() if large else Workload(leases_ms=(300, 900, 2000), longest_ms=1500),
+            workload=workload,
         )
 
 
@@ -207,6 +213,8 @@ def play(cluster: SimCluster, nemesis: Nemesis, shape: Shape, report: Report) ->
         sleep(cluster, shape.nap_h)
     while world.now < shape.faults_s and not cluster.violations:
         world.run_for(0.25)
+    world.run_for(0.0)  # heal, also after a suspension
+    conserved(cluster)  # after the drain no leases and dead letters are left
     for taking in (*others, *([cluster.receiver] if cluster.receiver is not None else [])):
         taking.good = True
     drain(cluster)

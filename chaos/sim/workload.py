@@ -26,6 +26,8 @@ class Workload:
     tagged: float = 0.4
     tags: tuple[str, ...] = ("red", "green", "blue")
     selective: float = 0.25
+    #: True: the last topic has quotas from the start.
+    crowded: bool = False
     #: Longest delay, in ms, and share of messages with a far longer delay, which stay until the end of the run.
     longest_ms: int = 4500
     far: float = 0.03

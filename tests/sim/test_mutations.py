@@ -14,6 +14,9 @@ from chaos.sim.cli import Wish
 from chaos.sim.mutations import MUTATIONS, SEEDS, broken
 from chaos.sim.run import run_seed
 from tests.ledger.test_groups_model import Run, drive
+from tests.raft.test_cluster import (
+    test_an_answer_to_a_heartbeat_from_before_a_read_does_not_confirm_it as old_heartbeat,
+)
 from tests.raft.test_library_faults import test_an_answer_to_an_earlier_term_does_not_count as old_answer
 from tests.sim.checked import CHECKED
 from tests.sim.test_journal_torture import torture
@@ -76,6 +79,11 @@ def test_a_group_that_waits_for_nobody_is_noticed(name: str):
 
     with broken(name), pytest.raises(AssertionError):
         lives()
+
+
+def test_an_old_heartbeat_that_confirms_a_read_is_noticed():
+    with broken("old_round"), pytest.raises(AssertionError):
+        old_heartbeat()
 
 
 def test_without_a_bug_the_same_faults_break_nothing():

@@ -55,7 +55,7 @@ HAPPENS = (
     snapshot installed, checkpoint, a sync failed, a disk was full, crashed at an I/O step, transferred,
     a member was added, a member was removed, a change of members was refused,
     configured, access changed, topic refused, listed, hours passed, fuzz, relayed, hung up waiting, hung up granted,
-    a sync held its node up, bits rotted, rot was mended, rot ended a node,
+    given up, a sync held its node up, bits rotted, rot was mended, rot ended a node,
     fired done, occurrences taken, schedule put, schedule pause, schedule resume, schedule delete, schedule trigger,
     webhook 200, webhook 200 late, webhook 500, webhook 429, webhook silence, webhook refused
 """.replace("\n    ", " ")

@@ -200,6 +200,17 @@ def old_reply(
     on_reply(leader, peer, reply, now, ready)
 
 
+@bug(
+    "an answer to the heartbeat before a read confirms it", "partition reset", "stale read", at=(Replication, "read"),
+    raft=True,
+)  # fmt: skip
+def old_round(read: Original, leader: Replication, done: Any, now: float, ready: Ready) -> None:
+    count = len(leader._reads)
+    read(leader, done, now, ready)
+    if len(leader._reads) > count:
+        leader._reads[-1] = (leader._reads[-1][0] - 1, *leader._reads[-1][1:])
+
+
 @bug("after a snapshot the commit index is one too high", "kill partition", "I13", at=(Snapshots, "_switch"), raft=True)
 def commit_past_snapshot(switch: Original, snapshots: Snapshots, *args: Any) -> None:
     switch(snapshots, *args)

@@ -16,22 +16,24 @@ from hadelay.codec.commands import decode
 from hadelay.codec.commandtypes import Command
 from hadelay.codec.entries import decode_entry, encode_entry
 from hadelay.codec.results import Done, GrantResult, LeaseOutcome, LeaseResult
+from hadelay.errors import HadelayError, NoLeader, OutcomeUnknown
 from hadelay.handout import owed
 from hadelay.handout.dispatcher import Dispatcher
 from hadelay.handout.polls import Filter
-from hadelay.ledger import bulk, changes, grant, idempotency, keys, leases, publish, ttl
+from hadelay.ledger import bulk, changes, dead, describe, grant, idempotency, keys, leases, publish, ttl
 from hadelay.ledger.apply import _APPLY
 from hadelay.ledger.hourstate import groups
 from hadelay.ledger.keys import Decision
+from hadelay.ledger.lookup import find_entry
 from hadelay.ledger.topics import TopicBook
 from hadelay.ledger.transitions import Leaving, log_events, settle
-from hadelay.model import Draft, Event
+from hadelay.model import Draft, Event, State
 from hadelay.server import groupcommit
 from hadelay.server.clustertime import ClusterClock
 from hadelay.server.delivery import grants, modes
 from hadelay.server.delivery.grants import DeferredDeliveries, Grants
 from hadelay.server.delivery.loop import DeliveryLoop
-from hadelay.server.delivery.maintenance import LeaseExpiry
+from hadelay.server.delivery.maintenance import LeaseExpiry, MaintenanceRunner
 from hadelay.server.delivery.modes import IntervalHandout
 from hadelay.server.groupcommit import GroupCommit
 from hadelay.server.leadership import Leadership
@@ -171,7 +173,7 @@ def reused_attempt(lease: Original, ledger: Any, hour: int, rows: Any, *more: An
     rows["attempt"] = 1
 
 
-@bug("an acked message is still owed", "", "I5", "I6", at=(leases, "settle"))
+@bug("an acked message is still owed", "", "I2", "I5", "I6", at=(leases, "settle"))
 def dropped_ack(settle: Original, ledger: Any, leaving: Leaving, event: Any, **more: Any) -> None:
     hour, indexes = leaving.hour, leaving.rows["index"]
     if int(indexes[0]) % 7:
@@ -216,9 +218,7 @@ def wrong_local_index(scan: Original, heads: HeadsCache, hour: int, derived: Any
     derived.entries = entries
 
 
-@bug(
-    "idempotency keys live for a sixtieth of their time", CRASHES, "I8 duplicate, handed out", at=(idempotency, "turn")
-)
+@bug("idempotency keys live for a sixtieth of their time", CRASHES, "I8", at=(idempotency, "turn"))
 def short_window(turn: Original, ledger: Any) -> None:
     window_ms = ledger.settings.idempotency_window_ms
     settings, ledger.settings = (
@@ -339,6 +339,59 @@ def local_apply() -> Bug:
 def miscounted(count: Original, ledger: Any, batch: Any) -> None:
     count(ledger, batch)
     ledger.topics[int(batch.topics[0])].published += int(len(batch.take) > 4)
+
+
+@bug("a purged dead letter counts again when its hour is dropped", "", "I2", at=(dead, "_forget"))
+def counted_twice(forget: Original, ledger: Any, hour: int, rows: Any) -> None:
+    forget(ledger, hour, rows)
+    for number, died_ms in rows[["topic", "deliver_at_ms"]].tolist():
+        ledger.topics[number].dead -= died_ms <= ledger.topics[number].dead_mark_ms
+
+
+@bug("a refused replacement cancels the pending message", "", "I1 ", at=(Decision, "finish"))
+def refused_replacement(finish: Original, decision: Decision) -> None:
+    for row, before, first_id in decision._replaced:
+        place = find_entry(decision.ledger, first_id)
+        if before is None and not decision.batch.take[row] and place is not None:
+            settle(decision.ledger, Leaving(place.hour, place.rows), Event.CANCELLED)
+    finish(decision)
+
+
+@bug("a repeated receive gets what was acked meanwhile", "", "I5", at=(Grants, "_renewed"))
+def acked_again(renewed: Original, grants_: Grants, poll: Any, delivery: Any, result: Any, error: Any) -> None:
+    if isinstance(result, LeaseResult):
+        result.outcomes[:] = LeaseOutcome.DONE
+    renewed(grants_, poll, delivery, result, error)
+
+
+@bug("the retention of an hour counts from its end", "", "stale read", at=(MaintenanceRunner, "_kept_until_ms"))
+def early_retirement(kept_until_ms: Original, runner: MaintenanceRunner, hour: int) -> int:
+    hour_state = runner._ledger.hours.get(hour)
+    if hour_state is None:
+        return int(kept_until_ms(runner, hour))
+    settled_at_ms, hour_state.settled_at_ms = hour_state.settled_at_ms, 0
+    try:
+        return int(kept_until_ms(runner, hour))
+    finally:
+        hour_state.settled_at_ms = settled_at_ms
+
+
+@bug("a message that was acked is shown as cancelled", "", "reads", at=(describe, "state_of"))
+def wrong_state(state_of: Original, *args: Any) -> State:
+    found = state_of(*args)
+    return State.CANCELLED if found is State.ACKED else found
+
+
+@bug("a message beyond a quota is refused and stored", "", "I3 phantom, refused", at=(publish, "_refuse_beyond_quotas"))
+def refused_and_stored(refuse: Original, ledger: Any, batch: Any, *more: Any) -> None:
+    take = batch.take.copy()
+    refuse(ledger, batch, *more)
+    batch.take[:] = take
+
+
+@bug("a batch whose outcome is unknown is sent again", "slow_sync kill", "I8", at=(groupcommit._Batch, "answer"))
+def sent_again(answer: Original, batch: Any, results: Any, error: HadelayError | None) -> None:
+    answer(batch, results, NoLeader("again") if isinstance(error, OutcomeUnknown) else error)
 
 
 @bug("/metrics shows twice as many acks", "", "I18", at=(replicas, "measured"))

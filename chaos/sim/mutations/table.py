@@ -20,7 +20,7 @@ CRASHES = "kill power_cut power_cut_all reset partition"
 #: Promises that break when log entries are lost. I17: the node may notice and stop.
 LOG = ("I1 ", "I12", "I13", "I14", "I17")
 #: Seeds to try; a bug that none of their runs shows counts as not noticed.
-SEEDS = range(1, 61)
+SEEDS = range(1, 101)
 
 
 @dataclass(frozen=True)
