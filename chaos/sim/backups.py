@@ -85,7 +85,13 @@ class Backups(Client):
         world = SimWorld(-old.seed, epoch_ms=old.world.epoch_ms)
         world.now = ended + self.random.random() + hours * 3600
         cluster = SimCluster(
-            world.seed, names=old.founders[:3], sync=old.sync, window_ms=old.window_ms, group=1, world=world
+            world.seed,
+            names=old.founders[:3],
+            sync=old.sync,
+            workload=old.workload,
+            window_ms=old.window_ms,
+            group=1,
+            world=world,
         )
         cluster.history = replace(_known(old.history, began, ended), slept=old.history.slept or hours > 0)
         cluster.receiver = Receiver(cluster) if old.receiver is not None else None

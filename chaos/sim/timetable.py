@@ -15,7 +15,7 @@ from typing import Any
 
 from hadelay.codec.commands import decode
 from hadelay.codec.commandtypes import Command
-from hadelay.codec.results import Done, FireOutcome
+from hadelay.codec.results import Done, FireOutcome, Refused
 from hadelay.codec.schedules import LAST, REMOVE, CatchUp, Firing, Put, Spec, Stored
 from hadelay.ledger import schedules
 from hadelay.ledger.lookup import find_entry, state_of
@@ -94,7 +94,7 @@ class Timetable:
 
     def committed(self, kind: int, body: memoryview, result: Any, ledger: Ledger) -> None:
         """Judge one command of a committed entry, when the whole entry was applied."""
-        if kind == Command.AUDITED:
+        if kind == Command.AUDITED and not isinstance(result, Refused):  # a refused one may be malformed
             audited = decode(kind, body)
             kind, body = audited.kind, audited.body
         if kind == Command.SCHEDULE_FIRE and hasattr(result, "outcomes"):
