@@ -14,7 +14,7 @@ from hadelay.codec.results import Done, FireOutcome, FireResult, Refused
 from hadelay.codec.schedules import ANY_VERSION, KEPT_MS, Firing, Spec, State, Stored
 from hadelay.ledger import schedules as ledger_schedules
 from hadelay.ledger.describe import describe
-from hadelay.model import Draft
+from hadelay.model import Draft, encode_id
 from hadelay.settings.cluster import Settings
 from hadelay.timing import plan
 from hadelay.version import SCHEDULER_LEVEL
@@ -343,6 +343,36 @@ def test_no_overlap(world: Owner) -> None:
     world.now = 9_000
     world.lead(ahead_ms=100)
     assert (world.times(), world.counts()) == ([1, 4, 5], (3, 0, 6, 0, 0))
+
+
+def test_one_may_wait_behind_a_pending_one(world: Owner) -> None:
+    world.one(commands.encode_topic_put("t", {"group_concurrency": 1, "max_attempts": 3}))
+    world.put(every(overlap=2, group="schedule.s"))
+    for now in (950, 1_950, 2_950, 3_950):
+        world.now = now
+        world.lead(ahead_ms=100)
+    first, second = [made.id for made in world.state().ring]
+    assert (world.times(), world.counts()) == ([1, 2], (2, 0, 2, 0, 0))
+    assert world.states(first, second) == ["ready", "blocked"]
+    refused = world.one(schedules.encode_run("s", ANY_VERSION, schedules.times([(0, 0)])))
+    assert (refused.code, refused.detail) == ("overlap", encode_id(second))
+    world.ack(world.lease(first))
+    assert world.states(first, second) == ["acked", "ready"]
+    world.now = 4_950
+    world.lead(ahead_ms=100)
+    assert (world.times(), world.counts()) == ([1, 2, 5], (3, 0, 2, 0, 0))
+    world.restart()
+
+
+def test_messages_of_a_schedule_may_have_a_group(world: Owner) -> None:
+    world.one(commands.encode_topic_put("t", {"group_concurrency": 1, "max_attempts": 3}))
+    world.put(every(group="customer"))
+    world.lead()
+    world.now = 3_500
+    ids = [made.id for made in world.state().ring]
+    assert world.states(*ids[:4]) == ["ready", "blocked", "blocked", "blocked"]
+    world.one(schedules.encode_delete("s"))
+    assert world.states(*ids[3:]) == ["cancelled"] * 7
 
 
 def test_the_end(world: Owner) -> None:

@@ -39,8 +39,9 @@ class PutSchedule(Times, kw_only=True):
     catch_up: CatchUp = "one"
     #: Older occurrences are not caught up. Default: 7d.
     catch_up_window: Duration | None = None
-    #: What happens to an occurrence while the message of the one before is pending: allow makes its message, skip does
-    #: not.
+    #: What happens to an occurrence while the message of the one before is pending: allow makes its message; skip does
+    #: not; wait makes one message, which waits for the end of the pending one. Wait needs a topic with
+    #: group_concurrency 1.
     overlap: Overlap = "allow"
     #: Null: as it is; a new schedule is active.
     paused: bool | None = None
@@ -50,6 +51,8 @@ class PutSchedule(Times, kw_only=True):
     tags: list[str] = field(default_factory=list)
     meta: dict[str, str] = field(default_factory=dict)
     ttl: Duration | None = None
+    #: Message group of the messages; not with overlap wait, which uses one of its own.
+    group: str | None = None
 
 
 class PutScheduleQuery(Request):
@@ -120,6 +123,7 @@ class Schedule(Document, Generic[At], kw_only=True, frozen=True):
     tags: list[str]
     meta: dict[str, str]
     ttl: str | None = None
+    group: str | None = None
     size: int
     body: bytes | None = field(default=None, name="body_base64")
     #: Why the answering node cannot compute times: for example, a time zone that its data lack.

@@ -60,8 +60,8 @@ def set_(
     jitter: str | None = None, catch_up: Literal["one", "none", "all"] = "one", catch_up_window: str | None = None,
     overlap: Literal["allow", "skip", "wait"] = "allow", paused: bool = False,
     file: Annotated[Path | None, Parameter(name=("--file", "-f"))] = None, content_type: str | None = None,
-    tag: Several = (), meta: Several = (), ttl: str | None = None, version: int | None = None,
-    remote: Remote = Remote(),
+    tag: Several = (), meta: Several = (), ttl: str | None = None, group: str | None = None,
+    version: int | None = None,    remote: Remote = Remote(),
 ) -> None:  # fmt: skip
     """Create a schedule, or replace it as a whole. An identical schedule is not changed.
 
@@ -72,13 +72,14 @@ def set_(
         jitter: Each message is due up to so much later: 30s, at most 1h.
         catch_up: Occurrences missed in an outage: make the last one, none, or all.
         catch_up_window: Do not catch up older occurrences. Default: 7d.
-        overlap: While the message before is pending: allow the next one, or skip it.
+        overlap: While the message before is pending: allow the next one, skip it, or let one wait for its end.
         paused: Create or leave the schedule paused. Without it, the state stays; a new schedule is active.
         file: Read the payload from a file.
         content_type: Content type of the messages.
         tag: Tag that consumers can filter by. May be repeated.
         meta: NAME=VALUE, stored with each message. May be repeated.
         ttl: Time after which a message expires, counted from its due time.
+        group: Message group of the messages.
         version: Version that the schedule must have; 0: there must be none.
     """
     if body is not None and file is not None:
@@ -92,7 +93,7 @@ def set_(
         max_occurrences=max_occurrences, jitter=jitter, catch_up=catch_up, catch_up_window=catch_up_window,
         overlap=overlap, paused=paused or None, body_base64=base64.b64encode(payload).decode(),
         content_type=content_type or ("text/plain; charset=utf-8" if body else None), tags=tag,
-        meta={name_: value for name_, _, value in pairs}, ttl=ttl,
+        meta={name_: value for name_, _, value in pairs}, ttl=ttl, group=group,
     )  # fmt: skip
     found = call(remote, "PUT", _path(name), wish, needs="schedule", query={"version": version})
     for warning in found.get("warnings") or () if remote.output != "json" else ():

@@ -266,6 +266,8 @@ class ScheduleSettings(TypedDict, total=False):
     tags: Sequence[str]
     meta: Mapping[str, str]
     ttl: Delay | None
+    #: Message group of the messages.
+    group: str | None
 
 
 class Occurrence(schedules.Occurrence[datetime], frozen=True):

@@ -76,6 +76,8 @@ class Overlap(IntEnum):
 
     ALLOW = 0
     SKIP = 1
+    #: One message may wait behind a pending one, in the schedule's own message group.
+    WAIT = 2
 
 
 class Spec(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, frozen=True):
@@ -93,7 +95,9 @@ class Spec(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, froze
     #: A CatchUp, and an Overlap.
     catch_up: Literal[0, 1, 2] = 0
     window_ms: int = 7 * 86_400_000
-    overlap: Literal[0, 1] = 0
+    overlap: Literal[0, 1, 2] = 0
+    #: Message group of the messages.
+    group: str | None = None
 
     def same_times(self, other: "Spec") -> bool:
         """Whether both have the same occurrences and due times."""
@@ -150,7 +154,7 @@ def _problem(spec: Spec) -> str:
         return f"every_ms is at least {MIN_EVERY_MS}"
     if spec.at is not None and not (0 < len(spec.at) <= MAX_TIMES and sorted(set(spec.at)) == spec.at):
         return f"at has 1 to {MAX_TIMES} times, ascending"
-    texts = (spec.topic, spec.cron or "", spec.timezone)
+    texts = (spec.topic, spec.cron or "", spec.timezone, spec.group or "")
     if not spec.topic or any(len(text.encode(errors="replace")) > MAX_NAME for text in texts):
         return "a text is empty or too long"
     return "jitter_ms is too large" if spec.jitter_ms > MAX_JITTER_MS else ""

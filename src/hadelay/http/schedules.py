@@ -3,6 +3,8 @@
 import re
 from typing import Any
 
+from msgspec.structs import replace
+
 from hadelay.api import schedules as api
 from hadelay.api.base import Nothing
 from hadelay.api.text import check_limit, check_new_topic
@@ -11,10 +13,10 @@ from hadelay.codec.schedules import MAX_JITTER_MS, MAX_TEMPLATE_BYTES, MAX_TIMES
 from hadelay.errors import BadRequest, Impossible, NotFound, TooLarge
 from hadelay.http.answers import NOTHING, Answer
 from hadelay.http.call import Call
-from hadelay.http.options import check_idempotency_key, check_tags, pack_meta
+from hadelay.http.options import check_group, check_idempotency_key, check_tags, pack_meta
 from hadelay.http.publish import payload
 from hadelay.http.routes import Routes
-from hadelay.model import Draft
+from hadelay.model import MAX_GROUP, Draft
 from hadelay.server.service.schedules import CATCH_UPS, OVERLAPS
 
 routes = Routes()
@@ -54,12 +56,15 @@ async def put_schedule(call: Call) -> Answer:
     before = await call.service.schedules.topic_of(name)
     if before is not None:
         call.access.need_of("publish", before, "schedule")
-    spec = spec_of(wish, wish.topic)
+    if wish.overlap == "wait" and wish.group is not None:
+        raise Impossible("group: overlap wait uses a group of its own")
+    group = f"schedule.{name}"[:MAX_GROUP] if wish.overlap == "wait" else wish.group
+    spec = replace(spec_of(wish, wish.topic), group=None if group is None else check_group(group))
     body, content_type = payload(wish)
     if len(body) > MAX_TEMPLATE_BYTES:
         raise TooLarge(f"a body of {len(body)} bytes; the message of a schedule has at most {MAX_TEMPLATE_BYTES}")
     tags, ttl_ms = check_tags(limits, wish.tags), int(wish.ttl or 0)
-    meta = pack_meta(limits, content_type, wish.meta, tags=list(tags), ttl=ttl_ms, sch=name)
+    meta = pack_meta(limits, content_type, wish.meta, tags=list(tags), ttl=ttl_ms, sch=name, group=group)
     draft = Draft(wish.topic, 0, True, mask_of(tags), ttl_ms, template_meta(meta), body)
     return call.answer(
         await call.service.schedules.put(
@@ -90,8 +95,6 @@ def spec_of(wish: api.Times, topic: str) -> Spec:
 
 
 def _options(wish: api.PutSchedule) -> dict[str, Any]:
-    if wish.overlap not in OVERLAPS:
-        raise Impossible("overlap: wait needs message groups, which this version does not have; take skip or allow")
     if wish.jitter is not None and wish.jitter > MAX_JITTER_MS:
         raise BadRequest("jitter: at most 1h")
     if wish.max_occurrences is not None and wish.max_occurrences < 1:

@@ -15,10 +15,8 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
-from google_crc32c import value as crc32c
 
 from hadelay.codec.commandtypes import MAX_AHEAD_MS
-from hadelay.codec.publishcommand import CLIENT_KEY_ROW, GAP, KEY_ROW, PUBLISH_ROW, RELATIVE, Publish
 from hadelay.codec.results import Done, FireOutcome, FireResult, PublishResult, Refused, RowCode
 from hadelay.codec.schedules import (
     ANY_VERSION,
@@ -34,16 +32,16 @@ from hadelay.codec.schedules import (
     Fire,
     Firing,
     Made,
+    Overlap,
     Put,
     Run,
     Spec,
     State,
     Stored,
-    decode_template,
-    with_occurrence,
 )
-from hadelay.ledger import idempotency, publish, topicchanges
+from hadelay.ledger import idempotency, topicchanges
 from hadelay.ledger.lookup import EntryRef, find_entry, state_of
+from hadelay.ledger.occurrences import Occurrences
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.transitions import FLAG_WAS_DUE, Leaving, settle
 from hadelay.model import NEVER_MS, PENDING, Event, encode_id
@@ -201,14 +199,15 @@ def _is_ahead(ledger: Ledger, entry: EntryRef) -> bool:
     """Whether the message was never due: neither handed out before, nor due when somebody rescheduled it."""
     row = entry.rows[0]
     untouched = not int(row["attempt"]) and not int(row["flags"]) & FLAG_WAS_DUE
-    return untouched and state_of(ledger, entry, ledger.now_ms) is MessageState.SCHEDULED
+    waits = state_of(ledger, entry, ledger.now_ms) in (MessageState.SCHEDULED, MessageState.BLOCKED)
+    return untouched and waits and int(row["deliver_at_ms"]) > ledger.now_ms
 
 
 def _made_again(ledger: Ledger, name: str, new: Stored, state: State) -> State:
     """Replace the messages that are not due by messages of the new template, with the same due times."""
     kept, cancelled = _cancel_filed(ledger, state)
     batch, times = Occurrences(), [(made.occurrence, due_ms) for made, due_ms in cancelled]
-    batch.add(new.template, times)
+    batch.add(new, times)
     codes, ids = batch.publish(ledger)
     made = [Made(occurrence, id_, 0) for (occurrence, _), code, id_ in zip(times, codes, ids, strict=True) if not code]
     ring = sorted((*kept, *made), key=lambda one: one.occurrence)
@@ -272,55 +271,6 @@ def _unknown(name: str) -> Refused:
     return Refused("no_schedule", f"there is no schedule {name!r}")
 
 
-class Occurrences:
-    """Messages of any number of schedules, published as one batch."""
-
-    def __init__(self) -> None:
-        self._rows: list[np.void] = []
-        self._topics: dict[str, int] = {}
-        self._locals: list[int] = []
-        self._due_ms: list[int] = []
-        self._payloads: list[bytes] = []
-        self._crcs: list[int] = []
-        self._node = ""
-
-    def add(self, template: bytes, times: Iterable[tuple[int, int]]) -> None:
-        """Add a message per (occurrence, due time in Unix ms)."""
-        known = decode_template(template)
-        row, self._node = known.rows[0], known.node
-        payload, meta_size = bytearray(known.blob[len(GAP) :]), int(row["meta_size"])
-        local = self._topics.setdefault(known.topics[0], len(self._topics))
-        for occurrence, due_ms in times:
-            with_occurrence(payload, meta_size, occurrence)
-            self._rows.append(row)
-            self._locals.append(local)
-            self._due_ms.append(due_ms)
-            self._crcs.append(crc32c(bytes(payload)))
-            self._payloads.append(bytes(payload))
-
-    def publish(self, ledger: Ledger, key: tuple[bytes, int] | None = None) -> tuple[list[int], list[int]]:
-        """(RowCode, id) per message."""
-        if not self._rows:
-            return [], []
-        result = self.result(ledger, key)
-        return result.codes.tolist(), result.ids.tolist()
-
-    def result(self, ledger: Ledger, key: tuple[bytes, int] | None = None) -> PublishResult:
-        count = len(self._rows)
-        rows = np.array(self._rows, PUBLISH_ROW)
-        rows["when_ms"], rows["payload_crc"], rows["topic"] = self._due_ms, self._crcs, self._locals
-        rows["flags"] &= np.uint16(~RELATIVE & 0xFFFF)
-        sizes = rows["meta_size"].astype(np.int64) + rows["body_size"] + len(GAP)
-        keys = np.zeros(0 if key is None else 1, KEY_ROW)
-        if key is not None:
-            keys[0] = (*key, 0, count)
-        blob = memoryview(GAP.join((b"", *self._payloads)))
-        none = np.zeros(0, CLIENT_KEY_ROW)
-        starts = np.cumsum(sizes) - sizes
-        command = Publish(self._node, list(self._topics), rows, keys, none, starts, sizes, blob)
-        return publish.apply_publish(ledger, command, limited=False)
-
-
 class _Judged(NamedTuple):
     """A firing that apply accepted, until its messages are published."""
 
@@ -347,7 +297,7 @@ def apply_fire(ledger: Ledger, command: Fire) -> FireResult:
             _remove(ledger, firing.name, found)
             continue
         made = _without_overlap(ledger, found, len(firing.times))
-        batch.add(found.stored.template, firing.times[:made].tolist())
+        batch.add(found.stored, firing.times[:made].tolist())
         accepted.append(_Judged(firing, found, made))
     codes, ids = batch.publish(ledger)
     at = 0
@@ -383,19 +333,21 @@ def _outcome(ledger: Ledger, firing: Firing, found: Found | None) -> FireOutcome
 
 
 def _without_overlap(ledger: Ledger, found: Found, count: int) -> int:
-    """Number of the next `count` occurrences that become messages under the schedule's overlap policy."""
-    if not count or not found.stored.spec.overlap:
+    """Number of the next `count` occurrences that become messages under the schedule's overlap policy: with `skip` one
+    if the message before has ended, with `wait` one beside a pending one."""
+    policy = Overlap(found.stored.spec.overlap)
+    if policy is Overlap.ALLOW or not count:
         return count
-    return 0 if pending_of(ledger, found.state) is not None else 1
+    pending = pending_of(ledger, found.state)
+    if policy is Overlap.WAIT:
+        return min(count, max(2 - len(pending), 0))
+    return 0 if found.state.ring and found.state.ring[-1].id in pending else min(count, 1)
 
 
-def pending_of(ledger: Ledger, state: State) -> int | None:
-    """Id of the schedule's last message if it is still pending."""
-    if not state.ring:
-        return None
-    last = state.ring[-1].id
-    entry = find_entry(ledger, last)
-    return last if entry is not None and state_of(ledger, entry, ledger.now_ms) in PENDING else None
+def pending_of(ledger: Ledger, state: State) -> list[int]:
+    """Ids of those of the schedule's last messages that are pending."""
+    found = [(made.id, find_entry(ledger, made.id)) for made in state.ring[-_RING:]]
+    return [id_ for id_, one in found if one is not None and state_of(ledger, one, ledger.now_ms) in PENDING]
 
 
 def _note_fired(ledger: Ledger, judged: _Judged, codes: list[int], ids: list[int], result: FireResult) -> None:
@@ -438,10 +390,10 @@ def apply_run(ledger: Ledger, command: Run) -> PublishResult | Refused:
     times = [(at_ms or ledger.now_ms, due_ms or ledger.now_ms) for at_ms, due_ms in command.times.tolist()]
     triggers = not int(command.times["occurrence"][0])
     repeated = command.key is not None and idempotency.is_known_hash(ledger, command.key[0])
-    if triggers and stored.spec.overlap and not repeated and (pending := pending_of(ledger, before)) is not None:
-        return Refused("overlap", encode_id(pending))
+    if triggers and not repeated and not _without_overlap(ledger, found, 1):
+        return Refused("overlap", encode_id(before.ring[-1].id))
     batch = Occurrences()
-    batch.add(stored.template, times)
+    batch.add(stored, times)
     result = batch.result(ledger, command.key)
     columns = zip(times, result.codes.tolist(), result.ids.tolist(), result.duplicate.tolist(), strict=True)
     made = [Made(at_ms, id_, 1) for (at_ms, _), code, id_, again in columns if code == RowCode.OK and not again]

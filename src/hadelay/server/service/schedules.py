@@ -35,7 +35,7 @@ from hadelay.timing import cron, plan, zones
 
 #: Words of the API for CatchUp and Overlap, by value.
 CATCH_UPS: tuple[CatchUp, ...] = ("one", "none", "all")
-OVERLAPS: tuple[Overlap, ...] = ("allow", "skip")
+OVERLAPS: tuple[Overlap, ...] = ("allow", "skip", "wait")
 #: Number of next occurrences that GET shows.
 _NEXT = 10
 #: Schedules of a page that are read before other tasks of the event loop have a turn.
@@ -55,6 +55,10 @@ class ScheduleService(Service):
         """Create a schedule, or replace it as a whole. draft: the message, whose meta names the schedule. version:
         expected version; 0 for no schedule. Raises BadRequest, Impossible, Conflict, LimitReached, NotFound."""
         ledger = self._node.ledger
+        topic = ledger.topic(spec.topic)
+        if OVERLAPS[spec.overlap] == "wait" and (topic is None or topic.settings.group_concurrency != 1):
+            what = f"hadelay topic set {spec.topic} --group-concurrency 1"
+            raise Impossible(f"overlap: wait needs a topic with group_concurrency 1: {what}")
         template = encode_publish(self._node.name, [draft])
         found = schedules.find(ledger, name)
         if found is None or found.stored.spec != spec:
@@ -131,8 +135,8 @@ class ScheduleService(Service):
             if whole else None,
             made=state.made, missed=state.missed, overlapped=state.overlapped, refused=state.refused,
             manual=state.manual, changed_at=format_instant(state.put_ms), creator=creator or None,
-            content_type=meta.ct, tags=meta.tags, meta=meta.meta, ttl=_duration(meta.ttl or None), size=size,
-            body=payload[len(payload) - size :] if body else None, problem=problem,
+            content_type=meta.ct, tags=meta.tags, meta=meta.meta, ttl=_duration(meta.ttl or None), group=spec.group,
+            size=size,            body=payload[len(payload) - size :] if body else None, problem=problem,
         )  # fmt: skip
 
     def _next(self, spec: Spec, state: State, count: int) -> tuple[list[int], str | None]:
