@@ -319,3 +319,15 @@ def test_progress_goes_from_nothing_to_all() -> None:
         scan.step(START_MS)
         seen.append(scan.progress())
     assert seen == [0.0, 0.5, 1.0, 1.0]
+
+
+def test_blocked_messages_of_a_group_are_moved_and_cancelled() -> None:
+    world = World()
+    world.one(commands.encode_topic_put("t", {"group_concurrency": 1}))
+    ids = world.ids(*[replace(draft(), group=7)] * 3)
+    assert world.states(*ids) == ["ready", "blocked", "blocked"]
+    run(world, begin(world, "reschedule", delay_ms=5_000).job)
+    assert [due(world, i) for i in ids] == [5_000] * 3
+    assert world.states(*ids) == ["scheduled", "blocked", "blocked"]
+    run(world, begin(world, "cancel").job)
+    assert world.states(*ids) == ["cancelled"] * 3
