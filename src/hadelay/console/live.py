@@ -11,11 +11,14 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
+import structlog
 from aiohttp import web
 
 from hadelay.console.render import SECURITY
 from hadelay.console.visit import Visit
 from hadelay.errors import HadelayError, Overloaded, Unauthorized
+
+log = structlog.get_logger("hadelay")
 
 #: Limit of streams of one node.
 MOST = 300
@@ -96,3 +99,7 @@ async def _made(make: Make) -> Frame:
         return await make()
     except HadelayError as error:
         return {"problem": error.detail}
+    except Exception as error:
+        # The stream has begun, so an error can't be the answer of the request any more.
+        log.warning("console_frame_failed", error=repr(error))
+        return {"problem": "This node could not read what the page shows; its log says why."}

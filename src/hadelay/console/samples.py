@@ -96,16 +96,18 @@ class Sampler:
     async def _run(self) -> None:
         due = 0.0
         while True:
-            await self._note_leader()
-            if time.monotonic() >= due:
-                began = time.monotonic()
-                try:
+            began = time.monotonic()
+            try:
+                await self._note_leader()
+                if began >= due:
+                    due = began + EVERY_S
                     await self._sample()
-                except HadelayError:
-                    pass  # no leader, or the node is not ready: the chart has a gap
-                except Exception as error:
-                    log.warning("console_sample_failed", error=repr(error))
-                due = began + max(EVERY_S, _PAUSE * self._cost_s)
+                    due = began + max(EVERY_S, _PAUSE * self._cost_s)
+            except HadelayError:
+                pass  # no leader, or the node is not ready: the chart has a gap
+            except Exception as error:
+                log.warning("console_sample_failed", error=repr(error))
+                due = time.monotonic() + 6 * EVERY_S
             await asyncio.sleep(1.0)
 
     async def _note_leader(self) -> None:
