@@ -93,6 +93,7 @@ class Watch(Machines):
         apply = machine.apply
 
         def observed(index: int, term: int, command: bytes) -> Any:
+            self.timetable.begin(node.ledger)
             results = apply(index, term, command)
             # Compare results of a sample of the entries: comparing is slow, and equal states give equal results.
             mark = (term, zlib.crc32(command), 0 if index % _SAMPLE else zlib.crc32(pickle.dumps(results)))
@@ -145,7 +146,6 @@ class Watch(Machines):
     def _committed(self, index: int, term: int, entry: bytes, results: list[Any], node: Node) -> None:
         """Check a committed entry: record its cluster time and its grants, and check I14: a majority of disks has the
         entry, so that it cannot be lost."""
-        self.timetable.begin(node.ledger)
         _, now_ms, commands = decode_entry(entry)
         if any(topic.group_rows for topic in node.ledger.topics.all):
             self._check_groups(index, node)

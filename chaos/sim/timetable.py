@@ -83,7 +83,7 @@ class Timetable:
         self._begun = False
 
     def begin(self, ledger: Ledger) -> None:
-        """Take over the schedules of a restored cluster, at the first committed entry."""
+        """Take over the schedules of a restored cluster, before its first entry is applied."""
         if not self._begun:
             self._begun = True
             for raw, _ in ledger.tables.range(schedules.STATE):
