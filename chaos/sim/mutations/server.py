@@ -115,10 +115,10 @@ stub("lost_timer", "no lease ever runs out", "", ("I15",), (LeaseExpiry, "add", 
 
 
 @bug("apply raises an OSError that no disk raised", "", "I17", at=(publish, "filed"))
-def error_in_apply(filed: Original, ledger: Any, hours: Any, rows: Any) -> None:
+def error_in_apply(filed: Original, ledger: Any, hours: Any, rows: Any, *more: Any) -> None:
     if (rows["index"] % 97 == 96).any():
         raise FileNotFoundError(errno.ENOENT, "no such file", "hours/1")
-    filed(ledger, hours, rows)
+    filed(ledger, hours, rows, *more)
 
 
 @bug("an ack is answered before its commit", CRASHES, "I5", "I6", at=(GroupCommit, "propose"))
@@ -185,8 +185,8 @@ def dropped_ack(settle: Original, ledger: Any, leaving: Leaving, event: Any, **m
 
 
 @bug("one message in 29 is never handed out", "", "I1 ", at=(publish, "filed"))
-def dropped_message(filed: Original, ledger: Any, hours: Any, rows: Any) -> None:
-    filed(ledger, hours, rows)
+def dropped_message(filed: Original, ledger: Any, hours: Any, rows: Any, *more: Any) -> None:
+    filed(ledger, hours, rows, *more)
     lost = rows["index"] % 29 == 28
     for hour, where in groups(np.broadcast_to(hours, len(rows))[lost]):
         settle(ledger, Leaving(hour, rows[lost][where]), Event.CANCELLED)
