@@ -162,7 +162,7 @@ def slowdisk(setup: Setup) -> list[Row]:
     row = Row(
         "slowdisk",
         "publish with every fdatasync delayed by 5 ms",
-        [Target("ratio", 0.6), Target("lateness p99", 80, at_most=True)],
+        [Target("ratio", 0.6, 0.8), Target("lateness p99", 80, at_most=True)],
     )
     os.environ["SLOWSYNC_MS"] = "5"
     preload = slow_disk_object(setup.directory)

@@ -542,3 +542,42 @@ def test_held_during_a_transfer_then_sent(world: World) -> None:
     batcher.hold(False)
     timers.turn()
     assert wire.rows(0) == [1]
+
+
+def test_before_a_sync_of_the_leader_waiting_publishes_leave_unless_they_are_few(world: World) -> None:
+    timers, wire, batcher = world
+    wire.leads, wire.leader = 1, "n1"
+    for _ in range(2):
+        door(batcher).publish([draft()], None, Answers())
+        door(batcher).publish([draft()], None, Answers())
+        timers.turn()
+    door(batcher).publish([draft()], None, Answers())
+    batcher.between_syncs()
+    assert len(wire.sent) == 2, "one publish beside four on their way waits"
+    for rows in (2, 3):
+        while batcher.waiting_publishes < rows:
+            door(batcher).publish([draft()], None, Answers())
+        batcher.between_syncs()
+    assert [wire.rows(batch) for batch in range(2, 4)] == [[2], [3]]
+    for _ in range(9):
+        door(batcher).publish([draft()], None, Answers())
+    batcher.between_syncs()
+    assert len(wire.sent) == 4, "no more than four are on their way"
+    timers.turn()
+    wire.commit(0)
+    wire.commit(1)
+    timers.turn()
+    assert len(wire.sent) == 4, "and beside the syncs no more than two"
+    wire.commit(2)
+    timers.turn()
+    assert wire.rows(4) == [9]
+
+
+def test_a_follower_and_a_held_queue_send_nothing_for_a_sync(world: World) -> None:
+    _, wire, batcher = world
+    door(batcher).publish([draft()], None, Answers())
+    batcher.between_syncs()
+    wire.leads, wire.leader = 1, "n1"
+    batcher.hold(True)
+    batcher.between_syncs()
+    assert not wire.sent

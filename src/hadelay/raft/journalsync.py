@@ -1,7 +1,7 @@
 """Writing and syncing of the Raft journal.
 
-Each sync covers the records queued when it began, and then calls `when_synced` callbacks and `on_synced`. A failed
-write or sync is final (`on_fatal`), without a retry: the page cache looks clean afterwards.
+Each sync covers the records queued when it began, and then calls `when_synced` callbacks, `between_syncs` and
+`on_synced`. A failed write or sync is final (`on_fatal`), without a retry: the page cache looks clean afterwards.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ class JournalSync:
         self.on_fatal: Callable[[BaseException], None] = _raise
         #: on_synced(seconds): called after each sync and its `when_synced` callbacks.
         self.on_synced: Callable[[float], None] = lambda seconds: None
+        #: Called at the end of each sync, before `on_synced`: the next sync covers records queued now.
+        self.between_syncs: Callable[[], None] = lambda: None
         #: Number of records queued since the start; of durable ones; and of those queued at the last term or vote.
         self._appended = self._synced = self._voted = 0
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
@@ -131,6 +133,7 @@ class JournalSync:
                 # Re-read `_synced`: a callback may have synced more records
                 while waiting and waiting[0][0] <= self._synced:
                     waiting.popleft()[1]()
+                self.between_syncs()
             except Exception as raised:  # no caller would see the error, and the callback's work is half done
                 self.on_fatal(raised)
                 return

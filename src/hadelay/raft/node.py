@@ -344,7 +344,7 @@ class RaftNode(Events):
             self.replication.count_all(ready)
         else:
             self.follower.synced(ready)
-        ready.apply = True
+        ready.sync = ready.apply = True
 
     def _housekeeping(self, now: float, ready: Ready) -> None:
         self.applier.expire(now)

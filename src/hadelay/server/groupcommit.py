@@ -29,6 +29,9 @@ from hadelay.server.refusals import Refusals, refusal
 
 #: Limit of batches with publishes in flight. Two keep the disks busy; more would only make batches smaller.
 _MAX_INFLIGHT_PUBLISHES = 2
+#: The same limit between two syncs of the leader's journal: on a slow disk, waiting publishes would else miss the next
+#: sync.
+_MAX_INFLIGHT_BETWEEN_SYNCS = 4
 #: Limit of all batches in flight on the leader: commands are small, and a client waits for each.
 _MAX_INFLIGHT = 4
 #: Limit of all batches in flight on a follower: the leader merges them into its next entry.
@@ -195,6 +198,19 @@ class GroupCommit:
                 self._schedule()  # one large batch per turn of the event loop: encoding it takes long
                 return
 
+    def between_syncs(self) -> None:
+        """Send one more batch on the leader, because the next sync of its journal is about to begin. Only if it is not
+        much smaller than what is in flight: each batch costs processor time on all nodes."""
+        inflight = sum(batch.publishes for batch in self._sent)
+        if (
+            self._publishes
+            and 2 * len(self._publishes) >= inflight
+            and self._publishing < _MAX_INFLIGHT_BETWEEN_SYNCS
+            and self.outlet.term()
+            and not (self.held or self._resting)
+        ):
+            self._send_batch(False)
+
     def reject_stale(self) -> None:
         """Reject publishes older than the commit timeout: clients may have retried elsewhere, and the publishes'
         idempotency keys may expire before they are sent."""
@@ -222,7 +238,7 @@ class GroupCommit:
         self.inflight += 1
         self.batches += 1
         batch = _Batch(self, groups, commands)
-        self._publishing += batch.publishes
+        self._publishing += batch.publishes > 0
         self._sent.append(batch)
         self.outlet.send(encoded, batch.answer)
         return sum(map(len, encoded))
@@ -230,7 +246,7 @@ class GroupCommit:
     def settled(self, batch: _Batch, publishes: list[Pending], commands: list[Pending], again: bool) -> None:
         """Handle the answer to a batch. again: nothing happened, so its commands go back to the head of the queue."""
         self.inflight -= 1
-        self._publishing -= batch.publishes
+        self._publishing -= batch.publishes > 0
         self._sent.remove(batch)
         if again:
             self._publishes.extendleft(reversed([*publishes, *(c for c in commands if c.publishes)]))
@@ -275,7 +291,8 @@ class _Batch:
 
     def __init__(self, queue: GroupCommit, groups: list[list[Pending]], commands: list[Pending]) -> None:
         self.queue, self.groups, self.commands = queue, groups, commands
-        self.publishes = bool(groups) or any(command.publishes for command in commands)
+        #: Number of publishes of this node's users, and of PUBLISH commands of other nodes.
+        self.publishes = sum(map(len, groups)) + sum(command.publishes for command in commands)
         self.open, self.overtaken = True, False
         self.to = queue.outlet.to()
         self.began = queue.runtime.monotonic()

@@ -83,6 +83,7 @@ class Node:
         self.repairer = Repairer(self.name, self.replica, self.link, self.peers)
         self.reader = VerifiedReader(self.replica, runtime, self.repairer)
         self.group_commit = self._make_group_commit()
+        journal.between_syncs = self.group_commit.between_syncs
         self._connect()
 
     def _make_group_commit(self) -> GroupCommit:
