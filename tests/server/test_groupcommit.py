@@ -122,7 +122,7 @@ def group_commit(timers: Any, wire: Any, max_entry_bytes: int = 10_000) -> Group
 def door(batcher: GroupCommit) -> Publishing:
     """The door to that queue, of a node that has space."""
     peers, link = SimpleNamespace(full=[]), SimpleNamespace(handlers={})
-    leadership: Any = SimpleNamespace(drained=False, leading=0, group_commit=batcher, peers=peers, link=link)
+    leadership: Any = SimpleNamespace(drained=False, leading=0, level=0, group_commit=batcher, peers=peers, link=link)
     return Publishing(leadership, Guard(), lambda drafts, key: False, 50_000)
 
 
