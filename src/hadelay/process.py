@@ -149,8 +149,8 @@ async def _serve(config: Config, sockets: int, ready: Callable[[dict[str, Any]],
 
 
 def open_console(config: Config, service: NodeService) -> Console | None:
-    """The console of a node; None where it is switched off, or where its packages are missing. A node serves messages
-    without a console."""
+    """Make the node's console. None if it is switched off or its packages are missing: a node works without a
+    console."""
     if not config.http.console:
         return None
     try:

@@ -18,7 +18,7 @@ RETRY_DEFAULTS = WEBHOOK_FLOOR = SETTLE_LEVEL = 3
 UNCOUNTED = 3
 #: From this feature level on, a masked header of a webhook is dropped if the URL changes to another origin (ADR 162).
 MASKED_OF_ORIGIN = 3
-#: From this level on: schedules, message groups, bulk jobs and subscriptions, each with commands of its own.
+#: Feature level from which schedules, message groups, bulk jobs and subscriptions exist, each with its own commands.
 SCHEDULER_LEVEL = 4
 #: Feature level of a new cluster, whatever its first nodes support: their versions may differ.
 FIRST_LEVEL = 1

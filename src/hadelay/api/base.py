@@ -1,4 +1,4 @@
-"""Documents of API version 1: msgspec types that decode, validate and encode, and that OpenAPI 3.1 describes.
+"""Base types of the HTTP API's documents (version 1): msgspec types that decode, validate and encode.
 
 Node and client share these declarations. `At` is the type of a time: formatted text on a node, datetime in the client.
 A member of an answer is one of three kinds:
@@ -50,7 +50,7 @@ def decode_hook(kind: type, value: Any) -> Any:
         if kind is Instant:
             return Instant(parse_instant("time", value))
     except BadRequest as error:
-        # Cut the leading "duration: " or "time: " from the error's text: msgspec's error names the field.
+        # Cut the name "duration: " or "time: " from the parser's error text: msgspec adds the name of the field.
         raise ValueError(error.detail.partition(": ")[2]) from None
     raise NotImplementedError(kind)
 

@@ -8,7 +8,7 @@ from hadelay.api.base import At, DispatchSync, Document, Duration, Request
 
 
 class Dispatch(Document, frozen=True):
-    """Replicated dispatch cursor: position (hour, second, rank in the second) up to which messages are made ready."""
+    """Replicated dispatch cursor: hour, second, and number of that second's messages made ready so far."""
 
     hour: str
     second: int
@@ -81,7 +81,7 @@ class ReadyQuery(Request):
 class CheckOut(Document, omit_defaults=False, frozen=True):
     name: str
     ok: bool
-    #: Detail of the check: the state that was found, or the problem.
+    #: The state that the check found, or the problem.
     detail: str = ""
 
 
@@ -91,12 +91,13 @@ class Health(Document, omit_defaults=False, frozen=True):
 
 
 class QuorumQuery(Request):
-    #: Node of which to check whether it may stop, with a majority left; None: the node that answers.
+    #: Name of the node that is to stop; None: the node that answers. The answer tells whether a majority is left.
     without: str | None = None
 
 
 class Quorum(Document, frozen=True):
-    """Voters left if the node `without` stopped, in the view of the answering node, and the number of voters needed."""
+    """Voting members left if the node `without` stopped, as seen by the answering node, and how many a majority
+    needs."""
 
     without: str
     left: list[str]
@@ -180,7 +181,7 @@ class SnapshotFileOut(Document, frozen=True):
 
 
 class Snapshot(Document, frozen=True):
-    """A checkpoint whose files stay unchanged until it is released, or until nobody has read them for a minute."""
+    """A node's checkpoint, to be copied. Its files stay until it is released, or unread for a minute."""
 
     id: str
     cluster_id: str

@@ -8,7 +8,7 @@ from hadelay.api.base import At, Document, Duration, Request
 
 
 class ReceiveQuery(Request):
-    #: Whether a follower answers 307 with the leader's address; False: the follower relays the poll to the leader.
+    #: Whether a follower redirects the receive (307) to the leader; False: it relays the receive.
     redirect: bool = True
 
 
@@ -48,7 +48,7 @@ class Received(Struct, Generic[At], omit_defaults=True, kw_only=True):
     attempt: int
     #: W3C Trace Context of the span that published the message. Link to the span: it may have ended.
     traceparent: str | None = None
-    #: Schedule that made the message, and the occurrence, if a schedule did.
+    #: Name of the schedule that made the message, and planned time of the occurrence; None for other messages.
     schedule: str | None = None
     occurrence: At | None = None
     #: Message group.
@@ -72,7 +72,7 @@ class Nack(Request):
     delay: Duration | None = None
     #: Reason for people, shown with a dead letter; at most 128 bytes.
     reason: str | None = None
-    #: Whether the attempt counts as failed (max_attempts, backoff); if False, `delay` is 0 unless given.
+    #: Whether the attempt counts as failed, for max_attempts and backoff. If False, the default of `delay` is 0.
     count: bool = True
 
 

@@ -33,11 +33,11 @@ class JobWish(Request):
 
     action: Action
     filter: JobFilter
-    #: Change of a `reschedule`, one of three: `shift` moves each due time, `1d` or `-90m`; `to` and `delay` set it.
+    #: For `reschedule`, one of: `shift`, 1d or -90m, moves each due time; `to` and `delay` set it.
     shift: str | int | float | None = None
     to: str | int | float | None = None
     delay: str | int | float | None = None
-    #: Limit of messages per second.
+    #: Limit of messages that the job changes per second.
     rate: float | None = None
 
 
@@ -49,24 +49,24 @@ class BeginJob(JobWish):
 
 
 class CountJob(JobWish):
-    """A job whose messages are counted."""
+    """Request to count the messages that a job would change, without beginning the job."""
 
-    #: Cursor from the previous answer.
+    #: Cursor from the previous answer to the same count; None: begin to count.
     cursor: str | None = None
 
 
 class JobCount(Document, Generic[At], omit_defaults=False, frozen=True):
-    """Part of a count. The counts of all answers add up."""
+    """Answer to one request of a count, which covers a part of the messages; add up the numbers of all answers."""
 
-    #: Number of messages that the job would change, and of those that it would leave because they are leased.
+    #: matched: number of messages that the job would change; leased: number of messages left out as they are leased.
     matched: int
     leased: int
-    #: First and last due time of the matched messages; of dead letters the times of death.
+    #: Earliest and latest due time of the counted messages; for dead letters, time of death.
     first: At | None
     last: At | None
     #: Part of the entries that were looked at, from 0 to 1.
     progress: float
-    #: Cursor for the next request; None after the last.
+    #: Cursor for the next request of the count; None: the count is complete.
     cursor: str | None
 
 
@@ -81,8 +81,7 @@ class JobFilterOut(Document, Generic[At], rename={"from_": "from"}, frozen=True)
 
 
 class Job(Document, Generic[At], kw_only=True, frozen=True):
-    """A bulk job and how far it is. `leased`, `settled`, `moved` and `refused` count messages that it left as they
-    are."""
+    """A bulk job and its progress. `leased`, `settled`, `moved`, `refused` count messages left unchanged."""
 
     id: int
     action: Action
@@ -101,7 +100,7 @@ class Job(Document, Generic[At], kw_only=True, frozen=True):
     progress: float
     #: Number of messages that were changed.
     done: int
-    #: Number of messages that were leased.
+    #: Number of messages left unchanged because they were leased when the job reached them.
     leased: int
     #: Number of messages that ended before the job reached them.
     settled: int

@@ -26,7 +26,7 @@ class History(Document, Generic[At], frozen=True):
     node: str | None
     #: Reason of a failed attempt, if the consumer gave one.
     reason: str | None = None
-    #: For an event that moved the message to a new index entry: hours of the old entry and of the new one.
+    #: For an event that moved the message to other hour files: old and new hour, as 2026112018.
     from_hour: str | None = field(default=None, name="from")
     to_hour: str | None = field(default=None, name="to")
     #: For a leased event: due time of this attempt. The message's own deliver_at is the due time of its latest attempt.
@@ -52,7 +52,7 @@ class Message(Document, Generic[At], frozen=True):
     #: History of the message, and its body if requested; None in lists.
     history: list[History[At]] | None = None
     body: bytes | None = field(default=None, name="body_base64")
-    #: Schedule that made the message, and the occurrence, if a schedule did.
+    #: Name of the schedule that made the message, and planned time of the occurrence; None for other messages.
     schedule: str | None = None
     occurrence: At | None = None
 
@@ -157,7 +157,7 @@ class RedriveResult(Document, frozen=True):
 
 
 class Redriven(Document, frozen=True):
-    """Result of a redrive. results: outcomes for given ids. redriving: number of dead letters, if all are redriven."""
+    """Result of a redrive: `results` for given ids; else `redriving`, the number of dead letters to be redriven."""
 
     results: list[RedriveResult] | None = None
     redriving: int | None = None

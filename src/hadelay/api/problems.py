@@ -1,4 +1,4 @@
-"""Turns answers into errors, for client and command line: problem documents, and answers that no node sent."""
+"""Turns HTTP answers into exceptions, for client and command line: a node's refusals, and answers of proxies."""
 
 import http.client
 import time
@@ -12,14 +12,14 @@ import msgspec
 from hadelay import errors
 from hadelay.errors import HadelayError, OutcomeUnknown
 
-#: Exceptions of decoding that show that an answer did not come from a node.
+#: Exceptions raised by decoding an answer that no node sent.
 NONSENSE = (msgspec.MsgspecError, ValueError, RecursionError)
 _OF_A_PROBLEM = ("type", "title", "status", "detail", "retryable", "outcome_known", "retry_after_ms")
 #: Headers of an answer; names of headers match in any case.
 Headers = Mapping[str, str] | http.client.HTTPMessage
 #: Status codes with which a proxy refuses a request before it reaches a node.
 _REFUSED_BEFORE = {400, 401, 403, 408, 413, 429}
-#: Errors that refuse a request or its token; they say nothing about the outcome of an earlier try of the request.
+#: Refusals of a request or its token; if it was sent before, it may have taken effect nevertheless.
 NO_NEWS = (errors.BadRequest, errors.Unauthorized, errors.Forbidden, errors.TooLarge)
 
 
@@ -67,7 +67,7 @@ def retry_after_ms(said: str, longest_s: float = 86_400.0, now_s: float | None =
             seconds = float(said)
         else:
             until = parsedate_to_datetime(said)
-            # A date without a zone is GMT.
+            # A Retry-After date without a time zone is GMT.
             at_s = (until if until.tzinfo else until.replace(tzinfo=UTC)).timestamp()
             seconds = at_s - (time.time() if now_s is None else now_s)
     except (ValueError, OverflowError):
@@ -81,7 +81,7 @@ def refusal(url: str, method: str, status: int, headers: Headers, body: bytes) -
         document = msgspec.json.decode(body, type=dict[str, Any])
     except NONSENSE:
         document = {}
-    if "outcome_known" in document:  # only problem documents of a node have outcome_known
+    if "outcome_known" in document:  # no sender but a node adds outcome_known
         return error_of(document, status)
     extra = {name: value for name, value in document.items() if name not in _OF_A_PROBLEM}
     error: HadelayError = not_a_node(url, method, status, headers, body, **extra)
@@ -112,7 +112,7 @@ def _all_errors(kind: type[HadelayError]) -> Iterator[type[HadelayError]]:
         yield from _all_errors(child)
 
 
-# Classes of the errors that a node may answer: only those of errors.py.
+# Exception classes for errors of nodes: those in errors.py, not those that client and commands add.
 _KINDS = [kind for kind in _all_errors(HadelayError) if kind.__module__ == errors.__name__]
 _BY_TYPE = {kind.type: kind for kind in _KINDS}
 _BY_STATUS = {kind.http_status: kind for kind in reversed(_KINDS)}

@@ -29,7 +29,7 @@ class Published(Document, Generic[At], frozen=True):
     #: Due time of the message, in cluster time.
     deliver_at: At
     key: str | None = field(default_factory=null)
-    #: True if no message was stored: a retry, or a pending message has the key; `id` is the earlier message's.
+    #: True if no message was stored: the publish is a repetition, or a pending message, `id`, has the key.
     duplicate: bool = False
     #: Id of the message that this message replaced (on_conflict="replace").
     replaced: str | None = None

@@ -13,7 +13,7 @@ from hadelay.api.consuming import Received
 from hadelay.errors import HadelayError
 from hadelay.model import Key, State
 
-#: Hour files that other nodes and Spark may read, by name suffix.
+#: Name suffixes of the hour files that other nodes and Spark may read.
 HourFile = Literal["log", "idx", "dsp"]
 HOUR_FILES: tuple[HourFile, ...] = ("log", "idx", "dsp")
 SettleKind = Literal["ack", "nack", "extend"]
@@ -102,7 +102,7 @@ class Family(NamedTuple):
 
 #: Value of a family: one number, a number per tuple of label values, or a histogram.
 Values = float | Mapping[tuple[str, ...], float] | Histogram
-#: Metrics with their values. Counters start at 0 with the process; only the replicated ones of messages go on.
+#: Metrics with their values. Counters begin at 0 with the process, except replicated counts of messages.
 Measured = list[tuple[Family, Values]]
 
 
@@ -122,7 +122,7 @@ class Actor(Struct, frozen=True):
 
 
 class Granting(asyncio.CancelledError):
-    """A receive was cancelled after its grant may have been proposed, so messages may be leased."""
+    """Cancellation of a receive whose grant may have been proposed already, so that messages may be leased."""
 
 
 async def answered(begin: Callable[[Callable[..., None]], object]) -> Any:

@@ -11,7 +11,7 @@ from hadelay.errors import BadRequest
 from hadelay.settings.topic import MAX_BACKOFF_STEPS, SETTINGS, WEBHOOK, mask_header, mask_secret, shown_name
 from hadelay.version import FIRST_LEVEL
 
-#: Names, as stored, of the settings that are durations: those of topics, of webhooks and of backoffs.
+#: Stored names (ending in _ms) of the settings that are durations: of topics, webhooks and backoffs.
 _DURATIONS = {name for name in (*SETTINGS, *WEBHOOK, "min_ms", "max_ms") if name.endswith("_ms")}
 
 
@@ -22,7 +22,7 @@ def settings_in(body: PutTopic) -> dict[str, Any]:
         if isinstance(part := config.get(name), dict):
             config[name] = _stored(part)
     if isinstance(backoff := config.get("backoff"), list):
-        if len(backoff) > MAX_BACKOFF_STEPS:  # check the length before parsing each item
+        if len(backoff) > MAX_BACKOFF_STEPS:  # refuse a long list before parsing its items
             raise BadRequest(f"backoff: {len(backoff)} durations; at most {MAX_BACKOFF_STEPS}, the last one repeats")
         config["backoff"] = [parse_duration(f"backoff[{n}]", value) for n, value in enumerate(backoff)]
     webhook = config.get("webhook")

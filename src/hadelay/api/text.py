@@ -27,7 +27,7 @@ _INSTANT = re.compile(
 )
 _MAX_LIMIT = 1_000
 _TOPIC = re.compile(r"[A-Za-z0-9._-]+")
-#: Limit of a stored topic's name, in bytes: the log has one byte for its length. New names have a lower limit.
+#: Limit in bytes of an existing topic's name (its length is one byte in the log); new topics have a lower one.
 LONGEST_TOPIC = 255
 #: Path segments that clients resolve to another path (RFC 3986, 5.2.4).
 DOTS = frozenset((".", ".."))

@@ -18,7 +18,7 @@ class Backoff(Request):
 
 class Webhook(Request):
     url: str
-    #: Secret that signs webhook calls, or several valid secrets, newest first. Without either field, the current
+    #: `secret` signs webhook calls; `secrets` has several valid ones, newest first. If both are omitted, the stored
     #: secrets stay. Answers show secrets masked.
     secret: str | UnsetType = UNSET
     secrets: list[str] | UnsetType = UNSET
@@ -65,7 +65,7 @@ class PutTopic(Request):
     group_concurrency: int | UnsetType | None = UNSET
     paused: bool | UnsetType | None = UNSET
     dispatch_sync: DispatchSync | UnsetType | None = UNSET
-    #: Feature level of the topic's defaults: 3, or 1 for older topics; null: the newest.
+    #: Feature level of the cluster (a version) whose defaults the topic has: 3, or 1 if older; null: the newest.
     defaults: int | UnsetType | None = UNSET
 
 
@@ -147,14 +147,14 @@ class Topic(Document, Generic[At], frozen=True):
     paused: bool | None = None
     paused_reason: str | None = None
     dispatch_sync: DispatchSync | None = None
-    #: Number of messages that wait behind their groups, due or not.
+    #: Number of messages that are blocked by earlier messages of their groups, due or not.
     blocked: int = 0
     #: Consumers since the present leader took over, latest first, at most 16; only in the answer for a single topic.
     consumers: list[Consumer[At]] | None = None
 
 
 class GroupHead(Document, Generic[At], frozen=True):
-    """A message of a group that is handed out, or next in turn."""
+    """One of the first messages of a message group: it is leased, or may be handed out as soon as it is due."""
 
     id: str
     state: Literal["scheduled", "ready", "leased", "cancelled", "expired"]
@@ -166,11 +166,11 @@ class GroupHead(Document, Generic[At], frozen=True):
 class Group(Document, Generic[At], frozen=True):
     topic: str
     group: str
-    #: Limit of the messages that are handed out at once.
+    #: Limit of the group's messages that are leased at the same time.
     group_concurrency: int
-    #: Number of messages that wait behind `heads`.
+    #: Number of the group's messages that are blocked by `heads`.
     blocked: int
-    #: In order, those whose turn it is.
+    #: First messages of the group, in due order: leased, or not blocked by other messages of the group.
     heads: list[GroupHead[At]]
 
 

@@ -38,7 +38,7 @@ class Interrupted(errors.OutcomeUnknown):
 
 
 class SystemRefusal(HadelayError):
-    """Stands for an OSError, such as that of a missing file, in the JSON of a printed error."""
+    """Error type that replaces an OSError (a missing file, say) when an error is printed as JSON."""
 
     type, title = "system", "Refused by the system"
 

@@ -87,7 +87,7 @@ def export(topic: Topic, file: Path | None = None, /, *, restart: bool = False, 
     mark = file.with_name(file.name + ".cursor")
     cursor, size, done = _resume(mark, topic, restart, file)
     with open(file, "r+b" if size else "wb") as out:
-        # Cut off dead letters written after the last saved cursor: they are fetched again.
+        # Cut off the dead letters written to the file after the last saved cursor: they are fetched again.
         out.truncate(size)
         out.seek(size)
         count = _export(remote, topic, out, mark, cursor, done)

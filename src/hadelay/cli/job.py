@@ -104,7 +104,7 @@ def _run(remote: Remote, wish: dict[str, Any], verb: str, *, dry_run: bool, deta
 
 
 def _counted(remote: Remote, wish: dict[str, Any]) -> dict[str, Any]:
-    """Count the messages of a job, in requests of about a second."""
+    """Count the messages that a job would change, in several requests of about a second each; returns the sums."""
     found: dict[str, Any] = {"matched": 0, "leased": 0, "first": None, "last": None}
     cursor: dict[str, Any] = {}
     with progress(100) as update:
@@ -112,7 +112,7 @@ def _counted(remote: Remote, wish: dict[str, Any]) -> dict[str, Any]:
             part = call(remote, "POST", "/v1/jobs:count", wish | cursor, needs="matched")
             found["matched"] += part["matched"]
             found["leased"] += part["leased"]
-            # Times of the API are equally long texts in UTC: their order is that of time.
+            # Compare times as texts: in the API's answers all times are in UTC and equally long.
             found["first"] = min(filter(None, (found["first"], part["first"])), default=None)
             found["last"] = max(filter(None, (found["last"], part["last"])), default=None)
             update(completed=100 * part["progress"])
@@ -144,7 +144,7 @@ def stop(number: Number, /, *, remote: Remote = Remote()) -> None:
 
 
 def _watched(remote: Remote, job: dict[str, Any]) -> dict[str, Any]:
-    """The job when it has ended."""
+    """Wait, with a progress bar, until the job has ended; returns the ended job."""
     with progress(100) as update:
         while job["ended_at"] is None:
             update(completed=100 * job["progress"])

@@ -146,7 +146,7 @@ def _lines(text: str, width: int) -> list[str]:
 
 
 def _widths(rows: Sequence[Mapping[str, str]], columns: Sequence[str], width: int) -> dict[str, int] | None:
-    """Width of each column, so that all fit without breaking a word; None if impossible."""
+    """Width of each column, so that the table fits into `width` without breaking a word; None if impossible."""
     texts = {column: [column.replace("_", " "), *(row[column] for row in rows)] for column in columns}
     least = {name: max(len(word) for text in some for word in text.split() or [""]) for name, some in texts.items()}
     most = {name: max(map(len, some)) for name, some in texts.items()}

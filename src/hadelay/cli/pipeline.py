@@ -76,7 +76,7 @@ _READ = ("path", "hour_from", "hour_to", "on_torn", "as_of")
 
 
 def _takes(kind: Any, *read: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Decorator: adds options to a job's command: fields of `kind` with help, and the data source's named in `read`."""
+    """Decorator: adds to a job's command the fields of `kind` with help texts, and the data source's options `read`."""
     types = get_type_hints(kind) | get_type_hints(Options)
     shown = [field for field in fields(kind) if "help" in field.metadata]
     shown += [Options.__dataclass_fields__[name] for name in read]
@@ -95,7 +95,7 @@ def _run(name: str, options: Any, source: Running) -> int:
 
 
 def _tell(summary: jobs.JobSummary, printing: Printing) -> int:
-    """Print a job's summary as JSON or a table (hours without thousands separators); returns the exit code."""
+    """Print a job's summary as JSON or a table (without separators in 2026112018); returns the exit code."""
     if printing.output == "json":
         emit_json(dict(summary))
     elif summary.columns:

@@ -66,7 +66,7 @@ def _cause(problems: Sequence[Exception], key: str | None) -> Exception:
     if not said:
         return type(problems[-1])("; ".join(map(str, problems)))
     unknown = next((error for error in said if not error.outcome_known), None)
-    # Errors such as BadRequest (NO_NEWS) say nothing about the outcome of an earlier try, which may be unknown.
+    # Report an earlier try's unknown outcome rather than a later BadRequest or the like (NO_NEWS).
     if unknown is None or (said[-1].outcome_known and not isinstance(said[-1], (*_ASK_ANOTHER, *NO_NEWS))):
         return said[-1]
     if key is not None:

@@ -16,7 +16,7 @@ _TOPICS = ("topic", "scheduled", "ready", "leased", "dead", "oldest_ready_age_ms
 _NODES = ("node", "role", "lag", "cpu", "memory_mb", "sync_p99_ms", "loop_p99_ms", "clock_ms", "connections", "detail")
 #: Free disk space, in bytes, below which a warning is shown; the same as in the alert HadelayDiskFull.
 _LITTLE = 1 << 30
-#: Sample of a node's metrics: series, named as in /metrics with labels → value.
+#: Sample of a node's metrics: name with labels, as in /metrics → value.
 Sample = dict[str, float]
 
 

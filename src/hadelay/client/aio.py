@@ -140,7 +140,7 @@ class AsyncClient(ScheduleRequests):
                 "POST", "/v1/messages:batch", read, data=data, headers=headers, timeout_s=timeout
             )
         except HadelayError as error:
-            # Give the error the key of the whole put_many: a retry with this key stores no message twice.
+            # Add the Idempotency-Key to the error: a repeated put_many with it stores no message twice.
             error.extra["idempotency_key"] = key
             raise
 

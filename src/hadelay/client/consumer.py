@@ -26,7 +26,7 @@ _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _MAX_POLL = 1_000
 #: Timeout in seconds of the last poll after a stop, which fetches messages that the cancelled poll was granted.
 _LAST_POLL_S = 2.0
-#: Settlement of a lease: verb, delay, reason.
+#: How to settle a lease: "ack", "nack" or "give back"; delay before the next hand-out; reason.
 _How = tuple[str, Delay | None, str | None]
 _ACK: _How = ("ack", None, None)
 _GIVE_BACK: _How = ("give back", None, "the consumer stopped")
@@ -95,9 +95,9 @@ class Consumer:
             raise ValueError(f"concurrency: expected at least 1, not {concurrency}")
         self.client, self.concurrency = client, concurrency
         self._receive, self._lease_s, self._registry = poll, lease_s, registry
-        #: Unsettled messages by lease: in the queue, or handed out to the caller.
+        #: Unsettled messages by lease token: those in `_queue`, and those handed out to the caller.
         self.held: dict[str, Leased] = {}
-        #: Queue of messages; None ends the iteration.
+        #: Fetched messages, not yet handed to the caller; an exception is raised, None ends the iteration.
         self._queue: asyncio.Queue[Leased | Exception | None] = asyncio.Queue()
         self._room = asyncio.Event()
         #: Leases to settle, with the futures of their outcomes.
@@ -192,7 +192,7 @@ class Consumer:
                 self._room.clear()
                 await self._room.wait()
                 continue
-            # Repeat the request id until an answer arrives: the node then repeats a grant whose answer was lost.
+            # Keep a poll's request id until an answer arrives: the node then repeats an answer that was lost.
             request_id = request_id or os.urandom(12).hex()
             try:
                 messages = await self._receive(request_id=request_id, max=min(room, _MAX_POLL))

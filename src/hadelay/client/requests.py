@@ -268,7 +268,7 @@ class Requests:
         rate: float | None = None,
         request_id: str | None = None,
     ) -> JobInfo:
-        """Begin to change all waiting messages of `topic` that were published before, or its dead letters ("redrive").
+        """Begin a bulk job for all messages of `topic` that are waiting now; for "redrive", all its dead letters.
 
         topic: a name, or a pattern such as "orders-*". tags: messages with all of them. key_prefix: messages whose key
         begins with it. group, schedule: messages of this group, made by this schedule. start, end: due in [start, end).
@@ -389,7 +389,7 @@ def _filter(tags: Sequence[str], key_prefix: str, group: str, schedule: str) -> 
 def _wish(
     action: JobAction, topic: str, of: dict[str, Any], start: When | None, end: When | None
 ) -> dict[str, Any]:  # fmt: skip
-    """Body of a request about a bulk job, without its change."""
+    """Body of a request about a bulk job: action and filter; shift, at or delay come from `_change`."""
     due = _present({"from": when_of(start), "to": when_of(end)})
     return {"action": action, "filter": {"topic": topic, **of, **due}}
 

@@ -14,7 +14,7 @@ from hadelay.paths import segment, with_query
 
 T = TypeVar("T")
 
-#: Settings that are times.
+#: Names of the schedule settings that are a single time.
 _TIMES = ("start", "end")
 
 
@@ -42,13 +42,13 @@ class ScheduleRequests(Requests):
         return await self._send("PUT", with_query(_path(name), {"version": version}), wish, ScheduleInfo)
 
     async def schedule(self, name: str, *, body: bool = False, stale: bool = False) -> ScheduleInfo:
-        """A schedule with its next ten occurrences, and its last ten with what became of their messages."""
+        """A schedule with the times of its next ten occurrences, and its last ten messages with their states."""
         return await self._get(_path(name), ScheduleInfo, body=body, stale=stale)
 
     async def schedules(
         self, prefix: str = "", *, page: int = 1_000, stale: bool = False
     ) -> AsyncIterator[ScheduleInfo]:
-        """Schedules by name, of which the first next occurrence is known. page: schedules per request."""
+        """Iterate over schedules in the order of their names; `next` has only one time. page: schedules per request."""
         query: dict[str, Any] = {"prefix": prefix, "limit": page, "stale": stale}
         while True:
             found = await self._get("/v1/schedules", wire.WireSchedules, **query)
@@ -71,22 +71,22 @@ class ScheduleRequests(Requests):
         return await self._send("POST", _path(name) + ":resume", {}, ScheduleInfo)
 
     async def trigger(self, name: str, *, idempotency_key: str | None = None) -> Triggered:
-        """Make one occurrence of a schedule, due now. Raises Conflict if the schedule does not overlap (`skip`) and the
-        message before is pending."""
+        """Publish one message of a schedule, due now. Raises Conflict if `overlap` is skip and the schedule's previous
+        message is still pending."""
         return await self._keyed(_path(name) + ":trigger", {}, idempotency_key, Triggered)
 
     async def backfill(
         self, name: str, start: When, end: When, *, idempotency_key: str | None = None
     ) -> list[Triggered]:  # fmt: skip
-        """Make the past occurrences of [start, end) due now, also those made before; at most 1,000."""
+        """Publish the past occurrences of [start, end), at most 1,000, due now, even if published before."""
         wish = {"from": when_of(start), "to": when_of(end)}
         return (await self._keyed(_path(name) + ":backfill", wish, idempotency_key, wire.Results[Triggered])).results
 
     async def preview_schedule(
         self, *, count: int = 10, after: When | None = None, **settings: Unpack[ScheduleSettings]
     ) -> Previewed:
-        """The next times of a schedule that need not exist, in words, and what clock changes do to it. settings: those
-        that say when."""
+        """Preview the next times of a schedule that is not stored, with a description in words and effects of
+        daylight-saving changes. settings: only those that say when it is due."""
         wish = _settings(dict(settings)) | {"count": count}
         if after is not None:
             wish["after"] = when_of(after)
@@ -104,7 +104,7 @@ def _path(name: str) -> str:
 
 
 def _settings(given: dict[str, Any]) -> dict[str, Any]:
-    """Settings as the API takes them."""
+    """Convert a schedule's settings from Python values to the API's JSON values."""
     wish = {name: plain(value) for name, value in given.items() if value is not None}
     for name in _TIMES:
         if name in wish:

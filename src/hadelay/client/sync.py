@@ -42,7 +42,7 @@ def _loop() -> asyncio.AbstractEventLoop:
             loop = asyncio.new_event_loop()
             try:
                 threading.Thread(target=loop.run_forever, daemon=True, name=_THREAD).start()
-            except RuntimeError:  # the system allows no further thread at present
+            except RuntimeError:  # too many threads; a later call tries again
                 loop.close()
                 raise
             atexit.register(_at_exit)
@@ -59,7 +59,7 @@ async def _leave(client: AsyncClient) -> None:
 
 def _at_exit() -> None:
     clients = list(_used)
-    _used.clear()  # empty this before the wait: if Ctrl-C ends the wait, no other clean-up may wait for the event loop
+    _used.clear()  # first, so that no other clean-up waits if Ctrl-C ends the wait below
 
     async def leave() -> None:
         await asyncio.gather(*map(_leave, clients), return_exceptions=True)
@@ -212,7 +212,7 @@ class Client:
         ca: str | None = None,
     ) -> None:
         self._new = functools.partial(AsyncClient, urls, token, timeout=timeout, ca=ca)
-        self._new()  # raises at once if an address is wrong
+        self._new()  # made only to raise here if an address is wrong
         self._client: AsyncClient | None = None
 
     def _async(self) -> AsyncClient:

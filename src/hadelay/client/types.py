@@ -29,7 +29,7 @@ Body = Any
 
 JobAction = Literal["cancel", "reschedule", "deliver_now", "redrive"]
 State = Literal["scheduled", "ready", "blocked", "leased", "acked", "cancelled", "expired", "dead"]
-#: Effect of a publish if a pending message has the same key.
+#: Values of `on_conflict`: effect of a publish if a pending message has the same key.
 OnConflict = Literal["keep", "replace", "reject"]
 AckOutcome = Literal["acked", "already_acked", "lease_lost"]
 NackOutcome = Literal["nacked", "already_acked", "lease_lost"]
@@ -80,7 +80,7 @@ class Message(Struct, kw_only=True):
     meta: dict[str, str] = {}
     #: W3C traceparent of the span that published the message, if that was traced.
     traceparent: str | None = None
-    #: Schedule that made the message, and the occurrence, if a schedule did.
+    #: Name of the schedule that made the message, and planned time of the occurrence; None for other messages.
     schedule: str | None = None
     occurrence: datetime | None = None
     #: Message group.
@@ -253,14 +253,14 @@ class ScheduleSettings(TypedDict, total=False):
     start: When | None
     end: When | None
     max_occurrences: int | None
-    #: Each message is due up to so much later.
+    #: Maximum jitter: each message is due later than its occurrence by up to this.
     jitter: Delay | None
-    #: Occurrences missed in an outage: the last one, none, or all.
+    #: Which of the occurrences missed in an outage are published afterwards: the last one, none, or all.
     catch_up: Literal["one", "none", "all"]
     catch_up_window: Delay | None
-    #: What happens to an occurrence while the message of the one before is pending.
+    #: Whether an occurrence is published while the schedule's previous message is pending.
     overlap: Literal["allow", "skip", "wait"]
-    #: None: as it is; a new schedule is active.
+    #: Whether to pause the schedule; None: as before, and a new schedule is active.
     paused: bool | None
     content_type: str | None
     tags: Sequence[str]
@@ -290,15 +290,15 @@ class Triggered(schedules.Triggered[datetime], frozen=True):
 
 
 class Previewed(schedules.Previewed[datetime], frozen=True):
-    """Next times of a schedule that need not exist."""
+    """Answer to `preview_schedule`: next times of a schedule that is not stored."""
 
 
 class Group(topics.Group[datetime], frozen=True):
-    """A message group: `heads` are the messages whose turn it is, `blocked` the number of those behind."""
+    """A message group: `heads` are leased or handed out when due; `blocked` counts the messages behind."""
 
 
 class Bucket(topics.Bucket[datetime], frozen=True, rename={"start": "from"}):
-    """Number of messages due from `start` until the next step."""
+    """Number of messages that fall due in one step of a histogram: from `start` until `start` plus the step."""
 
 
 class Member(cluster.Member, frozen=True):
@@ -312,7 +312,7 @@ class ClusterInfo(cluster.Cluster[datetime], frozen=True, kw_only=True):
 
 
 class HoursInfo(cluster.Hours, frozen=True):
-    """Files of one node at one applied index."""
+    """Lengths and checksums of one node's hour files, at one applied index of the Raft log."""
 
 
 class Names(cluster.Names, frozen=True):

@@ -36,7 +36,7 @@ T = TypeVar("T")
 #: Pattern of texts that a header carries unchanged: no space around the text, and no control characters.
 HEADER_VALUE = re.compile(r"([^\0-\x20\x7f]([^\0-\x1f\x7f]*[^\0-\x20\x7f])?)?")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-#: Limits of one put_many request, in messages and bytes: requests cost little, and no message waits long.
+#: Limits of one request of put_many, in messages and bytes: large for throughput, small for latency.
 BATCH_ITEMS, _BATCH_BYTES = 1_000, 8 << 20
 _HEADERS = {
     "delay": "Hadelay-Delay", "deliver_at": "Hadelay-Deliver-At", "key": "Hadelay-Key", "tags": "Hadelay-Tags",

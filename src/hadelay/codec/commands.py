@@ -53,21 +53,21 @@ from hadelay.members import Member, Members
 from hadelay.members import is_whole as whole_members
 from hadelay.model import MAX_RATE, MAX_REASON, Draft
 
-#: Default limits of the index entries that one slice of a maintenance job looks at.
+#: Maintenance job → default limit of the index entries that one of its slices looks at.
 _LIMITS = {
     Job.SWEEP: 16_384, Job.ROLL_FORWARD: 1_000, Job.RETIRE: 16_384, Job.TTL_EXPIRE: 500, Job.DROP_DEAD: 1_000,
     Job.REDRIVE: 500,
 }  # fmt: skip
 
 _GRANT = struct.Struct("<IIqIBBBBH")
-#: Layout at the start of an ACK, NACK or EXTEND: length of the node's name, number of leases, value_ms.
+#: First fields of an ACK, NACK or EXTEND: length of the node's name, number of leases, delay or lease in ms.
 LEASES = struct.Struct("<BIq")
 _COUNT = struct.Struct("<I")
 _PAIR = struct.Struct("<II")
 _WHEN = struct.Struct("<q?")
 _CURSOR = struct.Struct("<III")
 _LONG = struct.Struct("<Q")
-#: Number of the section of a SETTLE command that has the hand-out delays; there is no other section.
+#: Section number of the hand-out delays, the only section of a SETTLE command.
 _DELAYS = 1
 #: Section number of the groups, the only section of a PUBLISH2 command; 1 is reserved for tags.
 _GROUPS = 2
@@ -109,8 +109,8 @@ def encode_ack(node: str, rows: Rows) -> bytes:
 
 
 def uncounted(delay_ms: int) -> int:
-    """Convert a NACK's delay in ms into its encoding (−2 − delay) if the attempt does not count, or back. Below the
-    feature level UNCOUNTED, apply reads a negative number as the topic's backoff."""
+    """Convert a delay in ms to the encoding for a NACK whose attempt does not count (−2 − delay), or the encoding to
+    the delay. Below the feature level UNCOUNTED, apply reads a negative number as the topic's backoff."""
     return -2 - delay_ms
 
 
@@ -131,7 +131,8 @@ def encode_settle(command: bytes, delays: U32) -> bytes:
 
 
 def encode_expire(grants: Iterable[tuple[int, int]]) -> bytes:
-    """Encode an EXPIRE: end the leases of these grants, (term, seq) each, that are over by cluster time."""
+    """Encode an EXPIRE, which ends those leases of these grants, (term, seq) each, that have run out by cluster
+    time."""
     pairs = np.array(list(grants), _U32).reshape(-1, 2)
     return _frame(Command.EXPIRE, _COUNT.pack(len(pairs)), pairs.tobytes())
 

@@ -67,7 +67,7 @@ PUBLISHES = (Command.PUBLISH, Command.PUBLISH2)
 
 
 class Job(IntEnum):
-    """Maintenance jobs, done in slices: each slice is a replicated command, with the job's number in `Command`."""
+    """Maintenance jobs, run in slices. Each slice is a replicated command, whose number is the job's value."""
 
     #: Write the `cancelled` events of messages that a deletion or purge of their topic cancelled.
     SWEEP = Command.SWEEP

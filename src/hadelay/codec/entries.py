@@ -29,7 +29,7 @@ def encode_entry(now_ms: int, commands: Sequence[bytes], level: int = 1) -> byte
 
 
 def decode_entry(entry: bytes | memoryview) -> tuple[int, int, list[tuple[int, memoryview]]]:
-    """Decode a log entry into (level, now_ms, [(type, body)]), without decoding bodies. Raises Malformed."""
+    """Decode a log entry into (feature level, cluster time, [(command number, encoded body)]). Raises Malformed."""
     reader = WireReader(memoryview(entry))
     version, level, count, now_ms = reader.unpack(_ENTRY)
     if version != ENTRY_VERSION:

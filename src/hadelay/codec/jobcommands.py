@@ -46,8 +46,8 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     #: Filter: only messages of this group, or made by this schedule.
     group: str = ""
     schedule: str = ""
-    #: Change of a reschedule, one of three: by how much the due times move, or the new due time, absolute or counted
-    #: from the beginning of the job.
+    #: For "reschedule", exactly one of: shift_ms, by which due times move; at_ms, the new due time; delay_ms, from the
+    #: beginning of the job.
     shift_ms: int | None = None
     at_ms: int | None = None
     delay_ms: int | None = None
@@ -59,15 +59,15 @@ class JobBegin(NamedTuple):
     node: str
     #: Name of the token that asked for the job; "" without tokens.
     by: str
-    #: Hash of the Idempotency-Key.
+    #: Hash of the Idempotency-Key of the request that began the job; zero bytes: it had none.
     request: bytes
-    #: Names of the topics that match the specification.
+    #: Names of the topics that matched `spec.topic` when the job was proposed.
     topics: list[str]
     spec: JobSpec
 
 
 class JobStep(NamedTuple):
-    """Change these messages, if the job's cursor is `expected`; then the cursor is `cursor`."""
+    """JOB_STEP: carry out the job for `ids`, and set its cursor; refused unless the cursor is `expected`."""
 
     job: int
     expected: JobCursor

@@ -117,7 +117,7 @@ def link(rows: Rows, heads: Heads) -> None:
 
 def catch_up(keys: Numbers, indexes: U32, last: U32, count: U32) -> None:
     """Update heads of linked lists for entries linked already: after a rebuild, or if a cached copy was behind."""
-    # Maximum of index + 1 (NONE32 + 1 wraps to 0): a plain assignment could keep any value of a repeated key.
+    # Keep the highest index of each key. Compare index + 1: NONE32 (no entry) wraps to 0, the lowest.
     ends = last + np.uint32(1)
     np.maximum.at(ends, keys, indexes + np.uint32(1))
     np.subtract(ends, np.uint32(1), out=last)

@@ -74,7 +74,7 @@ class Publish:
 
 
 def hash_key(scope: bytes, key: bytes) -> bytes:
-    """16-byte hash of an Idempotency-Key. Different scopes separate keys of requests from keys of messages."""
+    """16-byte hash of a key. scope: kind of key, such as b"client"; each kind has hashes of its own."""
     return blake2b(key, digest_size=16, key=scope).digest()
 
 
@@ -135,7 +135,8 @@ def _group_rows(groups: Sequence[int | None]) -> bytes:
 
 
 def with_groups(command: Publish, groups: Rows) -> Publish:
-    """The command with these GROUP_ROWs. Raises Malformed unless they are of rows in ascending order."""
+    """A copy of the PUBLISH with these GROUP_ROWs. Raises Malformed unless their row numbers exist and are
+    ascending."""
     at = groups["row"].astype(np.int64)
     if not len(at) or at[-1] >= len(command.rows) or not (at[1:] > at[:-1]).all():
         raise Malformed("groups are of rows in ascending order")

@@ -43,7 +43,7 @@ class LeaseOutcome(IntEnum):
     DONE = 0
     ALREADY_ACKED = 1
     LEASE_LOST = 2
-    #: NACK only: the command has moved as many bytes as it may. The lease is unchanged: propose its nack again.
+    #: NACK only: the command reached its limit of copied bytes; the lease is unchanged. Propose its nack again.
     AGAIN = 3
 
 
@@ -133,8 +133,8 @@ class LeaseResult:
 
 @dataclass(slots=True)
 class ExpireResult:
-    """Result of EXPIRE. returned: number of messages whose expired leases were ended. held: those of the named grants
-    that still have leases."""
+    """Result of EXPIRE. returned: number of messages whose leases had run out and were ended. held: (term, seq) of the
+    grants in the command that still have leases."""
 
     returned: int
     held: list[tuple[int, int]]
@@ -167,7 +167,7 @@ class FireOutcome(IntEnum):
     """Outcome of one schedule of a SCHEDULE_FIRE."""
 
     DONE = 0
-    #: The schedule is no longer as the leader saw it: nothing was done.
+    #: The schedule has changed since the leader proposed the firing: nothing was done.
     STALE = 1
     #: The times contradict the schedule's state or limits: nothing was done.
     REFUSED = 2
@@ -175,7 +175,7 @@ class FireOutcome(IntEnum):
 
 @dataclass(slots=True)
 class FireResult:
-    """Result of SCHEDULE_FIRE: a FireOutcome per schedule, and the number of occurrences by what became of them."""
+    """Result of SCHEDULE_FIRE: a FireOutcome per schedule; numbers of occurrences by outcome."""
 
     outcomes: NDArray[np.uint8]
     made: int = 0

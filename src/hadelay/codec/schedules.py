@@ -25,28 +25,28 @@ from hadelay.codec.formats import Rows
 from hadelay.codec.publishcommand import Publish, decode_publish
 from hadelay.codec.wire import MAX_NAME, Malformed, WireReader, frame, pack_name
 
-#: Limits: times of a schedule given as a list, occurrences of one firing or run, schedules of one SCHEDULE_FIRE, bytes
-#: of a template's body.
+#: Limits: times in a schedule's list `at`; occurrences in one SCHEDULE_RUN or one firing; schedules in one
+#: SCHEDULE_FIRE; bytes of the body of a template (the message that a schedule publishes).
 MAX_TIMES = 1_000
 MAX_RUN = 1_000
 MAX_FIRINGS = 2_000
 MAX_TEMPLATE_BYTES = 64 << 10
-#: Any version, as the expected version of a SCHEDULE_PUT.
+#: Expected version in a SCHEDULE_PUT or SCHEDULE_RUN that means: any version.
 ANY_VERSION = 0xFFFFFFFF
 #: Smallest interval, and largest random part of a due time, in ms.
 MIN_EVERY_MS = 1_000
 MAX_JITTER_MS = 3_600_000
-#: Limit of the numbers of a specification: the year 10000.
+#: Limit of all numbers in a schedule's specification (Spec): the year 10000 in Unix ms.
 _MAX_NUMBER = 253_402_300_800_000
-#: Bits of a firing's flags. LAST: no occurrence follows, `next` is the time of removal. REMOVE: remove the finished
-#: schedule.
+#: Bits of Firing.flags. LAST: no occurrence follows, and Firing.next is the time at which to remove the schedule.
+#: REMOVE: remove the finished schedule.
 LAST, REMOVE = 1, 2
 #: Time for which a finished schedule is kept, in ms.
 KEPT_MS = 7 * 86_400_000
 #: Values of `paused` in a SCHEDULE_PUT.
 KEEP_PAUSE, PAUSE, RUN = 0, 1, 2
 
-#: Due time of one occurrence: the occurrence identifies the message, and is its due time without jitter.
+#: Layout of an occurrence: its planned time, which identifies it, and the due time of its message, with jitter.
 TIME = np.dtype([("occurrence", "<i8"), ("deliver_at_ms", "<i8")])
 
 _PUT, _COUNT16, _FLAG = struct.Struct("<IB"), struct.Struct("<H"), struct.Struct("<B")
@@ -56,7 +56,7 @@ _RUN = struct.Struct("<IBH")
 _KEY = struct.Struct("<16sQ")
 _STATE = struct.Struct("<IBqqqQQQQQ")
 _MADE = struct.Struct("<qQB")
-#: The last bytes of a template's meta: key `oc`, and a msgpack u64.
+#: Last field of a template's meta, without its 8 bytes of value: msgpack key `oc`, type byte of a u64.
 _OC = b"\xa2oc\xcf"
 _OCCURRENCE = struct.Struct(">Q")
 #: Largest number of keys of a msgpack map whose header is one byte.
@@ -64,7 +64,7 @@ _FIXMAP = 15
 
 
 class CatchUp(IntEnum):
-    """Which missed occurrences become messages, within the window."""
+    """Which of the occurrences missed in an outage are published afterwards, if not older than Spec.window_ms."""
 
     ONE = 0
     NONE = 1
@@ -72,7 +72,7 @@ class CatchUp(IntEnum):
 
 
 class Overlap(IntEnum):
-    """What happens to an occurrence while the message of the one before is pending."""
+    """Whether an occurrence is published while the schedule's previous message is still pending."""
 
     ALLOW = 0
     SKIP = 1
@@ -81,7 +81,7 @@ class Overlap(IntEnum):
 
 
 class Spec(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, frozen=True):
-    """When a schedule is due, and how. Exactly one of cron, every_ms and at is given. Times in Unix ms."""
+    """Times and policies of a schedule, in Unix ms. Exactly one of cron, every_ms and at is given."""
 
     topic: str
     cron: str | None = None
@@ -92,7 +92,7 @@ class Spec(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, froze
     end_ms: int | None = None
     max_occurrences: int | None = None
     jitter_ms: int = 0
-    #: A CatchUp, and an Overlap.
+    #: catch_up: a CatchUp, for occurrences missed in the last window_ms. overlap: an Overlap.
     catch_up: Literal[0, 1, 2] = 0
     window_ms: int = 7 * 86_400_000
     overlap: Literal[0, 1, 2] = 0
@@ -100,7 +100,7 @@ class Spec(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, froze
     group: str | None = None
 
     def same_times(self, other: "Spec") -> bool:
-        """Whether both have the same occurrences and due times."""
+        """Whether the two specifications give the same occurrences, with the same due times."""
         ours = (self.cron, self.every_ms, self.at, self.timezone, self.start_ms, self.end_ms, self.jitter_ms)
         return ours == (
             other.cron, other.every_ms, other.at, other.timezone, other.start_ms, other.end_ms, other.jitter_ms,
@@ -129,7 +129,7 @@ class Stored(NamedTuple):
 
     @classmethod
     def read(cls, reader: WireReader) -> "Stored":
-        """Raises Malformed, also for a specification that makes no sense."""
+        """Read a stored schedule. Raises Malformed, also for an invalid specification."""
         creator = reader.name()
         (size,) = reader.unpack(_SIZE)
         try:
@@ -169,29 +169,29 @@ class Put(NamedTuple):
 
 
 class Firing(NamedTuple):
-    """What the leader proposes for one schedule; apply compares version and expected."""
+    """Firing of one schedule in a SCHEDULE_FIRE; refused unless version and expected match the schedule's State."""
 
     name: str
     version: int
-    #: The schedule's `next` that the leader saw.
+    #: State.next of the schedule when the leader computed the firing.
     expected: int
     next: int
-    #: The newest occurrence that this firing judges; all later ones are still to come.
+    #: The newest occurrence that this firing publishes or skips; all later ones are still to come.
     last: int
     missed: int
     flags: int
-    #: Rows of TIME: the occurrences to be published.
+    #: The occurrences to publish, in the layout TIME.
     times: Rows
 
 
 class Fire(NamedTuple):
-    #: IANA version with which every schedule was computed anew; empty in an ordinary firing.
+    #: Version of the time zone data with which all schedules were recomputed; "" in an ordinary firing.
     tzdata: str
     firings: list[Firing]
 
 
 class Run(NamedTuple):
-    """Occurrences that a user asks for. Times of 0 mean now. key: hash and fingerprint of an Idempotency-Key."""
+    """SCHEDULE_RUN: a trigger or backfill. Times of 0 mean now. key: Idempotency-Key's hash and fingerprint."""
 
     name: str
     version: int
@@ -212,10 +212,10 @@ class State(NamedTuple):
 
     version: int
     flags: int
-    #: The schedule's row in the agenda: time of its next occurrence; 0: the leader has to compute it; of a finished
-    #: schedule, the time of its removal. Means nothing while the schedule is paused.
+    #: When the leader has to act on the schedule, its place in table `schednext`: time of the next occurrence; 0:
+    #: compute that time; if the schedule is finished, time of its removal. Means nothing while it is paused.
     next: int
-    #: Newest occurrence that was judged: nothing before it is made any more.
+    #: Newest occurrence that was decided, published or not: only later ones are still to come.
     last: int
     #: Time of the last change by a user.
     put_ms: int
@@ -224,7 +224,7 @@ class State(NamedTuple):
     overlapped: int
     refused: int
     manual: int
-    #: The last messages, oldest first.
+    #: Messages that the schedule published last, oldest first.
     ring: tuple[Made, ...] = ()
 
     def pack(self) -> bytes:
@@ -253,14 +253,14 @@ def times(pairs: Iterable[tuple[int, int]]) -> Rows:
 
 
 def template_meta(meta: bytes) -> bytes:
-    """A meta map, extended by a place for the occurrence at its end."""
+    """Add a last field to an encoded meta map: `oc`, whose value `with_occurrence` writes later."""
     head = meta[0] if meta else 0x80
     assert 0x80 <= head < 0x80 | _FIXMAP
     return bytes([head + 1]) + meta[1:] + _OC + bytes(_OCCURRENCE.size)
 
 
 def with_occurrence(payload: bytearray, meta_size: int, occurrence: int) -> None:
-    """Write the occurrence into a template's payload."""
+    """Write an occurrence into the field `oc` of a template's payload, in place."""
     _OCCURRENCE.pack_into(payload, meta_size - _OCCURRENCE.size, occurrence)
 
 
@@ -309,7 +309,8 @@ def _decode_put(reader: WireReader) -> Put:
 
 
 def decode_template(template: bytes) -> Publish:
-    """The one-row PUBLISH of a template. Raises Malformed unless its meta ends with a place for the occurrence."""
+    """Decode a template, which is a PUBLISH of one message. Raises Malformed unless its meta ends with the field
+    `oc`."""
     publish = decode_publish(memoryview(template))
     row, blob = publish.rows[0], publish.blob
     end = 48 + int(row["meta_size"])

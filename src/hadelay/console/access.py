@@ -21,7 +21,7 @@ async def show(visit: Visit) -> Answer:
 
 
 async def _page(visit: Visit, secret: str = "", name: str = "") -> Answer:
-    """secret: of the token that was just made; only this one answer shows it."""
+    """Render the page Access. secret, name: of a token that this request created; no other answer shows the secret."""
     visit.need("admin")
     tokens = await visit.service.access.list_tokens()
     entries = await visit.service.access.audit(0, MAX_AUDIT)

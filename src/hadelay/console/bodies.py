@@ -12,20 +12,20 @@ _ROW = 16
 
 
 class Body(NamedTuple):
-    #: text, json or hex; "" for an empty body.
+    #: How the body is shown: text, json or hex; "" for an empty body.
     kind: str
-    #: Kinds in which this body can be shown.
+    #: All values of `kind` in which this body can be shown.
     kinds: list[str]
     text: str
-    #: Nested (label, kind of value, text of a plain value or "", children); None unless `kind` is json.
+    #: JSON body as a tree of (label, type of value, text of the value, children); None unless `kind` is json.
     tree: Any
     size: int
-    #: Number of bytes that are shown.
+    #: Number of bytes of the body that the page shows, from its beginning.
     shown: int
 
 
 def shown_body(body: bytes, content_type: str, wanted: str) -> Body:
-    """What a page shows of a body. wanted: one of the kinds; another text means the best kind."""
+    """Prepare a body to be shown on a page. wanted: one of the kinds, else the best one is chosen."""
     text = _text(body[:MOST_TEXT], cut=len(body) > MOST_TEXT)
     tree = _tree(body) if text is not None and "json" in content_type else None
     kinds = [*(["json"] if tree is not None else []), *(["text"] if text is not None else []), "hex"]
@@ -38,7 +38,7 @@ def shown_body(body: bytes, content_type: str, wanted: str) -> Body:
 
 
 def _text(body: bytes, *, cut: bool) -> str | None:
-    """The body as text; None if it is none. cut: the last character may be incomplete."""
+    """Decode the body as UTF-8; None if it is not text. cut: the body was cut off, maybe within a character."""
     try:
         text = body.decode("utf-8", "ignore" if cut else "strict")
     except UnicodeDecodeError:
@@ -57,7 +57,7 @@ def _hex(body: bytes) -> str:
 
 
 def _tree(body: bytes) -> Any:
-    """The nodes of a JSON document; None if it is none, or too large to be shown folded."""
+    """Make the tree (see `Body.tree`) of a JSON body; None if the body is not JSON, or too large to be shown folded."""
     if len(body) > MOST_TEXT:
         return None
     try:

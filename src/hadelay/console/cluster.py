@@ -1,4 +1,4 @@
-"""The page Cluster: members, leaders so far, this node's checks and files; transfer, drain, add and remove."""
+"""The page Cluster: members, past leaders, this node's checks and files; transfer, drain, add, remove."""
 
 import time
 from datetime import UTC, datetime
@@ -11,7 +11,7 @@ from hadelay.http.answers import Answer
 
 pages = Pages()
 
-#: Limit of hours in the strip of files.
+#: Limit of hours whose files the page shows.
 _HOURS = 240
 
 

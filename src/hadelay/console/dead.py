@@ -13,7 +13,7 @@ from hadelay.model import MAX_RATE
 
 pages = Pages()
 
-#: Number of letters on a page, which are grouped by their errors.
+#: Number of dead letters per page; each page groups its own letters by error.
 PAGE = 200
 #: Limit of topics on the page of topics with dead letters.
 _TOPICS = 100
@@ -73,7 +73,7 @@ def _home(visit: Visit, notice: str) -> Answer:
 
 @pages.post("/console/topics/{topic}/dead/redrive")
 async def redrive(visit: Visit) -> Answer:
-    """Redrive the named letters. Field id: ids, one or more in each."""
+    """Redrive the chosen letters. The form has fields `id`, each with one or more message ids."""
     visit.need("admin", visit.topic)
     ids = [parse_id(text) for field in visit.texts("id") for text in field.split()]
     if not ids:

@@ -1,4 +1,4 @@
-"""Streams of server-sent events: one per open page, all pages that show the same thing share one rendering.
+"""Streams of server-sent events, one per open page. Pages that show the same thing share one rendering.
 
 A stream sends a frame every other second, and only what changed since its last frame. A browser that does not read is
 waited for, and cut off by the node's write timeout; a stream ends with its session, and when the node stops (ADR 231).
@@ -22,10 +22,10 @@ log = structlog.get_logger("hadelay")
 
 #: Limit of streams of one node.
 MOST = 300
-#: Time between two frames, in seconds.
+#: Interval between two frames (updates of a page) of a stream, in seconds.
 TICK_S = 2.0
 
-#: A frame: `html` by id of the element, and other members as console.js reads them.
+#: Frame, one update of a page: `html` maps ids of elements to their new HTML; console.js reads the other members.
 Frame = dict[str, Any]
 Make = Callable[[], Awaitable[Frame]]
 
@@ -41,8 +41,8 @@ class Streams:
         self._stopping.set()
 
     async def run(self, visit: Visit, key: str, make: Make, still_in: Callable[[], object]) -> web.StreamResponse:
-        """Send frames until the browser leaves, the session ends or the node stops. key: names what the frames show,
-        which must be the same for all visitors. still_in: raises Unauthorized when the session is over."""
+        """Send frames until the browser disconnects, the session ends or the node stops. key: name of what the page
+        shows, shared by all visitors. still_in: raises Unauthorized once the session has ended."""
         if self.open >= MOST:
             raise Overloaded(f"{MOST} pages are live at this node already; reload this one for news")
         response = web.StreamResponse(headers={**SECURITY, "Cache-Control": "no-store", "X-Accel-Buffering": "no"})
@@ -84,7 +84,7 @@ class Streams:
         await response.write(b"event: over\ndata: This node is stopping: open the console of another node.\n\n")
 
     async def _frame(self, key: str, make: Make) -> Frame:
-        """The frame of `key`, rendered at most once per tick."""
+        """The newest frame for `key`, rendered at most once per TICK_S for all streams together."""
         now = time.monotonic()
         known = self._frames.get(key)
         if known is None or (known[1].done() and now - known[0] >= TICK_S * 0.9):

@@ -1,4 +1,4 @@
-"""The pages Messages (find one) and Message (its life, its body, what can be done)."""
+"""The pages Messages (a search) and Message (one message: history, body, actions)."""
 
 import re
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ _POSITION = re.compile(r"(\d{1,15})-(\d{1,20})")
 _DURATION = re.compile(r"\d+(\.\d+)?((ms|s|m|h|d)(\d+(\.\d+)?(ms|s|m|h|d))*)?")
 STATES = ("pending", *map(str, State), "all")
 _SETS = {str(state): frozenset((state,)) for state in State} | {"pending": PENDING, "all": frozenset(State)}
-#: How serious a state is, as a class of the page's style.
+#: State of a message → CSS class that shows how serious the state is.
 TONES = {"ready": "warn", "blocked": "warn", "dead": "bad", "acked": "good", "expired": "warn"}
 
 
@@ -72,7 +72,7 @@ async def _find_one(visit: Visit, topic: str, text: str) -> str:
 
 
 async def _find_many(visit: Visit, asked: dict[str, str]) -> tuple[list[Message[str]], str]:
-    """(messages of one page, position after which the next page begins or "")."""
+    """Search a topic for messages; returns (messages of one page, cursor of the next page or "")."""
     visit.need("read", check_topic(asked["topic"]))
     start, end = _instant("from", asked["from"], 0), _instant("to", asked["to"], LARGEST_MS)
     if end <= start:
@@ -88,7 +88,7 @@ async def _find_many(visit: Visit, asked: dict[str, str]) -> tuple[list[Message[
 
 
 def _instant(name: str, text: str, default: int) -> int:
-    """A time of a form: as the API takes it, or as a browser's field writes it, in UTC."""
+    """Parse a time from a form, in the API's or a browser's format (in UTC), to Unix ms."""
     if not text:
         return default
     if re.fullmatch(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?", text):
@@ -105,7 +105,7 @@ def now(visit: Visit) -> str:
 
 @pages.get("/console/messages/{id}")
 async def show(visit: Visit) -> Answer:
-    """One message: a verdict, its life, its body."""
+    """One message: its state in a sentence, its history, its body."""
     values = await look(visit, body=True)
     message: Message[str] = values["message"]
     body = shown_body(message.body or b"", message.content_type, visit.query.get("as", ""))
@@ -113,7 +113,7 @@ async def show(visit: Visit) -> Answer:
 
 
 async def look(visit: Visit, *, body: bool) -> dict[str, Any]:
-    """Values of the page of a message. Raises NotFound, and Forbidden without the right to read its topic."""
+    """Values for a message's page. Raises NotFound; Forbidden without the right to read the message's topic."""
     message = await visit.service.messages.describe(parse_id(visit.path["id"]), body=body, stale=False)
     visit.access.need_of("read", message.topic, "message")
     topic: dict[str, Any] = {}
@@ -139,7 +139,7 @@ _EVENT_TONES = {
 
 
 def _rows(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Rows of the timeline. late: lateness of an attempt in words; gap: time since the row before."""
+    """Rows of a message's timeline. late: how late a hand-out was, in words; gap: time since the previous row."""
     before: int | None = None
     failed = False
     for entry in timeline(message | {"history": message.get("history") or []}):

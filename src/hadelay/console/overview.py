@@ -16,13 +16,13 @@ pages = Pages()
 _MINUTE, _HOUR, _DAY = 60_000, 3_600_000, 86_400_000
 #: Ranges of "falls due in the next …", in ms.
 SOON = (("minute", _MINUTE), ("hour", _HOUR), ("day", _DAY), ("month", 30 * _DAY))
-#: Seconds for which counts of what falls due are shared.
+#: Time in seconds for which all visitors share one count of the messages that fall due soon.
 _SOON_S = 15.0
-#: Lag in entries, and days before a certificate ends, from which on they are alarms.
+#: Thresholds of alarms: a member's lag in log entries; days until a certificate expires.
 _LAG, _CERTIFICATE_DAYS = 10_000, 14
-#: Most bars of a histogram of due times; the shortest and the longest range, in ms.
+#: Histogram of due times: maximum number of bars; shortest and longest range, in ms.
 _BARS, _LEAST, _MOST = 150, 20_000, 20 * 365 * _DAY
-#: Steps of a histogram in seconds.
+#: Possible widths of a histogram's bars, in seconds.
 _STEPS = (
     1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 10_800, 21_600, 43_200, 86_400, 172_800, 604_800,
     1_209_600, 2_592_000, 7_776_000,
@@ -60,7 +60,7 @@ async def values_of(visit: Visit) -> dict[str, Any]:
 
 
 async def _soon(visit: Visit) -> list[tuple[str, int]]:
-    """(range, number of messages that fall due in it), counted at most every 15 s."""
+    """Messages that fall due soon: (name of the range, their number), counted at most every 15 s."""
     at, known = visit.site.soon
     if time.monotonic() - at < _SOON_S:
         return known  # type: ignore[no-any-return]

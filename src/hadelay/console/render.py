@@ -19,7 +19,7 @@ _TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 #: Smallest page that is compressed, in bytes.
 _SMALL = 1_024
-#: Headers of all pages. Scripts, styles and forms of this node alone; no page in a frame; nothing kept in caches.
+#: Security headers of all pages: scripts and styles only from this node, forms only to it, and no page in a frame.
 SECURITY: Mapping[str, str] = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
     "object-src 'none'",
@@ -34,7 +34,7 @@ class StaticFile(NamedTuple):
     body: bytes
     packed: bytes
     headers: dict[str, str]
-    #: First digits of the SHA-256; a part of the address, so that browsers may keep the file for good.
+    #: First digits of the file's SHA-256. They are in the file's URL, so browsers may cache the file for ever.
     version: str
 
 
@@ -51,7 +51,7 @@ def load_static() -> dict[str, StaticFile]:
 
 
 def millis(text: str) -> int:
-    """Unix ms of a time as the API writes it."""
+    """Parse a time in the API's format (RFC 3339) to Unix ms."""
     return round(datetime.fromisoformat(text).timestamp() * 1000)
 
 
@@ -60,7 +60,7 @@ def count(number: float) -> str:
 
 
 def short(number: float) -> str:
-    """A number for a tile: 950, 12.3 k, 4.56 M."""
+    """Shorten a number for display: 950, 12.3 k, 4.56 M."""
     for size, unit in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
         if abs(number) >= size:
             return f"{number / (1e3 if unit == ' k' else size):.3g}{unit}"
@@ -68,7 +68,7 @@ def short(number: float) -> str:
 
 
 def rate(number: float) -> str:
-    """A rate per second: 0, 0.4, 12, 3,400."""
+    """Format a rate per second for display: 0, 0.4, 12, 3,400."""
     return f"{number:.1f}" if 0 < number < 9.95 else f"{number:,.0f}"
 
 
@@ -80,7 +80,7 @@ def size(number: float) -> str:
 
 
 def clock(text: str) -> Markup:
-    """A time as the API writes it, for a line of a page."""
+    """HTML that shows a time, given in the API's format (RFC 3339), in a line of a page."""
     return Markup('<time datetime="{0}" title="{0}">{1} <span class="hms">{2}</span></time>').format(
         text, text[:10], text[11:23]
     )

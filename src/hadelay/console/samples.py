@@ -23,13 +23,13 @@ log = structlog.get_logger("hadelay")
 
 #: Time between two samples in seconds, and number of samples that are kept: an hour.
 EVERY_S, KEPT = 10.0, 360
-#: Limits of topics with samples of their own: the busiest, and those that somebody looked at last.
+#: Limits of topics with samples of their own: the busiest, plus those that somebody looked at last.
 BUSIEST, LOOKED_AT = 200, 50
 #: Samples after which the busiest topics are chosen anew.
 _CHOOSE = 30
-#: Age in seconds up to which a look at the counters is shared, and the window of its rates.
+#: Seconds for which callers share one reading of the counters; seconds over which rates are computed.
 _FRESH_S, _WINDOW_S = 1.8, 10.0
-#: Limit of the share of the processor's time: pause after work of a certain duration, as a multiple of this duration.
+#: Pause after reading the counters: this multiple of its CPU time, so 100 means at most 1 % of a CPU.
 _PAUSE = 100
 #: Number of changes of the leader that are kept.
 _CHANGES = 50
@@ -37,7 +37,7 @@ _NOTHING = Recent(0, 0, 0, 0, 0, 0)
 
 
 class Look(NamedTuple):
-    """The counters at one moment, and rates per second over the last seconds. recent: None while no leader is known."""
+    """Counters, and rates per second over 10 s. recent: ready messages, lateness; None while no leader is known."""
 
     totals: Totals
     recent: Recent | None
@@ -74,7 +74,7 @@ class Sampler:
     def __init__(self, service: NodeService) -> None:
         self._service = service
         self._task: asyncio.Task[None] | None = None
-        #: published, acked, died, pending, dead; then p50, p99, max of the lateness in ms, −1 where it is not known.
+        #: Columns: published, acked, died, pending, dead; p50, p99, max of the lateness in ms, −1 if unknown.
         self._ring = _Ring(8)
         self._topics: dict[str, _Ring] = {}
         self._looked_at: OrderedDict[str, None] = OrderedDict()
@@ -150,7 +150,7 @@ class Sampler:
         recent: Recent | None = None
         with suppress(HadelayError):
             recent = await self._service.overview.recent()
-        # Other tasks ran meanwhile, so this is at most what the look cost; on a busy node looks are rarer.
+        # Upper bound of the look's cost: the thread ran other tasks meanwhile. On a busy node looks are rarer.
         self._cost_s = min(0.6, time.thread_time() - began)
         now = time.monotonic()
         self._looks.append((now, totals))
@@ -172,7 +172,7 @@ class Sampler:
             self._topics[topic] = _Ring(4)
 
     def charts(self) -> dict[str, Any]:
-        """Series of the overview's charts: `at` in seconds, and lists of series by chart."""
+        """Data of the overview's charts: `at`, Unix times in s; and under each chart's name a list of series."""
         rows = self._ring.rows()
         at, published, acked, died, pending, dead, *late = rows.T if len(rows) else np.zeros((9, 0), np.int64)
         return {

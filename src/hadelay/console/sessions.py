@@ -22,7 +22,7 @@ class Session:
 
 
 class Sessions:
-    """monotonic: returns seconds."""
+    """All open sessions at this node. monotonic: clock in seconds."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic

@@ -39,15 +39,15 @@ _NAV = (
 
 
 class Console:
-    """secure: whether the node serves HTTPS, so that browsers send the cookie over HTTPS alone."""
+    """The console of one node. secure: whether the node serves HTTPS; cookies are then sent over HTTPS alone."""
 
     def __init__(self, service: NodeService, *, secure: bool) -> None:
         self.service, self._secure = service, secure
         self.renderer, self.sessions = Renderer(service.node), Sessions(time.monotonic)
         self.streams, self.sampler = Streams(), Sampler(service)
-        #: When what falls due soon was counted last (monotonic, in seconds), and the counts (overview.py).
+        #: Last count of messages that fall due soon (overview.py): monotonic time in s, and numbers.
         self.soon: tuple[float, list[tuple[str, int]]] = (-1e9, [])
-        #: Secret of forms where no session has one: of the sign-in, and of clusters without tokens.
+        #: Secret in forms that have no session: the sign-in, and all in a cluster without tokens.
         self.csrf = secrets.token_urlsafe(24)
         # Browsers send cookies to all ports of a host: the name of the cookie tells nodes on one machine apart.
         self._cookie = f"hadelay-{crc32c(service.node.encode()):08x}"
@@ -88,7 +88,7 @@ class Console:
         return f"{name}={value}; Path=/; HttpOnly; SameSite=Strict{'; Secure' if self._secure else ''}{life}"
 
     def _add(self, method: str, path: str, handler: Any, *, plain: bool = False) -> None:
-        """plain: the handler gets a Call and needs no session."""
+        """Add a route. plain: the handler gets a Call instead of a Visit, and needs no session."""
         run = handler if plain else partial(self._visit, handler)
         self.routes.add(
             method, path, returns={200: str}, own_head=True, scope=OPEN, described=False, name="console", summary="-"
@@ -114,8 +114,8 @@ class Console:
             return self._refused(visit, unexpected(error, call.request.method))
 
     def _admit(self, call: Call) -> Visit:
-        """Raises Unauthorized without a session whose token is valid; NoLeader while this node does not know the
-        tokens."""
+        """Check a request's session. Raises Unauthorized if its token is invalid; NoLeader while no tokens are
+        known."""
         authenticator = call.context.authenticator
         if authenticator is None:
             return Visit(self, call, None, UNRESTRICTED)

@@ -24,11 +24,11 @@ from hadelay.settings.topic import SETTINGS, shown_name
 
 pages = Pages()
 
-#: Number of topics on one page, and the number of pages: who looks further needs a search.
+#: Number of topics per page, and maximum number of pages: topics beyond are found only by a search.
 _PAGE, _PAGES = 50, 40
 #: Number of ready messages that the page of a topic shows without leasing them.
 _PEEK = 5
-#: Settings in the form; the others are shown, and changed with `hadelay topic set`.
+#: Topic settings that the page Topic can change; it only shows the others, which `hadelay topic set` changes.
 _IN_FORM = (
     "lease_ms", "max_attempts", "backoff", "ttl_ms", "rate", "catch_up_rate", "concurrency", "publish_rate",
     "max_messages", "max_bytes", "dead_letter", "dead_retention_ms", "retention_ms",
@@ -37,7 +37,7 @@ _IN_FORM = (
 
 @pages.get("/console/topics")
 async def overview(visit: Visit) -> Answer:
-    """The table of topics, searched, chosen, sorted and paged by the node."""
+    """The table of topics. The node searches, filters, sorts and pages."""
     text, order, choice = (visit.query.get(name, "") for name in ("q", "sort", "show"))
     order, choice = order if order in ORDERS else "name", choice if choice in CHOICES else "all"
     number = visit.query.get("page", "")
@@ -88,7 +88,7 @@ def live(visit: Visit) -> tuple[str, Any]:
 
 
 async def consumers(visit: Visit, topic: Topic[str]) -> dict[str, Any]:
-    """Consumers of the topic: those that asked lately, and those that have leased messages."""
+    """Consumers of the topic: those that recently sent a receive, and those that have leased messages."""
     holders, complete = await visit.service.overview.holders(topic.topic)
     rows = {consumer.name: {"name": consumer.name, "asked_at": consumer.asked_at} for consumer in topic.consumers or ()}
     for holder in holders[:50]:

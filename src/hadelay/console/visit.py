@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 _FORM = "application/x-www-form-urlencoded"
 #: Limits of a form: its size in bytes, and the number of its fields.
 _MAX_FORM, _MAX_FIELDS = 256 << 10, 1_100
-#: Limit of a notice in characters.
+#: Limit of the characters of a notice, the text about an action that the next page shows.
 _MAX_NOTICE = 400
-#: Addresses that a sign-in may go on to.
+#: Pattern of the paths to which a browser may be redirected after the sign-in.
 NEXT = re.compile(r"/console/[A-Za-z0-9._~/?&=%+:-]*")
 
 
@@ -147,7 +147,7 @@ class Pages:
     """Pages and actions of one module, declared by their handlers."""
 
     def __init__(self) -> None:
-        #: (method, path, handler)
+        #: Routes of pages and actions: (method, path, handler).
         self.all: list[tuple[str, str, Handler]] = []
         #: (path, handler) of streams; the handler returns what the stream shows, and the function that makes a frame.
         self.streams: list[tuple[str, LiveHandler]] = []
@@ -156,11 +156,11 @@ class Pages:
         return self._add("GET", path)
 
     def post(self, path: str) -> Callable[[H], H]:
-        """An action: the handler gets the form, checked to be of this session, and checks the rights."""
+        """Decorator for an action (POST). The form is checked to be of this session; the handler checks rights."""
         return self._add("POST", path)
 
     def live(self, path: str) -> Callable[[LiveHandler], LiveHandler]:
-        """A stream of a page."""
+        """Decorator for the handler of a stream, which keeps a page up to date."""
 
         def declare(handler: LiveHandler) -> LiveHandler:
             self.streams.append((path, handler))

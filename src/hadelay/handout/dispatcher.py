@@ -75,7 +75,7 @@ class Dispatcher(LedgerListener):
         self.resume_ms = 0
         #: Seconds whose list of index entries is damaged, as reported: (hour, second of the hour), an ordered set.
         self._damages: dict[tuple[int, int], None] = {}
-        #: Seconds (since 1970) whose index was repaired before they ended; each is scanned after its end.
+        #: Seconds (since 1970) whose index was repaired before the second was over; each is scanned after its end.
         self._repaired: Deadlines[int] = Deadlines()
         #: Damaged index entries: hour → entry numbers, as an ordered set.
         self._bad_entries: dict[int, dict[int, None]] = {}
@@ -153,7 +153,7 @@ class Dispatcher(LedgerListener):
             return
         if not self._preload.has_seen(hour):
             return
-        # Messages that were not leased ended. Their entries in lists of ready messages are dropped later, by polls.
+        # These messages ended without a lease. Polls drop their entries from lists of ready messages later.
         rows = self.store.entries(hour, indexes, verify=False)
         due = rows["deliver_at_ms"] <= self.turns.now_ms
         self.windows.ready_counts.subtract(rows["topic"][due & self.ledger.topics.alive(rows)].tolist())
@@ -206,7 +206,7 @@ class Dispatcher(LedgerListener):
             hour, index = divmod(window.entries[0], 1 << 32) if window.entries else (DEAD_HOURS, 0)
             if hour < DEAD_HOURS and (window.rescan_from is None or hour <= window.rescan_from // SECONDS_PER_HOUR):
                 firsts.setdefault(hour, {})[number] = index
-        # A topic's first entry in memory is nearly always its oldest undelivered message: read all topics' first ones.
+        # A topic's first entry in memory is nearly always its oldest undelivered: look at all first entries at once.
         for hour, indexes in firsts.items():
             rows, owed = self._owed.look(hour, np.array(list(indexes.values()), np.uint32))
             due = zip(indexes, rows["deliver_at_ms"].tolist(), owed.tolist(), strict=True)

@@ -44,7 +44,7 @@ class Offer:
 class Matcher:
     def __init__(self, windows: Windows, waiting: Waiting) -> None:
         self._windows, self._waiting, self._turns, self._owed = windows, waiting, windows.turns, windows.owed
-        #: Numbers of messages whose tag masks matched a filter, and of those whose tags then did not match.
+        #: Number of messages that fitted a filter by tag mask; number of these that did not fit by their tags.
         self.checked = self.false_positives = 0
 
     def match(self, room: int, now_ms: int) -> list[Offer]:

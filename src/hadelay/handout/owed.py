@@ -49,7 +49,7 @@ class Owed:
         return owed & ~is_in(rows["index"], hour_state.settled, hour_state.leased)
 
     def fewer(self, hour: int, count: int) -> bool:
-        """Whether entries of the hour are blocked, and fewer than `count` are open and not blocked."""
+        """Whether the hour has blocked entries, and its open entries that are not blocked are fewer than `count`."""
         found = self.ledger.hours.get(hour)
         if found is None or not found.blocked:
             return False
@@ -68,7 +68,7 @@ class Owed:
             return found
         later = [h for h, s in self.ledger.hours.items() if h > hour and s.open_seconds is not None]
         if now_ms // HOUR_MS > self.ledger.now_hour:
-            # Add hours that began while nothing was committed: apply has not counted their unsettled entries yet.
+            # Search hours, too, that began after the last commit: apply has no counts for them yet.
             hours = self.store.hours()
             first = max(hour, self.ledger.now_hour) + 1
             later += hours[bisect_left(hours, first) : bisect_right(hours, min(now_ms // HOUR_MS, DEAD_HOURS - 1))]

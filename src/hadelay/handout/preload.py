@@ -117,7 +117,7 @@ class Preload:
             walk = self.load(at)
             budget -= walk.left
             if budget >= 0 and len(self.loading) == 1:
-                self.work()  # load the second at once: it is small, and no other one is being loaded
+                self.work()  # it is small, and no other second is being loaded: no need to wait
         return NEVER_MS
 
     def load(self, at: int) -> ChainWalk:
@@ -234,8 +234,8 @@ class Preload:
             self.filed(hour, row)
 
     def _has(self, at: int, row: NDArray[np.void]) -> bool:
-        """Whether this entry, unless it was blocked when the second `at` was loaded, is in that second and not taken
-        out yet."""
+        """Whether an entry that was not blocked when the second `at` was loaded is in that second's loaded messages and
+        not yet taken out."""
         second = self._seconds.get(at)
         if second is None:
             return False

@@ -31,7 +31,7 @@ class Window:
         #: Earliest second with a message that did not fit into the window since its running scan began; or None.
         self.missed_since_scan: int | None = None
         self.scanning = False
-        #: Minimum number of entries to check for the next offer; above 0 if none of those checked last needed delivery.
+        #: Minimum number of entries to check for the next offer: doubles while none needs delivery; else 0.
         self.scan_ahead = 0
         #: True once the window is no longer used: entries of failed offers do not return to this window.
         self.closed = False
@@ -107,7 +107,7 @@ class TopicTurn:
         self.turns: deque[WaitQueue] = deque()
         self.active = False
         self.deficit = 0
-        #: Number of the topic's latest hand-out, counted over all topics: the smallest number waited longest.
+        #: Serial number of the topic's latest hand-out, over all topics; the lowest waited longest.
         self.served = 0
         #: Number of the topic's messages that were offered, and neither granted nor refused yet.
         self.in_flight = 0

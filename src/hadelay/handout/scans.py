@@ -45,7 +45,7 @@ class Scans:
         self.jobs: deque[Iterator[int]] = deque()
         # Seconds that fell due under earlier leaders and are still to be scanned: the first, and the end (exclusive).
         self._catch_up = self._catch_up_end = 0
-        #: The take-over's walk over the second `_catch_up`, while it runs.
+        #: Walk over the entries of the second `_catch_up`, by a new leader's first scan; else None.
         self._walk: ChainWalk | None = None
         self._head_start = 0
         # Cost of the last slice, in rows.
@@ -135,7 +135,7 @@ class Scans:
                 found.add(rows)
                 yield self._cost
             self._walk = None
-            # Do not yield before the end of the loop: other code must see all of these changes or none.
+            # No yield below: other code must see all of the following changes or none.
             self._catch_up = second + 1
             self._windows.make_ready(found.hour, second, *found.take(self._turns.now_ms))
             self._windows.leave_out(second, found.overflow)

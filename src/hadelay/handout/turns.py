@@ -26,7 +26,7 @@ class Turns:
         self.throttled: Counter[str] = Counter()
         self._topics = topics
         self._ring: deque[TopicTurn] = deque()
-        #: Number of times that messages were taken from a window, over all topics.
+        #: Counter over all topics, raised each time that a topic hands out messages; see TopicTurn.served.
         self._served = 0
         #: Topics that wait for tokens of their rate limits.
         self._refills: Deadlines[TopicTurn] = Deadlines()

@@ -175,7 +175,7 @@ class Windows:
         self.size += len(entries)
 
     def take_free(self, window: Window, entries: list[int]) -> list[int]:
-        """The entries, each once, that are in no undecided offer; the window gets the others if those offers fail."""
+        """The entries (without repetitions) in no undecided offer; the window gets the others if their offers fail."""
         free = []
         for entry in dict.fromkeys(entries):
             if entry in self.in_flight:

@@ -36,7 +36,7 @@ _MEMBERS = 32
 _GROWTH = 6
 #: Size limit (bytes) of an item's members other than the payload, and of MessagePack payloads to convert to JSON.
 _BESIDES = 128 << 10
-#: Divisors of bytes to get work, for what decodes fast: _FRACTION for light JSON batches, _LARGE for large items.
+#: Bytes per unit of work where decoding is fast: light JSON batches (_FRACTION), large items (_LARGE).
 _FRACTION, _LARGE = 4, 32
 
 
@@ -178,7 +178,7 @@ _SPACE = b" \t\r\n"
 _PAYLOAD = re.compile(rb'[ \t\r\n]{0,1000}"body(?:_base64)?"')
 #: Limit of the depth of nested values, about that of the decoder.
 _DEEPEST = 1_000
-#: Kind of each JSON byte that ends or nests values (_KINDS), and the change of nesting depth by each kind (_STEPS).
+#: Tables: JSON byte → its kind, if it ends or nests values (_KINDS); kind → change of the nesting depth (_STEPS).
 _QUOTE, _OPEN, _CLOSE, _COMMA_KIND, _NEWLINE = 1, 2, 3, 4, 5
 _KINDS = np.zeros(256, np.uint8)
 for _bytes, _kind in (b'"', _QUOTE), (b"[{", _OPEN), (b"]}", _CLOSE), (b",", _COMMA_KIND):
@@ -200,7 +200,7 @@ def _cut_json(data: bytes, opening: bytes, at_most: int, limit: str) -> _Cut:
     utf8 = getincrementaldecoder("utf-8")()
     while at < len(data):
         piece = data[at : at + _CUT_JSON]
-        if (len(piece) - len(piece.rstrip(b"\\"))) & 1:  # add the byte that the last backslash escapes
+        if (len(piece) - len(piece.rstrip(b"\\"))) & 1:  # the last backslash escapes the next byte: include it
             piece = data[at : at + _CUT_JSON + 1]
         _check_utf8(utf8, piece)
         where, kinds, inside = _outside_strings(piece, inside, _KINDS if opening else _KINDS_OF_LINES)

@@ -47,7 +47,7 @@ class Connection(Protocol):
         super().__init__(server, **server.options)
         self.limit = limit
         self._context, self._heads, self._lost = context, heads, lost
-        #: Bytes still to arrive of aiohttp's request; −1: unknown, so aiohttp gets all later requests, too.
+        #: Bytes still to arrive of a request that aiohttp answers; −1: unknown, so aiohttp gets all later ones.
         self._missing = -1 if limit else 0
         #: Whether a request is being answered without aiohttp; bytes that arrive meanwhile are held back.
         self._busy = False
@@ -157,7 +157,7 @@ class Connection(Protocol):
         else:
             transport.writelines((head, body))
         if self._held:
-            # Go on in the next pass of the event loop: data_received may be the caller, and calls must not nest.
+            # Answer held requests in the next pass of the event loop: data_received must not nest.
             self.loop.call_soon(self._go_on)
         else:
             self._busy = False

@@ -1,4 +1,4 @@
-"""Bulk jobs: change all messages that a filter selects; count them before."""
+"""Routes for bulk jobs, which change all messages that a filter selects; also count these messages beforehand."""
 
 import re
 import struct
@@ -22,7 +22,7 @@ routes = Routes()
 _PATTERN = re.compile(rf"[A-Za-z0-9._*-]{{1,{LONGEST_TOPIC}}}")
 #: Limit of a request_id, in bytes.
 _LONGEST_REQUEST_ID = 64
-#: Cursor of a count: hour and index of the next entry, and CRC-32C of the question.
+#: Cursor of a count: hour and index of the next entry to look at, and CRC-32C of the job's specification.
 _CURSOR = struct.Struct(">III")
 _ONE, _JOB = "/v1/jobs/{job}", {200: api.Job[str]}
 _OWN: Any = {"own_topics": True}
@@ -86,7 +86,7 @@ def _need(call: Call, action: str, topic: str) -> None:
 
 
 def _topic(pattern: str) -> str | None:
-    """A pattern as rights know it: a scope covers a pattern if it covers each name that the pattern matches."""
+    """The topic to check rights for: the pattern, whose matches must all be covered; None for all topics."""
     return None if not pattern.strip("*") else pattern
 
 

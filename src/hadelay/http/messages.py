@@ -119,7 +119,7 @@ async def list_messages(call: Call) -> Answer:
         raise BadRequest("to: must be after from")
     tags = check_tags(limits, query.tag.split(",")) if query.tag is not None else ()
     states = _states(query.state)
-    # Without `blocked`, which older nodes do not know: the pages of one list may come from nodes of two versions.
+    # The checksum leaves out `blocked`: older nodes, which may serve other pages, do not know it.
     question = crc32c(repr((topic, sorted(states - {State.BLOCKED}), start, end, sorted(tags))).encode())
     after = FIRST if query.cursor is None else _decode(query.cursor, question)
     ask = ListRequest(states, start, end, tags, after, check_limit(query.limit))

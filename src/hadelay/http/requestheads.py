@@ -35,7 +35,7 @@ class Fields(NamedTuple):
     #: Options of the publish; None: the head is not valid for a publish.
     publish: options.PublishOptions | None
     lines: tuple[tuple[bytes, bytes], ...]
-    #: Whether other requests may repeat these lines.
+    #: Whether these header lines are cached: no value is of a kind that rarely repeats (_OWN).
     common: bool
     authorization: tuple[str, ...]
 

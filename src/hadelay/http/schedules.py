@@ -36,7 +36,7 @@ def _name(call: Call) -> str:
 
 
 async def _own(call: Call, scope: str = "publish") -> str:
-    """The name in the path. Raises NotFound, and Forbidden if the token has no such scope for the schedule's topic."""
+    """The schedule's name in the path. Raises NotFound; Forbidden without this scope for its topic."""
     name = _name(call)
     topic = await call.service.schedules.topic_of(name)
     if topic is None:
@@ -74,7 +74,7 @@ async def put_schedule(call: Call) -> Answer:
 
 
 def spec_of(wish: api.Times, topic: str) -> Spec:
-    """The specification of a request. Raises BadRequest and Impossible."""
+    """Make a schedule's specification (Spec) from a request. Raises BadRequest and Impossible."""
     given = [name for name in ("cron", "every", "at") if getattr(wish, name) is not None]
     if len(given) != 1:
         raise BadRequest(f"say when by one of cron, every and at, not by {' and '.join(given) or 'none'}")

@@ -23,7 +23,7 @@ from hadelay.ledger.topics import by_topic
 from hadelay.ledger.transitions import Leaving, settle
 from hadelay.model import MAX_RATE, NEVER_MS, Event, State
 
-#: Limits: jobs that are kept, running or ended; tags of one job; bytes of a key's prefix, and of a specification.
+#: Limits: jobs kept, running or ended; tags of a job; bytes of its key prefix and specification.
 MAX_JOBS = 100
 MAX_TAGS = 16
 MAX_PREFIX = 1_024
@@ -33,7 +33,7 @@ _OTHER_JOB = "this Idempotency-Key was used for another job: take a new key"
 
 
 def _codes(*states: State) -> Mask:
-    """Mask over the state codes of `states_of`."""
+    """Array by state code (see `states_of`): True for these states."""
     return np.array([state in states for state in (*State, None)])
 
 
@@ -93,7 +93,7 @@ def apply_begin(ledger: Ledger, command: JobBegin) -> JobBegun | Refused:
         ledger.jobs_begun, spec, command.node, command.by, command.request, ledger.now_ms,
         {topic.number: topic.generation for topic in topics},
     )  # fmt: skip
-    ledger.listener.on_topic(topics[0])  # wakes the leader
+    ledger.listener.on_topic(topics[0])  # so that the leader begins the job
     return JobBegun(ledger.jobs_begun, False)
 
 
@@ -134,7 +134,7 @@ def apply_step(ledger: Ledger, step: JobStep) -> Done | Refused:
 
 
 def _present(ledger: Ledger, ids: NDArray[np.uint64]) -> list[tuple[int, Rows]]:
-    """(hour, INDEX rows) of the present entries of these messages, without those that are gone."""
+    """Present entries of these messages as (hour, INDEX rows); messages that are deleted are left out."""
     hours, indexes = find_entries(ledger, ids.tolist())
     found = []
     for hour, where in groups(hours):
@@ -145,7 +145,7 @@ def _present(ledger: Ledger, ids: NDArray[np.uint64]) -> list[tuple[int, Rows]]:
 
 
 def _judge(ledger: Ledger, job: BulkJob, leaving: Leaving) -> None:
-    """Change those messages of one hour that still are as the job means them, and count all."""
+    """Change the messages of one hour that the job still may change, and count all in the job."""
     rows, redrives = leaving.rows, job.spec.action == "redrive"
     codes = states_of(ledger, leaving.hour, rows, ledger.now_ms)
     meant = rows["generation"] < job.generations(len(ledger.topics.all))[rows["topic"]]
@@ -162,7 +162,7 @@ def _judge(ledger: Ledger, job: BulkJob, leaving: Leaving) -> None:
 
 
 def _change(ledger: Ledger, job: BulkJob, leaving: Leaving) -> int:
-    """Do to these messages what the job is for; returns to how many. The others are not allowed to change."""
+    """Cancel, redrive or reschedule messages; returns how many. The others count as `refused` (BulkJob)."""
     rows = leaving.rows
     if job.spec.action == "cancel":
         settle(ledger, leaving, Event.CANCELLED)

@@ -21,7 +21,7 @@ import numpy as np
 from hadelay.codec.formats import U32
 from hadelay.codec.jobcommands import JobCursor, JobSpec
 
-#: Counts of a job, by what it found.
+#: Names of the counts of messages in a BulkJob.
 JOB_COUNTS = ("done", "leased", "settled", "moved", "refused")
 
 
@@ -31,19 +31,20 @@ class BulkJob:
 
     number: int
     spec: JobSpec
-    #: Node that took the request, name of the token, and hash of the Idempotency-Key.
+    #: Of the request that began the job: node that took it, name of its token, and hash of its Idempotency-Key.
     node: str
     by: str
     request: bytes
     began_ms: int
-    #: Generation that the job gave to each of its topics, by topic number.
+    #: Topic number → generation given to the topic when the job began; the job changes only older messages.
     topics: dict[int, int]
     cursor: JobCursor = (0, 0)
     #: Time at which the job ended; 0 while it runs.
     ended_ms: int = 0
     stopped: bool = False
-    #: Number of messages by what the job found: changed by the job; leased; ended meanwhile; rescheduled or retried
-    #: meanwhile; and not allowed to change (beyond max_delay, or a client key that another message has by now).
+    #: Numbers of messages that the job reached: changed; leased; ended since the job began; rescheduled or retried
+    #: since then; and not changed because that is forbidden (due beyond max_delay, or another message has the client
+    #: key by now).
     done: int = 0
     leased: int = 0
     settled: int = 0
@@ -54,8 +55,8 @@ class BulkJob:
         return generations(self.topics, topics)
 
     def waits_for(self, earlier: BulkJob) -> bool:
-        """Whether the job begins its work when the earlier job has ended: either gives due times to messages that the
-        other means, so that the other could miss them."""
+        """Whether this job must wait until the earlier one has ended: they share a topic, and one of them moves due
+        times, so that the other could miss messages."""
         actions = {self.spec.action, earlier.spec.action}
         if earlier.ended_ms or "redrive" in actions or actions == {"cancel"}:
             return False
@@ -63,8 +64,8 @@ class BulkJob:
 
 
 def generations(of: Mapping[int, int], topics: int) -> U32:
-    """Generation below which entries are meant, by topic number; 0 for other topics. One more element for numbers out
-    of range."""
+    """Array by topic number: a job may change entries of generations below this one; 0 for topics that are not in `of`,
+    and in the additional last element, which is for unknown topic numbers."""
     found = np.zeros(topics + 1, np.uint32)
     if of:
         found[list(of)] = list(of.values())

@@ -1,4 +1,4 @@
-"""The search for the messages that a bulk job means: read-only, outside of apply, one slice after another."""
+"""The search for the messages that a bulk job may change: read-only, outside of apply, in slices."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,13 +18,13 @@ from hadelay.model import DEAD_HOURS, HOUR_MS, PENDING, State
 
 #: Number of entries that a scan looks at in one slice: one or two milliseconds, also where every message has a TTL.
 SLICE = 2_048
-#: Generation below which every entry is: for a search without a job.
+#: A generation above all that exist: a count of messages without a job leaves no generation out.
 EVERY_GENERATION = 1 << 16
 _STATES = tuple(State)
 
 
 def new_due_ms(spec: JobSpec, began_ms: int, due_ms: I64) -> I64:
-    """Due times that a reschedule or deliver_now wants, in place of these; past ones mean now."""
+    """New due times, after a reschedule or deliver_now, of messages due at `due_ms`; times in the past mean now."""
     if spec.shift_ms is not None:
         return due_ms + np.int64(spec.shift_ms)
     if spec.at_ms is not None:
@@ -41,18 +41,18 @@ def passes(spec: JobSpec, meta: bytes | memoryview) -> bool:
 
 
 def reads_records(spec: JobSpec) -> bool:
-    """Whether the index does not decide: tag masks say "perhaps", and other names are in records."""
+    """Whether records must be read to decide: tag masks say "perhaps", and the index has no keys."""
     return bool(spec.tags or spec.key_prefix or spec.group or spec.schedule)
 
 
 @dataclass(slots=True)
 class JobScan:
-    """Search for the messages that a job may mean, from its cursor on. What the index cannot decide, the caller decides
-    by the records (`passes`)."""
+    """Search for the messages that a job may change, from its cursor on. By tags and client key the index selects too
+    many: the caller then checks the records (`passes`)."""
 
     ledger: Ledger
     spec: JobSpec
-    #: Generation below which entries are meant, by topic number.
+    #: Topic number → generation: the job may change entries of lower generations.
     topics: Mapping[int, int]
     began_ms: int
     #: Next entry to look at; LAST when all entries were looked at.
@@ -63,8 +63,8 @@ class JobScan:
         self._mask = mask_of(self.spec.tags)
 
     def step(self, now_ms: int) -> tuple[int, Rows]:
-        """Look at one slice; returns (hour, INDEX rows that may be meant, leased ones too) and moves the cursor.
-        DamagedFile if such a row does not verify: the cursor stays."""
+        """Look at one slice of an hour's entries, and move the cursor behind it; returns (hour, INDEX rows that the job
+        may change, with leased ones). Raises DamagedFile if such a row fails its checksum, and leaves the cursor."""
         store, (hour, start) = self.ledger.store, self.cursor
         if not self._has(hour) or start >= store.count(hour):
             following = next((h for h in store.hours() if h > hour and self._has(h)), None)
@@ -87,14 +87,14 @@ class JobScan:
         return looked / sum(counts) if any(counts) else 1.0
 
     def _has(self, hour: int) -> bool:
-        """Whether the hour may have open messages that are meant."""
+        """Whether the hour may have open messages that the job may change."""
         return self._spans(hour) and self.ledger.open_entries(hour) > 0
 
     def _spans(self, hour: int) -> bool:
         spec = self.spec
         if hour >= DEAD_HOURS or spec.action == "redrive":
             return hour >= DEAD_HOURS and spec.action == "redrive"
-        # A message is never in an hour before its due time, but may be in a later one: it came late, or was carried.
+        # An entry is never in an hour before its due time, but may be in a later one: filed late, or by CARRY.
         late = spec.to_ms is not None and hour > max((spec.to_ms - 1) // HOUR_MS, self.ledger.now_hour)
         return not late and (spec.from_ms is None or hour >= spec.from_ms // HOUR_MS)
 
@@ -122,14 +122,14 @@ class JobScan:
         if spec.tags:
             fits &= has_all(rows["tag_mask"], self._mask)
         if spec.key_prefix:
-            # A message that was routed to this topic when it died has its key in the record only.
+            # A dead letter routed here from another topic has its client key in the record only.
             fits &= rows["flags"] & np.uint16(FLAG_KEYED | FLAG_ROUTED) != 0
         if spec.from_ms is not None:
             fits &= due >= spec.from_ms
         if spec.to_ms is not None:
             fits &= due < spec.to_ms
         if spec.action == "redrive":
-            fits &= due <= self.began_ms  # the time of death
+            fits &= due <= self.began_ms  # for dead letters, `due` is the time of death
         elif spec.action != "cancel":
             fits &= (due > now_ms) | (new_due_ms(spec, self.began_ms, due) > now_ms)
         return np.asarray(fits)

@@ -51,7 +51,8 @@ def apply_cancel(ledger: Ledger, command: Cancel) -> CancelResult:
 def refile(
     ledger: Ledger, leaving: Leaving, deliver_at_ms: I64 | int, generations: NDArray[np.uint16] | None = None
 ) -> None:
-    """Give waiting messages these due times, and restart their TTLs. generations: see `move`."""
+    """Give waiting messages these due times, and restart TTLs. again: whether they get the topic's present
+    generation."""
     rows = leaving.rows
     # Keep the flag that lets a late ack count for the attempt whose lease ran out.
     flags = rows["flags"] & np.uint16(FLAG_LEASE_EXPIRED)

@@ -36,7 +36,7 @@ _TOPIC = (
     "number", "name", "exists", "generation", "config", "open", "leased", "tombstoned", "published", "bytes",
     "spent_ns", "dead", "settled", "lives", "floor", "dead_mark_ms", "alerted",
 )  # fmt: skip
-#: Attributes that follow for a topic with messages in groups.
+#: Attributes of a topic that are written after _TOPIC if the topic has messages in groups.
 _GROUPS = ("group_rows", "grouped", "blocked")
 _REDRIVE_JOB = ("upto_ms", "rate", "start_ms", "count", "after")
 _MARK = ("generation", "at_ms", "ready")

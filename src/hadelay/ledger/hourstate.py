@@ -16,7 +16,7 @@ _FEW = 64
 
 
 def bitmap(indexes: U32) -> BitMap:
-    # Pass an array.array: five times faster than passing pyroaring the numpy array.
+    # pyroaring reads an array.array five times faster than a numpy array.
     return BitMap(array("I", indexes.tobytes()))
 
 

@@ -35,19 +35,19 @@ from hadelay.model import Event
 
 GROUP, GROUPQ, GROUPOF = b"group", b"groupq", b"groupof"
 GROUP_KEY = struct.Struct(">IHQ")
-#: Position of a message in its group: order_ms and id.
+#: Layout of the position of a message in its group: order_ms and message id.
 POSITION = struct.Struct(">QQ")
 _ORDER = struct.Struct(">Q")
 _MESSAGE = struct.Struct(">Q")
-#: Hour and index of a blocked entry.
+#: Layout of a value in table `groupq`: hour and index of a blocked message's entry.
 PLACE = struct.Struct("<II")
 _GROUP = struct.Struct("<IQQBB")
 _HEAD = struct.Struct("<QQII")
 #: Begin of a row of `group` without blocked messages.
 _NONE_BLOCKED = bytes(4)
-#: Order of a dead letter, which is in no group until it is redriven.
+#: order_ms in `groupof` of a dead letter, which leaves its group until it is redriven.
 IDLE = (1 << 63) - 1
-#: Suffix of a key of `group` that is behind all positions.
+#: Bytes that make a group's key larger than all keys of the group's rows in `groupq`.
 _BEHIND = b"\xff" * (POSITION.size + 1)
 
 
@@ -80,16 +80,16 @@ def unpack_group(stored: bytes) -> Group:
 
 
 class _Change:
-    """The groups that one change touches; `finish` writes them."""
+    """Changes some groups in memory: `read` loads them, `finish` writes them to the tables."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger, self.tables = ledger, ledger.tables
         self.groups: dict[bytes, Group | None] = {}
-        #: Entries that this change files, as (hour, index): `filed` counts them and tells the listener afterwards.
+        #: Entries (hour, index) that are just being filed: for these the listener is told later, by `filed`.
         self.new: set[tuple[int, int]] = set()
 
     def read(self, keys: Iterable[bytes]) -> None:
-        """Read the groups with these keys at once."""
+        """Load the groups with these keys into `groups`, by one look-up."""
         unread = [key for key in dict.fromkeys(keys) if key not in self.groups]
         for key, stored in zip(unread, self.tables.get_many(GROUP, unread), strict=True):
             self.groups[key] = None if stored is None else unpack_group(stored)
@@ -148,7 +148,7 @@ class _Change:
             self._switch(head, blocked=False)
 
     def remove(self, key: bytes, head: Head, *, blocked: bool) -> None:
-        """Remove a message that ended or is filed anew; its bit is cleared already."""
+        """Remove a message, ended or filed anew, from its group; its bit in HourState.blocked is cleared."""
         group = self.groups[key]
         if group is None:
             return
@@ -171,7 +171,7 @@ class _Change:
             self._topic(key).blocked -= 1
 
     def _switch(self, head: Head, *, blocked: bool) -> None:
-        """Set or clear the bit of a waiting entry, and tell the listener unless this change files the entry."""
+        """Set or clear an entry's bit in HourState.blocked, and tell the listener unless it is in `new`."""
         ledger, hour = self.ledger, head.hour
         hour_state = ledger.hour_state(hour)
         (hour_state.blocked.add if blocked else hour_state.blocked.discard)(head.entry)
@@ -288,8 +288,9 @@ def _end(ledger: Ledger, key: bytes, first_id: int, event: Event) -> None:
 
 
 def rejoin(ledger: Ledger, hours: int | I64, rows: Rows, *, keep: bool = False, retry: bool = False) -> Mask | None:
-    """Put messages that were filed anew (INDEX rows) into their groups again, also those that were dead. Returns which
-    of the rows are blocked. The order is the new due time; with `keep` it stays, with `retry` it stays where n is 1."""
+    """Put messages that were filed anew (INDEX rows), redriven ones too, into their groups again. Returns a mask of the
+    blocked rows. order_ms becomes the new due time; it is unchanged with `keep`, and with `retry` if the topic's
+    group_concurrency is 1."""
     every, ids = ledger.topics.all, rows["first_id"].tolist()
     found = ledger.tables.get_many(GROUPOF, [_MESSAGE.pack(first_id) for first_id in ids])
     at = [n for n, stored in enumerate(found) if stored is not None]
@@ -318,7 +319,7 @@ def rejoin(ledger: Ledger, hours: int | I64, rows: Rows, *, keep: bool = False, 
 
 
 def forget(ledger: Ledger, first_ids: list[int]) -> None:
-    """Forget the groups of dead letters that are dropped."""
+    """Delete the rows of `groupof` for dead letters that are being deleted."""
     keys = [_MESSAGE.pack(first_id) for first_id in first_ids]
     for key, stored in zip(keys, ledger.tables.get_many(GROUPOF, keys), strict=True):
         if stored is not None:

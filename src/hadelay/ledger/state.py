@@ -35,9 +35,9 @@ class ScheduleCounts:
     """Numbers about all schedules; the schedules are in tables (ledger/schedules.py)."""
 
     count: int = 0
-    #: Size of all templates, in bytes.
+    #: Size of the templates (messages to publish) of all schedules, in bytes.
     bytes: int = 0
-    #: Newest IANA version with which every schedule was computed, such as 2026f.
+    #: Newest version of the IANA time zone data, such as 2026f, with which every schedule was computed.
     tzdata: str = ""
 
 
