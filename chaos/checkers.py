@@ -475,7 +475,7 @@ def dishonest(history: History) -> Iterator[Case]:
 def ended(history: History) -> Iterator[Case]:
     """I17: no node ends by itself, unless an injected disk error ended it."""
     for _ in history.of("said"):
-        yield "ended", ""  # each answer of a node counts as a kept case: the node runs
+        yield "ended", ""  # any answer shows that the node runs: count a case without a violation
     for event in history.of("ended"):
         text = f"{event['node']} ended by itself at {event['t']:.3f} s with exit code {event['code']}: see its log"
         yield "ended", "" if event["may"] else text

@@ -52,7 +52,7 @@ class Cluster:
     urls: dict[str, str]
     network: Network | None = None
     disks: Mapping[str, Disk] = {}
-    #: True: operations take seconds and must run in a thread.
+    #: True: operations on nodes take seconds, so they must run in a thread.
     slow = False
 
     @property
@@ -178,7 +178,7 @@ class LocalCluster(Cluster):
         getattr(self, f"_{what}")(name)
 
     def founded(self) -> None:
-        self._founded = True  # nodes now start without --init: an empty directory is lost data
+        self._founded = True  # from now on, nodes start without --init, as an empty directory then means lost data
 
     def _start(self, name: str) -> None:
         if name in self._ending:
@@ -346,7 +346,7 @@ class LocalCluster(Cluster):
 def _places(journal: Path, marker: bytes) -> Iterator[tuple[int, int]]:
     """Find `marker` in the newest journal segments: (inode, offset of its end)."""
     for path in sorted(journal.glob("g*/*.seg"), reverse=True)[:_SEGMENTS]:
-        with contextlib.suppress(OSError):  # the node removed the segment meanwhile
+        with contextlib.suppress(OSError):  # ignore a segment that the node removed meanwhile
             inode, data = path.stat().st_ino, path.read_bytes()
             at = data.find(marker)
             if at >= 0:

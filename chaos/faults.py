@@ -17,8 +17,8 @@ from chaos.tools import authorization
 Strike = Callable[[Cluster, list[str], Fault], Iterator[None]]
 Step = Callable[[Cluster, str, Fault], None]
 _TRANSFER_S = 5.0
-#: Which nodes a crash targets, by the kind of node that reaches its crash point (failpoints.Reached); for other kinds,
-#: the fault's own `target`.
+#: Kind of node that reaches a crash point (failpoints.Reached) → target of the crash; for other kinds, the fault's own
+#: `target`.
 _COME_BY = {"some": "all", "leader": "leader", "follower": "follower", "election": "all", "empty": "random"}
 #: For crash points at a node's start, by the kind of node that reaches them: operations on the node before the point is
 #: armed and the node starts.
@@ -34,7 +34,7 @@ def choose(fault: Fault, names: list[str], leader: str | None, busy: set[str], d
     """Choose the nodes that a fault hits, from the nodes without another fault."""
     free = [name for name in names if name not in busy]
     draw.shuffle(free)
-    if leader in free:  # leader first, so that a majority includes it
+    if leader in free:  # put the leader first, so that a fault that hits a majority of the nodes hits the leader
         free.remove(leader)
         free.insert(0, leader)
     minority, majority = (len(names) - 1) // 2, len(names) // 2 + 1

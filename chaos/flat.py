@@ -16,7 +16,7 @@ from typing import Any
 
 from chaos.history import History
 
-#: Name in a sample → metric of a node; values are summed over the metric's labels.
+#: Name of a sampled value → metric of the node that gives the value, summed over the metric's labels.
 SAMPLED = {
     "log_bytes": "hadelay_log_bytes",
     "hour_bytes": "hadelay_hour_bytes",

@@ -7,13 +7,13 @@ from itertools import accumulate
 from chaos.history import Given, History
 
 Span = tuple[float, float]
-#: Seconds after every node is ready again in which delayed messages are still handed out.
+#: Seconds for which messages are still handed out late after a fault is healed and every node is ready.
 _CATCH_UP_S = 1.0
-#: Longest backoff of the topics in the load, in seconds.
+#: Longest backoff (delay of a retry) of the topics in the load, in seconds.
 _BACKOFF_S = 1.0
-#: Longest delay of messages by a fault of a minority, in seconds by kind; faults of other kinds delay messages until
-#: they are healed. A broken connection costs an election and a new connection. Clients give up a silent node after 6 s:
-#: 1 s of long-poll and 5 s of grace.
+#: Longest time, in seconds, by which a fault of this kind delays messages if it hits a minority of the nodes; faults of
+#: other kinds delay messages until they are healed. A broken connection costs an election and a new connection. Clients
+#: give up a silent node after 6 s: 1 s of long-poll and 5 s of grace.
 _BROKEN_S, _SILENT_S = 3.0, 8.0
 _HOLD_S = {
     **dict.fromkeys(("kill", "stop", "wipe", "crash", "transfer", "fail-sync", "power-cut"), _BROKEN_S),

@@ -25,7 +25,8 @@ _LOOK_S = 0.02
 _TAGS = ("a", "b", "c", "d")
 #: Tag filters of receives, as (all required, one required); consumers use them in turns.
 _WANTED = ((("a",), ()), ((), ("b", "c")), (("a",), ("b", "c", "d")))
-#: Seconds after which an answer may belong to a repeated request; the first request may take effect later.
+#: Seconds from a request from which on its answer may be that to a repetition of the request; the request itself may
+#: then take effect later.
 _SURE_S = 0.5
 #: Seconds between two listings of the dead letters, and between a listing and its redrives.
 _DEAD_LOOK_S = 0.7
@@ -313,7 +314,7 @@ class Traffic:
                     )  # fmt: skip
             except TimeoutError:
                 if self.draw.random() < 0.5:
-                    request = ""  # half of the hang-ups repeat the request id
+                    request = ""  # use a new request id; in the other half of the cases, ask again with the old id
                 continue
             except (HadelayError, OSError):
                 await asyncio.sleep(_LOOK_S)

@@ -65,8 +65,8 @@ class Run:
         self._lame: set[str] = set()
         #: Nodes with a disk fault: these may end by themselves.
         self._may_end: set[str] = set()
-        #: Nodes with flipped bits or restored old files; and the nodes with flipped bits. Chaos empties a node that
-        #: refuses its files. A node may find a flipped bit much later.
+        #: Nodes whose files have flipped bits or were restored from an old copy; and those of them with flipped bits.
+        #: Chaos empties a node that refuses its files. A node may find a flipped bit much later.
         self._suspect: set[str] = set()
         self._rotten: set[str] = set()
         #: Nodes with an armed crash point; a node may reach the point after chaos has stopped waiting.
@@ -139,7 +139,7 @@ class Run:
             status, said = await self._get(name, "/v1/cluster?stale=true")
             if status != 200:
                 return
-            # During a fault, the answer may come from an earlier process of the node than the current one.
+            # While a fault hits the node, this answer may come from an earlier process of the node.
             life = None if name in self._busy or name in self._down else self._lives[name]
             now, index = self.history.clock(), int(said["applied_index"])
             self.history.record(
@@ -237,7 +237,8 @@ class Run:
         self._busy.update(holds)
         self._few.update(nodes if fault.few else ())
         for name in nodes:
-            self._lives[name] += 1  # the fault may end the node's present process, and a new one begins
+            # From now on, answers may come from a new process of the node: the fault may end the present one
+            self._lives[name] += 1
         if fault.kind in faults.MAY_END:
             self._may_end.update(nodes)
         if fault.hollow:

@@ -51,7 +51,7 @@ def missing(need: str) -> str:
 
 def _netem() -> str:
     if missing("root") or missing("ip") or missing("tc"):
-        return ""  # the needs `root`, `ip` and `tc` report what is missing
+        return ""  # the checks of the needs `root`, `ip` and `tc` already report what is missing
     name = f"hdchaos.{os.getpid()}.probe"
     run("ip", "netns", "add", name)
     try:

@@ -39,8 +39,8 @@ _SETTINGS: tuple[dict[str, Any], ...] = (
 
 
 class AdminClient(Client):
-    """Administrator of the topic with a limit of attempts. In the drain (`good`), redrives all dead letters until none
-    is left."""
+    """Administrator of the topic with a limit of attempts. In the drain (`good`: the end of the run, without faults),
+    redrives all dead letters until none is left."""
 
     def start(self) -> None:
         self.acts = 0
@@ -51,7 +51,7 @@ class AdminClient(Client):
             self._group(topic)
 
     def _group(self, topic: str) -> None:
-        """Set the topic's limit of message groups, as soon as the cluster knows such limits."""
+        """Set the topic's `group_concurrency`; repeat this until the cluster accepts it."""
         config = {"group_concurrency": self.workload.group_concurrency}
         if topic != self.topic:
             config["max_attempts"] = 60_000

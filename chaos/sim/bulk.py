@@ -1,5 +1,5 @@
-"""Owner of the limited topic who changes many messages at once in the simulated world: begins and stops bulk jobs, and
-lets steps of jobs come again, as a leader that did not hear of their outcome would."""
+"""Client that begins and stops bulk jobs, each of which changes many messages of the topic with a limit of attempts. It
+also makes the leader propose steps of jobs again, as after a proposal with an unknown outcome."""
 
 import random
 from typing import Any
@@ -11,7 +11,7 @@ from hadelay.codec.jobcommands import JobSpec
 from hadelay.errors import HadelayError
 from hadelay.server.service.node import NodeService
 
-#: Share of runs with jobs: a job excuses much of what is checked of single messages.
+#: Share of runs with bulk jobs: a message that a job may have changed is exempt from many checks.
 SHARE = 0.25
 #: Changes of due times, in ms. Small, so that messages fall due within the run.
 _CHANGES: tuple[dict[str, Any], ...] = (
@@ -20,7 +20,7 @@ _CHANGES: tuple[dict[str, Any], ...] = (
 
 
 class BulkClient(Client):
-    """Makes jobs until a second into the drain, in a quarter of all runs."""
+    """Begins and stops bulk jobs, in half of all runs; no more from one second after the faults have ended."""
 
     def start(self) -> None:
         self.acts, self.ends = 0, float("inf")
@@ -47,7 +47,7 @@ class BulkClient(Client):
         self._next()
 
     def _repeat(self) -> None:
-        """Let the leader propose a step again that was applied before."""
+        """Let the leader propose a step of a bulk job that was already applied."""
         leader, steps = self.cluster.leader(), self.cluster.job_steps[-3:]
         if leader is not None and steps:
             leader.leadership.propose(self.random.choice(steps), lambda result, error: None)
@@ -57,10 +57,10 @@ class BulkClient(Client):
             await service.jobs.stop(job.id, Actor())
 
     def _drawn(self) -> tuple[str, JobSpec]:
-        """(kind of order, specification) of a job."""
+        """Draw a bulk job to begin: (kind of the Order to record, specification of the job)."""
         rng, tags = self.random, self.cluster.workload.tags
         some: tuple[str, ...] = rng.choice(((), (), (rng.choice(tags),)))
-        rate = rng.choice((None, 4.0, 8.0))  # with a rate a step has one or two messages
+        rate = rng.choice((None, 4.0, 8.0))  # messages per second; each step of the job then has one or two messages
         chance = rng.random()
         if chance < 0.15:
             return "job cancel", JobSpec("cancel", self.topic, (rng.choice(tags),), rate=rate)
@@ -81,7 +81,7 @@ class BulkClient(Client):
             if error is None:
                 order.answered = self.world.now
             elif not error.outcome_known and not self.stopped:
-                # The same request again begins no second job.
+                # Repeat the request with the same request_id, which begins no second job.
                 self.ask(lambda service: service.jobs.begin(spec, request_id, Actor()), replied)
 
         self.ask(lambda service: service.jobs.begin(spec, request_id, Actor()), replied)

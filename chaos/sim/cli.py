@@ -55,7 +55,7 @@ class Wish:
             sync = bug.sync if bug is not None else ""
 
             def run(only: frozenset[str] | None) -> Report:
-                gc.collect()  # automatic garbage collection is off during a run
+                gc.collect()  # collect now, as automatic garbage collection is off during a run
                 return run_seed(seed, families, only, sync)
 
             if self.raft or (bug is not None and bug.raft):
@@ -130,7 +130,7 @@ class Log:
                     block = json.loads(text)
                     self.blocks[block["first"], block["count"]] = Totals(**block["totals"])
                 except (ValueError, TypeError, KeyError):
-                    continue  # truncated line: its seeds are run again
+                    continue  # ignore a truncated line: its seeds are run again
 
     def write(self, block: range, totals: Totals) -> None:
         if self.path is not None:

@@ -39,7 +39,7 @@ from hadelay.server.webhooks.pool import Webhooks
 from hadelay.settings import node as settings
 from hadelay.settings.node import Config, RaftSettings
 
-#: Commands that schedules may be in.
+#: Kinds of commands that may contain a change or a firing of a schedule.
 _SCHEDULES = frozenset((*range(Command.SCHEDULE_PUT, Command.SCHEDULE_RUN + 1), Command.AUDITED))
 #: One in this many applied entries has its results compared between nodes.
 _SAMPLE = 16
@@ -59,7 +59,7 @@ class Watch(Machines):
         super().__init__(world, names, profile, quiet_s=RaftSettings().election_min_ms / 1000, **more)
         #: Receiver of webhook calls for the administrator's topic; None: the topic has no webhook.
         self.receiver: Receiver | None = None
-        #: Promises about schedules.
+        #: Checks of the promises about schedules.
         self.timetable = Timetable(self)
         #: Index of each applied entry → (term, CRC of the entry, CRC of its results), as first applied.
         self.applied: dict[int, tuple[int, int, int]] = {}
@@ -69,7 +69,7 @@ class Watch(Machines):
         self.grants: dict[tuple[int, int], tuple[float, int, int]] = {}
         #: Extended leases: (term, seq, position) → new end in cluster time.
         self.extended: dict[tuple[int, int, int], int] = {}
-        #: Messages that each bulk job has judged, by the job's number; and the applied steps, encoded.
+        #: Number of a bulk job → ids of the messages in its applied steps; and all applied steps, encoded.
         self.judged: dict[int, set[int]] = {}
         self.job_steps: list[bytes] = []
         #: Raft term → time at which an entry of the term was first applied.
@@ -178,12 +178,12 @@ class Watch(Machines):
         self.decide("I14 durability, majority", not stored, text)
 
     def _note_step(self, step: JobStep) -> None:
-        """J1: a bulk job judges no message twice."""
+        """J1: no message is in two steps of one bulk job."""
         self.job_steps.append(encode_job_step(step.job, step.expected, step.cursor, step.ids))
         if step.expected == (0, 0):
             self.judged[step.job] = set()
         if step.job not in self.judged:
-            return  # it began before the backup that this cluster was restored from
+            return  # the job began before the backup from which this cluster was restored
         ids, known = set(step.ids.tolist()), self.judged[step.job]
         text = f"job {step.job} judges a message twice"
         self.decide("J1 jobs, twice", bool(ids & known), text, *sorted(ids & known))

@@ -66,8 +66,8 @@ class _Verdict:
 
 
 class Consumer(Client):
-    """Consumer that polls the leader and acks, nacks, extends or forgets messages. In the drain (`good`) the consumer
-    acks every message."""
+    """Consumer that polls the leader and acks, nacks, extends or forgets messages. In the drain (`good`: the end of the
+    run, without faults) the consumer acks every message."""
 
     def __init__(self, cluster: SimCluster, name: str) -> None:
         super().__init__(cluster, name)

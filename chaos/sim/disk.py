@@ -155,7 +155,8 @@ class SimDisk(Disk):
     def _survivors(self, op: Op, chance: float) -> Iterator[Op]:
         if self.random.random() < chance:
             yield op
-        elif op.data is not None and self.random.random() < 0.5:  # torn write: only some sectors reach the disk
+        # Tear the write: only some of its sectors reach the disk
+        elif op.data is not None and self.random.random() < 0.5:
             start = op.offset
             while start < op.offset + len(op.data):
                 end = min(op.offset + len(op.data), (start // SECTOR + 1) * SECTOR)

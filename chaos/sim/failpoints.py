@@ -23,7 +23,8 @@ Reached = Literal["any", "some", "leader", "follower", "election", "start", "emp
 #: Length, in bytes, of the armed crash point's name in the points file, padded with zeroes. Then follows one byte per
 #: point of POINTS: 1 once a process has reached it.
 ARMED_BYTES = 64
-#: Sizes of a small journal, in bytes: segments fill within seconds, and an empty node gets files.
+#: Sizes, in bytes, that make the journal small: its segments fill within seconds, and an empty node gets a snapshot
+#: instead of log entries.
 _SEGMENT_BYTES, _KEEP_BYTES, _ENTRY_BYTES = 4 << 20, 4 << 20, 1 << 20
 
 

@@ -45,7 +45,7 @@ class Flight:
         self.disk = disk
         self.stage = 0
         self.cost_s = 0.0
-        #: For each sync of the job, in order: function that makes its changes durable.
+        #: For each sync of the job, in order: function that makes the changes before this sync durable.
         self.syncs: list[Callable[[], None]] = []
 
     def end(self) -> float:

@@ -56,7 +56,8 @@ _LIMITS: tuple[Any, ...] = (
 )  # fmt: skip
 #: Scopes of the tokens that the fuzz client creates.
 _SCOPES = ("publish:a*d*", "read:side")
-#: Time, in seconds, after which the cluster answers in most runs.
+#: Seconds from the start of a run until this client configures its topics: in most runs, the cluster has a leader by
+#: then.
 _FOUNDED_S = 1.0
 #: Layout of a command's header (kind, size); and kinds of commands that the fuzz client may truncate.
 _FRAME = struct.Struct("<BI")
@@ -164,7 +165,8 @@ class FuzzClient(Client):
         )  # fmt: skip
 
     def _limits(self, limits: Any) -> Any:
-        """Limits that keep the window of idempotency keys, because producers repeat requests after hours."""
+        """Add the run's window of idempotency keys to the cluster limits to set: producers repeat requests after
+        hours."""
         return {"idempotency_window_ms": self.cluster.window_ms, **limits} if isinstance(limits, dict) else limits
 
     def _odd(self) -> None:
@@ -212,7 +214,7 @@ def _look(node: Any) -> list[int]:
     for hour in hours[-2:]:
         try:
             assert len(store.read_file(hour, ".idx", 0, 320)) <= 320
-        except OSError as error:  # buffered messages of the hour have to be written first
+        except OSError as error:  # a full disk is expected: reading the file first writes the hour's buffered messages
             if not is_disk_full(error):
                 raise
         node._damaged(hour, store.count(hour) - 1, "nothing")

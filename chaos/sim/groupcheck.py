@@ -1,4 +1,5 @@
-"""G1: Rule G of message groups (ledger/messagegroups.py), recomputed from nothing, equals the bits and rows."""
+"""Check G1: the stored state of message groups (rows, bits of blocked entries, counts) is what Rule G
+(ledger/messagegroups.py) demands for the present messages."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def check(ledger: Ledger) -> None:
-    """Check all groups. Raises AssertionError with the inconsistency."""
+    """Check all message groups. Raises AssertionError with the inconsistency."""
     members: dict[bytes, list[Head]] = {}
     counts = {name: Counter[int]() for name in ("group_rows", "grouped", "blocked")}
     dead = 0
@@ -70,7 +71,8 @@ def check(ledger: Ledger) -> None:
 
 
 def _check_group(ledger: Ledger, key: bytes, stored: bytes, members: list[Head]) -> list[Head]:
-    """Check one group; returns its blocked members. members: in order."""
+    """Check one message group; returns its blocked messages. members: all messages of the group, in the group's
+    order."""
     group = unpack_group(stored)
     blocked = [m for m in members if (found := ledger.hours.get(m.hour)) is not None and m.entry in found.blocked]
     heads = [m for m in members if m not in blocked]

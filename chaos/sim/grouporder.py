@@ -42,8 +42,8 @@ def _held_until(cluster: SimCluster, h: HandOut) -> float:
 
 
 def groups_in_order(cluster: SimCluster) -> None:
-    """G3: with `group_concurrency` 1, a message is leased only after all messages of its group that were published
-    before, and are due before, have ended."""
+    """G3: with `group_concurrency` 1, a message is leased only after all messages of its group with both an earlier
+    publish and an earlier due time have ended."""
     history = cluster.history
     if cluster.workload.group_concurrency != 1:
         return

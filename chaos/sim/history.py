@@ -143,7 +143,7 @@ class History:
     #: Purges and redrives of the administrator; time at which the limit of the administrator's topic was confirmed.
     orders: list[Order] = field(default_factory=list)
     limited: float | None = None
-    #: Topics whose limit of message groups was confirmed.
+    #: Topics whose `group_concurrency` was set with a confirmed request.
     grouped: set[str] = field(default_factory=set)
     #: True after a suspension for hours: the cluster may have forgotten messages that ended.
     slept: bool = False

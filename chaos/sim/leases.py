@@ -118,9 +118,9 @@ def calls_apart(cluster: SimCluster) -> None:
             if not one.retry_after_ms or message is None or history.moved(message):
                 continue
             if one.attempt >= cluster.workload.max_attempts:
-                continue  # the message became a dead letter and was redriven
+                continue  # no violation: the message became a dead letter and was redriven between the calls
             if cluster.sync == "interval" and two.leading > one.leading:
-                continue  # the old leader may have ended before it recorded the Retry-After
+                continue  # no violation: the old leader may have ended before it recorded the Retry-After
             passed_ms = (two.answered - one.ended) * 1000
             short_ms = one.retry_after_ms - passed_ms * (1 + RATE) - ahead_ms(cluster, one.answered, two.answered)
             text = f"{one.id:x}: called {short_ms:.1f} ms before the time of its Retry-After"

@@ -146,7 +146,8 @@ def _check_ttl(ledger: Ledger, hours: dict[int, np.ndarray]) -> None:
 
 
 def _check_schedules(ledger: Ledger) -> None:
-    """S3: the agenda has one row per schedule that is not paused, and the counts are those of the rows."""
+    """S3: the agenda (table of schedules by next occurrence) has one row per schedule that is not paused, and the
+    ledger's counts of schedules equal the numbers of rows."""
     if not ledger.schedules.count:
         assert not ledger.tables.range(schedules.STATE, limit=1), "a schedule is not counted"
         assert not ledger.tables.range(schedules.AGENDA, limit=1), "the agenda has a row of no schedule"

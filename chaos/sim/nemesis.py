@@ -264,7 +264,7 @@ class Nemesis:
         ten seconds, and promises do not cover two wrong clocks."""
         self.liar = name = self.liar or self._node()
         if name not in self.cluster.machines:
-            return  # the node was removed from the cluster
+            return  # skip the fault: its node was removed from the cluster
         sign = self.random.choice((-1, 1))
         ms = sign * self.random.choice((40, 400, 5_000, 60_000, HOUR_S * 1000, 25 * HOUR_S * 1000))
         self.note(f"the wall clock of {name} is {ms:+} ms off")
@@ -336,7 +336,8 @@ class Nemesis:
         self.cluster.rotten.add(name)
         for _ in range(self.random.choice((1, 10, 40, 200))):
             path = self.random.choice(sorted(sizes))
-            offset = int(sizes[path] * self.random.random() ** 0.3)  # prefer new entries, which are read most
+            # Mostly near the file's end: the newest entries are read most
+            offset = int(sizes[path] * self.random.random() ** 0.3)
             self.note(f"{path} of {name} rots at {offset}")
             self.cluster.history.count("bits rotted")
             self._unrot.append(disk.flip_bit(path, offset, self.random.randrange(8)))

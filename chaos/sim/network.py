@@ -147,7 +147,7 @@ class SimNet:
         self.world.after(self.world.random.uniform(*self.profile.retry_s), self._dial, a, b)
 
     def _dial(self, a: str, b: str) -> None:
-        """Connect a to b, if the network is not cut; the new connection replaces an old one of both."""
+        """Connect a to b, if the network is not cut; the new connection replaces an older one between a and b."""
         one, two = self.nodes.get(a), self.nodes.get(b)
         if one is None or two is None or b in one.links:
             return

@@ -88,7 +88,7 @@ class Producer(Client):
         if rng.random() < workload.ttls:
             message.ttl_ms = rng.choice((300, 1500, 6000))
         if message.topic in self.history.grouped:
-            # A random stream of its own, so that a run without groups stays as it is.
+            # Draw groups from a separate random stream, so that drawing them changes nothing else in the run.
             own = random.Random(f"{self.cluster.seed} group of {message.number}")
             message.group = own.choice(workload.groups) if own.random() < workload.grouped else None
         self.history.messages.append(message)
@@ -96,7 +96,7 @@ class Producer(Client):
 
     def _send(self, batch: _Batch) -> None:
         if batch.again and self.history.slept:
-            return  # the cluster may have forgotten the key by now
+            return  # do not repeat the publish: the cluster may have forgotten its idempotency key
         process, messages = self.cluster.any_process(batch.random), batch.messages
         if process is None:
             self._again(batch)

@@ -30,7 +30,8 @@ def lost(cluster: SimCluster) -> None:
     by_id: dict[int, list[Message]] = defaultdict(list)
     for message in history.messages:
         if message.id is not None:
-            by_id[message.id].append(message)  # a publish that a pending message made needless has that message's id
+            # Several messages may have one id: a publish gets the id of the pending message that has the same key
+            by_id[message.id].append(message)
     acked = {h.id for h in history.hand_outs if h.ack_invoked is not None}
     for message_id, messages in by_id.items():
         place, state = where(nodes[0], message_id)
@@ -173,8 +174,8 @@ def unfinished_jobs(cluster: SimCluster) -> list[int]:
 
 
 def jobs_once(cluster: SimCluster) -> None:
-    """J1: a bulk job judges each message once (`Watch._note_step`), and its counts add up to these messages. (I15: it
-    ends.)"""
+    """J1: no message is in two steps of one bulk job (`Watch._note_step`), and the job's counts add up to its messages.
+    (I15: the job ends.)"""
     for node in cluster.nodes()[:1]:
         for job in node.ledger.jobs.values():
             cluster.history.count(f"job {job.spec.action} done", job.done)

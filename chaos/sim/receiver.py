@@ -32,7 +32,8 @@ _FATES = {"200": 0.3, "200 late": 0.2, "500": 0.1, "429": 0.2, "silence": 0.1, "
 
 
 class Receiver:
-    """Receiver of webhook calls. In the drain (`good`), it accepts every call at once."""
+    """Receiver of webhook calls. In the drain (`good`: the end of the run, without faults), it accepts every call at
+    once."""
 
     def __init__(self, cluster: SimCluster) -> None:
         self.cluster, self.world, self.history = cluster, cluster.world, cluster.history

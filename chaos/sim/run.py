@@ -33,9 +33,10 @@ from hadelay.model import Event, unpack_id
 DRAIN_S = 30.0
 #: Share of runs with message groups, among those in commit mode.
 GROUPED = 0.35
-#: An hour's start that most runs pass, 2026-11-20T11:00:00Z, in Unix ms.
+#: Start of an hour, 2026-11-20T11:00:00Z in Unix ms: most runs begin shortly before, so that the hour changes during
+#: the run.
 _AN_HOUR_MS = 494_579 * HOUR_S * 1000
-#: 2027-03-28T01:00:00Z, in Unix ms.
+#: Start of summer time in Vienna, 2027-03-28T01:00:00Z in Unix ms: some runs begin shortly before.
 _CLOCK_CHANGE_MS = 1_806_195_600_000
 #: Share of runs with quotas, and with many messages under few client keys.
 _CROWDED = 0.15
@@ -116,7 +117,7 @@ class Shape:
 
 
 def _begin_ms(seed: int) -> int:
-    """A time that most runs pass: the start of an hour, in some runs that at which the clock of Vienna goes forward."""
+    """Unix ms, shortly after the run's start: the start of an hour or, in some runs, of summer time in Vienna."""
     return _CLOCK_CHANGE_MS if random.Random(f"clock {seed}").random() < 0.15 else _AN_HOUR_MS
 
 
@@ -302,7 +303,7 @@ def _entries(cluster: SimCluster, ids: frozenset[int]) -> Iterator[tuple[float, 
             _, now_ms, commands = decode_entry(entry)
             decoded = [(kind, decode(kind, body)) for kind, body in commands]
         except Malformed:
-            continue  # a malformed entry of a fuzz client, which apply refused
+            continue  # skip malformed entries, which come from a fuzz client and which apply refused
         for kind, command in decoded:
             text = _about(command, kind, places, grants, ids)
             if text:

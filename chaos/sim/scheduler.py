@@ -1,5 +1,5 @@
-"""Owner of schedules in the simulated world: sets, changes, pauses, triggers and deletes them, and consumes what they
-make."""
+"""Owner of schedules in the simulated world: sets, changes, pauses, triggers and deletes schedules, and consumes their
+messages."""
 
 import random
 from typing import Any
@@ -17,7 +17,7 @@ TOPIC = "timed"
 #: Share of runs with schedules.
 SCHEDULED = 0.5
 _NAMES = ("tick", "calm", "daily")
-#: Specifications by name of the schedule.
+#: Name of a schedule → specifications that it may have.
 _SPECS: dict[str, tuple[Spec, ...]] = {
     "tick": (
         Spec(TOPIC, every_ms=1_000, catch_up=2),
@@ -33,7 +33,8 @@ _SPECS: dict[str, tuple[Spec, ...]] = {
 
 
 class ScheduleOwner(Client):
-    """Owner and consumer of schedules. In the drain (`good`), takes all messages and changes nothing."""
+    """Owner of schedules and consumer of their messages. In the drain (`good`: the end of the run, without faults),
+    receives messages and changes no schedule."""
 
     def start(self) -> None:
         self.acts = 0

@@ -1,4 +1,5 @@
-"""Promises about schedules, judged from the committed log by a model that shares no code with the leader's part.
+"""Checks of the promises about schedules: a model, which shares no code with the leader's part of schedules, follows
+the committed log.
 
 S1  Per schedule, occurrences increase: one message each.
 S2  Every occurrence is made, missed, overlapped or refused, as an independent oracle counts; nothing is missed within a
@@ -22,17 +23,19 @@ from hadelay.ledger.lookup import find_entry, state_of
 from hadelay.ledger.state import Ledger
 from hadelay.model import PENDING, State
 
-#: Pattern of the schedules with a time zone, Europe/Vienna; the oracle knows this one alone.
+#: Cron pattern of all schedules with a time zone (Europe/Vienna); `occurrences` knows no other cron pattern.
 DAILY = "0 30 2 * * *"
 _GRACE_MS, _DAY_MS = 60_000, 86_400_000
-#: Time in ms from the leader's decision until it is applied, at most; a later firing is not judged for lateness.
+#: Longest time, in ms, from the leader's decision to fire a schedule until its apply: an occurrence is checked for
+#: lateness only if it is late by more than this.
 _SLACK_MS = 15_000
 #: Bit of INDEX.flags: the message was due when it was rescheduled.
 _WAS_DUE = 32
 
 
 def daily_in_vienna(after_ms: int) -> Iterator[int]:
-    """Times of DAILY: half past two by the clock of Vienna; on the day on which the clock skips that, at three."""
+    """Times of the pattern DAILY after after_ms, in Unix ms: 2:30 by the clock of Vienna; 3:00 on the day on which the
+    clock skips 2:30."""
     day = datetime.fromtimestamp(after_ms / 1000, UTC).date() - timedelta(days=1)
     while True:
         summer = _last_sunday(day.year, 3) < day <= _last_sunday(day.year, 10)
@@ -51,7 +54,7 @@ def _last_sunday(year: int, month: int) -> Any:
 
 
 def occurrences(spec: Spec, after_ms: int, until_ms: int) -> list[int]:
-    """The oracle: occurrences in (after_ms, until_ms]."""
+    """Occurrences of a schedule in (after_ms, until_ms], computed without the server's code."""
     if spec.cron == DAILY:
         found: list[int] = []
         for at_ms in daily_in_vienna(after_ms):
@@ -65,14 +68,14 @@ def occurrences(spec: Spec, after_ms: int, until_ms: int) -> list[int]:
 
 @dataclass
 class Known:
-    """A schedule, as the committed log tells."""
+    """State of a schedule, as derived from the committed log."""
 
     version: int
     stored: Stored
     paused: bool
-    #: Newest occurrence that was judged.
+    #: Newest occurrence that was checked.
     last: int
-    #: Messages of the timing: id → occurrence.
+    #: Messages that the schedule made at its times, not by a trigger or backfill: message id → time of the occurrence.
     filed: dict[int, int] = field(default_factory=dict)
 
 
@@ -93,7 +96,7 @@ class Timetable:
                     self.known[raw.decode()] = Known(state.version, found.stored, state.paused, state.last)
 
     def committed(self, kind: int, body: memoryview, result: Any, ledger: Ledger) -> None:
-        """Judge one command of a committed entry, when the whole entry was applied."""
+        """Check one command of a committed entry. Called when the whole entry has been applied."""
         if kind == Command.AUDITED and not isinstance(result, Refused):  # a refused one may be malformed
             audited = decode(kind, body)
             kind, body = audited.kind, audited.body
@@ -136,7 +139,7 @@ class Timetable:
         known.last = max([ledger.now_ms, *kept])
 
     def _cancelled(self, name: str, ledger: Ledger) -> None:
-        """S4: what was filed and is not due is cancelled."""
+        """S4: after a schedule was deleted, paused or replaced, its messages that were not due yet are cancelled."""
         known = self.known.get(name)
         for id_ in known.filed if known is not None else ():
             entry = find_entry(ledger, id_)

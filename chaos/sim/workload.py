@@ -31,9 +31,9 @@ class Workload:
     #: Longest delay, in ms, and share of messages with a far longer delay, which stay until the end of the run.
     longest_ms: int = 4500
     far: float = 0.03
-    #: Limit of the messages of one group that are handed out at once, in the last two topics; 0: no groups.
+    #: Limit of the messages of one group that are leased at the same time, in the last two topics; 0: no groups.
     group_concurrency: int = 0
-    #: Share of messages with a group, in these topics, and the groups.
+    #: Share of messages with a group, in topics with a limit per group; and the groups.
     grouped: float = 0.8
     groups: tuple[str, ...] = ("a", "b", "c")
 

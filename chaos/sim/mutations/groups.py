@@ -1,4 +1,5 @@
-"""Deliberate bugs in message groups. Bugs of G2 to G4 run without G1, which would notice them first."""
+"""Deliberate bugs in message groups. Bugs that the checks G2 to G4 have to notice run without check G1, which would
+notice them first."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Schedules: what makes messages again and again, and what became of them."""
+"""HTTP API types about schedules, which publish a message at each of their times (occurrences)."""
 
 from typing import Any, Generic, Literal
 
@@ -16,9 +16,9 @@ class Times(Request, kw_only=True):
     #: Five fields (minute hour day month weekday), six with seconds in front, or @hourly, @daily, @weekly, @monthly,
     #: @yearly; in `timezone`.
     cron: str | None = None
-    #: Interval of 1 s or more, counted from `start`, else from 1970-01-01T00:00:00Z.
+    #: Interval of 1 s or more between occurrences, from `start`, else from 1970-01-01T00:00:00Z.
     every: Duration | None = None
-    #: At most 1,000 times.
+    #: List of times, at most 1,000.
     at: list[Instant] | None = None
     #: IANA time zone of the pattern, such as Europe/Vienna.
     timezone: str = "UTC"
@@ -33,17 +33,15 @@ class PutSchedule(Times, kw_only=True):
     topic: str
     #: Number of messages after which the schedule is finished.
     max_occurrences: int | None = None
-    #: Each message is due up to so much later, by a part that is the same for the same occurrence.
+    #: Maximum jitter: each message is due later than its occurrence by up to this, always equally for an occurrence.
     jitter: Duration | None = None
-    #: Occurrences missed in an outage, more than a minute old: the last one, none, or all (1,000 at most).
+    #: Which missed occurrences (over a minute late) to publish afterwards: the last, none, or all (at most 1,000).
     catch_up: CatchUp = "one"
-    #: Older occurrences are not caught up. Default: 7d.
+    #: Maximum age of missed occurrences that are still published. Default: 7d.
     catch_up_window: Duration | None = None
-    #: What happens to an occurrence while the message of the one before is pending: allow makes its message; skip does
-    #: not; wait makes one message, which waits for the end of the pending one. Wait needs a topic with
-    #: group_concurrency 1.
+    #: If the schedule's previous message is still pending at an occurrence: allow publishes another message, skip none.
     overlap: Overlap = "allow"
-    #: Null: as it is; a new schedule is active.
+    #: Whether to pause the schedule; null: as before, and a new schedule is active.
     paused: bool | None = None
     body: Any = UNSET
     body_base64: str | UnsetType = UNSET
@@ -56,7 +54,7 @@ class PutSchedule(Times, kw_only=True):
 
 
 class PutScheduleQuery(Request):
-    #: Version that the schedule must have; 0: there must be none. A conflict is 409.
+    #: Version that the schedule must have before the PUT, else 409; 0: the schedule must not exist. None: any.
     version: int | None = None
 
 
@@ -66,7 +64,7 @@ class ScheduleQuery(Request):
 
 
 class ListSchedulesQuery(Request):
-    #: Only schedules whose names begin so.
+    #: Only schedules whose names begin with this text.
     prefix: str = ""
     limit: int = 100
     #: Cursor from the previous page.
@@ -79,9 +77,9 @@ class Occurrence(Document, Generic[At], frozen=True):
 
     at: At
     id: str
-    #: State of the message; gone: past its retention.
+    #: State of the message; "gone": deleted, since its retention is over.
     state: Literal["scheduled", "ready", "leased", "acked", "cancelled", "expired", "dead", "gone"]
-    #: Whether a trigger or backfill asked for it.
+    #: Whether a user asked for the message by trigger or backfill.
     manual: bool = False
 
 
@@ -91,7 +89,7 @@ class Schedule(Document, Generic[At], kw_only=True, frozen=True):
     state: Literal["active", "paused", "finished"]
     #: Whether the schedule is paused because the cluster was restored from a backup.
     restored: bool = False
-    #: Raised by each change.
+    #: Version of the schedule; each change by a user raises it.
     version: int
     #: When the schedule is due, in words.
     times: str
@@ -106,11 +104,11 @@ class Schedule(Document, Generic[At], kw_only=True, frozen=True):
     catch_up: CatchUp
     catch_up_window: str
     overlap: Overlap
-    #: Next occurrences: ten of a single schedule, one in lists; none while it is paused.
+    #: Times of the next occurrences: ten in a GET of one schedule, one in lists; none while paused.
     next: list[At]
-    #: Last messages, oldest first; only in the answer for a single schedule.
+    #: Messages that the schedule published last, oldest first; only if one schedule is asked for.
     last: list[Occurrence[At]] | None = None
-    #: Number of occurrences by what became of them; `manual` are those of triggers and backfills.
+    #: Numbers of occurrences: published, missed in an outage, dropped by `overlap`, refused; by trigger or backfill.
     made: int
     missed: int
     overlapped: int
@@ -128,7 +126,7 @@ class Schedule(Document, Generic[At], kw_only=True, frozen=True):
     body: bytes | None = field(default=None, name="body_base64")
     #: Why the answering node cannot compute times: for example, a time zone that its data lack.
     problem: str | None = None
-    #: Hints at settings that may surprise; only in the answer to a PUT.
+    #: Hints at settings of the schedule that may have unexpected effects; only in the answer to a PUT.
     warnings: list[str] | None = None
 
 
@@ -140,17 +138,17 @@ class Schedules(Document, frozen=True):
 
 
 class Preview(Times, kw_only=True):
-    """Times of a schedule that need not exist."""
+    """Request for the next times of a schedule that is described here and not stored."""
 
-    #: Number of times: at most 100.
+    #: Number of times to show: at most 100.
     count: int = 10
-    #: Time after which to begin. Default: now.
+    #: Show times after this time. Default: now.
     after: Instant | None = None
 
 
 class PreviewTime(Document, Generic[At], frozen=True):
     at: At
-    #: The same time with the zone's UTC offset.
+    #: `at` as local time of the schedule's time zone, with UTC offset.
     local: str
 
 
@@ -159,12 +157,12 @@ class Previewed(Document, Generic[At], frozen=True):
     next: list[PreviewTime[At]]
     #: Version of the IANA time zone data of the answering node.
     tzdata: str
-    #: What clock changes do to the pattern within 400 days.
+    #: Effects of daylight-saving changes on the cron pattern within the next 400 days.
     warnings: list[str]
 
 
 class Backfill(Request, rename={"from_": "from"}):
-    """Make the occurrences of [from, to) due now, also those made before: at most 1,000, all of them past."""
+    """Publish the occurrences of [from, to), due now, even if published before: all past, at most 1,000."""
 
     from_: Instant
     to: Instant
@@ -173,7 +171,7 @@ class Backfill(Request, rename={"from_": "from"}):
 class Triggered(Document, Generic[At], frozen=True):
     id: str
     deliver_at: At
-    #: Whether the Idempotency-Key was used before: `id` is the earlier message's.
+    #: Whether the request repeats one with the same Idempotency-Key: `id` is the message of the earlier request.
     duplicate: bool = False
 
 

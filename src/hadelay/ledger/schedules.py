@@ -48,14 +48,14 @@ from hadelay.model import NEVER_MS, PENDING, Event, encode_id
 from hadelay.model import State as MessageState
 
 SCHED, STATE, AGENDA, OF_TOPIC = b"sched", b"schedst", b"schednext", b"schedof"
-#: Limits of the schedules of a cluster, of the bytes of their templates, and of those that one deletion of a topic
-#: pauses.
+#: Limits: schedules of a cluster; bytes of all their templates (messages to publish); schedules that one deletion of a
+#: topic pauses.
 MAX_SCHEDULES = 100_000
 MAX_BYTES = 1 << 30
 MAX_PAUSED = 10_000
-#: Names of schedules that the refusal of a topic's deletion shows.
+#: Number of schedules that the refusal of a topic's deletion names.
 _SHOWN = 10
-#: Messages that a schedule remembers; those that are not due are remembered in any case, up to _MAX_FILED.
+#: Numbers of messages that a schedule remembers: the last _RING, and up to _MAX_FILED others not due yet.
 _RING = 10
 _MAX_FILED = 250
 _NEXT = struct.Struct(">Q")
@@ -171,8 +171,8 @@ def _following(version: int) -> int:
 
 
 def _from_now(ledger: Ledger, before: State, flags: int) -> State:
-    """Begin anew at this moment: cancel messages that are not due, and make none for the time before. Messages that a
-    user delivered before their occurrence count as made."""
+    """New state of a schedule that starts afresh now: cancels its messages that are not due yet, and skips occurrences
+    before now. Occurrences whose messages users delivered early are not published again."""
     kept, cancelled = _cancel_filed(ledger, before)
     newest = max((made.occurrence for made in kept if not made.manual), default=0)
     return before._replace(
@@ -182,8 +182,8 @@ def _from_now(ledger: Ledger, before: State, flags: int) -> State:
 
 
 def _cancel_filed(ledger: Ledger, state: State) -> tuple[tuple[Made, ...], list[tuple[Made, int]]]:
-    """Cancel the messages of the timing that are not due. Returns (the other messages of the ring, cancelled messages
-    with their due times)."""
+    """Cancel the schedule's messages that are not due yet, except those of triggers and backfills. Returns (its other
+    remembered messages, cancelled messages with their due times)."""
     kept, cancelled = [], []
     for made in state.ring:
         entry = None if made.manual else find_entry(ledger, made.id)
@@ -196,7 +196,7 @@ def _cancel_filed(ledger: Ledger, state: State) -> tuple[tuple[Made, ...], list[
 
 
 def _is_ahead(ledger: Ledger, entry: EntryRef) -> bool:
-    """Whether the message was never due: neither handed out before, nor due when somebody rescheduled it."""
+    """Whether the message is not due yet and never was: no hand-out so far, and not due at any reschedule."""
     row = entry.rows[0]
     untouched = not int(row["attempt"]) and not int(row["flags"]) & FLAG_WAS_DUE
     waits = state_of(ledger, entry, ledger.now_ms) in (MessageState.SCHEDULED, MessageState.BLOCKED)
@@ -204,7 +204,7 @@ def _is_ahead(ledger: Ledger, entry: EntryRef) -> bool:
 
 
 def _made_again(ledger: Ledger, name: str, new: Stored, state: State) -> State:
-    """Replace the messages that are not due by messages of the new template, with the same due times."""
+    """Replace the schedule's messages that are not due yet by messages of its new template, with the same due times."""
     kept, cancelled = _cancel_filed(ledger, state)
     batch, times = Occurrences(), [(made.occurrence, due_ms) for made, due_ms in cancelled]
     batch.add(new, times)
@@ -216,7 +216,7 @@ def _made_again(ledger: Ledger, name: str, new: Stored, state: State) -> State:
 
 
 def _finished(ledger: Ledger, spec: Spec, state: State) -> State:
-    """The state, finished if all messages that the schedule may make are made."""
+    """Mark the schedule as finished if it has published max_occurrences messages; returns the resulting state."""
     if spec.max_occurrences is None or state.made < spec.max_occurrences or state.flags:
         return state
     return state._replace(flags=state.flags | FINISHED, next=ledger.now_ms + KEPT_MS)
@@ -276,7 +276,7 @@ class _Judged(NamedTuple):
 
     firing: Firing
     found: Found
-    #: Number of occurrences that become messages, from the first on; the others overlap.
+    #: Number of occurrences to publish, the first ones of the firing; the overlap policy drops the others.
     made: int
 
 
@@ -319,7 +319,7 @@ def _outcome(ledger: Ledger, firing: Firing, found: Found | None) -> FireOutcome
     if state.finished or firing.flags & REMOVE:
         over = state.finished and firing.flags & REMOVE and state.next <= ledger.now_ms + MAX_AHEAD_MS
         return FireOutcome.DONE if over else FireOutcome.STALE
-    # A guard against a leader with a fault: what is before `last` was judged once, for ever.
+    # Refuse a faulty leader's firing: occurrences up to `state.last` were decided once, for ever.
     times = firing.times["occurrence"].tolist()
     room = _MAX_FILED if spec.max_occurrences is None else spec.max_occurrences - state.made
     in_order = all(a < b for a, b in zip((state.last, *times), times, strict=False))

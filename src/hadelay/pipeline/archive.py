@@ -54,7 +54,7 @@ def run(spark: Any, options: ArchiveOptions, progress: Progress = silent) -> Job
     asked = [files for files in found.hours if files.hour < DEAD_HOURS and options.source.takes(files.hour)]
     over = [files for files in asked if (files.hour + 1) * HOUR_MS <= found.as_of_ms]
     out = Location(options.out)
-    out.make("_manifest")  # an archive has these two directories even without any hour
+    out.make("_manifest")  # create both directories of an archive, even if no hour is archived
     out.make("_catalogue")
     _catalogue(out, set(), options.new_catalogue)
     # Run a task per hour, but several tasks for a large hour, which would keep one core busy for long.
@@ -91,7 +91,7 @@ def _catalogue(out: Location, done: set[int], anew: bool) -> None:
             added[hour] = known.row(data)
             proven = manifests.decode_manifest(data)["version"] > 1
         except ValueError:
-            continue  # unreadable manifest: the audit reports it
+            continue  # skip an unreadable manifest: the audit reports it
         if proven and not known.names and not anew:
             raise NotFound(f"{out.path('_catalogue')}: {LOST}")
     if not added and len(known.names) == 1:
@@ -100,7 +100,7 @@ def _catalogue(out: Location, done: set[int], anew: bool) -> None:
     try:
         out.write(name, data)
         for merged in known.names:
-            with suppress(FileNotFoundError):  # another run has removed the file already
+            with suppress(FileNotFoundError):  # another run may have removed the file already
                 out.remove(merged)
     except OSError as error:
         said = f"the archive's catalogue was not written, and nothing was deleted: {error}; {_AGAIN}"

@@ -42,7 +42,7 @@ class Split(NamedTuple):
     files: HourFiles
     start: int
     stop: int
-    #: Time for which the states of pending messages are computed, in Unix ms.
+    #: Instant, in Unix ms, for which the states of pending messages are computed.
     as_of_ms: int
 
 

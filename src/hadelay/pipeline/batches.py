@@ -38,7 +38,8 @@ _STATE_NAMES = ("scheduled", "ready", "leased", "acked", "cancelled", "expired",
 #: their numbers, so the last event has the largest number.
 _STATES = ("", "leased", "acked", "", "", "expired", "cancelled", "moved", "moved", "moved")
 _STATE_OF_EVENT = np.array([_STATE_NAMES.index(name) if name else -1 for name in _STATES], np.int8)
-_EVENT_NAMES = [event.name.lower() for event in Event]  # event numbers start at 1, list positions at 0
+# The name of event n is at position n - 1: event numbers start at 1
+_EVENT_NAMES = [event.name.lower() for event in Event]
 _IS_MOVE = np.isin(np.arange(256), (Event.MOVED, Event.DEAD, Event.REDRIVEN))
 
 
@@ -263,7 +264,7 @@ def _records(
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     """Read records from the .log in few pieces: (bytes, position of each record in these bytes)."""
     starts = offsets
-    if (starts[1:] < starts[:-1]).any():  # offsets are usually ascending
+    if (starts[1:] < starts[:-1]).any():  # sort records by offset only if needed: usually they are in this order
         order = offsets.argsort(kind="stable")
         starts, ends = offsets[order], ends[order]
     ends = np.maximum.accumulate(ends)

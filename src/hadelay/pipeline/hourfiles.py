@@ -36,7 +36,7 @@ _ROWS_AT_ONCE, _BYTES_AT_ONCE = 1 << 16, 8 << 20
 class RowKind(NamedTuple):
     dtype: np.dtype[Any]
     crc: RowCrc
-    #: What error messages call a row.
+    #: Name of such a row in error messages.
     name: str
 
 
@@ -163,7 +163,7 @@ def events_of(
         events, good = usable(store, files, "dsp", start, stop, verify=verify, skip=skip)
         events = events if good is None else events[good]
         entries = np.ascontiguousarray(events["index"])
-        at = entries - np.uint32(first)  # unsigned: numbers below `first` become very large
+        at = entries - np.uint32(first)  # the difference is unsigned: entry numbers below `first` become very large
         if at.max(initial=0) >= last - first:
             mine = at < last - first
             events, at = events[mine], at[mine]
@@ -225,8 +225,8 @@ def _in_events(store: Store, files: HourFiles) -> DamagedFile | None:
     if not len(wrong := np.flatnonzero(found["previous"] != _before(found["index"]))):
         return None
     said, n = found["previous"][wrong], len(found)
-    # Report the damage at this event if `previous` is none or an event of the same message (one in between is missing),
-    # else at the position that `previous` names.
+    # Report the damage at this event if its field `previous` is NONE32 (no previous event) or the number of an event of
+    # the same message (one in between is missing); else at the number in `previous`, if that is smaller.
     there = np.minimum(said, n - 1)
     own = (said == NONE32) | ((said < n) & (found["index"][there] == found["index"][wrong]) & (said < wrong))
     blamed = int(np.where(own, wrong, np.minimum(said, wrong)).min())
@@ -240,7 +240,7 @@ def _in_records(store: Store, files: HourFiles, index: Rows) -> DamagedFile | No
     offsets, sizes = index["offset"][order].astype(np.int64), index["size"][order].astype(np.int64)
     end, start, data = 0, 0, b""
     for n, at, size in zip(order.tolist(), offsets.tolist(), sizes.tolist(), strict=True):
-        if at + size <= end:  # record shared with an earlier entry
+        if at + size <= end:  # skip a record that an earlier entry shares
             continue
         if at != end:
             return _gap(store, files, end, at)

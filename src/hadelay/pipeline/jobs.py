@@ -20,8 +20,9 @@ from hadelay.pipeline.schema import Options, option
 FACTS = {
     "archive": "as_of_ms hours",
     "audit": "messages events hours problem",
-    # overdue: messages due and not handed out. hot: busiest seconds. backlog, wait_s, clear_at: longest queue, longest
-    # wait and end of the queue at `threshold`/s. jitter_s: null above an hour. catch_up_rate: null if none is overdue.
+    # overdue: number of messages due and not handed out. hot: busiest seconds. backlog, wait_s, clear_at: longest
+    # queue, longest wait, and time at which the queue is empty, if consumers take `threshold` messages per second.
+    # jitter_s: null if more than an hour is needed. catch_up_rate: null if no message is overdue.
     "forecast": "as_of_ms threshold coming overdue hot_seconds hot table backlog wait_s clear_at jitter_s "
     "catch_up_rate advice",
     # overdue: number of messages due and not handed out, excluded from percentiles. not_measured: number of hand-outs
@@ -48,7 +49,7 @@ class JobSummary(dict[str, Any]):
         self.shown: Iterable[Mapping[str, Any]] = ()
         self.columns: tuple[str, ...] = ()
         self.notes: list[str] = []
-        #: Whether the job failed: the command's exit code is 1.
+        #: Whether the job failed; if so, the command exits with code 1.
         self.failed = False
 
     def __getattr__(self, name: str) -> Any:

@@ -62,7 +62,7 @@ def _needed() -> dict[str, Distribution]:
         except PackageNotFoundError:
             if name in _ROOTS:
                 raise ConfigError(f"{name} is not installed: pip install 'hadelay[spark]'") from None
-            continue  # not required on this platform
+            continue  # skip a package that is not required on this platform
         if dist.files is None:
             raise ConfigError(f"the files of package {name} are unknown: install hadelay[spark] into a venv, with pip")
         found[name] = dist

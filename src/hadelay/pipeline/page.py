@@ -52,7 +52,7 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
 def _cell(column: str, value: Any) -> str:
     if value is None:
         return "–"
-    if column == "hour":  # an hour as the number yyyymmddHH
+    if column == "hour":  # hours are numbers yyyymmddHH
         day, hour = divmod(value, 100)
         return f"{day // 10_000}-{day // 100 % 100:02}-{day % 100:02} {hour:02}:00"
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -113,7 +113,8 @@ def _send(batch: pa.RecordBatch, options: WriteOptions, client: Client, aside: _
         if left:
             time.sleep(wait_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-    if unclear and since is not None:  # answers were lost, for example at a leader change
+    # Find duplicates that this job published itself: their first answers were lost, for example at a leader change
+    if unclear and since is not None:
         found = _published_since(client, since, unclear - ours)
         done.published, done.duplicates = done.published + len(found), done.duplicates - len(found)
         ours |= found
@@ -136,7 +137,7 @@ def _published_since(client: Client, since: datetime, ids: Iterable[str]) -> set
     """Ids of the messages that were published at `since` or later."""
     found = set()
     for message_id in ids:
-        with suppress(HadelayError):  # an unreadable message remains a duplicate
+        with suppress(HadelayError):  # a message that cannot be looked up still counts as a duplicate
             if client.get(message_id).published_at >= since:
                 found.add(message_id)
     return found
@@ -160,7 +161,7 @@ def _message(row: dict[str, Any], options: WriteOptions) -> Put | str:
     if not topic:
         return "topic is null"
     if isinstance(at, str) and at.isdigit():
-        at = int(at)  # in CSV files, a column may have numbers as text
+        at = int(at)  # due times from CSV files may be numbers as text
     if isinstance(tags, str):
         tags = [tag.strip() for tag in tags.split(",") if tag.strip()]
     if None in (row.get("meta") or {}).values() or None in (tags or ()):

@@ -41,7 +41,8 @@ _OF_STATUS = ("gone", "gone", "ok", "cancelled", "expired", "dead", "pending", "
 OF_STATUS = np.array([VERDICTS.index(name) for name in _OF_STATUS], np.uint8)
 #: Maximum time, in ms, by which a grant may be committed before deliver_at; an earlier grant counts as early.
 AHEAD_MS = 100
-#: Minimum time, in ms, from the end of a live hour to its deletion. Hours of dead letters may be deleted at their end.
+#: Minimum time, in ms, from the end of an hour to the deletion of its files. Files of dead letters may be deleted at
+#: the end of their hour.
 RETIRED_MS = 2 * HOUR_MS
 _NEVER = np.iinfo(np.int64).min
 #: Number of entries that one task judges, among messages that moved to another hour.
@@ -64,7 +65,7 @@ _HOME = np.uint64((1 << 56) - 1)
 FACTS = np.dtype(
     [
         ("first_id", "<u8"), ("hour", "<u4"), ("entry", "<u4"), ("topic", "<u4"), ("status", "u1"), ("early", "?"),
-        ("deliver_at_ms", "<i8"), ("late_ms", "<i8"),  # lateness of the last hand-out, -1: none
+        ("deliver_at_ms", "<i8"), ("late_ms", "<i8"),  # late_ms: of the last hand-out; -1: not handed out.
         ("leases", "<u4"), ("excused", "<u4"),  # excused: nacks and redrives; each allows one more lease
         ("to_hour", "<u4"), ("to_entry", "<u4"), ("live", "<u4"), ("verdict", "u1"),
     ]
@@ -316,8 +317,8 @@ def summarise(
     counts: Counts, offending: Iterable[Rows], names: NameMap, listing: Listing, rule: Rule,
     options: ReconcileOptions,
 ) -> JobSummary:  # fmt: skip
-    """Make the job's summary. counts: topic number -1 stands for unknown topics. offending: FACTS rows of the messages
-    with problems, in pieces; read only if they are written to a file."""
+    """Make the job's summary. counts: number of messages by hour, topic number (-1: unknown topic) and verdict.
+    offending: FACTS rows of the messages with problems, in pieces; read only if they are written to a file."""
     table: list[dict[str, Any]] = [
         {"hour": hour_int(hour), "topic": names.topic(topic), "verdict": VERDICTS[verdict], "count": count}
         for (hour, topic, verdict), count in sorted(counts.items())

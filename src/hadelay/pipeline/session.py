@@ -102,7 +102,7 @@ def _shim(java: str, version: int) -> str:
     """Make a JAVA_HOME with a script that runs this Java; returns its path."""
     dropped = "--add-modules=jdk.incubator.vector" + ("|--add-opens=java.base/sun.security.action=*" * (version >= 24))
     path = _cached("java/bin/java")
-    if Path(java) != path:  # otherwise a parent process has already set JAVA_HOME to the script
+    if Path(java) != path:  # if equal, a parent process has already set JAVA_HOME to this script
         _write(path, _SHIM.format(java=java, dropped=dropped), 0o755)
     return str(path.parents[1])
 
@@ -147,7 +147,8 @@ def _new(builder: Any, master: str, memory: str, settings: dict[str, str]) -> An
             "Use --master local[*], spark://HOST:7077 or spark-submit, and unset SPARK_REMOTE"
         )
     wanted = {"spark.app.name": "hadelay", "spark.sql.session.timeZone": "UTC", "spark.ui.showConsoleProgress": "false"}
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # not started by spark-submit
+    # This process was not started by spark-submit, which would set the variable
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
         if (found := find_java()) is None:
             raise ConfigError(no_java())
         os.environ["JAVA_HOME"] = found[0]
@@ -221,7 +222,8 @@ def plain(error: Exception) -> Exception:
         kind = getattr(errors, name, None) or getattr(builtins, name, None)
         if isinstance(kind, type) and issubclass(kind, HadelayError | OSError):
             return error_of(kind, said)
-    of_java = re.search(r"^: (.*)$", text, re.M)  # py4j shows Java's error after the name of the call
+    # In py4j's text, Java's error is on the line after the name of the call
+    of_java = re.search(r"^: (.*)$", text, re.M)
     return HadelayError(f"Spark: {of_java[1] if of_java else text.partition(chr(10))[0]}")
 
 

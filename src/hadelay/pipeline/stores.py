@@ -237,7 +237,7 @@ class HttpStore:
     def list(self) -> Listing:
         members = self._ask_json("/v1/cluster")[0]["members"]
         members.sort(key=lambda m: (m["role"] == "leader", m["name"]))
-        # Keep the given addresses, last: the addresses that members advertise may not be reachable from here.
+        # Also try the URLs that the user gave, last: the URLs that members advertise may not be reachable from here.
         advertised = [member["http"].rstrip("/") for member in members if member["http"]]
         self.urls = list(dict.fromkeys([*advertised, *self.urls]))
         cluster, answer = self._ask_json("/v1/cluster", "/v1/hours")

@@ -24,7 +24,7 @@ def run(spark: Any, options: TailOptions, progress: Callable[[JobSummary], bool 
     no_connect(spark)
     for option, where in (("--out", options.out), ("--checkpoint", options.checkpoint)):
         check_spark(spark, option, where)
-    open_store(options.source).list()  # fail early, with a shorter text than Spark's
+    open_store(options.source).list()  # a store that cannot be read fails here, with a shorter error text than Spark's
     frame = spark.readStream.format("hadelay").options(**given(options.source)).load()
     trigger = {"processingTime": f"{options.every} seconds"} if options.every else {"availableNow": True}
     query = (

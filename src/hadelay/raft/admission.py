@@ -113,7 +113,7 @@ class Admission(RaftPart):
         self._journal.become(fresh)
         self._renewing = False
         for name in self._members.peers:
-            # On the new connection, the greeting tells the new incarnation.
+            # Reconnect to all peers: the greeting on a new connection tells them this node's new incarnation.
             ready.answers.append(partial(self._network.disconnect, name))
 
     def remember(self, peer: Peer, term: int) -> None:

@@ -49,7 +49,8 @@ class Applier(RaftPart):
 
     def wait(self, index: int, term: int, done: Done, now: float, ready: Ready) -> None:
         before = self._waiters.pop(index, None)
-        if before is not None:  # a proposal of an earlier term, whose entry was truncated
+        # Another proposal waits at this index: it is of an earlier term, and its entry was truncated
+        if before is not None:
             error = OutcomeUnknown("leadership changed before this command was decided; it may or may not take effect")
             ready.answers.append(partial(before.done, None, error))
         self._waiters[index] = _Waiter(term, done, now + self._config.propose_timeout_ms / 1000)

@@ -77,7 +77,7 @@ class Events:
                 self._flushing = True
                 ready.later(0.0, self._flush)
             if self._flushing:
-                ready.apply = False  # sync first: other nodes wait for this sync, but not for apply
+                ready.apply = False  # start the journal sync before apply: other nodes wait for the sync, not for apply
         elif ready.advance:
             ready.advance = False
             self._advance(self.runtime.monotonic(), ready)

@@ -67,9 +67,10 @@ class Follower(RaftPart):
         if self._core.leads and term == self._core.term:
             raise FatalError(f"{name} claims to lead term {term}, which this node leads")
         self._core.heard(name, term, 0)
-        if (name, term) != self._leader:  # keep `verified` if the same leader is back after a silence
+        if (name, term) != self._leader:  # else keep `verified`: the same leader is back after a silence
             self._leader, self.verified, self._owed = (name, term), 0, None
-            self._snapshots.give_up(ready, tell=False)  # the former leader no longer serves snapshot files
+            # End a running download of a snapshot: the former leader no longer serves the files
+            self._snapshots.give_up(ready, tell=False)
             log.info("follows", extra={"leader": name, "term": term})
             ready.notify(Notice.FOLLOWS)
 
@@ -83,7 +84,7 @@ class Follower(RaftPart):
         if m.prev_index > journal.last_index:
             return journal.last_index + 1
         if m.prev_index <= committed:
-            return 0  # committed entries are equal everywhere
+            return 0  # no mismatch: the entry is committed, and committed entries are equal on all nodes
         if journal.term_at(m.prev_index) == m.prev_term:
             return 0
         # Skip all entries of the conflicting term, except committed entries.

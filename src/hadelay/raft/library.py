@@ -275,7 +275,8 @@ class Core(SyncObj):  # type: ignore[misc]
 
     def append(self, peer: str, term: int, commit_index: int, entries: list[tuple[Any, ...]]) -> None:
         """Do what `heard` does, and append `entries`, which directly follow this node's last entry."""
-        _, index, last_term = self._SyncObj__raftLog[-1]  # private: the library has no public name for its log
+        # A private attribute: the library has no public access to its log
+        _, index, last_term = self._SyncObj__raftLog[-1]
         prev = {"prevLogIdx": index, "prevLogTerm": last_term}
         self._receive(peer, "append_entries", term=term, commit_index=commit_index, entries=entries, **prev)
 

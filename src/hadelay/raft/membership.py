@@ -85,8 +85,8 @@ class Membership(RaftPart):
         return max(known, JOINED) if name in self.joined else known
 
     def electorates(self, index: int) -> list[frozenset[str]]:
-        """Sets of voters that may have committed the entry at `index`, which is applied next: of the list in force
-        there, and of later lists. For tests."""
+        """Sets of voters, one of which committed the entry at `index`, which is applied next: the voters of the member
+        list in force at `index`, and of each later list in the log. For tests."""
         lists = [self.applied_list, *self.appended_lists]
         at = max((n for n, (since, _) in enumerate(lists) if since <= index), default=0)
         return [frozenset(m.name for m in members if m.voter) for _, members in lists[at:]]
@@ -262,6 +262,6 @@ class Membership(RaftPart):
             promoted = tuple(m._replace(voter=True) if m is member else m for m in self.members)
             if self.refusal(promoted) is None:
                 log.info("promoting", extra={"peer": peer.name, "incarnation": peer.incarnation})
-                # After a failure, a later heartbeat proposes it again.
+                # If the proposal fails, a later heartbeat repeats it.
                 self.propose(promoted, lambda result, error: None)
             return

@@ -359,7 +359,8 @@ class RaftNode(Events):
         self._link_with({name: self._linked.get(name, "") for name in leaving} | linked)
         for peer in self.peers.values():
             if peer.up and peer.incarnation < self.membership.min_incarnation(peer.name):
-                self.network.disconnect(peer.name)  # on the new connection, the peer's greeting tells its incarnation
+                # Reconnect: the peer's greeting on the new connection tells its present incarnation
+                self.network.disconnect(peer.name)
 
     def _part(self, now: float, ready: Ready) -> None:
         """End the links to removed nodes: until now, these nodes could still learn of their removal and get answers."""

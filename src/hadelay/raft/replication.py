@@ -36,7 +36,8 @@ class Replication(RaftPart):
         #: Number of the last heartbeat round. An answer to it confirms that this node led when it was sent.
         self.round = 0
         self._round_sent: deque[tuple[int, float]] = deque(maxlen=16)
-        #: Waiting reads, as (round to be answered, commit index, done); and reads until the no-op is committed.
+        #: Waiting linearizable reads, as (heartbeat round to be answered, commit index, done); and reads that wait
+        #: until this term's no-op is committed.
         self._reads: deque[tuple[int, int, ReadDone]] = deque()
         self._early_reads: list[ReadDone] = []
         self._round_wanted = False
@@ -110,7 +111,8 @@ class Replication(RaftPart):
         interval = self._config.heartbeat_ms / 1000
         self._broadcast(now, ready)
         self._admission.beat(ready)
-        if late < interval:  # after a late heartbeat, answers of peers may wait unread: this process was paused
+        # Skip the check after a late heartbeat: this process was paused, and answers of peers may wait unread
+        if late < interval:
             self._check_quorum(now, ready)
         if self._core.leads:
             due = max(due + interval, now + interval / 2)
@@ -166,9 +168,11 @@ class Replication(RaftPart):
             peer.probe(min(peer.next, reply.hint))
             self.send_entries(peer, now, ready)
         elif peer.manifest is None:
-            peer.probe(peer.next)  # the peer dropped the entries: the next heartbeat sends them again
+            # The peer dropped the entries of this append frame: the next heartbeat sends them again
+            peer.probe(peer.next)
         else:
-            peer.pulled = now  # the peer fetches or installs files, which may take minutes
+            # The peer is still fetching or installing a snapshot, which may take minutes: reset the timeout of its pull
+            peer.pulled = now
 
     def _measure(self, peer: Peer, now: float) -> None:
         for round, sent in self._round_sent:
@@ -210,7 +214,8 @@ class Replication(RaftPart):
         if self._members.agreed(peer for peer in self._members.peers.values() if now - peer.heard <= limit):
             self._doubt = False
         elif not self._doubt:
-            self._doubt = True  # answers of peers may wait unread: decide at the next heartbeat
+            # Step down at the next heartbeat only: until then, answers of peers that wait unread are read
+            self._doubt = True
         else:
             self._core.step_down()
             return

@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 
 #: Interval of checking the free disk space and the time since the last checkpoint, in seconds.
 _TICK_S = 1.0
-#: Smallest size that a log entry counts as, in bytes: replaying even a small entry takes some time.
+#: Least number of bytes that an applied log entry counts as for the start of a checkpoint: replaying even a small entry
+#: takes some time.
 _ENTRY_BYTES = 8 << 10
 #: Number of applied bytes after which the free disk space is checked again: at full speed, once a second is too rare.
 _SPACE_BYTES = 4 << 20
@@ -82,7 +83,7 @@ class Checkpoints:
         self.finished = self._last
 
     def start(self) -> None:
-        """Check the free space and the age of the last checkpoint, now and then once a second."""
+        """Check the free disk space and the age of the last checkpoint: immediately, then once a second."""
         if self._raft.stopped:
             return
         self._look_for_space()

@@ -132,7 +132,7 @@ class ClusterClock:
             most = least + rtt_s * 1000.0
             if not self.ready:
                 if not self._learn(least, most, mono):
-                    return  # a peer knows cluster time, so wall clocks need not agree on one
+                    return  # a peer knows cluster time: no need to derive it from the wall clocks of a majority
             elif not self.leading and self._leader in ("", node):
                 self._keep_to(least, most, mono)
         half_ms = rtt_s * 500.0 - mono * 1000.0

@@ -195,7 +195,8 @@ class GroupCommit:
                 self._wait_for_leader()
                 return
             if self._send_batch(shut) > self.max_entry_bytes // 2:
-                self._schedule()  # one large batch per turn of the event loop: encoding it takes long
+                # Send only one large batch per turn of the event loop: encoding a large batch takes long
+                self._schedule()
                 return
 
     def between_syncs(self) -> None:

@@ -76,7 +76,7 @@ class Leadership:
     def on_leader(self, term: int) -> None:
         self._elected = term
         self._clock.lead(self._replica.ledger.now_ms, self._raft.runtime.monotonic())
-        self.peers.tell()  # sends cluster time, so that the other nodes follow this clock at once
+        self.peers.tell()  # this note contains cluster time, so that the other nodes follow this clock at once
         self.clock_changed()
 
     def on_follower(self) -> None:

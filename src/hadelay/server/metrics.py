@@ -82,7 +82,8 @@ class _Topics:
             self.disabled += paused and topic.settings.paused_reason == GONE
 
     def rest(self, some: _Topics) -> _Topics:
-        """Gauges of the topics that are not among `some`: these sums less those of `some`."""
+        """Gauges of the topics of this set that are not in the set `some`: the sums of this set minus those of
+        `some`."""
         names = ("waiting", "blocked", "leased", "dead", "bytes", "ready")
         return _Topics(**{name: max(0, getattr(self, name) - getattr(some, name)) for name in names})
 
@@ -93,7 +94,7 @@ class _Topics:
 
 
 def _by(values: dict[str, float]) -> dict[tuple[str, ...], float]:
-    """Values of a metric with one label, from values by label."""
+    """Make the series of a metric with one label, from a dict: value of the label → value of the series."""
     return {(label,): value for label, value in values.items()}
 
 

@@ -135,7 +135,7 @@ class Peers:
     def _hear(self, name: str, payload: Any, reply: Reply) -> None:
         wall_ms, now_ms, theirs, yours, http, version, level, applied, has_space = msgspec.convert(payload, _NOTE)
         if name not in self.peers:
-            return  # the sender is no longer a member
+            return  # ignore the note: its sender is no longer a member
         if not all(map(math.isfinite, (theirs, yours or 0.0))):
             raise ValueError("note: a clock reading is not a finite number")
         mono = self.runtime.monotonic()
@@ -146,7 +146,7 @@ class Peers:
         if yours is not None and -_DRIFTED_S < mono - yours < _OLD_S and name in self.voters:
             self.clock.observe_wall(name, wall_ms, mono, now_ms, max(0.0, mono - yours))
         if now_ms is None and self.clock.ready:
-            self._send(name)  # the peer waits for this answer to learn the time
+            self._send(name)  # answer with a note at once: the sender does not know cluster time yet
         self._changed()
 
     def _changed(self) -> None:

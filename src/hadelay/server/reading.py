@@ -130,7 +130,7 @@ class VerifiedReader:
             verify()
 
     async def sound(self, extents: list[Extent], lane: str) -> list[bytes | None]:
-        """Result of `verified`."""
+        """Read records as `verified` does, but as a coroutine."""
         future: asyncio.Future[list[bytes | None]] = asyncio.get_running_loop().create_future()
         self.verified(extents, lane, lambda found: None if future.done() else future.set_result(found))
         return await future
@@ -173,7 +173,8 @@ class VerifiedReader:
                 some = list(group)
                 try:
                     _read_file(disk, name, [item[1:] for item in some], found)
-                except OSError as error:  # hour file deleted, or a disk error: `_verified` reads again
+                # The hour file was deleted, or the disk failed: `_verified` reads the record again and raises the error
+                except OSError as error:
                     log.debug("record_not_read", extra={"path": name, "error": str(error)})
 
         self._runtime.in_thread(lane, read, lambda result, error: done())
@@ -356,7 +357,8 @@ class ReadAhead:
                 file.close()
 
         def done(_: None, error: BaseException | None) -> None:
-            if error is not None and not isinstance(error, FileNotFoundError):  # the hour file was deleted
+            # A missing file is no error: the hour file was deleted
+            if error is not None and not isinstance(error, FileNotFoundError):
                 log.debug("read_ahead_failed", extra={"path": path, "error": str(error)})
 
         self._runtime.in_thread(lane, read, done)

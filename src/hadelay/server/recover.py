@@ -105,7 +105,8 @@ class Directories:
             parent, _, group = directory.rpartition("/")
             corrected += self.disk.protect(parent, below=False)
             for name in self.disk.listdir(parent):
-                if name.partition(".")[0] == group:  # the directory, its lock file, and directories put aside earlier
+                # The group's directory, its lock file, and directories that were put aside earlier
+                if name.partition(".")[0] == group:
                     corrected += self.disk.protect(f"{parent}/{name}")
         if corrected:
             log.info("modes_corrected", node=self.config.node.name, files=corrected)
@@ -213,7 +214,8 @@ def _of_one_time(journal: Journal, storage: Storage) -> bool:
     a checkpoint never goes beyond the synced journal, and the journal is never cut beyond the checkpoint."""
     index, term = (storage.applied_index, storage.applied_term) if storage.applied_index else FIRST
     if journal.installing >= index > journal.last_index:
-        return True  # a snapshot was installed, and the journal's reset is still to be written
+        # They belong together: a snapshot was installed, and the reset of the journal is still to be written
+        return True
     return journal.base_index <= index <= journal.last_index and journal.term_at(index) == term
 
 

@@ -134,7 +134,7 @@ class LocalBackups:
                 file.pwrite(data, at)
                 at += len(data)
             file.sync()
-            file.drop_cache()  # later reads come from the disk, not from the page cache
+            file.drop_cache()  # drop the page cache, so that later reads verify what is on the disk
 
     def put(self, name: str, data: bytes, lengths: dict[str, int]) -> None:
         """Write a manifest atomically, after a sync of the files that it names."""

@@ -53,7 +53,8 @@ class Generation:
         self._rows = _array(rows, INDEX)
         self._slots = _array(rows, np.uint32)
         self._previous = _array(rows, np.int32)
-        self._starts = _array(rows, np.int64)  # offset in the buffer of records; -1: record is in the log
+        # Offset of each row's record in the buffer of records; -1: the record is in the .log already.
+        self._starts = _array(rows, np.int64)
         # Copy the columns that scans read: a scan of whole rows would miss the CPU's cache at each row.
         self._indexes, self._topics = _array(rows, np.uint32), _array(rows, np.uint32)
         self._seconds = _array(rows, np.uint16)

@@ -206,5 +206,5 @@ class HeadsCache:
                 file.pwrite(data, 0)
                 file.truncate(len(data))
         except OSError:
-            return  # full disk: the next load reads the index instead
+            return  # the disk is full: without the file, the next load of these heads reads the index
         derived.on_disk = derived.entries

@@ -39,7 +39,7 @@ class DiskHourStore(HourReader):
         self._window = range(0)
         self._retired: list[int] = []
         self._doomed: list[int] = []
-        #: Number of backups and peers that are copying files; no file is removed while any is.
+        #: Number of backups and peers that are copying hour files; no hour file is removed unless it is 0.
         self.pins = 0
 
     @property
@@ -211,7 +211,7 @@ class DiskHourStore(HourReader):
         slot = self._table.find(hour)
         if slot < 0 or not self._table.entries[slot]:
             return
-        self._far.write_out(slot)  # write buffered rows: a running checkpoint may include them
+        self._far.write_out(slot)  # write the hour's buffered rows first: a running checkpoint may include them
         if hour in self._near:
             self._close_near(hour)
         self._heads.forget(hour)

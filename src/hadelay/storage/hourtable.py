@@ -47,7 +47,8 @@ class HourTable:
         return self.base <= low and high < self.base + self.size and not (low ^ high) & 1
 
     def cover(self, hours: npt.NDArray[np.int64]) -> None:
-        """Add slots for these hours. Existing slots move if an hour lies before the first slot (see `moves`)."""
+        """Add slots (rows of this table) for these hours. Existing slots move if an hour lies before the first slot
+        (see `moves`)."""
         wanted = places(hours)
         first, last = int(wanted.min()), int(wanted.max())
         base = min(first, self.base) if self.size else first
@@ -63,11 +64,11 @@ class HourTable:
         self.base, self.size = base, size
 
     def moves(self, hours: npt.NDArray[np.int64]) -> bool:
-        """Whether calling `cover` with these hours would change the slots of other hours."""
+        """Whether calling `cover` with these hours would move the slots (rows of this table) of other hours."""
         return bool(self.size) and int(places(hours).min()) < self.base
 
     def slots(self, hours: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Slots of these hours; undefined for an hour without a slot."""
+        """Slots (rows of this table) of these hours; undefined for an hour without a slot."""
         return places(hours) - self.base
 
     def hours(self, slots: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
@@ -79,7 +80,7 @@ class HourTable:
         return half + dead * DEAD_HOURS
 
     def find(self, hour: int) -> int:
-        """Slot of an hour; -1 if it has none."""
+        """Slot (row of this table) of an hour; -1 if it has none."""
         slot = place(hour) - self.base
         return slot if 0 <= slot < self.size else -1
 

@@ -105,7 +105,7 @@ def note_damage(disk: Disk, directory: str, what: str) -> None:
     """Note that apply found a damaged file: this copy of the data must not be used, also after a restart. The note is
     durable on return."""
     with closing(disk.open(f"{directory}/damaged", create=True)) as file:
-        disk.sync_dir(directory)  # the name alone is the note: a full disk may refuse the text
+        disk.sync_dir(directory)  # the file's existence is the note; the text comes later, as a full disk may refuse it
         file.pwrite(what.encode(), 0)
         file.sync()
 

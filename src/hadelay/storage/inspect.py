@@ -68,7 +68,7 @@ def _log(file: File, path: str) -> Iterator[Row]:
         damage = check_record(data)
         if damage and "payload" not in damage:
             yield {"offset": at, "damage": damage}
-            return  # stop: a damaged header hides the next record's start
+            return  # stop here: behind a damaged header, the start of the next record is unknown
         record = decode_record(data)
         row: Row = {"offset": at, "size": record.size} | record._asdict()
         row |= {"first_id": encode_id(record.first_id), "meta": _unpacked(record.meta)}

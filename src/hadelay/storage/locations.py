@@ -142,7 +142,7 @@ class Location:
                     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             found.move(part, path)
         except BaseException as error:
-            with suppress(OSError):  # raise the first error, not one of the cleanup
+            with suppress(OSError):  # ignore errors of the cleanup: the error that caused it is raised
                 found.delete_file(part)
             if isinstance(error, OSError) and error.errno is not None and error.filename is None:
                 error.filename = part  # the OSError of a failed write lacks the file's name

@@ -201,7 +201,7 @@ def load_catalogue(files: Files, known: Catalogue | None = None, attempts: int =
         try:
             data = files.load(name)
         except FileNotFoundError:
-            if attempts > 1:  # another run replaced this file
+            if attempts > 1:  # start again with a new listing: another run replaced this file
                 return load_catalogue(files, known, attempts - 1)
             raise
         try:

@@ -38,7 +38,7 @@ class Mapped:
         try:
             self.file.allocate(size)
         except OSError:
-            size = _pages(length)  # full disk: allocate no more than needed
+            size = _pages(length)  # the disk is too full to allocate ahead: allocate no more than needed
             self.file.allocate(size)
         self.view = self.file.map(size)
         self._mapped = size

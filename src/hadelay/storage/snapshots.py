@@ -142,7 +142,7 @@ class Exports:
                     file.pwrite(part, length)
                     length, crc = length + len(part), crc32c(part, crc)
                 file.truncate(length)
-        except Exception:  # partial exports would fill the disk
+        except Exception:  # remove a partial export: repeated ones would fill the disk
             disk.unlink(f"{self._directory}/{name}")
             raise
         row = msgpack.unpackb(self._tables.backend.get(CHECKPOINT, ROW) or b"")

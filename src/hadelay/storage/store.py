@@ -111,7 +111,7 @@ class Storage:
         self.checkpointing = True
         try:
             sample = self.hours.sample()
-        except Exception as error:  # for example a full disk: `sample` may write buffered messages
+        except Exception as error:  # a full disk, for example: `sample` may write buffered messages to the hour files
             done(error)
             return
         layer = self.tables.freeze()
@@ -210,13 +210,14 @@ class Storage:
         def switch(switched: Callable[[HadelayError | None], None]) -> None:
             if self._closed:
                 return
-            if self.checkpointing:  # a running checkpoint writes the files to be replaced
+            # Wait for the end of a running checkpoint: it writes the files that the snapshot replaces
+            if self.checkpointing:
                 self._switch = lambda: switch(switched)
                 return
             try:
                 self.close()
                 installed()
-            except Exception as error:  # half closed: the node has to stop
+            except Exception as error:  # this object may be half closed, so the node has to stop
                 switched(FatalError(f"switching to a snapshot failed: {error}"))
             else:
                 switched(None)

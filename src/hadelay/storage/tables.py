@@ -17,9 +17,9 @@ from hadelay.platform.disk import files_closed
 
 #: Approximate memory, in bytes, of a dict entry without its key and value.
 _ROW_COST = 150
-#: Size of a new block of keys in order; a block of twice that size is split.
+#: Number of keys in a new block of a table's ordered keys; a block with twice as many is split.
 _BLOCK = 512
-#: Limit of the keys that a range reads at once after it met deleted keys, unless its own limit is higher.
+#: Limit of the keys that `range` reads at once to skip deleted keys, unless the caller's `limit` is higher.
 _MAX_PAGE = 1_024
 
 #: Names of tables that store a checkpoint. CHECKPOINT: rows b"row" (msgpack) and b"core" (the ledger's bytes). HOURS:
@@ -172,7 +172,7 @@ class Layer:
     def puts(self) -> Iterator[Put]:
         for table in sorted(self.rows):
             rows = self.rows[table]
-            for key in sorted(rows):  # sorted: the backend then fills page after page
+            for key in sorted(rows):  # in key order, so that the backend fills page after page
                 yield table, key, rows[key]
 
 
@@ -252,7 +252,8 @@ class Tables:
             if known is None:
                 return found
             start = known + b"\0"
-            size = max(size, min(4 * size, _MAX_PAGE))  # grow, to skip long runs of deleted keys quickly
+            # Read larger pages next, to skip long runs of deleted keys quickly
+            size = max(size, min(4 * size, _MAX_PAGE))
 
     def freeze(self) -> Layer:
         """Freeze the changes made so far, and return them for the backend; later changes are kept separately."""

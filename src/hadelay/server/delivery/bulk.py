@@ -24,21 +24,21 @@ from hadelay.ledger.transitions import fitting
 from hadelay.server.delivery.term import Term
 from hadelay.server.reading import LISTS, VerifiedReader, extents_of, split_record
 
-#: Pause between two steps, in seconds; while commits take more than twice as long as before the job; and after a step
-#: that failed.
+#: Pauses after a step of a job, in seconds: usually; while commits take more than twice as long as before the job; and
+#: after a step that failed.
 _PAUSE_S, _SLOW_S, _RETRY_S = 0.02, 0.1, 0.5
 #: Pause in seconds while all jobs wait for their rates.
 _LOOK_S = 0.1
-#: Least time in ms that counts as a slow commit.
+#: Shortest duration, in ms, of a commit that counts as slow.
 _SLOW_MS = 20.0
-#: Part of a second for which a job with a rate proposes messages at once.
+#: Length, in seconds, of the time whose messages, at the job's rate, go into one step.
 _RATE_S = 0.25
 #: Limits of records that are read at once: number, and bytes. Their checksums are verified on the loop.
 _READ, _READ_BYTES = 256, 1 << 20
 
 
 class Work:
-    """What the leader found for one job and has not proposed yet."""
+    """Messages that the leader found for one bulk job and has not proposed yet."""
 
     def __init__(self, job: BulkJob, scan: JobScan) -> None:
         self.job, self.scan = job, scan
@@ -64,11 +64,11 @@ class Work:
 
     @property
     def ready(self) -> bool:
-        """Whether the next step is whole, or the last."""
+        """Whether the messages found fill a step, or are the last of the job."""
         return self.count >= self.limit or self.bytes >= MAX_MOVED_BYTES or self.scan.cursor == LAST
 
     def take(self) -> tuple[JobCursor, list[int]]:
-        """Take the next step: the cursor behind it, and the ids of its messages."""
+        """Take messages for the next step of the job: (cursor behind the last of them, their ids)."""
         ids: list[int] = []
         room = MAX_MOVED_BYTES
         while self.found and len(ids) < self.limit and room > 0:
@@ -93,13 +93,14 @@ class BulkRunner:
     def __init__(
         self, term: Term, reader: VerifiedReader | None, commit_ms: Callable[[], float], counts: Counter[str]
     ) -> None:
-        """commit_ms: time that a grant takes to be committed, lately. counts: messages by what jobs did to them."""
+        """commit_ms: returns the usual duration of a grant's commit at present. counts: number of messages by outcome
+        (JOB_COUNTS), of all jobs."""
         self._term, self._ledger, self._reader = term, term.ledger, reader
         self._commit_ms, self._counts = commit_ms, counts
         self._works: dict[int, Work] = {}
         #: Number of the job that had the last turn.
         self._last = 0
-        #: Number of jobs begun when none was left to do; -1 while there is work.
+        #: If every job has ended: total number of jobs begun so far, so that a new job shows; -1 while there is work.
         self._seen = -1
         #: True while a step or a read is under way.
         self._busy = False
@@ -170,7 +171,8 @@ class BulkRunner:
         self._reader.repair(damage, mended)
 
     def _filter(self, work: Work, hour: int, rows: Rows) -> None:
-        """Keep those of the rows whose records pass, some hundred at a time."""
+        """Add those of the rows to `work` whose records match the job's filter; reads some hundred records at a
+        time."""
         fits = min(_READ, fitting(rows["size"], _READ_BYTES))
         some, rest = rows[:fits], rows[fits:]
         self._busy = True
@@ -180,7 +182,7 @@ class BulkRunner:
             if self._term.over:
                 return
             spec = work.job.spec
-            # A record that no node has a good copy of cannot be judged: its message stays as it is.
+            # A record that no node has a good copy of cannot be compared with the filter: its message stays as it is.
             which = [record is not None and passes(spec, split_record(record)[0]) for record in records]
             work.add(hour, some[np.array(which, np.bool_)])
             if len(rest):
@@ -207,7 +209,8 @@ class BulkRunner:
                 slow = self._commit_ms() > max(2 * self._before_ms, _SLOW_MS)
                 self._rest(_SLOW_S if slow else _PAUSE_S)
             else:
-                # Look from the job's cursor on: the step may have been applied, or the job stopped.
+                # Search again from the job's cursor in the ledger: the step may have been applied after all, or the job
+                # was stopped.
                 self._works.pop(work.job.number, None)
                 self._rest(_PAUSE_S if error is None else _RETRY_S)
 

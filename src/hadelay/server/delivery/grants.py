@@ -49,7 +49,8 @@ class Grants:
         self.cursor = CursorKeeper(term, core, self.changed)
         #: Number of the last grant in this term.
         self.seq = 0
-        #: Offers whose grants are proposed and not decided yet, by the number of the grant.
+        #: Offers (messages chosen for a poll) whose grants are proposed and not decided yet, by the number of the
+        #: grant.
         self.offers: dict[int, Offer] = {}
         #: Interval mode: number of a grant not yet committed → monotonic time of its hand-out, oldest first.
         self.handed_at: dict[int, float] = {}

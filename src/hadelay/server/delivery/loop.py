@@ -79,13 +79,13 @@ class DeliveryLoop:
         self._reader, self.has_space = reader, has_space
         self.handed_out = 0
         self.damaged_links = 0
-        #: Messages by what bulk jobs did to them (ledger.bulkjob.JOB_COUNTS).
+        #: Number of messages by what bulk jobs did to them (ledger.bulkjob.JOB_COUNTS).
         self.bulk_counts: Counter[str] = Counter()
         self.lateness = LatenessCounts()
         self.askers = Askers()
         self.handout_delays = HandoutDelays()
         self.delays = Delays()
-        #: Occurrences of schedules by what became of them: made, missed, overlapped, refused.
+        #: Number of occurrences of schedules by outcome: made, missed, overlapped, refused.
         self.occurrences = Counter[str]()
         self._latency = CommitLatency(min(config.dispatch.max_ahead_ms, MAX_AHEAD_MS))
         self._swept_before = 0
@@ -202,7 +202,7 @@ class DeliveryLoop:
             return
         if grants.holding:
             self._answer_late_polls(grants)
-            return  # during a planned transfer the timer wheels stop, and the next leader starts at their tick
+            return  # the timer wheels stop during a planned transfer; the next leader continues from their tick
         core, ahead_ms, now_ms = grants.core, self._handout.ahead_ms, self._now()
         aligned = now_ms + ahead_ms >= core.resume_ms
         if aligned and core.busy:
@@ -319,7 +319,7 @@ class DeliveryLoop:
         return (matcher.checked, matcher.false_positives) if matcher is not None else (0, 0)
 
     def schedule_delay_ms(self) -> int:
-        """How long the first schedule has waited for being fired; 0 where none is late."""
+        """Time, in ms, by which the schedule that is overdue the longest is late; 0 if none is late."""
         return self._schedules.delay_ms() if self._grants is not None else 0
 
     def invalid_schedules(self) -> int:

@@ -26,7 +26,8 @@ _GRANTS = 512
 _RETRY_MS = 100
 #: Ended grants are dropped when more grants are remembered than twice those with open leases, plus this number.
 _STALE = 1_024
-#: Limit of rows of table `ttl` read at once; and number of useless rows that is worth a TTL_EXPIRE command.
+#: Limit of rows of table `ttl` read at once; and number of read rows after which TTL_EXPIRE is proposed even if no
+#: message expires, to remove the rows.
 _ROWS = 250
 _SILENT_ROWS = 500
 #: Pause between two reads of table `ttl`, in ms, so that messages expire together; expired ones are not granted.

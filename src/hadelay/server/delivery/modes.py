@@ -26,14 +26,15 @@ from hadelay.server.delivery.grants import Grants
 
 #: Pause after a grant that failed, in seconds.
 _BACKOFF_S = 0.02
-#: Limit of rounds of grants that are being committed at the same time.
+#: Limit of batches of grants that are being committed at the same time.
 _MAX_ROUNDS = 2
 #: Bit mask for message ids: keeps the hour and index of the message's first entry, and drops the group.
 _ENTRY_OF_ID = np.uint64((1 << 56) - 1)
 
 
 class Handout:
-    """Turns offers into hand-outs; base class of the two modes, one object per term. No other part knows the mode."""
+    """Turns the dispatcher's offers (messages chosen for a poll) into hand-outs; base class of the two modes, one
+    object per term. No other part knows the mode."""
 
     #: Time before the due time at which messages are offered to polls, in ms.
     ahead_ms = 0
@@ -80,7 +81,7 @@ class CommitHandout(Handout):
     def __init__(self, grants: Grants, latency: CommitLatency) -> None:
         super().__init__(grants)
         self._latency, self.ahead_ms = latency, latency.ms
-        #: Offers whose grants are not decided yet, as one set per call of `hand_out`.
+        #: Offers (messages chosen for a poll) whose grants are not decided yet: one set per call of `hand_out`.
         self._rounds: list[set[Offer]] = []
 
     def ready_at(self, mono: float) -> float:
@@ -144,7 +145,7 @@ class IntervalHandout(Handout):
         if mono < self.resting_until:
             return self.resting_until
         if mono - next(iter(self.grants.handed_at.values()), mono) >= self._interval_s:
-            return math.inf  # wait until the hand-outs of the last interval are committed
+            return math.inf  # no more hand-outs until those of the last interval are committed
         return mono if self._has_leader_lease() else mono + _BACKOFF_S
 
     def hand_out(self, offers: list[Offer], now_ms: int) -> None:

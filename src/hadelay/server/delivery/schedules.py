@@ -22,16 +22,17 @@ from hadelay.version import SCHEDULER_LEVEL
 
 log = logging.getLogger(__name__)
 
-#: Times in ms: a schedule whose next occurrence is closer than LEAD_MS gets its occurrences filed up to LEAD_MS +
-#: MORE_MS ahead, so that a new leader has LEAD_MS to take over.
+#: Times in ms: LEAD_MS before its next occurrence, a schedule's messages for all occurrences of the next LEAD_MS +
+#: MORE_MS are made, so that a new leader has LEAD_MS to take over.
 LEAD_MS, MORE_MS = 5_000, 5_000
-#: Limit of occurrences per second; where many schedules are due at once, they are filed so much earlier.
+#: Limit of messages made per second; if many schedules are due at the same time, their messages are made earlier by the
+#: time that this takes.
 PACE = 2_000
-#: Time ahead in which due schedules are counted for that, in ms, and least time between two counts.
+#: How far ahead, in ms, the schedules that become due are counted; and pause between two counts.
 _SURVEY_MS, _SURVEYED_MS = 65_000, 5_000
-#: Limits of one proposal, and of the time to compute it, in seconds.
+#: Limits of one proposed command: occurrences, bytes, and seconds to compute it.
 _OCCURRENCES, _BYTES, _WORK_S = 250, 64 << 10, 0.002
-#: Rows of the agenda read at a time, and while they are counted.
+#: Rows of the agenda (schedules by next occurrence) read at a time: to fire schedules; and to count them.
 _PAGE, _COUNTED = 50, 1_000
 #: Pause after a proposal that failed or was refused, and while the disk is full, in seconds.
 _RETRY_S, _FULL_S = 0.1, 1.0
@@ -41,34 +42,36 @@ _SLEEP_MS = 300_000
 
 
 class ScheduleRunner:
-    """Fires schedules. One object per term. counts: occurrences by what became of them, kept over terms."""
+    """Fires schedules: proposes their occurrences, which become messages. One object per term. counts: number of
+    occurrences by outcome (made, missed, …), over all terms."""
 
     def __init__(self, term: Term, has_space: Callable[[], bool], counts: Counter[str]) -> None:
         self._term, self._ledger, self._has_space, self._counts = term, term.ledger, has_space, counts
         self._alarm = term.alarm(self._look)
-        #: Keys of the agenda before which nothing is to be done: ahead of time, and at the time itself, for schedules
-        #: that do not overlap.
+        #: Keys of the agenda (schedules by next occurrence): all schedules before them are done, up to their lead time;
+        #: and those that must not overlap, which are fired only when due.
         self._ahead = self._close = b""
         self._proposed = False
         self._rest_until = 0.0
-        #: Rows within _SURVEY_MS, when they were counted last.
+        #: Number of schedules due within _SURVEY_MS, as last counted; and time of that count.
         self._crowd, self._surveyed_ms = 0, 0
         self._survey_from: bytes | None = None
-        #: Names of schedules whose pattern or zone this node does not know, since they were tried last.
+        #: Names of schedules whose pattern or time zone this node does not know, as of the last attempt.
         self.invalid: set[str] = set()
         self._retry_invalid_ms = NEVER_MS
-        #: Last row of table `sched` that was computed with this node's tzdata; None: nothing is to be computed anew.
+        #: Key of table `sched` from which on next occurrences are still to be recomputed, as this node's tzdata is
+        #: newer; None: none.
         self._anew: bytes | None = b"" if self._ledger.schedules.tzdata < zones.VERSION else None
         self._alarm.at(0.0)
 
     def changed(self, next_ms: int) -> None:
-        """Note a new row of the agenda (ledger.ports.LedgerListener.on_agenda)."""
+        """Note a new next occurrence of some schedule, which is at next_ms (ledger.ports.LedgerListener.on_agenda)."""
         key = schedules.agenda_key(next_ms)
         self._ahead, self._close = min(self._ahead, key), min(self._close, key)
         self._wake_for(next_ms, _SURVEY_MS)
 
     def delay_ms(self) -> int:
-        """How long the first row of the agenda has been due."""
+        """Time, in ms, by which the schedule that is overdue the longest is late; 0 if none is late."""
         rows = schedules.agenda(self._ledger, self._close, self._term.now(), 1)
         return max(self._term.now() - rows[0][1], 0) if rows and rows[0][1] else 0
 
@@ -94,7 +97,7 @@ class ScheduleRunner:
         self._alarm.at(self._rest_until)
 
     def _survey(self) -> bool:
-        """Count the schedules that are due soon, a page at a time. Returns whether rows are left."""
+        """Count the schedules that are due soon, a page per call. Returns whether schedules are left to count."""
         now = self._term.now()
         if self._survey_from is None:
             if now < self._surveyed_ms + _SURVEYED_MS:
@@ -132,8 +135,8 @@ class ScheduleRunner:
             self._sleep(lead_ms)
 
     def _fill(self, batch: "_Batch", until: float, start: bytes, until_ms: int, ahead_ms: int) -> tuple[bytes, bool]:
-        """Add the firings of the agenda's rows from `start` on. Returns the key to go on from, and whether all rows up
-        to until_ms were read."""
+        """Add to `batch` the schedules whose next occurrence is up to until_ms, from agenda key `start` on. Returns the
+        key to continue from, and whether all these schedules were read."""
         while True:
             rows = schedules.agenda(self._ledger, start, until_ms, _PAGE)
             for key, _, name in rows:
@@ -157,7 +160,7 @@ class ScheduleRunner:
             return
         if spec.overlap:
             if state.next > now + MAX_AHEAD_MS:
-                return  # apply judges the message before: not ahead of time
+                return  # fired only when due: apply then checks whether the schedule's previous message is pending
             ahead_ms = MAX_AHEAD_MS
         try:
             firing = plan.fire(name, spec, state, now, ahead_ms)
@@ -174,8 +177,8 @@ class ScheduleRunner:
         self._retry_invalid_ms = self._term.now() + _SLEEP_MS
 
     def _compute_anew(self, batch: "_Batch", until: float) -> bool:
-        """Compute the next time of zoned patterns with this node's tzdata, which is newer than the state's. What is
-        filed stays. Returns whether all schedules were computed."""
+        """Recompute the next occurrences of cron patterns with a time zone, as this node's tzdata is newer than that
+        used so far. Messages already made stay. Returns whether all schedules were recomputed."""
         assert self._anew is not None
         rows = self._ledger.tables.range(schedules.SCHED, self._anew, None, _PAGE)
         for raw, _ in rows:
@@ -213,7 +216,7 @@ class ScheduleRunner:
     def _fired(self, result: Any, error: HadelayError | None) -> None:
         self._proposed = False
         if error is not None or not isinstance(result, FireResult):
-            # Perhaps it is committed all the same: apply then finds a second proposal stale.
+            # The proposal may still be committed: apply then rejects a second proposal for these occurrences as stale.
             self._ahead = self._close = b""
             self._anew = b"" if self._ledger.schedules.tzdata < zones.VERSION else None
             self._rest(_RETRY_S)
@@ -237,11 +240,11 @@ class ScheduleRunner:
 
 
 class _Batch:
-    """Firings of one proposal."""
+    """Firings of schedules that go into one proposed command."""
 
     def __init__(self) -> None:
         self.firings: list[Firing] = []
-        #: Number of schedules that were looked at.
+        #: Number of schedules examined for this command.
         self.looked = 0
         self._occurrences = self._bytes = 0
 

@@ -42,7 +42,7 @@ class Clusters(Service):
     async def find_leader(self) -> Leader:
         """The known leader; without one, waits up to http.no_leader_wait_ms, then raises NoLeader."""
         if (gone := drained(self._node)) is not None:
-            raise gone  # this node is drained: consumers have to poll another node
+            raise gone  # no wait for a leader on a drained node: consumers have to poll another node
         return await self._find_leader()
 
     async def _find_leader(self) -> Leader:

@@ -19,7 +19,8 @@ from hadelay.server.checkpoints import Replica
 from hadelay.storage.heads import count_topics, no_counters
 from hadelay.storage.hours import DiskHourStore
 
-#: Limits of the work before the count yields, of some milliseconds: settled entries looked up, and hours counted.
+#: Limits of the work after which a count lets other tasks of the event loop run, each some milliseconds: settled
+#: entries looked up; hours counted.
 _SLICE, _HOURS = 8_192, 64
 #: Number of entries after which other tasks of the event loop run; a check of an hour counts as `_LOOK` entries.
 _SMALL, _LOOK = 2_048, 256

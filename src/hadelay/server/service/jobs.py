@@ -30,8 +30,8 @@ _COUNT_S, _READ = 1.0, 256
 
 class JobService(Service):
     async def begin(self, spec: JobSpec, request_id: str, by: Actor) -> Job[str]:
-        """Begin a job. A repetition with the same request_id begins no second job. Raises BadRequest, NotFound,
-        Impossible, LimitReached, and Conflict before the cluster has the feature level."""
+        """Begin a bulk job. A repetition with the same request_id begins no second job. Raises BadRequest, NotFound,
+        Impossible, LimitReached; Conflict if the cluster's feature level is too low for bulk jobs."""
         await self._confirm()
         topics = [topic for topic, _ in await self._matching(spec)]
         digest = blake2b(request_id.encode(), digest_size=REQUEST_BYTES).digest() if request_id else b""
@@ -109,7 +109,7 @@ class JobService(Service):
         return JobCount(matched, leased, _at(first), _at(last), progress, None), cursor
 
     async def _passing(self, spec: JobSpec, hour: int, rows: Rows) -> Rows:
-        """Those of the rows whose records have the tags and the key."""
+        """The rows whose records have the tags and the key that the job asks for."""
         if not reads_records(spec):
             return rows
         which: list[bool] = []

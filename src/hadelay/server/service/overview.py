@@ -24,9 +24,9 @@ _TOPICS_AT_ONCE, _GRANTS_AT_ONCE = 1_000, 200
 _MOST_GRANTS = 20_000
 #: p99 of the lateness from which on a topic counts as late, in ms.
 LATE_MS = 1_000
-#: Time for which a message has been ready without a hand-out, from which on nobody seems to consume its topic, in ms.
+#: Smallest age, in ms, of the oldest ready message with which a topic counts as idle, if nothing was handed out.
 IDLE_MS = 60_000
-#: Limit of hours in a strip.
+#: Limit of hours that `hours` returns.
 _MOST_HOURS = 1_000
 
 

@@ -33,7 +33,7 @@ from hadelay.model import Draft, encode_id
 from hadelay.server.service.part import Service, once_begun
 from hadelay.timing import cron, plan, zones
 
-#: Words of the API for CatchUp and Overlap, by value.
+#: Texts of the API for the enums CatchUp and Overlap, in the order of the enums' values.
 CATCH_UPS: tuple[CatchUp, ...] = ("one", "none", "all")
 OVERLAPS: tuple[Overlap, ...] = ("allow", "skip", "wait")
 #: Number of next occurrences that GET shows.
@@ -62,7 +62,7 @@ class ScheduleService(Service):
         template = encode_publish(self._node.name, [draft])
         found = schedules.find(ledger, name)
         if found is None or found.stored.spec != spec:
-            # A rare pattern may take some ms to be found.
+            # In a thread: computing the next time of a rare pattern may take some ms.
             await self._in_thread(lambda: plan.check(spec, self._node.now_ms()))
         if found is not None and _same_message(found.stored.template, template):
             template = found.stored.template
@@ -76,7 +76,7 @@ class ScheduleService(Service):
             return await self.get(name, body=False, stale=False, warnings=self._warnings(spec))
 
     async def _in_thread(self, search: Callable[[], Any]) -> Any:
-        """Search times in a thread."""
+        """Run `search`, which computes times of a schedule, in a thread; returns its result."""
         return await answered(lambda done: self._node.runtime.in_thread("schedules", search, done))
 
     def _warnings(self, spec: Spec) -> list[str]:
@@ -140,7 +140,7 @@ class ScheduleService(Service):
         )  # fmt: skip
 
     def _next(self, spec: Spec, state: State, count: int) -> tuple[list[int], str | None]:
-        """(next occurrences, why this node cannot compute them)"""
+        """(next occurrences of the schedule, reason why this node cannot compute them, else None)"""
         if state.flags:
             return [], None
         if spec.max_occurrences is not None:
@@ -168,12 +168,13 @@ class ScheduleService(Service):
             return await self.get(name, body=False, stale=False)
 
     async def trigger(self, name: str, key: bytes | None, by: Actor) -> Triggered[str]:
-        """Make one occurrence, due now. Raises Conflict if the schedule does not overlap and the message before is
-        pending."""
+        """Make one message of the schedule, due now. Raises Conflict if its messages must not overlap and the previous
+        one is pending."""
         return (await self._run(name, ANY_VERSION, [(0, 0)], key, by, "trigger"))[0]
 
     async def backfill(self, name: str, from_ms: int, to_ms: int, key: bytes | None, by: Actor) -> Backfilled[str]:
-        """Make the occurrences of [from_ms, to_ms) due now. Raises Impossible for the future, and for too many."""
+        """Make the messages of all occurrences in [from_ms, to_ms), due now. Raises Impossible if to_ms is in the
+        future, or for too many occurrences."""
         await self._confirm()
         (_, spec, _), state = self._found(name)
         if to_ms > self._node.now_ms():
@@ -215,13 +216,13 @@ def _clock_changes(spec: Spec, after_ms: int) -> list[str]:
 
 
 def _same_message(a: bytes, b: bytes) -> bool:
-    """Whether two templates have the same message; they also name the node that took them."""
+    """Whether two templates contain the same message, even if different nodes encoded them."""
     one, other = codec.decode_template(a), codec.decode_template(b)
     return bool(one.rows == other.rows) and one.blob == other.blob and one.topics == other.topics
 
 
 def _until(times: Iterator[int], end_ms: int) -> Iterator[int]:
-    """The times before end_ms, MAX_RUN + 1 at most."""
+    """Those of the ascending `times` that are before end_ms; at most MAX_RUN + 1 of them."""
     for at_ms in islice(times, MAX_RUN + 1):
         if at_ms >= end_ms:
             return

@@ -51,7 +51,8 @@ class TopicService(Service):
             return None
         try:
             found = await self._ask_leader("consumers", topic, self._wait_s)
-        except HadelayError:  # answer of a leader of an earlier version, or of a deposed leader
+        # The asked node does not know this call (earlier version), or no longer leads: show no consumers
+        except HadelayError:
             return None
         return None if found is None else [Consumer(str(name), format_instant(int(at_ms))) for name, at_ms in found]
 

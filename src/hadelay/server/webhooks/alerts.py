@@ -72,7 +72,7 @@ class Alerts:
                 self.on_topic(topic)
 
     def _now(self) -> bytes:
-        """The position in the dead letters after every message that has died so far."""
+        """Position behind the end of the list of all dead letters, so behind every message that has died so far."""
         return struct.pack(">QQ", self._node.ledger.now_ms, (1 << 64) - 1)
 
     def on_follower(self) -> None:
@@ -127,7 +127,8 @@ class Alerts:
         self._call(CallRequest(url, headers, body, _TIMEOUT_S), partial(self._told, term, topic, watch, upto, cursor))
 
     def _letters(self, topic: TopicState, watch: _Watch, count: int) -> list[tuple[bytes, int]]:
-        """(position, id) of the first dead letters that no alert has reported and that are still kept."""
+        """List the first dead letters that no alert has reported and that are not deleted yet: (position in the list of
+        dead letters, message id) of each."""
         if watch.cursor is not None:
             return listing(self._node.ledger, topic, watch.cursor, MOST_IDS)
         told = max(topic.dead - count, 0)

@@ -37,7 +37,7 @@ from hadelay.server.webhooks.calls import Call, CallRequest, Facts, Reply, call_
 from hadelay.server.webhooks.queues import CallJob, Reports, Verdict, WebhookQueue, jobs_of
 from hadelay.settings.topic import origin_of
 
-#: The consumer name of the pool's leases.
+#: Consumer name under which webhooks lease messages.
 CONSUMER = "webhook"
 _WAIT_MS = 3_600_000
 _SOON_S = 0.005
@@ -157,7 +157,7 @@ class Pool:
                 self._resume_soon()
                 break
             job = queue.jobs[0]
-            if job.floor != queue.floor:  # the job was out of the queue when its topic was purged
+            if job.floor != queue.floor:  # drop the job: its topic was purged while the job was out of the queue
                 self._settle(queue.jobs.popleft(), (-1, "purged"))
                 continue
             if job.ends - self._runtime.monotonic() < queue.needs_s:

@@ -270,7 +270,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         call = self.call
         if call is None:
-            self.transport.abort()  # the receiver sent bytes without a request
+            self.transport.abort()  # no call is under way: the receiver sent bytes that no request asked for
             return
         self._silent = False
         searched = max(0, len(self._buffer) - 3)
