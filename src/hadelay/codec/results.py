@@ -160,7 +160,8 @@ class RescheduleResult:
     outcomes: NDArray[np.uint8]
     ids: NDArray[np.uint64]
     deliver_at_ms: I64
-    blocked: Mask
+    #: None if no message is blocked; then it is not sent over the node link, as before feature level 4.
+    blocked: Mask | None = None
 
 
 class FireOutcome(IntEnum):

@@ -68,9 +68,8 @@ def apply_reschedule(ledger: Ledger, command: RescheduleCommand) -> RescheduleRe
     node = ledger.number_of(NODE, command.node)
     ids = _ids(ledger, command)
     result = RescheduleResult(
-        np.zeros(len(ids), np.uint8), np.array([i or 0 for i in ids], np.uint64), np.zeros(len(ids), np.int64),
-        np.zeros(len(ids), np.bool_),
-    )  # fmt: skip
+        np.zeros(len(ids), np.uint8), np.array([i or 0 for i in ids], np.uint64), np.zeros(len(ids), np.int64)
+    )
     now_ms = ledger.now_ms
     delay_ms = max(command.when_ms if command.relative else command.when_ms - now_ms, 0)
     bounded = ledger.level >= BOUNDED
@@ -92,6 +91,8 @@ def apply_reschedule(ledger: Ledger, command: RescheduleCommand) -> RescheduleRe
             result.deliver_at_ms[n] = deliver_at_ms
             if ledger.topics[int(place.rows["topic"][0])].blocked:
                 after = find_entry(ledger, int(result.ids[n]))
-                result.blocked[n] = after is not None and is_blocked(ledger, after)
+                if after is not None and is_blocked(ledger, after):
+                    result.blocked = np.zeros(len(ids), np.bool_) if result.blocked is None else result.blocked
+                    result.blocked[n] = True
         result.outcomes[n] = outcome
     return result

@@ -141,6 +141,8 @@ def _default(value: Any) -> Any:
         return value.item()
     if (name := _NAMES.get(type(value))) is not None:
         fields = [getattr(value, f.name) for f in dataclasses.fields(value)]
+        if isinstance(value, results.RescheduleResult) and value.blocked is None:
+            fields.pop()  # nodes of a version without message groups know three fields
         return msgpack.ExtType(_RESULT, _pack([name, *fields]))
     if isinstance(value, memoryview):
         return bytes(value)

@@ -85,7 +85,7 @@ class MessageService(Service):
         if outcome is not TargetOutcome.DONE:
             word = outcome.name.lower()
             raise Conflict(f"the message cannot be rescheduled: it is {word}", outcome=word)
-        return int(result.ids[0]), int(result.deliver_at_ms[0]), bool(result.blocked[0])
+        return int(result.ids[0]), int(result.deliver_at_ms[0]), result.blocked is not None and bool(result.blocked[0])
 
     async def _change(self, target: Target, action: str, command: bytes, by: Actor | None) -> Any:
         if by is None:
