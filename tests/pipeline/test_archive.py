@@ -147,7 +147,7 @@ def event(n: int, **values: int) -> Any:
         (
             "idx",
             lambda data: data[:128] + data[192:],
-            rf"{NAME}\.idx, offset 128: hour {NAME}, entry 2: entry 3 stands",
+            rf"{NAME}\.idx, offset 128: hour {NAME}, entry 2: entry 3 is at this position",
         ),
         ("dsp", event(3, index=10), rf"{NAME}\.dsp, offset 96: hour {NAME}, event 3: the events around it do not"),
         ("dsp", lambda data: data[:70] + b"?" + data[71:], rf"{NAME}\.dsp, offset 64: hour {NAME}, event 2: .*CRC"),

@@ -65,7 +65,7 @@ def test_a_schema_of_ones_own_is_the_projection(spark: Any, busy: tuple[Any, Pat
     assert own.collect() == theirs.collect()
     with pytest.raises(Exception, match="column topic may be null"):
         reader.schema("topic STRING NOT NULL").load().collect()
-    with pytest.raises(Exception, match="column topic is STRING, not int"):
+    with pytest.raises(Exception, match="column topic has the type STRING; the schema asks for int"):
         reader.schema("topic INT").load().collect()
     with pytest.raises(Exception, match="no option colums"):
         read_from(spark, path, colums="topic").collect()
@@ -188,7 +188,7 @@ def test_engines_agree_about_a_copy_with_damaged_rows(spark: Any, tmp_path: Path
     for run in (reconcile.run, exact_oracle.run):
         for check in (True, False):
             given = ReconcileOptions(options(world, tmp_path), check=check)
-            with pytest.raises(Exception, match="entry 4 stands here") as caught:
+            with pytest.raises(Exception, match="entry 4 is at this position") as caught:
                 run(spark, given)
             assert f"{NAME}.idx, offset {3 * INDEX_SIZE}: hour {NAME}, entry 3" in str(session.plain(caught.value))
     told = [judge(world, tmp_path, spark, engine, onTorn="skip", verify="true") for engine in ("fast", "exact")]
