@@ -150,7 +150,7 @@ def test_a_cluster_that_runs_already(tmp_path: Path) -> None:
         (tmp_path / "two.toml").write_text(nodes["n1"] + nodes["n2"])
 
         with start(tmp_path / "refused", "run", tmp_path / "long.toml", "--cluster", tmp_path / "two.toml") as run:
-            assert "the cluster has n3 at" in run.communicate(timeout=60)[1]
+            assert "the cluster has the member n3 at" in run.communicate(timeout=60)[1]
         assert run.returncode == 2
 
         state = Path(f"/proc/{cluster.pids['n2']}/stat")

@@ -127,7 +127,15 @@ async def test_only_known_tokens_get_in() -> None:
 async def test_health_and_the_description_are_open_and_nothing_else() -> None:
     async with guarded() as node:
         paths = {"{topic}": "t", "{key}": "k", "{id}": "0" * 13, "{hour}": "2026112018", "{file}": "log"}
-        paths |= {"{token_id}": "0" * 12, "{snapshot}": "1", "{name}": "names", "{node}": "n2"}
+        paths |= {
+            "{token_id}": "0" * 12,
+            "{snapshot}": "1",
+            "{name}": "names",
+            "{node}": "n2",
+            "{job}": "1",
+            "{group}": "g",
+            "{schedule}": "s",
+        }
         found = {}
         for route in ROUTES.all:
             path = re.sub(r"\{\w+\}", lambda m: paths[m[0]], route.path)

@@ -53,13 +53,8 @@ class Elections(RaftPart):
         return max(self._config.election_min_ms, 10 * self.rtt_ms) / 1000
 
     def _postpone(self, now: float) -> None:
-        """Set the deadline one election timeout ahead. Each possible candidate has a part of the range of timeouts to
-        itself, in the order of names: candidates of one moment would split the votes."""
-        members, leader = self._members, self._core.leader
-        rivals = [name for name in members.others if name != leader]
-        turn = sum(name < members.name for name in rivals) + self._random.uniform(0.25, 0.75)
-        spread = self._config.election_max_ms / self._config.election_min_ms - 1
-        self._deadline = now + self.least_timeout() * (1 + spread * turn / (len(rivals) + 1))
+        spread = self._config.election_max_ms / self._config.election_min_ms
+        self._deadline = now + self.least_timeout() * self._random.uniform(1.0, spread)
 
     def heard_leader(self, now: float) -> None:
         self._heard = now

@@ -93,9 +93,9 @@ class Machine(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class RaftTuning:
-    #: Range of the silence after which a follower asks for votes; each node has a part of the range to itself. A
-    #: leader without a majority steps down after the lower end. Shorter: faster failover when a machine dies silently,
-    #: but more elections on a machine that stalls. (A killed process closes its links, which peers notice at once.)
+    #: Range of the random silence after which a follower asks for votes. A leader without a majority steps down after
+    #: the lower end. Shorter: faster failover when a machine dies silently, but more elections on a machine that
+    #: stalls. (A killed process closes its links, which peers notice at once.)
     election_min_ms: int = 200
     election_max_ms: int = 400
     #: Interval of heartbeats; a fifth of election_min_ms survives four lost heartbeats.

@@ -256,7 +256,7 @@ def raft_config(config: Config) -> RaftTuning:
     raft = config.raft
     return RaftTuning(
         election_min_ms=raft.election_min_ms,
-        election_max_ms=raft.election_max_ms or raft.election_min_ms * 4 // 3,
+        election_max_ms=raft.election_max_ms or 2 * raft.election_min_ms,
         heartbeat_ms=raft.heartbeat_ms or raft.election_min_ms // 6,
         slow_sync_ms=raft.max_sync_ms,
         # Raft's limit exceeds the batch limit config.raft.max_entry_bytes, as a single publish may exceed that limit.
