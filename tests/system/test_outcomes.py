@@ -108,7 +108,15 @@ class Seen:
         topic = f"{state}-{next(self.numbers)}"
         if state == "dead":
             self.ask("PUT", f"/v1/topics/{topic}", {"max_attempts": 1})
-        query = {"scheduled": "&delay=1h", "cancelled": "&delay=1h", "expired": "&ttl=1ms"}.get(state, "")
+        if state == "blocked":
+            self.ask("PUT", f"/v1/topics/{topic}", {"group_concurrency": 1})
+            self.ask("POST", f"/v1/topics/{topic}/messages?group=g&delay=1h", b"first of its group")
+        query = {
+            "scheduled": "&delay=1h",
+            "blocked": "&group=g&delay=1h",
+            "cancelled": "&delay=1h",
+            "expired": "&ttl=1ms",
+        }.get(state, "")
         found = self.ask("POST", f"/v1/topics/{topic}/messages?key=k{query}", b"x").json["id"]
         if state in ("leased", "acked", "dead"):
             leases = self.receive(topic, lease="10m")
@@ -142,7 +150,9 @@ def ask_of(state: str, seen: Seen) -> None:
             answer = seen.ask(method, path, body)
             again = seen.ask(method, path, body)
             assert again.status == answer.status
-            refused = state not in ("scheduled", "ready") and not (method == "DELETE" and state == "cancelled")
+            refused = state not in ("scheduled", "ready", "blocked") and not (
+                method == "DELETE" and state == "cancelled"
+            )
             assert (answer.status, answer.json.get("outcome")) == (
                 (409, state) if refused else (200, "cancelled" if method == "DELETE" else None)
             )
