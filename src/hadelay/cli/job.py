@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -14,37 +15,55 @@ _COLUMNS = ("id", "state", "action", "topic", "progress", "done", "leased", "mov
 #: Pause between two looks at a running job, in seconds.
 _LOOK_S = 0.5
 Pattern = Annotated[str, Parameter(help="Name of a topic, or a pattern such as 'orders-*'; '*' is all topics.")]
-Tag = Annotated[
-    tuple[str, ...], Parameter(show_default=False, help="Only messages with this tag. May be repeated: with all.")
-]
-Prefix = Annotated[str, Parameter(show_default=False, help="Only messages whose key begins with this text.")]
-Group = Annotated[str, Parameter(show_default=False, help="Only messages of this group.")]
-Schedule = Annotated[str, Parameter(show_default=False, help="Only messages that this schedule made.")]
-Start = Annotated[
-    str | None, Parameter(name="--from", help="Only messages due at this time or later: RFC 3339, or Unix ms.")
-]
-End = Annotated[str | None, Parameter(name="--to", help="Only messages due before this time.")]
-Rate = Annotated[float | None, Parameter(help="Limit of messages per second. Default: no limit.")]
-DryRun = Annotated[bool, Parameter(name="--dry-run", help="Count the messages, and change nothing.")]
-Detach = Annotated[bool, Parameter(help="Begin the job and return; hadelay job watch shows how far it is.")]
 Number = Annotated[int, Parameter(help="Number of the job, as hadelay job list shows it.")]
 
 
-def cancel(
-    topic: Pattern, /, *, tag: Tag = (), key_prefix: Prefix = "", group: Group = "", schedule: Schedule = "",
-    start: Start = None, to: End = None, rate: Rate = None, dry_run: DryRun = False, detach: Detach = False,
-    yes: Yes = False, remote: Remote = Remote(),
-) -> None:  # fmt: skip
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Options of every command that begins a job."""
+
+    tag: Annotated[tuple[str, ...], Parameter(show_default=False)] = ()
+    "Only messages with this tag. May be repeated: with all."
+    key_prefix: Annotated[str, Parameter(show_default=False)] = ""
+    "Only messages whose key begins with this text."
+    group: Annotated[str, Parameter(show_default=False)] = ""
+    "Only messages of this group."
+    schedule: Annotated[str, Parameter(show_default=False)] = ""
+    "Only messages that this schedule made."
+    start: Annotated[str | None, Parameter(name="--from")] = None
+    "Only messages due at this time or later: RFC 3339, or Unix ms."
+    to: str | None = None
+    "Only messages due before this time."
+    rate: float | None = None
+    "Limit of messages per second. Default: no limit."
+    dry_run: bool = False
+    "Count the messages, and change nothing."
+    detach: bool = False
+    "Begin the job and return; hadelay job watch shows how far it is."
+    yes: Yes = False
+
+    def wish(self, action: str, topic: str) -> dict[str, Any]:
+        """Body of the requests that count and that begin the job."""
+        found: dict[str, Any] = {
+            "topic": topic,
+            "tags": list(self.tag),
+            "key_prefix": self.key_prefix,
+            "group": self.group,
+        }
+        found |= {"schedule": self.schedule, "from": self.start, "to": self.to}
+        rate = {} if self.rate is None else {"rate": self.rate}
+        return {"action": action, "filter": {name: value for name, value in found.items() if value}, **rate}
+
+
+def cancel(topic: Pattern, /, *, job: Job = Job(), remote: Remote = Remote()) -> None:
     """Cancel all waiting messages that a filter selects. Shows their number and asks for confirmation."""
-    wish = _wish("cancel", _filter(topic, tag, key_prefix, group, schedule, (start, to)), rate)
-    _run(remote, wish, "cancels", dry_run=dry_run, detach=detach, yes=yes)
+    _run(remote, job, job.wish("cancel", topic), "cancels")
 
 
 def reschedule(
     topic: Pattern, /, *, shift: str | None = None, deliver_at: str | None = None, delay: str | None = None,
-    tag: Tag = (), key_prefix: Prefix = "", group: Group = "", schedule: Schedule = "",
-    start: Start = None, to: End = None, rate: Rate = None, dry_run: DryRun = False, detach: Detach = False,
-    yes: Yes = False, remote: Remote = Remote(),
+    job: Job = Job(), remote: Remote = Remote(),
 ) -> None:  # fmt: skip
     """Make all waiting messages that a filter selects due at another time. Asks for confirmation.
 
@@ -56,51 +75,28 @@ def reschedule(
     change = {name: text for name, text in (("shift", shift), ("to", deliver_at), ("delay", delay)) if text is not None}
     if len(change) != 1:
         raise BadRequest("give one of --shift, --deliver-at and --delay")
-    wish = _wish("reschedule", _filter(topic, tag, key_prefix, group, schedule, (start, to)), rate) | change
-    _run(remote, wish, "reschedules", dry_run=dry_run, detach=detach, yes=yes)
+    _run(remote, job, job.wish("reschedule", topic) | change, "reschedules")
 
 
-def deliver(
-    topic: Pattern, /, *, tag: Tag = (), key_prefix: Prefix = "", group: Group = "", schedule: Schedule = "",
-    start: Start = None, to: End = None, rate: Rate = None, dry_run: DryRun = False, detach: Detach = False,
-    yes: Yes = False, remote: Remote = Remote(),
-) -> None:  # fmt: skip
+def deliver(topic: Pattern, /, *, job: Job = Job(), remote: Remote = Remote()) -> None:
     """Make all scheduled messages that a filter selects due now. Shows their number and asks for confirmation."""
-    wish = _wish("deliver_now", _filter(topic, tag, key_prefix, group, schedule, (start, to)), rate)
-    _run(remote, wish, "delivers", dry_run=dry_run, detach=detach, yes=yes)
+    _run(remote, job, job.wish("deliver_now", topic), "delivers")
 
 
-def redrive(
-    topic: Pattern, /, *, tag: Tag = (), key_prefix: Prefix = "", group: Group = "", schedule: Schedule = "",
-    start: Start = None, to: End = None, rate: Rate = None, dry_run: DryRun = False, detach: Detach = False,
-    yes: Yes = False, remote: Remote = Remote(),
-) -> None:  # fmt: skip
+def redrive(topic: Pattern, /, *, job: Job = Job(), remote: Remote = Remote()) -> None:
     """Make all dead letters that a filter selects due again; --from and --to mean the times of death."""
-    wish = _wish("redrive", _filter(topic, tag, key_prefix, group, schedule, (start, to)), rate)
-    _run(remote, wish, "redrives", dry_run=dry_run, detach=detach, yes=yes)
+    _run(remote, job, job.wish("redrive", topic), "redrives")
 
 
-def _filter(
-    topic: str, tag: tuple[str, ...], key_prefix: str, group: str, schedule: str, due: tuple[str | None, str | None]
-) -> dict[str, Any]:
-    of = {"topic": topic, "tags": list(tag), "key_prefix": key_prefix, "group": group, "schedule": schedule}
-    return {name: value for name, value in {**of, "from": due[0], "to": due[1]}.items() if value}
-
-
-def _wish(action: str, of: dict[str, Any], rate: float | None) -> dict[str, Any]:
-    wish: dict[str, Any] = {"action": action, "filter": of}
-    return wish if rate is None else wish | {"rate": rate}
-
-
-def _run(remote: Remote, wish: dict[str, Any], verb: str, *, dry_run: bool, detach: bool, yes: bool) -> None:
-    if dry_run or not yes:
+def _run(remote: Remote, job: Job, wish: dict[str, Any], verb: str) -> None:
+    if job.dry_run or not job.yes:
         found = _counted(remote, wish)
-        if dry_run:
+        if job.dry_run:
             show(found, remote)
             return
         confirm(f"{verb} {found['matched']:,} messages of {wish['filter']['topic']}")
-    job = call(remote, "POST", "/v1/jobs", wish | {"request_id": secrets.token_hex(16)}, needs="began_at")
-    show(_row(job if detach else _watched(remote, job), remote), remote)
+    begun = call(remote, "POST", "/v1/jobs", wish | {"request_id": secrets.token_hex(16)}, needs="began_at")
+    show(_row(begun if job.detach else _watched(remote, begun), remote), remote)
 
 
 def _counted(remote: Remote, wish: dict[str, Any]) -> dict[str, Any]:

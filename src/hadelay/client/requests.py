@@ -22,6 +22,7 @@ from hadelay.client.types import (
     JobAction,
     JobCount,
     JobInfo,
+    JobSelection,
     Leases,
     Message,
     MessageInfo,
@@ -256,47 +257,22 @@ class Requests:
         action: JobAction,
         topic: str,
         *,
-        tags: Sequence[str] = (),
-        key_prefix: str = "",
-        group: str = "",
-        schedule: str = "",
-        start: When | None = None,
-        end: When | None = None,
-        shift: Delay | None = None,
-        at: When | None = None,
-        delay: Delay | None = None,
         rate: float | None = None,
         request_id: str | None = None,
+        **selection: Unpack[JobSelection],
     ) -> JobInfo:
-        """Begin a bulk job for all messages of `topic` that are waiting now; for "redrive", all its dead letters.
+        """Begin a bulk job for the messages of `topic` that are waiting now and match `selection`; for "redrive", the
+        dead letters that match.
 
-        topic: a name, or a pattern such as "orders-*". tags: messages with all of them. key_prefix: messages whose key
-        begins with it. group, schedule: messages of this group, made by this schedule. start, end: due in [start, end).
-        "reschedule" takes one of: shift, by which due times move, "1d" or "-90m"; at, the new due time; delay, from
-        now. rate: messages per second. request_id: new for each job; a repetition with the same one begins no second
-        job. `job` tells how far the job is.
+        topic: a name, or a pattern such as "orders-*". rate: messages per second. request_id: new for each job; a
+        repetition with the same one begins no second job. `job` tells how far the job is.
         """
-        wish = _wish(action, topic, _filter(tags, key_prefix, group, schedule), start, end) | _change(shift, at, delay)
-        wish |= _present({"rate": plain(rate), "request_id": request_id or new_key()})
+        wish = _wish(action, topic, selection) | _present({"rate": plain(rate), "request_id": request_id or new_key()})
         return await self._send("POST", "/v1/jobs", wish, JobInfo)
 
-    async def count_job(
-        self,
-        action: JobAction,
-        topic: str,
-        *,
-        tags: Sequence[str] = (),
-        key_prefix: str = "",
-        group: str = "",
-        schedule: str = "",
-        start: When | None = None,
-        end: When | None = None,
-        shift: Delay | None = None,
-        at: When | None = None,
-        delay: Delay | None = None,
-    ) -> JobCount:
+    async def count_job(self, action: JobAction, topic: str, **selection: Unpack[JobSelection]) -> JobCount:
         """Count the messages that `begin_job` with the same arguments would change now."""
-        wish = _wish(action, topic, _filter(tags, key_prefix, group, schedule), start, end) | _change(shift, at, delay)
+        wish = _wish(action, topic, selection)
         found = await self._send("POST", "/v1/jobs:count", wish, JobCount)
         while found.cursor is not None:
             more = await self._send("POST", "/v1/jobs:count", {**wish, "cursor": found.cursor}, JobCount)
@@ -381,18 +357,15 @@ def _present(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _filter(tags: Sequence[str], key_prefix: str, group: str, schedule: str) -> dict[str, Any]:
-    given = {"tags": each(tags), "key_prefix": key_prefix, "group": group, "schedule": schedule}
-    return {name: value for name, value in given.items() if value}
-
-
-def _wish(
-    action: JobAction, topic: str, of: dict[str, Any], start: When | None, end: When | None
-) -> dict[str, Any]:  # fmt: skip
-    """Body of a request about a bulk job: action and filter; shift, at or delay come from `_change`."""
-    due = _present({"from": when_of(start), "to": when_of(end)})
-    return {"action": action, "filter": {"topic": topic, **of, **due}}
-
-
-def _change(shift: Delay | None, at: When | None, delay: Delay | None) -> dict[str, Any]:
-    return _present({"shift": wire.shift_of(shift), "to": when_of(at), "delay": plain(delay)})
+def _wish(action: JobAction, topic: str, selection: JobSelection) -> dict[str, Any]:
+    """Body of a request about a bulk job."""
+    unknown = selection.keys() - JobSelection.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"a bulk job takes no argument {min(unknown)!r}")
+    given: dict[str, Any] = {"tags": each(selection.get("tags", ()))}
+    given |= {name: selection.get(name, "") for name in ("key_prefix", "group", "schedule")}
+    due = _present({"from": when_of(selection.get("start")), "to": when_of(selection.get("end"))})
+    change = {"shift": wire.shift_of(selection.get("shift")), "to": when_of(selection.get("at"))}
+    change |= {"delay": plain(selection.get("delay"))}
+    chosen = {name: value for name, value in given.items() if value}
+    return {"action": action, "filter": {"topic": topic, **chosen, **due}, **_present(change)}

@@ -13,9 +13,9 @@ from hadelay.errors import HadelayError
 
 __all__ = [
     "AckOutcome", "Alert", "Backoff", "Bucket", "ClusterInfo", "DeadLetter", "Delay", "ExtendOutcome", "Failure",
-    "Group", "HoursInfo", "JobAction", "JobCount", "JobInfo", "Member", "Message", "MessageInfo", "NackOutcome",
-    "Occurrence", "OnConflict", "Previewed", "Put", "PutResult", "Receipt", "Redriven", "Rescheduled", "ScheduleInfo",
-    "ScheduleSettings", "State", "TopicInfo", "TopicSettings", "Triggered", "Webhook", "When",
+    "Group", "HoursInfo", "JobAction", "JobCount", "JobInfo", "JobSelection", "Member", "Message", "MessageInfo",
+    "NackOutcome", "Occurrence", "OnConflict", "Previewed", "Put", "PutResult", "Receipt", "Redriven", "Rescheduled",
+    "ScheduleInfo", "ScheduleSettings", "State", "TopicInfo", "TopicSettings", "Triggered", "Webhook", "When",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -238,6 +238,28 @@ class JobInfo(jobs.Job[datetime], frozen=True, kw_only=True):
 
 class JobCount(jobs.JobCount[datetime], frozen=True):
     """Number of messages that a job would change."""
+
+
+class JobSelection(TypedDict, total=False):
+    """Messages that a bulk job changes (all given conditions hold), and what "reschedule" makes of their due times."""
+
+    #: Messages with all of these tags.
+    tags: Sequence[str]
+    #: Messages whose client key begins with this text.
+    key_prefix: str
+    #: Messages of this group.
+    group: str
+    #: Messages that this schedule made.
+    schedule: str
+    #: Messages due at `start` or later, and before `end`; for "redrive", times of death.
+    start: When | None
+    end: When | None
+    #: One of these for "reschedule". shift: move of each due time, "1d" or "-90m".
+    shift: Delay | None
+    #: New due time of all.
+    at: When | None
+    #: New due time of all, counted from the beginning of the job.
+    delay: Delay | None
 
 
 class ScheduleSettings(TypedDict, total=False):
