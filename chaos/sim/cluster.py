@@ -266,6 +266,8 @@ class SimCluster(Watch):
         #: Time, in seconds, for which all machines were suspended: their monotonic clocks drifted apart, and no node
         #: heard of a leader.
         self.slept_s = 0.0
+        #: Begins of these suspensions, in Unix ms.
+        self.naps_ms: list[int] = []
         self.on_boot: list[Callable[[Node], None]] = []
 
     def join(self, name: str) -> None:

@@ -55,7 +55,7 @@ def groups_in_order(cluster: SimCluster) -> None:
             if m.group == group and m.topic == cluster.workload.in_order and m.deliver_at_ms is not None
             and m.id is not None and not (m.rescheduled or m.unsure or m.ttl_ms or m.cancel_invoked is not None)
             and (m.client_key is None or (m.topic, m.client_key) not in moved)
-            and not history.may_be_replaced(m, m.id)
+            and not history.may_be_replaced(m, m.id) and history.own_id(m)
         ]  # fmt: skip
         acked: dict[int, float] = {}
         for h, _ in hand_outs:

@@ -53,6 +53,8 @@ class Message:
     #: Whether the message may have been rescheduled, and whether its due time may differ from `deliver_at_ms`.
     rescheduled: bool = False
     unsure: bool = False
+    #: True if the first receipt may name another message, which had this message's client key (on_conflict=keep).
+    kept_other: bool = False
     tags: tuple[str, ...] = ()
     group: str | None = None
 
@@ -177,6 +179,10 @@ class History:
         key = message.topic, message.client_key
         others = (m for m in self.messages if m.on_conflict == REPLACE and (m.topic, m.client_key) == key)
         return key[1] is not None and any(m.replaces == message_id or not (m.absent or m.id) for m in others)
+
+    def own_id(self, message: Message) -> bool:
+        """Whether the receipt's id is surely the message's own, and not of another message with its client key."""
+        return not message.kept_other or any(h.id == message.id and h.body == message.body for h in self.hand_outs)
 
     def moved(self, message: Message) -> bool:
         """Whether the message may have been rescheduled since its publish."""

@@ -147,6 +147,8 @@ class Producer(Client):
                 continue
             message.id, message.deliver_at_ms = receipts.ids[n], receipts.deliver_at_ms[n]
             message.stored = self.world.now
+            keeps = message.client_key is not None and message.on_conflict == KEEP
+            message.kept_other = keeps and n in receipts.duplicates
             self.note(
                 f"message {message.number} stored via {process.name} as {message.id:x}, due {message.deliver_at_ms}",
                 message.id,

@@ -245,6 +245,7 @@ def sleep(cluster: SimCluster, hours: int) -> None:
     cluster.history.count("hours passed")
     cluster.history.slept = True
     cluster.slept_s += hours * HOUR_S
+    cluster.naps_ms.append(cluster.world.wall_ms())
     cluster.world.now += hours * HOUR_S
     cluster.healed_at = cluster.world.now
 
