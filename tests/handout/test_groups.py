@@ -94,3 +94,24 @@ def test_a_new_leader_skips_the_blocked() -> None:
     assert arrivals(d)[-1][1] == "next hour"
     assert d.delivery.sweeper_found == 0
     assert d.delivery.ready_counts() == {}
+
+
+def test_a_question_for_the_oldest_drops_nothing_of_another_hour() -> None:
+    """A message of a past hour that moves up stands behind one of the present hour. (seed 2150)"""
+    d = desk()
+    d.publish("head", "next", at=HOUR_MS - 1_000, group="g")
+    d.publish("before", at=HOUR_MS - 500)
+    d.publish("after", at=HOUR_MS + 500)
+    d.run_to(HOUR_MS - 600)
+    poll = d.poll(max=1)
+    d.run_to(HOUR_MS + 1_000)
+    received = d.answer(poll)
+    assert received is not None
+    assert received.names == ["head"]
+    d.ack(received)
+    d.cancel("before", "next")
+    assert d.delivery.ready_counts()[0][0] == 1
+    poll = d.poll(max=1)
+    d.run(50)
+    assert d.answer(poll).names == ["after"]  # type: ignore[union-attr]
+    assert d.delivery.sweeper_found == 0

@@ -11,7 +11,7 @@ messages that are gone, but must not lack one that is owed.
 
 from collections import Counter, deque
 from collections.abc import Callable
-from itertools import islice
+from itertools import groupby, islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -210,9 +210,9 @@ class Windows:
         """The window with the topic's oldest ready messages, and its first entry that still needs delivery."""
         window = self.oldest_window(topic)
         while window.entries:
-            some = list(islice(window.entries, 64))
-            some = [entry for entry in some if entry >> 32 == some[0] >> 32]
-            owed = self.owed.look(some[0] >> 32, np.array(some, np.int64).astype(np.uint32))[1]
+            hour, first = next(groupby(islice(window.entries, 64), lambda entry: entry >> 32))
+            some = list(first)
+            owed = self.owed.look(hour, np.array(some, np.int64).astype(np.uint32))[1]
             gone = len(some) if not owed.any() else int(owed.argmax())
             for _ in range(gone):
                 window.entries.popleft()
