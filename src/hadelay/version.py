@@ -4,9 +4,9 @@ VERSION = "0.1.0"
 
 #: Highest feature level that this code knows. A replicated command switches the level on once every node knows it.
 FEATURE_LEVEL = 4
-#: From this feature level on: a redrive leaves a letter dead while another message has its client key; purges and
+#: From this feature level on: a redrive skips a dead letter while another message has its client key; purges and
 #: commands that name their messages are bounded (ADR 160); a PUT may contain a webhook's header as GET shows it (ADR
-#: 162); all Python versions judge a webhook's URL alike; an ack from before a message died does not end the message
+#: 162); all Python versions accept the same webhook URLs; an ack sent before a message died does not end the message
 #: after its redrive; and messages that were due when they were rescheduled are marked.
 ONE_PER_KEY = BOUNDED = MASKED_HEADERS = PLAIN_URLS = ACK_OF_THIS_LIFE = MARKS_WAS_DUE = 2
 #: Feature level from which the list of members is replicated in the log (ADR 150).

@@ -38,7 +38,7 @@ class Applier(RaftPart):
         #: Whether a snapshot is being installed; no entries are applied meanwhile.
         self.installing = False
         self._ready: deque[Entry] = deque()
-        #: Index of the entry → waiting proposal. Ascending by index, and so by deadline.
+        #: Waiting proposals by the index of their entry: in ascending order, also of their deadlines.
         self._waiters: dict[int, _Waiter] = {}
         self._reads: list[tuple[int, Finished]] = []
         self._scheduled = False
@@ -49,7 +49,7 @@ class Applier(RaftPart):
 
     def wait(self, index: int, term: int, done: Done, now: float, ready: Ready) -> None:
         before = self._waiters.pop(index, None)
-        # Another proposal waits at this index: it is of an earlier term, and its entry was truncated
+        # A proposal already waits at `index`: it was made in an earlier term, and its entry was truncated
         if before is not None:
             error = OutcomeUnknown("leadership changed before this command was decided; it may or may not take effect")
             ready.answers.append(partial(before.done, None, error))
@@ -74,7 +74,8 @@ class Applier(RaftPart):
             self._apply(self._ready.popleft(), now, ready)
             if self._runtime.monotonic() >= end:
                 break
-        # Drop the loaded entries if the last entry is not committed: another leader may still truncate this entry.
+        # Drop the entries read ahead from the journal if the last of them is not committed: a new leader may still
+        # truncate it.
         if self._ready and self._ready[-1][1] > self._limit():
             self._ready.clear()
         self._answer_reads()
@@ -109,7 +110,8 @@ class Applier(RaftPart):
             waiter.done(None, NoLeader(what, retry_after_ms=50))
 
     def deposed(self, now: float) -> None:
-        """Shorten the deadlines of waiting proposals: the next leader may still commit them."""
+        """Called when this node loses leadership: shorten the deadlines of waiting proposals, which the next leader may
+        still commit."""
         latest = now + self._config.deposed_timeout_ms / 1000
         self._waiters = {
             index: waiter._replace(deadline=min(waiter.deadline, latest)) for index, waiter in self._waiters.items()

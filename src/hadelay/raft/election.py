@@ -16,10 +16,11 @@ from hadelay.raft.part import Peer, RaftPart, Ready, Shared
 
 log = logging.getLogger(__name__)
 
-#: Pause, in seconds, between a passed election deadline and a second check: the loop can read waiting frames meanwhile.
+#: Pause, in seconds, between the end of the election timeout and the pre-vote: waiting heartbeats can be read
+#: meanwhile.
 _SECOND_LOOK_S = 0.004
 _NEVER = float("-inf")
-#: A node with more than _BACKLOG unapplied entries lets others campaign first, for _DRAIN_S seconds.
+#: Number of unapplied entries above which a node lets other nodes campaign first; and for how long, in seconds.
 _BACKLOG, _DRAIN_S = 500, 1.0
 
 
@@ -37,9 +38,11 @@ class Elections(RaftPart):
         self._timer_at: float | None = None
         #: Running pre-vote: its term, and the peers that agreed. None: no pre-vote is running.
         self._asking: tuple[int, set[str]] | None = None
-        #: Term of the last campaign, and voters counted: PySyncObj would count a repeated answer again.
+        #: Term of the last campaign, and voters whose votes were passed to PySyncObj, which would count a repeated vote
+        #: twice.
         self._votes: tuple[int, set[str]] = (0, set())
-        #: Term of a campaign that the leader requested: voters agree although they hear the leader. 0: none.
+        #: Term of a campaign of this node that the leader requested: voters grant it although they still hear the
+        #: leader. 0: no such campaign.
         self._called = 0
         #: Monotonic time since which this node lets others campaign first; None: it does not.
         self._waiting_since: float | None = None
@@ -62,14 +65,14 @@ class Elections(RaftPart):
         self._postpone(now)
 
     def leader_lost(self, now: float, ready: Ready) -> None:
-        """Move the election deadline near: the leader's process closed its link, so it is probably dead."""
+        """Bring the election deadline forward: the leader's process closed its link, so it is probably dead."""
         self._heard = _NEVER
         self._deadline = min(self._deadline, now + self._random.uniform(0.0, self._config.reset_spread_ms / 1000))
         self._arm(now, ready)
 
     def _arm(self, now: float, ready: Ready) -> None:
-        """Start the election timer. One timer is kept, and replaced only by an earlier one: a timer that fires too
-        early is set again."""
+        """Start the election timer, unless an earlier timer runs; a timer that fires before the present deadline is
+        started again."""
         if self._timer_at is None or self._timer_at > self._deadline:
             self._timer_at = self._deadline
             ready.later(max(0.0, self._deadline - now), self._fire, self._deadline)

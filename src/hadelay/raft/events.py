@@ -24,7 +24,7 @@ class Events:
     ) -> None:
         self.journal, self.network, self.runtime, self._on_fatal = journal, network, runtime, on_fatal
         self.stopped = False
-        #: Effects of the current event, and whether an event is being handled.
+        #: Effects of the current event (frames, syncs, timers, callbacks), and whether an event is being handled.
         self._ready, self._busy = Ready(), False
         self._flushing = False
 
@@ -62,7 +62,8 @@ class Events:
             self._busy = inside
 
     def _carry_out(self, ready: Ready) -> bool:
-        """Carry out the first pending kind of effects, in the order of Ready's fields. False if none is pending."""
+        """Carry out an event's pending effects of one kind (frames, journal sync, timers, …). Returns False if none is
+        pending."""
         if ready.sends:
             sends, ready.sends = ready.sends, []
             for peer, frame, urgent in sends:

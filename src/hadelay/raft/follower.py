@@ -67,7 +67,7 @@ class Follower(RaftPart):
         if self._core.leads and term == self._core.term:
             raise FatalError(f"{name} claims to lead term {term}, which this node leads")
         self._core.heard(name, term, 0)
-        if (name, term) != self._leader:  # else keep `verified`: the same leader is back after a silence
+        if (name, term) != self._leader:  # `verified` stays valid if the same leader returns after a silence
             self._leader, self.verified, self._owed = (name, term), 0, None
             # End a running download of a snapshot: the former leader no longer serves the files
             self._snapshots.give_up(ready, tell=False)
@@ -79,12 +79,13 @@ class Follower(RaftPart):
         self._leader, self._owed = ("", 0), None
 
     def _mismatch(self, m: Append) -> int:
-        """Return 0 if this log has the entry before the frame's entries, else the index to try next."""
+        """Compare this log with an append frame. Returns 0 if the log has the entry before the frame's entries, else
+        the index that the leader should try next."""
         journal, committed = self._journal, max(self._journal.base_index, self._core.commit_index)
         if m.prev_index > journal.last_index:
             return journal.last_index + 1
         if m.prev_index <= committed:
-            return 0  # no mismatch: the entry is committed, and committed entries are equal on all nodes
+            return 0  # no mismatch: the entry before the frame's entries is committed, so equal on all nodes
         if journal.term_at(m.prev_index) == m.prev_term:
             return 0
         # Skip all entries of the conflicting term, except committed entries.
@@ -100,7 +101,7 @@ class Follower(RaftPart):
         try:
             entries: list[Entry] = list(decode_entries(m.frame, m.records))
         except ValueError as error:
-            raise BadFrame(f"append: {error}") from error
+            raise BadFrame(f"malformed append frame: {error}") from error
         if entries[0][1] != m.prev_index + 1 or entries[-1][1] != m.prev_index + len(entries):
             raise BadFrame("append: the entries do not follow directly on the frame's prev_index")
         self.verified = max(self.verified, m.prev_index)
@@ -142,7 +143,7 @@ class Follower(RaftPart):
             self._send_ok(self._owed, ready)
 
     def _send_ok(self, round: int, ready: Ready) -> None:
-        # Entries that still wait for the disk need an answer later: the answer to a heartbeat does not cover them.
+        # Send another answer once all verified entries are on disk: this answer covers synced entries only.
         self._owed = None if self._journal.synced_index >= self.verified else 0
         name, term = self._leader
         if term == self._core.term:

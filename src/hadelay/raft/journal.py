@@ -24,7 +24,7 @@ from hadelay.storage.identity import Identity
 
 log = logging.getLogger(__name__)
 
-#: (index, term) that precedes the first entry of a new journal; it stands for the empty state machine.
+#: (index, term) of the imaginary entry before the first entry of a new journal; stands for the empty state machine.
 FIRST = (1, 0)
 #: Memory overhead of an entry in Python, in bytes.
 _ENTRY_BYTES = 220
@@ -207,13 +207,14 @@ class Journal(JournalSync):
         self._voted = self._appended
 
     def note_install(self, index: int, term: int) -> None:
-        """Queue a record that a snapshot will be installed: after a crash, its state may be ahead of this journal."""
+        """Queue a record that a snapshot will be installed: after a crash, the state machine may be ahead of this
+        journal."""
         self.installing = index
         self._append_record(records.INSTALL, index, term, b"")
 
     def note_admitted(self) -> None:
-        """Queue a record that the log has admitted this incarnation of the node, which may vote now, and that this
-        journal has that entry."""
+        """Queue an ADMITTED record: the log has admitted this incarnation of the node, which may vote from now on; and
+        this journal has the entry of the admission."""
         self._append_record(records.ADMITTED, 0, self.term, b"")
         self.when_synced(self._set_admitted)
 

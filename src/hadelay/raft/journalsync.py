@@ -49,9 +49,11 @@ class JournalSync:
         self.on_fatal: Callable[[BaseException], None] = _raise
         #: on_synced(seconds): called after each sync and its `when_synced` callbacks.
         self.on_synced: Callable[[float], None] = lambda seconds: None
-        #: Called at the end of each sync, before `on_synced`: the next sync covers records queued now.
+        #: Callback at the end of each sync, before `on_synced`; the next sync covers the records that the callback
+        #: queues.
         self.between_syncs: Callable[[], None] = lambda: None
-        #: Number of records queued since the start; of durable ones; and of those queued at the last term or vote.
+        #: Counts of journal records: queued since the start; durable; and queued when the last term or vote was
+        #: recorded.
         self._appended = self._synced = self._voted = 0
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
         self._dirty: list[Segment] = []
@@ -134,7 +136,8 @@ class JournalSync:
                 while waiting and waiting[0][0] <= self._synced:
                     waiting.popleft()[1]()
                 self.between_syncs()
-            except Exception as raised:  # no caller would see the error, and the callback's work is half done
+            # Stop the node: no caller would see the error, and a callback has ended half-way
+            except Exception as raised:
                 self.on_fatal(raised)
                 return
             self.on_synced(self._runtime.monotonic() - started)

@@ -25,8 +25,8 @@ from hadelay.raft.journal import Journal
 NO_OP = b"\x01"
 #: Name of the second voter in a cluster of one node: the node's own disk. Names of nodes have no spaces.
 DISK = "its disk"
-#: Extra voter while a removed leader leads until its removal is committed: the library counts the leader as a voter, so
-#: this name balances the majority.
+#: Extra voter that never answers, set while a removed leader still leads: the library counts the leader as a voter, so
+#: a majority needs one vote more.
 NOBODY = "nobody at all"
 
 _FOLLOWER, _LEADER = 0, 2
@@ -70,7 +70,7 @@ class _Log(LibraryJournal):  # type: ignore[misc]
         if isinstance(at, int):
             index = journal.base_index + at
             return b"", index, journal.term_at(index)
-        # The library reads a slice only for one term, or to see whether entries follow: two entries suffice.
+        # The library reads a slice of the log only for a term, or to see whether entries follow: two entries suffice.
         first = journal.base_index + at.start
         last = journal.last_index if at.stop is None else min(journal.last_index, journal.base_index + at.stop - 1)
         return [(b"", index, journal.term_at(index)) for index in range(first, min(last, first + 1) + 1)]
@@ -136,7 +136,7 @@ class _Idle:
 
 @contextmanager
 def _seams(log: _Log) -> Iterator[None]:
-    """Replaces functions that the library calls by module-level name while it is constructed."""
+    """Context manager: while the library is constructed, replaces functions that it calls by module-level name."""
     names = {"createJournal": lambda _: log, "createPoller": _Idle, "PipeNotifier": _Idle}
     saved = {name: getattr(syncobj, name) for name in names}
     try:
@@ -236,7 +236,7 @@ class Core(SyncObj):  # type: ignore[misc]
 
     def link(self, peer: str, up: bool) -> None:
         """Tell the library whether `peer` is linked: without any linked node, the library does not campaign."""
-        transport = self._SyncObj__transport  # private: the library has no public name for it
+        transport = self._SyncObj__transport  # a private attribute: the library has no public name for its transport
         (transport._onNodeConnected if up else transport._onNodeDisconnected)(self.members[peer])
 
     def tick(self) -> None:
@@ -274,7 +274,8 @@ class Core(SyncObj):  # type: ignore[misc]
         self._receive(peer, "append_entries", term=term, commit_index=commit_index)
 
     def append(self, peer: str, term: int, commit_index: int, entries: list[tuple[Any, ...]]) -> None:
-        """Do what `heard` does, and append `entries`, which directly follow this node's last entry."""
+        """Tell the library that `peer` leads `term`, has committed the log up to `commit_index`, and sends `entries`,
+        which directly follow this node's last entry."""
         # A private attribute: the library has no public access to its log
         _, index, last_term = self._SyncObj__raftLog[-1]
         prev = {"prevLogIdx": index, "prevLogTerm": last_term}

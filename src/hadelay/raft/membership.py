@@ -85,8 +85,9 @@ class Membership(RaftPart):
         return max(known, JOINED) if name in self.joined else known
 
     def electorates(self, index: int) -> list[frozenset[str]]:
-        """Sets of voters, one of which committed the entry at `index`, which is applied next: the voters of the member
-        list in force at `index`, and of each later list in the log. For tests."""
+        """Possible voter sets for the entry at `index`, which is applied next; a majority of one of these sets
+        committed the entry. The sets are the voters of the member list in force at `index`, and of each later list in
+        the log. For tests."""
         lists = [self.applied_list, *self.appended_lists]
         at = max((n for n, (since, _) in enumerate(lists) if since <= index), default=0)
         return [frozenset(m.name for m in members if m.voter) for _, members in lists[at:]]
@@ -101,7 +102,7 @@ class Membership(RaftPart):
             return {}
         lists = [self.applied_list, *self.appended_lists, *([self._heard] if self.heard else [])]
         if self.no_leader_seen or self.name not in self.names:
-            # Link with the nodes in the configuration file, too: through them, a removed node may come back.
+            # Link with the nodes in the configuration file, too, so that a removed node can return through them.
             lists.insert(0, (0, self._given))
         found = {member.name: member.address for _, members in lists for member in members}
         found.pop(self.name, None)
@@ -207,7 +208,8 @@ class Membership(RaftPart):
             self._reconfigure(now, ready)
 
     def refusal(self, members: Members) -> HadelayError | None:
-        """Return the reason why this node may not propose this member list, or not yet; None if it may."""
+        """Return the error that forbids this node to propose this member list now; None if the node may propose the
+        list."""
         if self._config.survivor:
             return Conflict(
                 "this node runs alone, because a majority of its cluster is lost: back it up, and restore the backup "
@@ -235,8 +237,8 @@ class Membership(RaftPart):
         return None
 
     def _caught_up(self) -> set[str]:
-        """Peers whose disk holds an entry of this leader's term. A founder without any entry may come back from a power
-        cut as a new incarnation, which does not vote: a list that needs its vote could elect no leader."""
+        """Names of admitted peers with an entry of this leader's term on disk. A founder without any entry may return
+        from a power cut as a new incarnation, which does not vote, so the member list must not depend on its vote."""
         return {peer.name for peer in self.peers.values() if peer.admitted and peer.match >= self._core.no_op}
 
     def propose(self, members: Members, done: Done) -> None:

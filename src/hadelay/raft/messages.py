@@ -90,7 +90,8 @@ Shape = tuple[type, ...] | type | Callable[[bytes], Any]
 
 
 def values(shape: Shape, data: bytes) -> list[Any]:
-    """Decode a frame: its fields, or one object of the class. BadFrame if the content does not fit the shape."""
+    """Decode a frame into its fields, or into one object if `shape` is a class or function. BadFrame if the content
+    does not fit the shape."""
     if isinstance(shape, tuple):
         return decode(data, *shape)
     if isinstance(shape, type):
@@ -132,7 +133,7 @@ def decode_append(data: bytes) -> Append:
     try:
         _, flags, info, *numbers = _APPEND.unpack_from(data)
     except struct.error as error:
-        raise BadFrame(f"append: {error}") from error
+        raise BadFrame(f"malformed append frame: {error}") from error
     if max(numbers) >= LIMIT:
         raise BadFrame("append: a number is too large")
     at = _APPEND.size + info

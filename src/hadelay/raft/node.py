@@ -104,7 +104,7 @@ class RaftNode(Events):
         }
 
     def set_applied(self, index: int, term: int) -> None:
-        """Set the last entry that the machine holds, before `start`; (1, 0) for an empty machine."""
+        """Set the last entry that the state machine has applied, before `start`; (1, 0) for an empty state machine."""
         journal = self.journal
         if index < journal.base_index:
             raise FatalError(
@@ -125,7 +125,7 @@ class RaftNode(Events):
         if self.applier.applied < self.journal.base_index:
             self.set_applied(self.journal.base_index, self.journal.base_term)
         self._started = True
-        ready = self._ready  # `start` is no event: its errors go to the caller
+        ready = self._ready  # `start` does not run as a Raft event: its errors are raised to the caller
         self.membership.load(self.applier.applied, self.runtime.monotonic(), ready)
         self.journal.want_spare()
         self.elections.start(self.runtime.monotonic(), ready)
@@ -293,7 +293,7 @@ class RaftNode(Events):
         self.core.link(name, False)
         if self.is_leader:
             peer.probe(peer.match + 1)
-            # The peer may campaign at once: its answers no longer prove this leader's lease (has_leader_lease).
+            # A peer whose link was reset may campaign at once: its earlier answers no longer prove this leader's lease.
             if reset:
                 peer.round = 0
         elif self.core.leader == name:
@@ -328,7 +328,7 @@ class RaftNode(Events):
             elif kind in self._handlers:
                 shape, handler = self._handlers[kind]
                 handler(peer, *messages.values(shape, data), now, ready)
-            # Ignore other kinds: a later version sends them and expects older nodes not to know them.
+            # Ignore unknown frame kinds: later versions send them, and expect older versions not to know them.
         except messages.BadFrame as error:
             log.warning("bad_frame", extra={"peer": name, "kind": kind, "error": str(error)})
             self.network.disconnect(name)

@@ -109,8 +109,8 @@ class RaftTuning:
     #: Whether to force an election after a failed transfer of leadership. Set it if `has_leader_lease` is used: else
     #: the target may still take over.
     fence_failed_transfer: bool = False
-    #: Timeout of a proposal, after which it gets OutcomeUnknown; and the maximum remaining timeout after a loss of
-    #: leadership.
+    #: Timeout of a proposal, after which it gets OutcomeUnknown; and limit of the time left to waiting proposals when
+    #: this node loses leadership.
     propose_timeout_ms: int = 5_000
     deposed_timeout_ms: int = 1_000
     #: Limit of waiting proposals; further proposals get Overloaded.
@@ -124,10 +124,10 @@ class RaftTuning:
     #: Limits of bytes per request, and of bytes per second, when a follower pulls a snapshot.
     chunk_bytes: int = 256 << 10
     pull_bytes_per_s: int = 64 << 20
-    #: Whether to ignore the member list in the log and run with the configured members: a majority of the log's members
-    #: is lost for good.
+    #: Whether to ignore the member list in the log and run with the configured members: for use after the permanent
+    #: loss of a majority of the log's members.
     survivor: bool = False
-    #: Bytes of journal kept below a checkpoint for followers that lag; followers further behind get files.
+    #: Bytes of journal kept before a checkpoint for followers that lag; followers further behind get a snapshot.
     journal_keep_bytes: int = 256 << 20
 
     def __post_init__(self) -> None:

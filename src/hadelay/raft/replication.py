@@ -23,8 +23,8 @@ _TELL_COMMIT_S = 0.005
 
 
 class Replication(RaftPart):
-    """Replication by a leader. Append frames leave at once, not at the end of the event, because reading entries stops
-    when a link takes no more frames."""
+    """Replication by a leader. Append frames go to the link at once, not at the end of the event: a full link then
+    stops the reading of further entries from the journal."""
 
     def __init__(
         self, shared: Shared, members: Membership, elections: Elections, admission: Admission, snapshots: Snapshots
@@ -111,7 +111,7 @@ class Replication(RaftPart):
         interval = self._config.heartbeat_ms / 1000
         self._broadcast(now, ready)
         self._admission.beat(ready)
-        # Skip the check after a late heartbeat: this process was paused, and answers of peers may wait unread
+        # Skip the quorum check after a late heartbeat: this process was paused, and answers of peers may wait unread
         if late < interval:
             self._check_quorum(now, ready)
         if self._core.leads:
@@ -151,7 +151,7 @@ class Replication(RaftPart):
                 self._core.step_down(reply.term)
                 ready.sync = True
             return
-        # Ignore an answer to an append of another term of leadership.
+        # Ignore answers to append frames that this node sent in an earlier term.
         if not self._core.leads or reply.term != self._core.term:
             return
         peer.heard = now
@@ -163,7 +163,8 @@ class Replication(RaftPart):
             peer.matched(min(reply.match, self._journal.last_index))
             if self.count(peer):
                 ready.advance = True
-            ready.notify(Notice.PUMP, peer)  # send more entries at the event's end, with the new commit index
+            # At the event's end, when the commit index has advanced, send the peer more entries
+            ready.notify(Notice.PUMP, peer)
         elif reply.status == messages.MISMATCH:
             peer.probe(min(peer.next, reply.hint))
             self.send_entries(peer, now, ready)
@@ -171,7 +172,8 @@ class Replication(RaftPart):
             # The peer dropped the entries of this append frame: the next heartbeat sends them again
             peer.probe(peer.next)
         else:
-            # The peer is still fetching or installing a snapshot, which may take minutes: reset the timeout of its pull
+            # The peer is still fetching or installing a snapshot, which may take minutes: restart the timeout of the
+            # snapshot transfer
             peer.pulled = now
 
     def _measure(self, peer: Peer, now: float) -> None:
@@ -180,8 +182,8 @@ class Replication(RaftPart):
                 peer.rtt += (now - sent - peer.rtt) / 8
 
     def count(self, peer: Peer) -> bool:
-        """Pass `peer.match`, as far as it is on this node's disk, to PySyncObj's commit rule. True if that index has
-        grown."""
+        """Pass the last index that both `peer` and this node have on disk to PySyncObj's commit rule. Returns whether
+        the index has grown."""
         index = min(peer.match, self._journal.synced_index)
         if index <= peer.counted or not peer.admitted or peer.name not in self._members.voters:
             return False
@@ -190,7 +192,8 @@ class Replication(RaftPart):
         return True
 
     def count_all(self, ready: Ready) -> None:
-        """Count all peers anew: this node's disk has advanced, or the voters have changed."""
+        """Pass the synced index of every peer to PySyncObj's commit rule: this node's disk has advanced, or the voters
+        have changed."""
         if self._members.sole_voter:
             self._core.acknowledged(DISK, self._journal.synced_index)
             ready.advance = True
@@ -247,7 +250,8 @@ class Replication(RaftPart):
             self._broadcast(now, ready)
 
     def committed(self, now: float, ready: Ready) -> None:
-        """Called when the commit index advanced: begin early reads, and tell followers the index soon."""
+        """Called when the commit index advanced: begin the reads that waited for this term's no-op, and tell followers
+        the index soon."""
         if self._core.commit_index >= self._core.no_op:
             early, self._early_reads = self._early_reads, []
             for done in early:

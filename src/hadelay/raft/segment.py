@@ -17,7 +17,7 @@ SUFFIX = ".seg"
 SPARE, NEW = "spare", "new"
 #: Journal entry: (command, index, term, bytes of the record, or None if these are not in memory).
 Entry = tuple[bytes, int, int, bytes | memoryview | None]
-#: Distance, in bytes, between entries whose file offset is kept in memory; a read skips at most as much.
+#: Distance, in bytes, between entries whose file offset is kept in memory: limit of the bytes that a read has to skip.
 _PLACE_BYTES = 64 << 10
 
 
@@ -140,7 +140,7 @@ class Segment:
                 break
             if record.kind == records.ENTRY:
                 if record.index != self.last_index + 1:
-                    raise self._damaged(f"entry {record.index} follows {self.last_index}", offset)
+                    raise self._damaged(f"entry {record.index} follows {self.last_index}: not consecutive", offset)
                 self.note(record.index, record.term, offset)
             yield record
             offset = record.end
@@ -201,8 +201,8 @@ def build(disk: Disk, directory: str, header: records.SegmentHeader, entries: li
 
 
 def _superseded(found: list[Segment]) -> tuple[list[Segment], list[Segment]]:
-    """Split segments into valid ones, and ones replaced by a later segment that begins before them. A power cut may
-    keep any of the replaced files, so they are set aside before the check for gaps."""
+    """Split segments into (valid, replaced). A later segment replaces all segments whose first entry it contains or
+    precedes. A power cut may keep any of the replaced files, so they are set aside before the check for gaps."""
     counting: list[Segment] = []
     dropped: list[Segment] = []
     for segment in reversed(found):
@@ -214,8 +214,8 @@ def _superseded(found: list[Segment]) -> tuple[list[Segment], list[Segment]]:
 
 
 def end_of(disk: Disk, directory: str) -> dict[str, object]:
-    """Find the owner and the last entry of a journal, as at the node's start. To change nothing, pass a `disk` that
-    ignores deletions."""
+    """Find the owner and the last entry of a journal. The journal is recovered as at the start of a node; to change
+    nothing, pass a `disk` that ignores deletions."""
     segments, state, _ = recover(disk, directory, None)
     last = segments[-1]
     term = last.term_at(last.last_index) if last.last_index >= last.first_index else last.header.prev_term

@@ -100,7 +100,7 @@ class Snapshots(RaftPart):
             frame = messages.encode(messages.CHUNK_REPLY, ask.index, ask.name, ask.offset, crc32c(chunk), chunk)
             ready.send(peer.name, frame, urgent=False)
 
-        # Read in a thread: the read may wait for the disk, and this node leads.
+        # Read in a thread: a leader's event loop must not wait for the disk.
         read = partial(self._machine.read_chunk, manifest, ask.name, ask.offset, ask.size)
         self._runtime.in_thread("snapshots", lambda: bytes(read()), partial(self._event, send))
 
@@ -147,7 +147,8 @@ class Snapshots(RaftPart):
             files.popleft()
             pull.offset = pull.installer.have(files[0].name) if files else 0
         if not files:
-            # Note the install in the journal first, on disk: a crash may leave the new files with the old journal.
+            # First record in the journal, on disk, that a snapshot is being installed: a crash may leave the new files
+            # with the old journal.
             pull.finishing = True
             self._journal.note_install(pull.manifest.index, pull.manifest.term)
             ready.durable(self._finish, pull)
@@ -184,8 +185,8 @@ class Snapshots(RaftPart):
         return True
 
     def _failed(self, pull: _Pull, error: HadelayError, ready: Ready) -> None:
-        """End a pull that failed but may succeed later. Do not tell the leader of a full disk: the leader then repeats
-        its offer only after the timeout, when an operator may have made room."""
+        """End a pull that failed but may succeed later. A full disk is not reported to the leader: so the leader
+        repeats its offer only after the timeout, when an operator may have made room."""
         log.error("snapshot_failed", extra={"index": pull.manifest.index, "error": str(error)})
         pull.finishing = False
         self.give_up(ready, tell=not isinstance(error, DiskFull))

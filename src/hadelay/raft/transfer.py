@@ -81,7 +81,8 @@ class Transfers(RaftPart):
             self._end(Overloaded(f"{target.name} did not take over in time", retry_after_ms=1_000), ready)
 
     def _settle(self, attempt: int, now: float, ready: Ready) -> None:
-        """Force an election if the target may still take over: a new term voids the request to take over."""
+        """After a failed transfer, force an election if the target may still take over: a new term voids the request to
+        take over."""
         if attempt == self._attempt and self.in_doubt and self._core.leads:
             self._core.step_down()
 

@@ -17,10 +17,11 @@ log = logging.getLogger(__name__)
 
 #: Interval of checking the free disk space and the time since the last checkpoint, in seconds.
 _TICK_S = 1.0
-#: Least number of bytes that an applied log entry counts as for the start of a checkpoint: replaying even a small entry
+#: Minimum size, in bytes, that an applied entry counts as towards the next checkpoint: replaying even a small entry
 #: takes some time.
 _ENTRY_BYTES = 8 << 10
-#: Number of applied bytes after which the free disk space is checked again: at full speed, once a second is too rare.
+#: Number of applied bytes after which the free disk space is checked again: under full load, a check per second is too
+#: rare.
 _SPACE_BYTES = 4 << 20
 #: Largest fraction by which the checkpoint thresholds of nodes differ: if all nodes made checkpoints at the same time,
 #: no commit would be quick.

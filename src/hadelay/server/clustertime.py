@@ -20,14 +20,14 @@ _FOLLOW_MS = 1.0
 #: Time for which a restarted node compares the cluster times that its peers report, in seconds.
 _LEARN_S = 0.25
 #: Time over which a clock error is slewed away, in ms: small errors cause small slews. A slew also ends after this
-#: time, because the clock of a node that slept meanwhile would go too far.
+#: time, because else a clock whose node slept meanwhile would go too far.
 _SLEW_HORIZON_MS = 2_000.0
 #: Largest age at which the last sample of a node's wall clock still counts, in seconds.
 _FRESH_S = 10.0
 #: Number of wall clock samples kept per node; the sample with the shortest round trip gives the node's clock offset.
 _SAMPLES = 4
-#: Width in ms of the bounds of cluster time at which a restarted node stops waiting for more peers: the error is at
-#: most half of the width.
+#: A restarted node stops waiting for more peers when its bounds of cluster time are this many ms apart, or less; the
+#: error is at most half of that.
 NEAR_MS = 10.0
 #: Largest clock reading accepted, in Unix ms: the year 10000; later readings are ignored.
 _LARGEST_MS = 253_402_300_800_000
@@ -148,9 +148,10 @@ class ClusterClock:
         self._base_ms, self._base_mono, self._rate, self.ready = now_ms, mono, 1.0, True
 
     def _keep_to(self, least: float, most: float, mono: float) -> None:
-        """Move this clock into the bounds of the leader's clock; least and most are bounds of cluster time minus
-        `mono`, in ms. Inside the bounds this clock moves by a small step only, because wide bounds of a slow link are
-        less exact than the clock. A clock ahead of the leader's would end delays early if this node led next."""
+        """Move this clock into the bounds of the leader's clock. least, most: these bounds, as cluster time minus the
+        monotonic time `mono`, in ms. Inside the bounds the clock moves by a small step only, because the bounds of a
+        slow link are less exact than this clock. A clock ahead of the leader's would end delays early if this node led
+        next."""
         held, middle = self._running(mono) - mono * 1000.0, (least + most) / 2
         if most - least <= self.skew_ms:
             held = max(held - _FOLLOW_MS, min(held + _FOLLOW_MS, middle))
@@ -164,7 +165,7 @@ class ClusterClock:
             return False
         self._told_since = mono if self._told_since is None else self._told_since
         low, high = max(self._told[0], least), min(self._told[1], most)
-        # The bounds of the peers do not overlap (old bounds, or another leader): the latest bounds count.
+        # If the bounds of the peers do not overlap (old bounds, or another leader), use the latest bounds alone.
         self._told = low, high = (low, high) if low <= high else (least, most)
         if high - low <= NEAR_MS or mono - self._told_since >= _LEARN_S:
             self._anchor((low + high) / 2 + mono * 1000.0, mono)
@@ -212,8 +213,8 @@ class ClusterClock:
         if agreed is None:
             return
         if agreed < self._floor:
-            # Cluster time cannot run backwards, and standing still before a jump would end delays early. So nothing is
-            # stamped until the wall clocks have caught up.
+            # The time agreed on is before the last stamped time. Stamp nothing until the wall clocks have caught up:
+            # cluster time cannot run backwards, and a clock that stands still and then jumps would end delays early.
             self.alarms.add("behind_checkpoint")
             return
         self._anchor(agreed, mono)

@@ -29,8 +29,8 @@ from hadelay.server.refusals import Refusals, refusal
 
 #: Limit of batches with publishes in flight. Two keep the disks busy; more would only make batches smaller.
 _MAX_INFLIGHT_PUBLISHES = 2
-#: The same limit between two syncs of the leader's journal: on a slow disk, waiting publishes would else miss the next
-#: sync.
+#: Limit of batches with publishes in flight while the leader's journal is between two syncs; higher, because waiting
+#: publishes would else miss the next sync of a slow disk.
 _MAX_INFLIGHT_BETWEEN_SYNCS = 4
 #: Limit of all batches in flight on the leader: commands are small, and a client waits for each.
 _MAX_INFLIGHT = 4
@@ -200,8 +200,8 @@ class GroupCommit:
                 return
 
     def between_syncs(self) -> None:
-        """Send one more batch on the leader, because the next sync of its journal is about to begin. Only if it is not
-        much smaller than what is in flight: each batch costs processor time on all nodes."""
+        """Send one more batch on the leader before the next sync of its journal begins. No batch much smaller than
+        those in flight is sent: each batch costs processor time on all nodes."""
         inflight = sum(batch.publishes for batch in self._sent)
         if (
             self._publishes
@@ -382,8 +382,8 @@ def _answer(refusals: Refusals, group: list[Pending], result: Any) -> None:
 
 
 def gather(count: int, done: Callable[[list[Any], list[HadelayError]], None]) -> Callable[[int, Any, Any], None]:
-    """Collect the answers of `count` parts, each given by its number; then done(results, errors). The result of a part
-    that failed is None."""
+    """Make a callback answered(number of a part, result, error), which collects the answers of `count` parts and then
+    calls done(results, errors). The result of a part that failed is None."""
     results: list[Any] = [None] * count
     errors: list[HadelayError] = []
     missing = count

@@ -37,7 +37,8 @@ class Guard:
         return _is_public(ip) or any(ip.version == network.version and ip in network for network in self.allow)
 
     def literal_problem(self, url: str) -> str:
-        """Why a URL is forbidden as far as its text shows, without asking a name server; empty if nothing is wrong."""
+        """Why webhooks may not call a URL, judged from its text, without looking up the host's name; empty if no reason
+        is found."""
         host = (urlsplit(url).hostname or "").rstrip(".")
         try:
             address = str(ipaddress.ip_address(host.partition("%")[0]))
@@ -55,14 +56,14 @@ class Guard:
         """The results of getaddrinfo whose addresses may be called. Raises AddressRefused if there is none."""
         permitted = [one for one in found if self.permits(one[4][0])]
         if not permitted:
-            raise AddressRefused("the host has private addresses only")
+            raise AddressRefused("the host has private addresses only; webhooks call public addresses")
         return permitted
 
     def socket(self, info: Info) -> socket.socket:
         """Create a socket to connect to an address. Raises AddressRefused if webhooks may not call it."""
         family, kind, proto, _, address = info
         if not self.permits(address[0]):
-            raise AddressRefused(f"{address[0]} is a private address")
+            raise AddressRefused(f"{address[0]} is a private address; webhooks call public addresses")
         return socket.socket(family, kind, proto)
 
 

@@ -47,7 +47,8 @@ class Leadership:
         self._transferring = False
         #: Called at each sign of life of a leader, and when this node begins to lead.
         self.on_sign: Callable[[], None] = lambda: None
-        #: Parts that work only while this node leads, in the order of `on_leader`; `on_follower` is reversed.
+        #: Parts that work only while this node leads: `on_leader` calls them in this order, `on_follower` in reverse
+        #: order.
         self.parts: list[TermPart] = [delivery]
         self.link.handlers |= {
             "ready": self._on_ready, "consumers": self._on_consumers,
@@ -76,7 +77,7 @@ class Leadership:
     def on_leader(self, term: int) -> None:
         self._elected = term
         self._clock.lead(self._replica.ledger.now_ms, self._raft.runtime.monotonic())
-        self.peers.tell()  # this note contains cluster time, so that the other nodes follow this clock at once
+        self.peers.tell()  # send cluster time to the other nodes, so that they follow this node's clock at once
         self.clock_changed()
 
     def on_follower(self) -> None:

@@ -142,7 +142,7 @@ def _default(value: Any) -> Any:
     if (name := _NAMES.get(type(value))) is not None:
         fields = [getattr(value, f.name) for f in dataclasses.fields(value)]
         if isinstance(value, results.RescheduleResult) and value.blocked is None:
-            fields.pop()  # nodes of a version without message groups know three fields
+            fields.pop()  # nodes older than message groups expect a RescheduleResult of three fields
         return msgpack.ExtType(_RESULT, _pack([name, *fields]))
     if isinstance(value, memoryview):
         return bytes(value)
@@ -158,4 +158,4 @@ def _unpack_ext(code: int, data: bytes, depth: int = 0) -> Any:
             raise ValueError("a result is nested too deeply")
         name, *fields = msgpack.unpackb(data, ext_hook=partial(_unpack_ext, depth=depth + 1), strict_map_key=False)
         return _RESULTS[name](*fields)
-    raise ValueError(f"unknown extension {code}")
+    raise ValueError(f"unknown MessagePack extension type {code}")

@@ -21,7 +21,7 @@ _ADDRESS = re.compile(r"[!-~]{1,255}")
 _UNSPECIFIED = ("0.0.0.0", "::")
 #: Timeout of a member change forwarded to another node, in seconds; equals the commit timeout.
 CHANGE_S = 10.0
-#: Value of `outcome` in the error when the leader may not be removed: another node must lead first.
+#: Value of the error's field `outcome` if the member to remove is the leader: first, another node must lead.
 LEADS = "leads"
 
 

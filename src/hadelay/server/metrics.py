@@ -65,13 +65,13 @@ class _Topics:
         self.published += topic.published
         self.settled = [n + topic.settled[event] for n, event in zip(self.settled, OUTCOMES.values(), strict=True)]
         self.with_deaths += topic.settled[Event.DEAD] > 0
-        # Deleted topics count, too: their leases may still run.
+        # Sum these gauges over deleted topics, too: leases of their messages may still run.
         self.waiting += topic.waiting
         self.blocked += topic.blocked
         self.leased += topic.leased
         self.dead += topic.dead
         self.bytes += topic.bytes
-        # The delivery loop's count of ready messages may be ahead of what is applied, or behind.
+        # Limit the count of ready messages: the delivery loop may be ahead of the applied entries, or behind.
         self.ready += min(ready, topic.waiting)
         if ready and not 0 < self.oldest_ms <= oldest_ms:
             self.oldest_ms = oldest_ms
@@ -82,7 +82,7 @@ class _Topics:
             self.disabled += paused and topic.settings.paused_reason == GONE
 
     def rest(self, some: _Topics) -> _Topics:
-        """Gauges of the topics of this set that are not in the set `some`: the sums of this set minus those of
+        """Gauges of the topics without series of their own: the sums of this set of topics minus those of the set
         `some`."""
         names = ("waiting", "blocked", "leased", "dead", "bytes", "ready")
         return _Topics(**{name: max(0, getattr(self, name) - getattr(some, name)) for name in names})
@@ -103,7 +103,7 @@ def _per_topic(scrape: _Scrape) -> None:
 
 
 class _Scrape:
-    """Input of the readers in _OF_NODE: a node, and sums over the node's topics."""
+    """Input of the functions in `_OF_NODE` that read the metrics: a node, and sums over its topics."""
 
     def __init__(self, node: Node, webhooks: Webhooks | None, topics: _Topics) -> None:
         self.node, self.webhooks, self.topics, self.now = node, webhooks, topics, node.runtime.monotonic()
@@ -148,7 +148,8 @@ class _Scrape:
 
 _Kind = Literal["counter", "gauge", "histogram"]
 _TOPIC, _PEER = ("topic",), ("peer",)
-#: Metrics as (name, kind, labels, help, reader), in the page's order; None from a reader: only the leader knows.
+#: Metrics as (name, kind, labels, help, reader), in the page's order. A reader returns None if only the leader knows
+#: the value.
 _OF_NODE: list[tuple[str, _Kind, tuple[str, ...], str, Callable[[_Scrape], Values | None]]] = [
     ("delivery_lateness_seconds", "histogram", (),
      "How long after its deliver_at a message was handed out: the promise. Counted by the node that led",
@@ -367,7 +368,7 @@ class NodeMetrics:
                     if len(best) > room:
                         heapq.heappop(best)
         for _, number in sorted(best, reverse=True):
-            if len(shown) < most:  # another scrape may have added topics meanwhile
+            if len(shown) < most:  # check again: a concurrent scrape may have added topics
                 shown[-number] = None
         return found, ready
 

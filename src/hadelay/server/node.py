@@ -154,7 +154,8 @@ class Node:
         self.locks.close()
 
     def _damaged(self, hour: int, index: int, what: str) -> None:
-        """Repair a damaged index entry and its record, then read on in its linked list of entries."""
+        """Repair a damaged index entry and its record; afterwards the dispatcher reads the linked list of the entry
+        again."""
         self.repairer.repair_entry(hour, index, lambda: self.delivery.repaired(hour))
 
     def _me(self) -> PeerStatus:
@@ -166,13 +167,14 @@ class Node:
         try:
             results = apply_entry(ledger, index, term, command)
         except DamagedFile as damage:
-            # Half of the Raft entry may be applied, and a replay would read the same damaged bytes: the next start
-            # begins with empty directories and learns from the other nodes.
+            # Note the damage for the next start, which begins with empty directories and learns from the other nodes:
+            # the Raft entry may be half applied, and a replay would read the same damaged bytes.
             note_damage(self.disk, storage.directory, str(damage))
             raise
         self.clock.raise_floor(ledger.now_ms)
         if ledger.level > storage.identity.feature_level:
-            # After this change of the identity, a program of an older version refuses the directory with an error.
+            # Write the new feature level into the identity file: a program of an older version then refuses the
+            # directory.
             storage.set_identity(feature_level=ledger.level)
         self.checkpoints.applied(len(command))
         return results
@@ -240,7 +242,8 @@ class Node:
         return self.storage.install(manifest, self.installed)
 
     def installed(self) -> None:
-        """Go on from an installed snapshot's state. Only a follower installs one, so no proposal waits here."""
+        """Continue with the state of an installed snapshot. Only a follower installs snapshots, so no proposal waits in
+        this node."""
         self.checkpoints.bytes_since = 0
         self.leadership.stop()
         try:
@@ -259,7 +262,8 @@ def raft_config(config: Config) -> RaftTuning:
         election_max_ms=raft.election_max_ms or 2 * raft.election_min_ms,
         heartbeat_ms=raft.heartbeat_ms or raft.election_min_ms // 6,
         slow_sync_ms=raft.max_sync_ms,
-        # Raft's limit exceeds the batch limit config.raft.max_entry_bytes, as a single publish may exceed that limit.
+        # The size limit of a Raft entry exceeds that of a batch (config.raft.max_entry_bytes), because a single publish
+        # may be larger than a batch.
         max_entry_bytes=min(4 << 20, raft.segment_bytes // 4),
         window_bytes=raft.max_inflight_bytes,
         survivor=config.cluster.survivor,

@@ -31,7 +31,8 @@ _LIVE_S = 3.0
 _DRIFTED_S = 0.01
 #: Limit of the round trip of a wall clock reading, in seconds; the reading may be off by half of its round trip.
 _OLD_S = 10.0
-#: Pause between two log lines about clock alarms, in seconds; a starting node has heard from the other nodes by then.
+#: Pause between two log lines about clock alarms, in seconds; also before the first line, so that a starting node hears
+#: from the other nodes first.
 _ALARMS_S = 5.0
 
 #: Fields of a note: wall clock, cluster time, monotonic clock of the sender and of the receiver, HTTP address, version,
@@ -142,7 +143,7 @@ class Peers:
         self._ahead[name] = theirs - mono
         self.peers[name] = PeerStatus(name, http, version, level, applied, has_space, mono)
         self._look_for_space()
-        # Ignore a reading from the future: this machine's clock showed it before a restart.
+        # Ignore a returned clock reading that is ahead of this node's clock: it was sent before this machine restarted.
         if yours is not None and -_DRIFTED_S < mono - yours < _OLD_S and name in self.voters:
             self.clock.observe_wall(name, wall_ms, mono, now_ms, max(0.0, mono - yours))
         if now_ms is None and self.clock.ready:

@@ -24,15 +24,17 @@ from hadelay.server.leadership import Leadership
 from hadelay.server.link import Reply
 from hadelay.version import SCHEDULER_LEVEL
 
-#: Cost of a draft (a message to publish) besides its payload, in bytes: a record's header, row and list overhead.
+#: Number of bytes that a draft (a message to publish) counts as, besides its payload: a record's header, row and list
+#: overhead.
 _DRAFT_BYTES = 128
-#: Cost in bytes of a key, and of each further topic of a batch, which may be a new topic: apply takes as long for a key
-#: or a new topic as for this many bytes.
+#: Numbers of bytes that a key counts as, and that each further topic of a batch counts as, because it may be new: apply
+#: takes as long for a key or a new topic as for so many bytes.
 _KEY_BYTES, _TOPIC_BYTES = 256, 1_024
 
 #: Commands that no follower may send: only the leader changes members, after it has checked the change.
 _NEVER = frozenset({Command.MEMBERS})
-#: Commands that only the leader may propose: an unknown FEATURE level would end every node, at each start.
+#: Commands that only the leader may propose. A FEATURE command with an unknown level, for example, would stop every
+#: node, also after a restart.
 _LEADERS = frozenset({Command.FEATURE, Command.INCARNATION})
 
 
@@ -95,8 +97,8 @@ class Publishing:
 
     def _queue(self, drafts: list[Draft], request_key: bytes | None, done: PublishDone) -> None:
         if request_key is not None and drafts[0].idem is None and all(draft.idem != request_key for draft in drafts):
-            # The first draft gets the key of the request. So requests of one draft share a command, and a request with
-            # more or fewer drafts under the same key does not store the first draft again.
+            # Use the request's key as the first draft's own key. Requests with a single draft can then share a command,
+            # and a repeated request with more or fewer drafts does not store the first draft again.
             drafts = [replace(drafts[0], idem=request_key), *drafts[1:]]
             request_key = None if len(drafts) == 1 else request_key
         group_commit = self._group_commit
@@ -136,8 +138,8 @@ class Publishing:
         self._group_commit.propose(command, delivery.in_order(command, done), term)
 
     def _on_submit(self, peer: str, commands: Any, reply: Reply) -> None:
-        """Queue a follower's commands for this leader's next entry, in this term only: in a later term, other nodes may
-        have answered them already and forgotten their keys."""
+        """Queue a follower's commands for this leader's next entry, in this term only: a later leader may have got the
+        same commands, answered them, and forgotten their idempotency keys."""
         leading = self._leadership.leading
         if not leading:
             reply(None, NoLeader("this node does not lead (any more)", retry_after_ms=50))
@@ -166,8 +168,9 @@ def _merge(
     done: PublishDone, whole: Receipts, parts: Sequence[Sequence[int]],
     found: list[Receipts | None], errors: list[HadelayError],
 ) -> None:  # fmt: skip
-    """Answer a request that was queued in parts. whole: gets the receipts of all drafts. parts: positions of each
-    part's drafts. An error of one part is the answer for all: OutcomeUnknown if a part is, or may be, stored."""
+    """Answer a publish request that was queued in parts. whole: receipts of all drafts, filled in here. parts:
+    positions of each part's drafts. An error of one part is the answer for all: OutcomeUnknown if a part is, or may be,
+    stored."""
     if errors:
         unknown = (error for error in errors if isinstance(error, OutcomeUnknown))
         stored = len(errors) < len(parts)

@@ -100,8 +100,8 @@ class VerifiedReader:
         return None
 
     def verified(self, extents: list[Extent], lane: str, done: Callable[[list[bytes | None]], None]) -> None:
-        """Call done(records) without blocking the loop: each verified, repaired if it was damaged, None for a record
-        that no live node has a good copy of."""
+        """Read records without blocking the loop, then call done(records). Every record is verified, and repaired if it
+        was damaged; None stands for a record that no live node has a good copy of."""
         found = self._cached(extents)
         damaged: set[int] = set()
 

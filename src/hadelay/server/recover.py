@@ -105,7 +105,7 @@ class Directories:
             parent, _, group = directory.rpartition("/")
             corrected += self.disk.protect(parent, below=False)
             for name in self.disk.listdir(parent):
-                # The group's directory, its lock file, and directories that were put aside earlier
+                # Protect the group's directory, its lock file, and directories that were put aside earlier
                 if name.partition(".")[0] == group:
                     corrected += self.disk.protect(f"{parent}/{name}")
         if corrected:
@@ -142,7 +142,7 @@ class Directories:
         return journal, storage
 
     def _open(self, incarnation: int, journal: Journal | None = None) -> tuple[Journal, Storage]:
-        # Create the journal first: an empty journal has promised nothing, so a crash in between does no harm.
+        # Create the journal before the storage: a crash between the two leaves an empty journal, which does no harm.
         journal = journal or self.create_journal(incarnation)
         return journal, Storage(
             self.disk, self.data, self.runtime, self.identity(incarnation),
@@ -210,11 +210,12 @@ class Directories:
 
 
 def _of_one_time(journal: Journal, storage: Storage) -> bool:
-    """Whether journal and storage belong together. If not, one of them was restored from an old copy, or lost its end:
-    a checkpoint never goes beyond the synced journal, and the journal is never cut beyond the checkpoint."""
+    """Whether journal and storage belong together: a checkpoint never goes beyond the synced journal, and the
+    journal is never cut beyond the checkpoint. If not, one of them was restored from an old copy, or its newest
+    part was lost."""
     index, term = (storage.applied_index, storage.applied_term) if storage.applied_index else FIRST
     if journal.installing >= index > journal.last_index:
-        # They belong together: a snapshot was installed, and the reset of the journal is still to be written
+        # Journal and storage belong together: a snapshot was installed, and only the reset of the journal is missing
         return True
     return journal.base_index <= index <= journal.last_index and journal.term_at(index) == term
 

@@ -79,7 +79,7 @@ def read_toml(path: Path | str) -> tuple[dict[str, Any], dict[str, int]]:
         tree = tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-    except (ValueError, RecursionError) as error:  # raised for invalid TOML, or a number with thousands of digits
+    except (ValueError, RecursionError) as error:  # raised by tomllib for invalid TOML, huge numbers or deep nesting
         raise ConfigError(f"{path}: not TOML: {error}") from error
     lines: dict[str, int] = {}
     tables: Counter[str] = Counter()

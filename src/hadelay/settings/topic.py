@@ -297,7 +297,7 @@ GROUP_SETTINGS = ("group_concurrency",)
 
 
 def group_problem(settings: TopicSettings) -> str:
-    """Error text for settings of message groups that others contradict; "" for none."""
+    """Error text for settings of message groups that contradict other settings; "" if none does."""
     if settings.group_concurrency == 1 and not settings.max_attempts:
         return "group_concurrency: 1 needs max_attempts: a message that always fails would stop its group for ever"
     return ""

@@ -1,5 +1,5 @@
-"""Constants of a node, outside its configuration. Fields, because the simulator and tests set them, and because a
-configuration file may still name one in this release, with a warning (load.py)."""
+"""Constants of a node, which are not part of its documented configuration. They are fields, so that the simulator and
+tests can set them; a configuration file may still set one in this release, with a warning (load.py)."""
 
 from msgspec import Struct
 

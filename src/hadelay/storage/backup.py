@@ -168,7 +168,8 @@ class Archive:
         return sorted(int(match[1]) for match in found if match)
 
     def read(self, index: int | None = None) -> Backup:
-        """Read the newest backup's manifest, or that of this index. DamagedFile if its bytes do not verify."""
+        """Read the manifest of the newest backup, or of the backup at Raft index `index`. DamagedFile if its bytes do
+        not verify."""
         indexes = self.indexes()
         if not indexes:
             raise NotFound(f"{self.where}: no backup in it (no manifest; a backup may have been interrupted)")
@@ -226,7 +227,8 @@ class Archive:
         return Contents(length, crc, np.array(blocks, "<u4").tobytes())
 
     def has(self, name: str, length: int, crc: int, before: Backup | None) -> Contents | None:
-        """Length and CRCs of a file that is unchanged since `before` and need not be copied; else None."""
+        """Length and CRCs of a file that the backup `before` already has unchanged, so that no copy is needed; else
+        None."""
         known = before.files.get(name) if before else None
         if known is None or (known.length, known.crc) != (length, crc) or self.files.size(name, length) < length:
             return None

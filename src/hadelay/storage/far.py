@@ -143,8 +143,8 @@ class Generation:
 
 
 class Sample(NamedTuple):
-    """Hours that a checkpoint has to store, at one applied index. rows: HOUR_ROW of each hour in `hours`, in slot
-    order. gone: retired hours."""
+    """List of the hours that a checkpoint has to store, as of one applied index. rows: HOUR_ROW of each hour in
+    `hours`, in slot order. gone: retired hours."""
 
     hours: npt.NDArray[np.int64]
     rows: npt.NDArray[np.void]
@@ -221,7 +221,7 @@ class FarWriter:
         return slots, seconds, topics
 
     def _write(self, generation: Generation, positions: npt.NDArray[np.integer], slots: npt.NDArray[np.uint32]) -> None:
-        """Link rows to earlier entries, and write them. positions: those of the next rows of some hours, ordered by
+        """Link rows to earlier entries, and write them. positions: positions of the rows in the buffer, ordered by
         slot. Rows that `write_out` has written already are skipped."""
         rows, starts = generation.get(positions)
         waiting = rows["index"] >= self._table.written[slots]
@@ -314,8 +314,8 @@ class FarWriter:
         table.unsynced[slot] |= LOG | IDX if records else IDX
 
     def _complete(self, sample: Sample, slots: npt.NDArray[np.uint32]) -> None:
-        """For each of these hours, if its last row in the checkpoint's `sample` has just been written: copy its CRCs
-        into the sample."""
+        """Copy the CRCs of hours into the checkpoint's `sample`: of each hour whose last row in the sample has just
+        been written."""
         table = self._table
         at = np.searchsorted(places(sample.hours), places(table.hours(slots)))
         whole = table.written[slots] == sample.rows["entries"][at]

@@ -22,8 +22,8 @@ from hadelay.platform.disk import Disk, read_file
 #: Number of entries that a `.heads` file may lag behind the index before it is written again; reading so many entries
 #: takes a millisecond.
 WORTH_WRITING = 16_384
-#: Entries are counted per (topic, minute) in an array if all keys are below this number: twenty times faster than by
-#: sorting, unless rows are few.
+#: Limit of the keys (topic and minute as one number) up to which entries are counted in an array: twenty times faster
+#: than by sorting, unless rows are few.
 _DENSE_KEYS = 1 << 18
 #: Number of index entries read per slice of work, when heads are brought up to date; a slice takes two milliseconds.
 _SCAN = 16_384
@@ -37,8 +37,8 @@ def no_counters() -> npt.NDArray[np.void]:
 
 @dataclass(slots=True)
 class Derived:
-    """Data derived from an hour's index: heads of its first `entries` entries, and counters of its first `counted`.
-    on_disk: number of entries that the `.heads` file covers."""
+    """Data derived from an hour's index: heads of its first `entries` entries, and counts per topic and minute of its
+    first `counted` entries. on_disk: number of entries that the `.heads` file covers."""
 
     heads: Heads = field(default_factory=no_heads)
     entries: int = 0
@@ -108,7 +108,8 @@ class HeadsCache:
         self.worth_writing = WORTH_WRITING
 
     def hold(self, hour: int, entries: int) -> Derived:
-        """Get an hour's heads like `get`, and keep them in memory until `release`; for mapped hours."""
+        """Get an hour's heads like `get`, and keep them in memory until `release`. Called for hours whose files are
+        mapped into memory."""
         derived = self._held[hour] = self.get(hour, entries)
         self._known.pop(hour, None)
         return derived
@@ -120,8 +121,8 @@ class HeadsCache:
         return hour in self._known or hour in self._held
 
     def get(self, hour: int, entries: int) -> Derived:
-        """Get an hour's heads after exactly the first `entries` entries, all of which are written. The object is live:
-        a caller that links further entries updates the object's heads and `entries`."""
+        """Get an hour's heads as of its first `entries` entries, all of which are in the file. The object is live: a
+        caller that links further entries updates the object's heads and `entries`."""
         derived = self._held.get(hour) or self._latest(hour, entries)
         while derived.entries < entries:
             self._scan(hour, derived, entries)
@@ -134,8 +135,8 @@ class HeadsCache:
         return derived.counters
 
     def derive_some(self, hour: int, entries: int, *, topics: bool) -> int:
-        """Do one slice of the work of `get`, or, with topics, of `topic_minutes`. Returns the number of rows read; 0
-        when all is done."""
+        """Bring an hour's heads, and with `topics` also its counts per topic and minute, up to date by one slice of
+        work. Returns the number of rows read; 0 when all is done."""
         derived = self._held.get(hour) or self._latest(hour, entries)
         before = derived.entries + derived.counted
         if derived.entries < entries:

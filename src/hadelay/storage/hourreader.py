@@ -131,8 +131,8 @@ class HourReader:
         return self._heads.topic_minutes(hour, self.written(hour))
 
     def derive_some(self, hour: int, *, topics: bool = False) -> int:
-        """Do one slice of the work of `written_seconds`, or, with topics, of `written_minutes`. Returns the number of
-        rows read; 0 when all is done."""
+        """Bring an hour's counts per second, and with `topics` also those per topic and minute, up to date by one slice
+        of work. Returns the number of rows read; 0 when all is done."""
         return self._heads.derive_some(hour, self.written(hour), topics=topics)
 
     def waiting(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint16], npt.NDArray[np.uint32]]:
@@ -202,7 +202,7 @@ class HourReader:
             return np.zeros(0, INDEX)
         first, last = int(indexes.min()), int(indexes.max())
         if first < 0 or last >= n:
-            raise IndexError(f"hour {hour_name(hour)} has {n} entries")
+            raise IndexError(f"entry out of range: hour {hour_name(hour)} has {n} entries")
         self._write_out(hour, last + 1)
         if last - first < max(_SPAN_ROWS, _SPAN_PER_ROW * len(indexes)):
             return self._read_rows(hour, first, last + 1).take(indexes - first)
@@ -236,7 +236,7 @@ class HourReader:
         if end <= first:
             return np.zeros(0, DISPATCH)
         if first < 0 or end > n:
-            raise IndexError(f"hour {hour_name(hour)} has {n} events")
+            raise IndexError(f"event out of range: hour {hour_name(hour)} has {n} events")
         path = self.path(hour) + ".dsp"
         data = self._handles.read(path, (end - first) * DISPATCH_SIZE, first * DISPATCH_SIZE)
         rows: Rows = np.frombuffer(data, DISPATCH)

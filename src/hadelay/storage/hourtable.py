@@ -37,7 +37,8 @@ class HourTable:
         #: written bytes.
         self.written, self.log_written = np.zeros(0, np.uint32), np.zeros(0, np.int64)
         self.log_crc, self.idx_crc, self.dsp_crc = (np.zeros(0, np.uint32) for _ in range(3))
-        #: Columns per hour: changed since the last checkpoint's sample; bits of its files with unsynced bytes.
+        #: Columns per hour: whether it has changed since the last checkpoint's sample; and bits of its files with
+        #: unsynced bytes.
         self.changed, self.unsynced = np.zeros(0, np.bool_), np.zeros(0, np.uint8)
         self._columns = [name for name, column in vars(self).items() if isinstance(column, np.ndarray)]
 

@@ -52,7 +52,8 @@ def decode_identity(data: bytes, path: str) -> dict[str, Any]:
         raise DamagedFile(path, 0, f"the identity does not verify; {WAY_OUT}")
     try:
         found = msgpack.unpackb(body)
-    except (ValueError, msgpack.UnpackException):  # a zeroed length and CRC pass: the CRC of an empty body is 0
+    # Raised for an empty body: a zeroed header passes the check, as the CRC of an empty body is 0
+    except (ValueError, msgpack.UnpackException):
         found = None
     if not isinstance(found, dict):
         raise DamagedFile(path, 0, f"the identity is empty; {WAY_OUT}")

@@ -88,7 +88,7 @@ def _entries(dtype: np.dtype[Any], crc: RowCrc, show: Callable[[Row], Row]) -> C
                 if not any(values):
                     return
                 row = {"n": at // size + n} | dict(zip(names, values, strict=True))
-                with suppress(ValueError, OverflowError):  # a damaged row may have invalid times
+                with suppress(ValueError, OverflowError):  # show the raw values of a damaged row with invalid times
                     row = show(row)
                 yield row | ({"damage": "the CRC is wrong"} if n in bad else {})
             if len(data) % size:

@@ -101,8 +101,8 @@ class LmdbBackend:
                     self._env.close()
                     raise DamagedFile(path, size, f"the file has lost its end; {WAY_OUT}")
                 if not readonly:
-                    # Extend the file with zeroes: reading those raises an error, while reading past the end raises a
-                    # signal. The list of free pages may be lost, too.
+                    # Extend the truncated file with zeroes: LMDB reports an error for pages of zeroes, but a read past
+                    # the end kills the process by a signal. The missing end may also have held the list of free pages.
                     os.truncate(path, whole)
             with self._env.begin() as txn:
                 names = [bytes(key) for key in txn.cursor().iternext(values=False)]
@@ -154,9 +154,9 @@ class LmdbBackend:
         return sorted(self._tables.keys() - {_REDO})
 
     def commit(self, dropped: Iterable[bytes], puts: Iterable[Put]) -> None:
-        """Commit all changes in one transaction. Changes beyond the first few thousand are stored in it as a redo list,
-        which small transactions then apply: with hash keys, each change is in another page, and this limits the memory
-        for changed pages."""
+        """Commit all changes in one transaction. It stores changes beyond the first few thousand as redo lists, and
+        further small transactions then apply these lists. This limits the memory for changed pages: with hash keys,
+        each change is in another page."""
         tables = dict(self._tables)
         puts = iter(puts)
         with _as_os_error(self.path), self._env.begin(write=True) as txn:

@@ -145,7 +145,7 @@ class Location:
             with suppress(OSError):  # ignore errors of the cleanup: the error that caused it is raised
                 found.delete_file(part)
             if isinstance(error, OSError) and error.errno is not None and error.filename is None:
-                error.filename = part  # the OSError of a failed write lacks the file's name
+                error.filename = part  # add the file's name, which the OSError of a failed write lacks
             raise
         if local:
             Disk().sync_dir(os.path.dirname(path))

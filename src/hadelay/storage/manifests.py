@@ -226,8 +226,8 @@ def unproven(
     files: Files, catalogue: Catalogue, wanted: Iterable[tuple[int, SourceFiles]], limit: int
 ) -> dict[int, str]:  # fmt: skip
     """Check, before hours are deleted, that the archive has them: returns hour → reason why the hour must be kept, or
-    "" if it may be deleted. Stops after `limit` hours that may. Reads only manifests and file sizes. Raises OSError if
-    the archive does not answer."""
+    "" if it may be deleted. Stops once `limit` hours may be deleted. Reads only manifests and file sizes. Raises
+    OSError if the archive does not answer."""
     found, proven = dict[int, str](), 0
     for hour, source in wanted:
         found[hour] = _problem(files, catalogue, hour, source)

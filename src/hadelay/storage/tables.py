@@ -86,7 +86,7 @@ def hour_rows(backend: Backend) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.v
 
 
 class _Order:
-    """Keys of one table in order, in blocks, so that neither a new key nor a page moves all keys."""
+    """Sorted keys of one table, in blocks, so that an insertion moves only the keys of one block."""
 
     def __init__(self, keys: Iterable[bytes] = ()) -> None:
         ordered = sorted(keys)
@@ -130,8 +130,8 @@ class Layer:
         self.rows: dict[bytes, dict[bytes, bytes | None]] = {}
         self.dropped: set[bytes] = set()
         self.bytes = 0
-        #: Table → its keys in order, for tables that were scanned here or in the layer before; and tables that were
-        #: scanned here.
+        #: Ordered keys of each table that was scanned in this layer or the layer before; and names of the tables
+        #: scanned in this layer.
         self._orders = {table: _Order() for table in ordered}
         self.scanned: set[bytes] = set()
 
@@ -172,7 +172,7 @@ class Layer:
     def puts(self) -> Iterator[Put]:
         for table in sorted(self.rows):
             rows = self.rows[table]
-            for key in sorted(rows):  # in key order, so that the backend fills page after page
+            for key in sorted(rows):  # sorted, because neighbouring keys share a page of the backend
                 yield table, key, rows[key]
 
 
@@ -236,8 +236,8 @@ class Tables:
         size = limit
         while True:
             pages = [source(start, size) for source in sources]
-            # A full page may not have all keys of its source: use only keys up to the lowest last key of the full
-            # pages.
+            # A page with `size` rows may lack further keys of its source (backend or layer): use only keys up to the
+            # lowest last key of such pages.
             known = min((page[-1][0] for page in pages if len(page) == size), default=None)
             rows = dict(row for page in reversed(pages) for row in page)
             for key, value in sorted(rows.items()):

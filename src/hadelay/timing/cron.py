@@ -27,7 +27,7 @@ ALIASES = {
 MAX_PATTERN = 256
 #: Limit of the years in which a pattern has to match.
 MAX_YEARS = 10
-#: Any time: cronsim wants one to parse a pattern.
+#: Arbitrary time: cronsim needs a time to parse a pattern.
 _SOME_TIME = datetime(2026, 1, 1, tzinfo=UTC)
 _MINUTE_MS, _DAY_MS = 60_000, 86_400_000
 #: Days ahead for which clock changes are reported.
@@ -67,12 +67,14 @@ def parse(pattern: str, timezone: str) -> Cron:
 
 @lru_cache(4_096)
 def _simulation(fields: str, timezone: str = "Europe/Vienna") -> CronSim:
-    """The parsed fields, to be copied. Any zone but UTC makes cronsim note whether the pattern is of a fixed time."""
+    """Parse the fields of a pattern; callers copy the cached object. Any zone but UTC makes cronsim note whether the
+    pattern is of fixed times."""
     return CronSim(fields, _SOME_TIME.astimezone(zone(timezone)))
 
 
 def after(cron: Cron, after_ms: int) -> Iterator[int]:
-    """Times in Unix ms after `after_ms` at which the pattern matches, ascending; ends after MAX_YEARS without one."""
+    """Times in Unix ms after `after_ms` at which the pattern matches, ascending. The iterator ends if MAX_YEARS pass
+    without a match."""
     for minute_ms in _minutes(cron, after_ms - after_ms % _MINUTE_MS):
         for second in cron.seconds:
             if (at_ms := minute_ms + 1_000 * second) > after_ms:
@@ -87,7 +89,7 @@ def _minutes(cron: Cron, from_ms: int) -> Iterator[int]:
         before_ms = found
 
 
-# Many schedules have the same pattern, and are due at the same time.
+# Cached, because many schedules have the same pattern, and are due at the same time.
 @lru_cache(8_192)
 def _next_minute(fields: str, timezone: str, before_ms: int) -> int | None:
     """The first matching minute after `before_ms`; None if there is none within MAX_YEARS."""
@@ -98,21 +100,23 @@ def _next_minute(fields: str, timezone: str, before_ms: int) -> int | None:
 
 
 def _next_fixed(fields: str, timezone: str, before_ms: int, until_ms: int) -> int | None:
-    """For patterns of fixed times, by cronsim's own rules."""
+    """Next match, in Unix ms, of a pattern of fixed times, by cronsim's own rules for clock changes; None if there is
+    none."""
     sim, tz = copy.copy(_simulation(fields)), zone(timezone)
     sim.fixup_tz = tz
     sim.dt = datetime.fromtimestamp(before_ms // 1_000, tz).replace(tzinfo=None, fold=0)
     for found in sim:
         found_ms = int(found.timestamp()) * 1_000
-        # A time that comes twice: cronsim names its first coming, also when asked between the two.
+        # A clock change may repeat a local time: cronsim then returns the first of the two times, even if that is past.
         if found_ms > before_ms:
             return found_ms
     return None
 
 
 def _next_by_real_time(fields: str, timezone: str, before_ms: int, until_ms: int) -> int | None:
-    """For patterns with a star: between two changes of the clock, local time is UTC and a constant. cronsim by itself
-    leaves out times after a change of half an hour (Lord Howe)."""
+    """Next match, in Unix ms, of a pattern with a star; None if there is none. Between two clock changes, local
+    time is UTC plus a constant, so cronsim runs in UTC: in the zone, it omits times after a change of half an hour
+    (Lord Howe)."""
     sim = copy.copy(_simulation(fields))
     sim.fixup_tz = None
     while before_ms <= until_ms:
@@ -123,8 +127,8 @@ def _next_by_real_time(fields: str, timezone: str, before_ms: int, until_ms: int
         found_ms = NEVER_MS if found is None else int(found.replace(tzinfo=UTC).timestamp()) * 1_000 - offset_ms
         if change_ms is None or found_ms < change_ms:
             return found_ms
-        # Local times before the found one do not match under any offset; but a change may repeat those before the
-        # start.
+        # No local time before the found one matches under any offset, but a clock change may repeat local times from
+        # before the start of the search.
         before_ms = change_ms - 1 if change_ms - before_ms < _DAY_MS else max(change_ms - 1, found_ms - _DAY_MS)
     return None
 
@@ -135,12 +139,12 @@ def explain(pattern: str) -> str:
     parse(pattern, "UTC")
     try:
         return str(CronSim(text, _SOME_TIME).explain())
-    except Exception:  # cronsim knows no words for some patterns that it evaluates
+    except Exception:  # return the pattern: cronsim cannot describe some valid patterns
         return text
 
 
 def clock_changes(cron: Cron, after_ms: int) -> list[str]:
-    """What clock changes of the next 400 days do to a pattern of fixed times, in words."""
+    """Describe how clock changes in the next 400 days affect a pattern of fixed times; empty if none does."""
     tz, fixed = zone(cron.zone), _simulation(cron.fields)
     if fixed.fixup_tz is None:
         return []
@@ -154,7 +158,7 @@ def clock_changes(cron: Cron, after_ms: int) -> list[str]:
 
 
 def _changed(cron: Cron, fixed: CronSim, from_ms: int) -> Iterator[str]:
-    """Words about the occurrences of one day that a change of the clock moves or doubles."""
+    """Describe each occurrence of one day that a clock change moves, or whose local time it repeats."""
     tz = zone(cron.zone)
     for at_ms in _minutes(cron, from_ms):
         if at_ms >= from_ms + _DAY_MS:

@@ -13,7 +13,8 @@ from hadelay.timing import cron
 
 #: An occurrence is missed if the cluster could not make its message within this time after it, in ms.
 GRACE_MS = 60_000
-#: Limits of one firing: occurrences made, and late occurrences looked at; the next firing goes on behind.
+#: Limits of one firing of a schedule: occurrences made, and late occurrences examined; the next firing continues with
+#: the rest.
 FIRED = 200
 _LOOKED = 3_000
 #: Number of occurrences that are compared with the jitter when a schedule is set.
@@ -53,17 +54,19 @@ def jitter_ms(spec: Spec, name: str, occurrence: int) -> int:
 
 
 def check(spec: Spec, now_ms: int) -> None:
-    """Raises Impossible for a schedule that never comes, or whose jitter could mix its occurrences up."""
+    """Raises Impossible for a schedule without future occurrences, or whose jitter could change the order of its
+    occurrences."""
     first = list(islice(occurrences(spec, now_ms), _COMPARED))
     if not first:
         years = f"; {cron.MAX_YEARS} years are searched" if spec.cron is not None else ""
-        raise Impossible(f"no occurrence is ahead: look at cron, at, start and end{years}")
+        raise Impossible(f"the schedule has no future occurrence: check cron, at, start and end{years}")
     if spec.jitter_ms and any(b - a < spec.jitter_ms for a, b in pairwise(first)):
-        raise Impossible("jitter: longer than the time between two occurrences, whose messages could change places")
+        raise Impossible("jitter: longer than the time between two occurrences, messages could change order")
 
 
 def fire(name: str, spec: Spec, state: State, now_ms: int, ahead_ms: int) -> Firing | None:
-    """What to propose for an active schedule at `now_ms`, with occurrences up to `ahead_ms` ahead; None for nothing.
+    """Compute the firing to propose for an active schedule at `now_ms`, with occurrences up to `ahead_ms` ahead; None
+    if there is nothing to propose.
 
     Late occurrences are older than GRACE_MS. `one` makes the last of them, unless a later occurrence has come, too;
     `all` makes those within the window, the newest MAX_RUN at most; `none` makes none. The others are missed."""
@@ -79,7 +82,8 @@ def fire(name: str, spec: Spec, state: State, now_ms: int, ahead_ms: int) -> Fir
     else:
         following = None
     if len(late) == _LOOKED:
-        # The newest MAX_RUN are known later: all before them are missed.
+        # More late occurrences may follow. At most the newest MAX_RUN can still be made: count all before them as
+        # missed.
         sure = late[: _LOOKED - MAX_RUN]
         return _firing(name, spec, state, skipped + len(sure), sure[-1], late[len(sure)], [])
     late_made = _caught_up(spec, late, now_ms, following)
@@ -102,8 +106,8 @@ def fire(name: str, spec: Spec, state: State, now_ms: int, ahead_ms: int) -> Fir
 
 
 def _skip(spec: Spec, last: int, fresh_ms: int) -> tuple[int, int]:
-    """(number of occurrences that are missed for certain, the last of them) of a long outage of a schedule with an
-    interval, which need not be walked."""
+    """For a schedule with an interval after a long outage: (number of occurrences that are missed for certain, the last
+    of them), computed without visiting every occurrence."""
     if spec.every_ms is None:
         return 0, last
     first = next(occurrences(spec, last), NEVER_MS)
@@ -112,7 +116,8 @@ def _skip(spec: Spec, last: int, fresh_ms: int) -> tuple[int, int]:
 
 
 def _caught_up(spec: Spec, late: list[int], now_ms: int, following: int | None) -> list[int]:
-    """Which of the late occurrences are made. following: the occurrence after them."""
+    """Choose the late occurrences to make, by the schedule's `catch_up`. following: first occurrence that is not
+    late."""
     within = [at_ms for at_ms in late[-MAX_RUN:] if at_ms >= now_ms - spec.window_ms]
     if CatchUp(spec.catch_up) is CatchUp.ALL:
         return within

@@ -8,7 +8,7 @@ import tzdata  # type: ignore[import-untyped]
 
 from hadelay.errors import BadRequest
 
-# Before the first zone is loaded: zoneinfo reads the system's directories first.
+# Remove the system's directories, which zoneinfo reads first, from its search path before the first zone is loaded.
 zoneinfo.reset_tzpath(())
 
 #: IANA version of the data, such as 2026f; a later version is greater as text.
@@ -43,7 +43,8 @@ def offset_ms(name: str, at_ms: int) -> int:
 
 
 def next_change(name: str, after_ms: int) -> int | None:
-    """Time of the zone's next change of offset after `after_ms`, within the year or the next; None if there is none."""
+    """Time of the zone's next change of offset after `after_ms`, searched up to the end of the following year; None if
+    none is found."""
     year = datetime.fromtimestamp(after_ms // 1_000, UTC).year
     found = (at_ms for one in (year, year + 1) for at_ms in _changes(name, one) if at_ms > after_ms)
     return next(found, None)

@@ -1,4 +1,4 @@
-"""Bulk jobs on the leader: looks for the messages that a job means, and proposes them step by step.
+"""Bulk jobs on the leader: finds the messages that a job selects, and proposes the job's changes step by step.
 
 One step at a time is under way, with a pause after it, so that a job leaves the log and the loop to consumers and
 publishers. Nothing but the job's cursor is kept, in the ledger: the next leader goes on there. Without a running job
@@ -31,7 +31,7 @@ _PAUSE_S, _SLOW_S, _RETRY_S = 0.02, 0.1, 0.5
 _LOOK_S = 0.1
 #: Shortest duration, in ms, of a commit that counts as slow.
 _SLOW_MS = 20.0
-#: Length, in seconds, of the time whose messages, at the job's rate, go into one step.
+#: Duration of a step, in seconds, of a job with a rate: the step has at most rate × this number of messages.
 _RATE_S = 0.25
 #: Limits of records that are read at once: number, and bytes. Their checksums are verified on the loop.
 _READ, _READ_BYTES = 256, 1 << 20
@@ -42,7 +42,7 @@ class Work:
 
     def __init__(self, job: BulkJob, scan: JobScan) -> None:
         self.job, self.scan = job, scan
-        #: Cursor behind the last step that was proposed.
+        #: Position in the job's scan behind the last step that was proposed.
         self.expected: JobCursor = job.cursor
         #: Messages to propose, in the order of the scan: (hour, INDEX rows).
         self.found: list[tuple[int, Rows]] = []
@@ -100,7 +100,8 @@ class BulkRunner:
         self._works: dict[int, Work] = {}
         #: Number of the job that had the last turn.
         self._last = 0
-        #: If every job has ended: total number of jobs begun so far, so that a new job shows; -1 while there is work.
+        #: Number of jobs begun so far, noted when no job was running: a higher number means a new job. -1 while jobs
+        #: run.
         self._seen = -1
         #: True while a step or a read is under way.
         self._busy = False
@@ -109,7 +110,7 @@ class BulkRunner:
         self._rest(0.0)
 
     def watch(self) -> None:
-        """Call after entries were applied: they may have begun a job. Costs nothing."""
+        """Wake the runner if the entries just applied have begun a job. Cheap enough to call after every entry."""
         if 0 <= self._seen < self._ledger.jobs_begun:
             self._before_ms = self._commit_ms()
             self._rest(0.0)

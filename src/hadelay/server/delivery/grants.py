@@ -54,9 +54,10 @@ class Grants:
         self.offers: dict[int, Offer] = {}
         #: Interval mode: number of a grant not yet committed → monotonic time of its hand-out, oldest first.
         self.handed_at: dict[int, float] = {}
-        #: Polls that wait for leases to be renewed.
+        #: Polls that have messages, but wait until the leases of these messages are renewed.
         self._renewing: set[Poll] = set()
-        #: True during a planned transfer: nothing is handed out. `_held` is called once the state is committed.
+        #: Whether a planned transfer of leadership has stopped hand-outs; and callback to call once the dispatch state
+        #: is committed.
         self.holding = False
         self._held: Callable[[], None] | None = None
         self._cursor_tried = False
@@ -108,7 +109,8 @@ class Grants:
         return held is not None
 
     def _replace(self, before: Poll, poll: Poll) -> bool:
-        """Replace `before` by `poll`. True if a grant for `before` is under way, whose messages `poll` then gets."""
+        """Replace the open poll `before` by its repetition `poll`. True if a grant for `before` is under way, whose
+        messages `poll` then gets."""
         on_its_way = before.phase == PROPOSED
         if on_its_way:
             self._succeed(before, poll)
@@ -140,8 +142,8 @@ class Grants:
         return True
 
     def wait_on(self, poll: Poll) -> None:
-        """Handle the failed grant of a poll: the poll waits again as the next in line, or gets an empty answer if its
-        waiting time is over."""
+        """Continue a poll whose grant has failed: the poll waits again as the next in line, or gets an empty answer if
+        its waiting time is over."""
         if poll.phase == DONE:
             return
         if poll.deadline <= self.term.runtime.monotonic():
@@ -151,7 +153,8 @@ class Grants:
         self.turn_soon()
 
     def answer_late_polls(self, mono: float) -> float | None:
-        """Answer polls that timed out by `mono` without messages. Returns the monotonic time of the next timeout."""
+        """Give an empty answer to each poll whose timeout passed by the monotonic time `mono`. Returns the time of the
+        next timeout."""
         deadlines = self.waiting.deadlines
         if (deadline := deadlines.next()) is not None and deadline <= mono:
             late = deadlines.due(mono)
@@ -204,7 +207,7 @@ class Grants:
     def deliver(self, poll: Poll, delivery: Delivery) -> None:
         """Hand out the messages of a grant for the first time."""
         poll = self.current(poll)
-        if poll.phase != DONE:  # phase DONE: the consumer has hung up, and the leases will run out
+        if poll.phase != DONE:  # phase DONE of a poll: its consumer has hung up, so the granted leases run out unused
             self._on_delivery(poll, delivery)
         self._answer(poll, delivery)
 
@@ -261,7 +264,7 @@ class Grants:
     def hold(self, done: Callable[[], None]) -> None:
         """Prepare a planned transfer of leadership: stop handing out, commit the dispatch state, then call done()."""
         self.holding, self._held = True, done
-        # Propose the cursor in parallel with the last grants: after them, it would cost another commit.
+        # Propose the cursor in parallel with the last grants: a proposal after them would take another commit.
         self._send_cursor()
         self._check_held()
 

@@ -27,7 +27,8 @@ _BOUNDS = np.array(LATENESS_BUCKETS_MS)
 _DELAYS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 #: Bucket bounds of the histogram hadelay_handout_delay_seconds.
 _HANDOUT_DELAYS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-#: Ended grants are forgotten when more grants are remembered than twice those with open leases, plus this number.
+#: Tolerance: ended grants are forgotten once more grants are remembered than 2 × (grants with open leases) + this
+#: number.
 _SPARE = 1_024
 #: Window of a topic's recent lateness, in minutes, this minute included.
 RECENT_MINUTES = 5
@@ -46,7 +47,8 @@ class Late(NamedTuple):
 
 
 class _Counted:
-    """Lateness of one topic in one minute: messages per encoded lateness, and the largest lateness in ms."""
+    """Lateness of one topic in one minute: number of messages per lateness (rounded to a code), and the maximum in
+    ms."""
 
     __slots__ = ("by_code", "max_ms")
 
@@ -188,8 +190,8 @@ class HandoutDelays:
 
 
 def _ranked(owners: Counts, code: Counts, count: Counts, largest: Counts) -> list[list[int]]:
-    """Lateness of each owner (a topic by its position 0, 1, 2, …), as columns: number of messages, p50, p99, and
-    maximum. Quantiles are of the nearest rank."""
+    """Quantiles of the lateness of several topics. owners: for each count, the topic's position (0, 1, 2, …). Returns
+    columns with a value per topic: number of messages, p50, p99, and maximum. Quantiles are of the nearest rank."""
     order = np.lexsort((code, owners))
     sums = count[order].cumsum()
     ends = sums[np.searchsorted(owners, np.arange(len(largest)), "right") - 1]

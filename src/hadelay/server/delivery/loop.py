@@ -69,10 +69,11 @@ class DeliveryLoop:
         read_ahead: ReadAhead | None = None,
         reader: VerifiedReader | None = None,
     ) -> None:
-        """on_damage(hour, index, what): called when the linked list of one second's index entries is broken at entry
+        """on_damage(hour, index, problem): called when the linked list of one second's index entries is broken at entry
         `index`; after the repair call `repaired(hour)`. has_leader_lease: whether no other node can be leading yet (for
-        interval mode). watch: see Dispatcher. reader: for bulk jobs with a filter that
-        records decide. has_space: whether every node has room for more messages."""
+        interval mode). watch(topic): called when a topic was created, changed or deleted, or got dead letters. reader:
+        reads records for bulk jobs that filter by tags or keys. has_space: whether every node has room for more
+        messages."""
         self.ledger, self.runtime, self.clock = ledger, runtime, clock
         self.propose, self.config, self.on_damage = propose, config, on_damage
         self.has_leader_lease, self.watch, self._read_ahead = has_leader_lease, watch, read_ahead
@@ -117,7 +118,7 @@ class DeliveryLoop:
         self._due, self._sweep_alarm = term.alarm(self._turn_soon), term.alarm(self._sweep)
         self._grants = Grants(term, core, self._turn_soon, self._delivered)
         self._handout = self._make_handout(self._grants)
-        #: Expires leases, also of grants whose proposal had an unknown outcome: such a grant may be committed later,
+        #: LeaseExpiry covers grants whose proposal had an unknown outcome, too: such a grant may be committed later,
         #: and its leases have to run out.
         self._expiry = LeaseExpiry(term, term.now() + self.config.limits.max_clock_skew_ms)
         self._ttl = TtlExpiry(term)
@@ -153,7 +154,8 @@ class DeliveryLoop:
             self._turn_soon()
 
     def repaired(self, hour: int) -> None:
-        """Read the hour's seconds with damaged index entries again, because these entries were repaired."""
+        """Read the damaged linked lists of the hour's index entries again (one list per second), because the entries
+        were repaired."""
         if self._grants is not None:
             self._grants.core.repaired(hour)
 
@@ -202,7 +204,7 @@ class DeliveryLoop:
             return
         if grants.holding:
             self._answer_late_polls(grants)
-            return  # the timer wheels stop during a planned transfer; the next leader continues from their tick
+            return  # the timer wheels stop during a planned transfer; the next leader continues where they stopped
         core, ahead_ms, now_ms = grants.core, self._handout.ahead_ms, self._now()
         aligned = now_ms + ahead_ms >= core.resume_ms
         if aligned and core.busy:
@@ -247,8 +249,8 @@ class DeliveryLoop:
         self.delays.count(delivery, waited_ms, lambda number: is_limited(self.ledger.topics[number].settings))
 
     def in_order(self, command: bytes, done: Done) -> Done:
-        """Delay `done` of a command that may stop a topic's hand-outs until the deferred deliveries granted before are
-        released: after the answer to its pause, purge or deletion, nothing of the topic is handed out."""
+        """Delay the answer to a command that may stop a topic's hand-outs (pause, purge, deletion) until the deferred
+        deliveries granted before are released: after the answer, no message of the topic is handed out."""
 
         def decided(result: Any, error: HadelayError | None) -> None:
             if self._grants is not None:
@@ -291,7 +293,8 @@ class DeliveryLoop:
     def _sweep(self, slices: int = _SWEEP_SLICES) -> None:
         if self._grants is None:
             return
-        # The timer wheels may have paused for long: the sweep covers the seconds that the wheels have passed
+        # Schedule a turn, which advances the timer wheels if they were paused: the sweep checks only seconds that the
+        # wheels have passed
         self._turn_soon()
         core = self._grants.core
         before = core.scans.swept
@@ -309,7 +312,8 @@ class DeliveryLoop:
         return self._swept_before + (self._grants.core.scans.swept if self._grants is not None else 0)
 
     def throttled(self) -> dict[str, int]:
-        """Number of hand-outs that a limit stopped, by the limit's name; `filters`: number of refused polls."""
+        """Number of hand-outs that a limit stopped, by the limit's name; under `filters`: polls refused by the limit of
+        filters."""
         now = self._grants.core.turns.throttled if self._grants is not None else Counter[str]()
         return dict(self._throttled_before + now)
 

@@ -24,7 +24,7 @@ Key = tuple[int, int]
 _GRANTS = 512
 #: Pause after an EXPIRE that failed, in ms.
 _RETRY_MS = 100
-#: Ended grants are dropped when more grants are remembered than twice those with open leases, plus this number.
+#: Tolerance: ended grants are dropped once more grants are remembered than 2 × (grants with open leases) + this number.
 _STALE = 1_024
 #: Limit of rows of table `ttl` read at once; and number of read rows after which TTL_EXPIRE is proposed even if no
 #: message expires, to remove the rows.
@@ -135,8 +135,8 @@ class TtlExpiry:
         self._look_at(ttl.first_ms(self._ledger))
 
     def filed(self, at_ms: int) -> None:
-        """Check table `ttl` at cluster time at_ms (Unix ms), or now if that time has passed. Called when a message
-        waits again, whose row was skipped while it was leased."""
+        """Check table `ttl` at cluster time at_ms (Unix ms), or now if that time has passed. Called when a message is
+        no longer leased whose row in `ttl` was skipped during the lease."""
         self._start = min(self._start, ttl.KEY.pack(at_ms, 0))
         self._look_at(at_ms)
 
@@ -190,7 +190,7 @@ class MaintenanceRunner:
             self._gate.stop()
 
     def watch(self) -> None:
-        """Call after entries were applied: they may have brought work for an idle runner. Costs nothing."""
+        """Wake an idle runner if the entries just applied have brought work. Cheap enough to call after every entry."""
         if self._idle and self._ledger.topics.with_work:
             self._rest(0.0)
 
@@ -265,8 +265,8 @@ class MaintenanceRunner:
         return last_ms + kept_ms
 
     def _can_roll_forward(self, hour: int) -> bool:
-        """Whether the hour has entries that were not checked for rolling forward, which moves messages to a later hour.
-        Open entries already checked are leased."""
+        """Whether the hour has entries that rolling forward (moving messages to a later hour) has not checked yet. The
+        other open entries are leased."""
         hour_state = self._ledger.hours.get(hour)
         return hour_state is None or hour_state.carried < self._ledger.store.count(hour)
 

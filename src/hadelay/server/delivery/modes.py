@@ -56,7 +56,8 @@ class CommitLatency:
     """Smoothed duration of recent grants, in ms; the formula is that of TCP's round-trip time (RFC 6298)."""
 
     def __init__(self, most_ms: int) -> None:
-        """most_ms: upper limit of `ms`; 0: grants are proposed when they are due."""
+        """most_ms: maximum time by which grants are proposed before their messages are due; 0: grants are proposed when
+        their messages are due."""
         self.most_ms = most_ms
         self.ms = 0
         self._smoothed = self._variation = 0.0
@@ -124,7 +125,7 @@ class CommitHandout(Handout):
     def _granted(self, offer: Offer, result: GrantResult, poll: Poll) -> None:
         if not result.granted.any():
             self.grants.wait_on(poll)
-        elif poll.phase != DONE:  # phase DONE: the consumer has hung up, and the leases will run out
+        elif poll.phase != DONE:  # phase DONE of a poll: its consumer has hung up, so the granted leases run out unused
             delivery = first_time(self.term.number, offer, result, 0, self.term.now())
             self.grants.deferred.until_due(poll, delivery, partial(self.grants.deliver, poll))
 
@@ -188,8 +189,9 @@ class IntervalHandout(Handout):
 
     def _recorded(self, offer: Offer, command: bytes, result: Any, error: HadelayError | None) -> None:
         if error is not None:
-            # Propose the grant again, because the hand-out has to be recorded; meanwhile handing out stops by itself.
-            # If the first grant was committed after all, apply reports that the grant exists.
+            # Propose the grant again, because the hand-out has to be recorded; while a grant waits here, no further
+            # messages are handed out. If the first proposal was committed after all, apply reports that the grant
+            # exists.
             self._unsent.append((offer, command))
             self._alarm.at(self.term.runtime.monotonic() + _BACKOFF_S)
             return

@@ -28,11 +28,11 @@ LEAD_MS, MORE_MS = 5_000, 5_000
 #: Limit of messages made per second; if many schedules are due at the same time, their messages are made earlier by the
 #: time that this takes.
 PACE = 2_000
-#: How far ahead, in ms, the schedules that become due are counted; and pause between two counts.
+#: Period ahead, in ms, in which due schedules are counted; and pause between two counts, in ms.
 _SURVEY_MS, _SURVEYED_MS = 65_000, 5_000
 #: Limits of one proposed command: occurrences, bytes, and seconds to compute it.
 _OCCURRENCES, _BYTES, _WORK_S = 250, 64 << 10, 0.002
-#: Rows of the agenda (schedules by next occurrence) read at a time: to fire schedules; and to count them.
+#: Number of rows of the agenda (schedules by next occurrence) read at a time: to fire schedules; and to count them.
 _PAGE, _COUNTED = 50, 1_000
 #: Pause after a proposal that failed or was refused, and while the disk is full, in seconds.
 _RETRY_S, _FULL_S = 0.1, 1.0
@@ -48,8 +48,8 @@ class ScheduleRunner:
     def __init__(self, term: Term, has_space: Callable[[], bool], counts: Counter[str]) -> None:
         self._term, self._ledger, self._has_space, self._counts = term, term.ledger, has_space, counts
         self._alarm = term.alarm(self._look)
-        #: Keys of the agenda (schedules by next occurrence): all schedules before them are done, up to their lead time;
-        #: and those that must not overlap, which are fired only when due.
+        #: Keys of the agenda (schedules by next occurrence) up to which schedules are handled: with the full lead time;
+        #: and with the short lead time of schedules whose messages must not overlap.
         self._ahead = self._close = b""
         self._proposed = False
         self._rest_until = 0.0
@@ -112,7 +112,8 @@ class ScheduleRunner:
         return False
 
     def _work(self, until: float) -> None:
-        """Compute a proposal until the time is over or the proposal is full, and propose it; or sleep."""
+        """Compute a proposal of due firings, until monotonic time `until` or until the proposal is full, and propose
+        it; sleep if no schedule is due."""
         now = self._term.now()
         if now >= self._retry_invalid_ms:
             self._ahead = self._close = b""
@@ -160,7 +161,8 @@ class ScheduleRunner:
             return
         if spec.overlap:
             if state.next > now + MAX_AHEAD_MS:
-                return  # fired only when due: apply then checks whether the schedule's previous message is pending
+                # A schedule without overlap fires only when due: apply checks whether its previous message is pending
+                return
             ahead_ms = MAX_AHEAD_MS
         try:
             firing = plan.fire(name, spec, state, now, ahead_ms)

@@ -45,7 +45,7 @@ class Term:
         self.number, self.ledger, self.runtime, self.clock = number, ledger, runtime, clock
         self.config, self._propose = config, propose
         self.over = False
-        #: In interval mode, proposes grants for all messages handed out without a proposed grant so far.
+        #: Function that, in interval mode, proposes the grants of hand-outs that are not proposed yet.
         self.record: Callable[[], None] = lambda: None
         self._alarms: list[Alarm] = []
 

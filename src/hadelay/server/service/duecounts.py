@@ -87,8 +87,8 @@ class DueCounts:
         first, last = from_ms // HOUR_MS, min((to_ms - 1) // HOUR_MS, DEAD_HOURS - 1)
         hours = [hour for hour in store.hours() if first <= hour <= last]
         for start in range(0, len(hours), _HOURS):
-            # Hours that have begun need no look-ups: apply counts their open entries per second, unless some are
-            # blocked by their groups.
+            # For hours that have begun, no settled entries have to be looked up: apply counts their open entries per
+            # second, unless message groups block some.
             some = [hour for hour in hours[start : start + _HOURS] if ledger.open_entries(hour)]
             running = {} if number is not None else {
                 hour: state.open_seconds for hour in some
@@ -100,7 +100,7 @@ class DueCounts:
                 while rows := store.derive_some(hour, topics=number is not None) or settled.look_up(ledger, hour):
                     if self._enough(rows):
                         yield
-            # No yield from here to the end of the round of hours, so that all counts of the round are of one moment.
+            # No yield until the counts of these hours are added, so that all of them are of one moment.
             for hour, settled in stored.items():
                 while settled.look_up(ledger, hour):
                     pass
@@ -135,7 +135,8 @@ class _Buckets:
 
     def __init__(self, from_ms: int, to_ms: int, step_ms: int, part_s: int) -> None:
         self.from_ms, self.step_s, self.part_s = from_ms, step_ms // 1000, part_s
-        # First second and end of the range, rounded up: a second that begins before the range is not in it.
+        # First second of the range, and second at which the range ends, both rounded up: a second that begins before
+        # the range is not counted.
         self.first_s, self.end_s = (-(-ms // 1000) for ms in (from_ms, to_ms))
         self.counts = np.zeros(-(-(to_ms - from_ms) // step_ms), np.int64)
 
@@ -156,12 +157,12 @@ class _Buckets:
         self, at: NDArray[np.int64], seconds: NDArray[np.integer], topics: NDArray[np.integer],
         hours: list[int], topic: int | None,
     ) -> None:  # fmt: skip
-        """Add entries to the buckets: those whose hour is in `hours`, of one topic or (None) of all. at: the hour of
-        each entry."""
+        """Add entries to the buckets. at: hour of each entry. hours: entries of other hours are skipped. topic: entries
+        of other topics are skipped; None: no topic is."""
         lowest, highest = min(hours), max(hours)
         wanted = np.zeros(highest - lowest + 3, np.bool_)
         wanted[np.array(hours) - lowest + 1] = True
-        # All other hours are clipped to the first or last element, which is False.
+        # For an hour below `lowest` or above `highest`, `take` returns the first or last element, which is False.
         chosen = wanted.take(at - (lowest - 1), mode="clip")
         if topic is not None:
             chosen &= topics == topic

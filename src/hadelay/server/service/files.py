@@ -123,7 +123,7 @@ class Files(Service):
         node, checkpoints = self._node, self._node.checkpoints
         wanted = node.raft.applied_index
         if not node.storage.applied_index:
-            checkpoints.bytes_since += 1  # force the first checkpoint, even if nothing was published.
+            checkpoints.bytes_since += 1  # make a checkpoint even of an empty node, if it has none
         # Stop when nothing is left to write. An installed snapshot may replace the storage meanwhile.
         while node.storage.checkpointing or (node.storage.applied_index < wanted and checkpoints.bytes_since):
             checkpoints.begin()
@@ -164,8 +164,8 @@ def hours_of(store: DiskHourStore, running: int) -> Iterator[Hour]:
 def _hours(numbers: list[int], rows: NDArray[np.void], mapped: set[int], running: int) -> Iterator[Hour]:
     for at, hour in enumerate(numbers):
         log_bytes, entries, events, log_crc, idx_crc, dsp_crc, _ = rows[at].item()
-        # Late messages are filed under the running hour, so an hour that is over gets no more entries. An hour of dead
-        # letters gets more letters until its retention ends.
+        # Messages published after their due time are stored in the current hour, so a past hour gets no more entries.
+        # An hour of dead letters gets dead letters until its retention ends.
         sealed = hour < running or DEAD_HOURS <= hour < DEAD_HOURS + running
         yield Hour(
             hour_name(hour),

@@ -51,14 +51,15 @@ class JobService(Service):
             few = known[first : first + _TOPICS_AT_ONCE]
             found += [(t.name, t.number) for t in few if t.exists and covers(spec.topic, t.name)]
             if len(found) > MAX_TOPICS:
-                raise BadRequest(f"filter.topic: {spec.topic!r} means more than {MAX_TOPICS} topics: narrow it")
+                raise BadRequest(f"filter.topic: {spec.topic!r} matches more than {MAX_TOPICS} topics: narrow it")
             await asyncio.sleep(0)
         if not found:
             raise NotFound(f"no topic matches {spec.topic!r}")
         return found
 
     async def get_job(self, number: int, *, stale: bool) -> Job[str]:
-        """Raises NotFound, also for a job that ended many jobs ago."""
+        """Return a bulk job by its number. Raises NotFound for an unknown job, and for an ended job after many newer
+        jobs."""
         await self._confirm(stale)
         job = self._node.ledger.jobs.get(number)
         if job is None:

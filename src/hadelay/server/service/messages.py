@@ -35,7 +35,8 @@ from hadelay.server.service.part import Service, once_begun
 
 #: Limits of bytes of records: read before other tasks of the event loop have a turn, and on one page.
 _TURN_BYTES, _PAGE_BYTES = 1 << 18, 16 << 20
-#: Cost of reading a record besides its bytes, in bytes; and of the first record of an hour whose files must be opened.
+#: Number of bytes that reading a record counts as, besides its own; and that the first record of an hour counts as,
+#: because files must be opened.
 _RECORD_COST, _HOUR_COST = 8_192, 128 << 10
 #: Limit of a page of dead letters in bytes, exceeded only by a single larger letter; and number of letters read before
 #: other tasks of the event loop have a turn.

@@ -1,4 +1,4 @@
-"""The services of one node for the HTTP layer: async functions over the callbacks of `Node`, and reads.
+"""The services of one node for the HTTP layer: async functions that call operations of `Node` or read its state.
 
 Arguments are plain values: ids are u64 ints, times Unix ms, durations ms, names str. Answers are documents of the API
 with times as text. Refusals are raised as `hadelay.errors`. Every method may be called on any node: linearizability,

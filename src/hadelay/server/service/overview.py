@@ -82,7 +82,7 @@ class Holder(NamedTuple):
     since_ms: int
 
 
-#: Orders of a page of topics → sort key of (topic, its report by the leader).
+#: Name of an order of topics → function that makes the sort key from (topic, its report by the leader).
 _Report = tuple[int, ...]
 ORDERS: Mapping[str, Callable[[TopicState, _Report], Any]] = {
     "name": lambda topic, report: topic.name,
@@ -94,8 +94,8 @@ ORDERS: Mapping[str, Callable[[TopicState, _Report], Any]] = {
     "oldest": lambda topic, report: (report[1] if report[0] else 1 << 62, topic.name),
 }
 _NO_REPORT = (0, 0, 0, 0, 0, 0)
-#: Choices of topics, as tests of (topic, its report by the leader, cluster time). idle: a message has been ready for a
-#: minute, and none was handed out in the last five minutes.
+#: Name of a choice of topics → test of (topic, its report by the leader, cluster time). idle: a message has been ready
+#: for a minute, and none was handed out in the last five minutes.
 CHOICES: Mapping[str, Callable[[TopicState, _Report, int], bool]] = {
     "all": lambda topic, report, now_ms: True,
     "dead": lambda topic, report, now_ms: topic.dead > 0,

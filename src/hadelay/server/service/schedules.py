@@ -36,9 +36,9 @@ from hadelay.timing import cron, plan, zones
 #: Texts of the API for the enums CatchUp and Overlap, in the order of the enums' values.
 CATCH_UPS: tuple[CatchUp, ...] = ("one", "none", "all")
 OVERLAPS: tuple[Overlap, ...] = ("allow", "skip", "wait")
-#: Number of next occurrences that GET shows.
+#: Number of next occurrences in the description of a schedule.
 _NEXT = 10
-#: Schedules of a page that are read before other tasks of the event loop have a turn.
+#: Number of schedules of a page that are read before other tasks of the event loop have a turn.
 _AT_ONCE = 100
 
 
@@ -178,7 +178,7 @@ class ScheduleService(Service):
         await self._confirm()
         (_, spec, _), state = self._found(name)
         if to_ms > self._node.now_ms():
-            raise Impossible("to: is ahead; a backfill makes past occurrences only")
+            raise Impossible("to: lies in the future; a backfill makes past occurrences only")
         times = list(_until(plan.occurrences(spec, from_ms - 1), to_ms))
         if len(times) > MAX_RUN:
             raise Impossible(f"more than {MAX_RUN} occurrences: take a shorter range")

@@ -86,7 +86,7 @@ class TopicService(Service):
         await _check_urls(self._node.guard, config)
         sync = self._node.config.dispatch.sync
         if config.get("dispatch_sync") not in (None, sync):
-            # Refuse another sync mode than the node's: the owner would expect the wrong guarantees.
+            # Refuse a sync mode that differs from the node's mode: the topic's owner would expect the wrong guarantees.
             raise Impossible(f"dispatch_sync must be {sync!r}, the nodes' dispatch.sync: topics cannot differ yet")
         if sync == "interval" and config.get("group_concurrency") is not None:
             raise Impossible(

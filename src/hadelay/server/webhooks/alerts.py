@@ -58,7 +58,7 @@ class Alerts:
         self.sent = self.failed = 0
         self._term = 0
         self._watches: dict[int, _Watch] = {}
-        #: Position in the list of dead letters: in topics that are not in `_watches`, all deaths before it were
+        #: Position in the list of dead letters. For topics that are not in `_watches`, all earlier dead letters are
         #: reported.
         self._since = b""
 
@@ -72,7 +72,7 @@ class Alerts:
                 self.on_topic(topic)
 
     def _now(self) -> bytes:
-        """Position behind the end of the list of all dead letters, so behind every message that has died so far."""
+        """End of the list of all dead letters at present, as a position: later deaths come after it."""
         return struct.pack(">QQ", self._node.ledger.now_ms, (1 << 64) - 1)
 
     def on_follower(self) -> None:

@@ -124,7 +124,8 @@ class Pool:
             poll.done = partial(self._fetched, queue, poll)
             queue.polls.add(poll)
             room -= poll.max
-            # Ask later, because a poll may be answered at once, while this queue is being worked on.
+            # Submit the poll in the next turn of the loop: it may be answered at once, while this queue is being worked
+            # on.
             self._runtime.call_soon(self._ask, queue, poll)
 
     def _ask(self, queue: WebhookQueue, poll: Poll) -> None:
@@ -157,7 +158,8 @@ class Pool:
                 self._resume_soon()
                 break
             job = queue.jobs[0]
-            if job.floor != queue.floor:  # drop the job: its topic was purged while the job was out of the queue
+            # Drop the job: its topic was purged while the job's record was read or its lease extended
+            if job.floor != queue.floor:
                 self._settle(queue.jobs.popleft(), (-1, "purged"))
                 continue
             if job.ends - self._runtime.monotonic() < queue.needs_s:
@@ -182,7 +184,7 @@ class Pool:
         return (term, seq) in node.ledger.grants or (term == self._term and node.raft.has_leader_lease())
 
     def _keep(self, queue: WebhookQueue) -> None:
-        """Keep messages that were fetched before a pause leased until the pause ends."""
+        """Extend the leases of messages fetched before a pause until the pause ends."""
         if queue.jobs and not queue.keeping:
             queue.keeping = True
             first = min(job.ends for job in queue.jobs) - queue.needs_s
@@ -291,7 +293,7 @@ class Pool:
         self.reports.add(job.lease, job.ends, verdict)
 
     def _next(self, queue: WebhookQueue) -> None:
-        """Start the next calls, also of other queues, and fetch more messages, after a job of the queue has ended."""
+        """After a job of the queue has ended: start waiting calls of this and other queues, and fetch more messages."""
         self._run(queue)
         self._take_turns()
         self._fetch(queue)
@@ -351,7 +353,7 @@ class Webhooks:
         self._node = node
         self.pool, self.alerts = Pool(node, call), Alerts(node, call)
         self._changed: dict[int, TopicState] = {}
-        #: Numbers of topics in which messages have died.
+        #: Numbers of the topics with dead letters so far: only a topic's first dead letter is logged.
         self._died: set[int] = set()
         node.on_topic = self.on_topic
         node.leadership.parts.append(self)

@@ -22,7 +22,8 @@ from hadelay.settings.topic import TopicSettings, Webhook
 
 #: A lease as {term, seq, position, hour, index}, the fields of a LEASE row.
 Lease = tuple[int, int, int, int, int]
-#: Outcome to report for a lease: (delay as encode_nack takes it, reason) for a nack, None for an ack.
+#: Outcome to report for a lease: None for an ack; for a nack (delay in ms, or a negative special value of
+#: `encode_nack`; reason).
 Verdict = tuple[int, str] | None
 #: Limit of leases in one ack or nack command.
 _MOST_LEASES = 1_000
@@ -32,8 +33,9 @@ _AGAIN_S = 0.05
 _MARGIN_MS = 5_000
 #: Time kept free in a lease after its call, in seconds, to report the outcome.
 _REPORT_S = 2.0
-#: Lowest limits of a topic's calls: number begun at the same moment, and per second. A receiver that answers gets twice
-#: its own rate. Calls that begin together time out together, and delay all other work of this thread.
+#: Lower bounds of two limits of a topic's webhook calls: calls begun at the same moment, and calls begun per second. A
+#: receiver gets up to twice as many calls per second as it answers. Calls that begin together time out together, and
+#: delay all other work of this thread.
 _AT_A_TIME = 8
 _A_SECOND = 200.0
 _SOON_S = 0.005
@@ -78,8 +80,8 @@ class WebhookQueue:
         self.floor = topic.floor
         #: True while a timer is set that will extend the leases of jobs waiting for the end of a pause.
         self.keeping = False
-        #: Number of calls answered since `_since`; the monotonic time `_since`; and number of calls answered in the
-        #: tenth of a second before that time.
+        #: Number of calls answered since `_since`; monotonic time `_since`; and number of calls answered in the tenth
+        #: of a second before `_since`.
         self.answered, self._since, self._pace = 0, 0.0, 0.0
         #: Number of calls that may begin (token bucket), as of the monotonic time `_filled`.
         self.tokens, self._filled = float(_AT_A_TIME), 0.0
@@ -109,8 +111,8 @@ class WebhookQueue:
             self._pace, self._since, self.answered = self.answered * _PACE_S / passed_s, mono, 0
 
     def ahead(self, mono: float) -> int:
-        """Number of messages to fetch beyond `calls`: as many as `calls`, or as many as the receiver takes in 0.2 s if
-        that is more, because their leases must be committed first."""
+        """Number of messages to fetch beyond the limit of concurrent calls: as many as that limit, or as many as the
+        receiver takes in 0.2 s if that is more. Their leases must be committed before the calls."""
         self._measure(mono)
         return max(self.calls, min(int(2 * self._pace), _MOST_AHEAD))
 

@@ -249,7 +249,7 @@ class _Connection(asyncio.Protocol):
         #: _keep: whether the connection may be used again. _length: length of the answer's body; None if the body is
         #: chunked, more than MAX_ANSWER if it ends with the connection.
         self._keep, self._length = False, cast(int | None, 0)
-        #: Offset in the answer's body at which the next chunk begins.
+        #: Offset at which the next chunk begins in the body of a chunked answer.
         self._next = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -302,7 +302,8 @@ class _Connection(asyncio.Protocol):
         self.sender.over(call, "")
 
     def _frame(self, call: _Call, persistent: bool, head: bytes) -> None:
-        """Read from a head where the body ends, and whether the connection stays open (RFC 9112, 6.3, 9.3)."""
+        """Read the head of an answer: find where the body ends, and whether the connection stays open (RFC 9112, 6.3,
+        9.3)."""
         fields: dict[bytes, bytes] = {}
         doubtful = False
         for name, value in _FIELD.findall(head):
