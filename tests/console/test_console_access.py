@@ -27,7 +27,8 @@ def test_nothing_is_shown_without_a_session(guarded: Cluster, admin_token: str) 
         answer = browser.ask("GET", path)
         assert (answer.status, answer.body) == (303, b"")
         assert answer.headers["location"].startswith("/console/sign-in")
-    assert browser.ask("GET", f"/console/live/messages/{message}", Accept="text/event-stream").status == 401
+    answer = browser.ask("GET", f"/console/live/messages/{message}", Accept="text/event-stream")
+    assert answer.body == b"event: over\ndata: You are signed out: reload the page to sign in.\n\n"
     answer = browser.ask("GET", "/console/topics", HX_Request="true")
     assert (answer.status, answer.headers["hx-redirect"]) == (401, "/console/sign-in")
     assert browser.post(f"/console/messages/{message}/cancel", "x").headers["location"] == "/console/sign-in"

@@ -17,7 +17,7 @@ from hadelay.console.render import SECURITY, Renderer, as_answer
 from hadelay.console.samples import Sampler
 from hadelay.console.sessions import Sessions
 from hadelay.console.visit import NEXT, Handler, LiveHandler, Visit
-from hadelay.errors import BadRequest, Forbidden, HadelayError, NoLeader, NotFound, Unauthorized
+from hadelay.errors import BadRequest, Forbidden, HadelayError, NoLeader, NotFound, Overloaded, Unauthorized
 from hadelay.http.access import UNRESTRICTED
 from hadelay.http.answers import Answer, unexpected
 from hadelay.http.call import Call
@@ -131,13 +131,17 @@ class Console:
         return Visit(self, call, session, access)
 
     def _signed_out(self, call: Call) -> Answer:
-        if call.request.headers.get("HX-Request") == "true" or "event-stream" in call.request.headers.get("Accept", ""):
+        if _wants_stream(call):
+            return _over("You are signed out: reload the page to sign in.")
+        if call.request.headers.get("HX-Request") == "true":
             return as_answer(HTTPStatus.UNAUTHORIZED, {"HX-Redirect": _SIGN_IN}, "", packs=False)
         after = call.target if call.request.method == "GET" and NEXT.fullmatch(call.target) else HOME
         where = _SIGN_IN if after == HOME else f"{_SIGN_IN}?next={quote(after, safe='')}"
         return Answer(HTTPStatus.SEE_OTHER, {"Location": where, "Cache-Control": "no-store"}, b"")
 
     def _refused(self, visit: Visit, error: HadelayError) -> Answer:
+        if _wants_stream(visit.call) and (error.http_status < 500 or isinstance(error, Overloaded)):
+            return _over(error.detail)
         if visit.partial:
             return as_answer(error.http_status, {}, self.renderer.block("error.html", {"error": error}), packs=False)
         return visit.page("error.html", status=error.http_status, error=error, active="")
@@ -192,3 +196,13 @@ class Console:
         self.sessions.close(visit.call.request.cookies.get(self._cookie))
         cookie = self.cookie(self._cookie, "", 0)
         return Answer(HTTPStatus.SEE_OTHER, {"Location": _SIGN_IN, "Set-Cookie": cookie, **SECURITY}, b"")
+
+
+def _wants_stream(call: Call) -> bool:
+    return "event-stream" in call.request.headers.get("Accept", "")
+
+
+def _over(words: str) -> Answer:
+    """A stream that says why it ends. The status is 200: EventSource tells a script nothing about other answers."""
+    text = f"event: over\ndata: {' '.join(words.split())}\n\n"
+    return as_answer(HTTPStatus.OK, {"Content-Type": "text/event-stream"}, text, packs=False)

@@ -116,16 +116,18 @@
       const url = new URL(this.place.dataset.due, location.href);
       url.searchParams.set("from", Math.round(from));
       url.searchParams.set("to", Math.round(to));
-      const answer = await fetch(url);
-      if (!answer.ok) { if (this.says) this.says.textContent = "The counts are not to be had at the moment."; return; }
-      this.from = from; this.to = to;
-      this.found = await answer.json();
+      // Answers may come in another order than the questions: only the last question counts.
+      const turn = this.turn = (this.turn || 0) + 1;
+      const found = await fetch(url).then((answer) => (answer.ok ? answer.json() : null)).catch(() => null);
+      if (turn !== this.turn) return;
+      if (!found) { this.says.textContent = "The counts are not to be had at the moment."; return; }
+      this.from = from; this.to = to; this.found = found;
       this.draw();
     }
     draw() {
       if (this.chart) this.chart.destroy();
       const { at, count, step, total } = this.found;
-      if (this.says) this.says.textContent = `${total.toLocaleString("en")} messages, a bar is ${stepText(step)}`;
+      this.says.textContent = `${total.toLocaleString("en")} messages, a bar is ${stepText(step)}`;
       this.chart = new uPlot({
         width: this.place.clientWidth, height: this.place.clientHeight, tzDate: utc, legend: { show: false },
         cursor: { y: false, points: { show: false }, drag: { x: true, y: false, setScale: false } },
@@ -144,7 +146,7 @@
           }],
           setCursor: [(chart) => {
             const n = chart.cursor.idx;
-            if (this.says && n !== null && n !== undefined) this.says.textContent = `${count[n].toLocaleString("en")} from ${new Date(at[n] * 1000).toISOString().slice(0, 19).replace("T", " ")} UTC, ${stepText(step)}`;
+            if (n !== null && n !== undefined) this.says.textContent = `${count[n].toLocaleString("en")} from ${new Date(at[n] * 1000).toISOString().slice(0, 19).replace("T", " ")} UTC, ${stepText(step)}`;
           }],
         },
       }, [at, count], this.place);
