@@ -331,7 +331,7 @@ class Traffic:
             await self._settle(client, messages, request)
             request = ""
 
-    async def _settle(self, client: AsyncClient, messages: list[Message], request: str) -> None:
+    async def _settle(self, client: AsyncClient, messages: Sequence[Message], request: str) -> None:
         acks: list[Message] = []
         nacks: list[Message] = []
         for m in messages:
@@ -352,7 +352,7 @@ class Traffic:
             async with asyncio.timeout(_SETTLE_S):
                 await client.nack(nacks)
 
-    async def _ack(self, client: AsyncClient, messages: list[Message], request: str) -> None:
+    async def _ack(self, client: AsyncClient, messages: Sequence[Message], request: str) -> None:
         for m in messages:
             self.history.record("ack", id=m.id, attempt=m.attempt, request=request, t=self.history.clock())
         with contextlib.suppress(HadelayError, OSError, TimeoutError):

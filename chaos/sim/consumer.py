@@ -29,6 +29,8 @@ _IMPATIENT, _LEFT = 0.3, 0.3
 _REPEATING, _REPEATED = 0.3, 0.5
 #: Share of runs whose consumers may nack a message without counting the attempt.
 _LAZY = 0.2
+#: Share of runs whose consumers may end a message of the administrator's topic as dead.
+_GIVING_UP = 0.2
 #: Share of receives whose consumer cannot follow a redirect: a follower relays them to the leader.
 _RELAYED = 0.3
 
@@ -58,11 +60,12 @@ class _Receive:
 @dataclass(frozen=True)
 class _Verdict:
     """Settlement by a consumer. delay_ms: delay of a nack (None: the topic's backoff), or length of an extension.
-    count: whether a nack counts the attempt."""
+    count: whether a nack counts the attempt. dead: whether a nack ends the message as dead."""
 
     kind: SettleKind
     delay_ms: int | None = None
     count: bool = True
+    dead: bool = False
 
 
 class Consumer(Client):
@@ -86,6 +89,8 @@ class Consumer(Client):
         lazy = random.Random(f"{cluster.seed} gives back").random() < _LAZY
         uncounted = _Verdict("nack", 300, False) if lazy else _Verdict("nack")
         self.nacks = (_Verdict("nack"), uncounted, *(_Verdict("nack", delay_ms) for delay_ms in (0, 300, 2000)))
+        #: Whether nacks of 300 ms end messages as dead, in the topic whose administrator redrives dead letters.
+        self.gives_up = random.Random(f"{cluster.seed} gives up").random() < _GIVING_UP
 
     def start(self) -> None:
         self._next()
@@ -244,7 +249,7 @@ class Consumer(Client):
             if chance < 0.82:
                 settled.setdefault((_Verdict("ack"), number), []).append(hand_out)
             elif chance < 0.9:
-                settled.setdefault((rng.choice(self.nacks), number), []).append(hand_out)
+                settled.setdefault((self._nack(hand_out), number), []).append(hand_out)
             elif chance < 0.94:
                 settled.setdefault((_Verdict("extend", rng.choice((500, 3000))), number), []).append(hand_out)
             else:
@@ -256,6 +261,12 @@ class Consumer(Client):
                 # Ask again while the settlement is on its way.
                 again = replace(receive, again=True, repeated=True)
                 self.world.after(delay_s + self.repeats.uniform(0.0, 0.01), self._ask, again)
+
+    def _nack(self, hand_out: HandOut) -> _Verdict:
+        verdict, message = self.random.choice(self.nacks), self.history.message_of(hand_out.body)
+        limited = message is not None and message.topic == self.cluster.workload.limited
+        ends = self.gives_up and verdict.delay_ms == 300 and limited
+        return _Verdict("nack", dead=True) if ends else verdict
 
     def _settle(self, verdict: _Verdict, some: Sequence[HandOut], retries: int) -> None:
         """Send a settlement of one message, or of all messages of a receive."""
@@ -274,14 +285,20 @@ class Consumer(Client):
                 self.note(f"{kind} of {hand_out.id:x} attempt {hand_out.attempt}: {outcome}", hand_out.id)
                 if kind == "ack" and outcome != "lease_lost" and hand_out.acked is None:
                     hand_out.acked = self.world.now
+                if verdict.dead and outcome == "nacked" and hand_out.dead is None:
+                    hand_out.dead = self.world.now
             if extended := [h for h, outcome in zip(some, outcomes, strict=True) if outcome == "extended"]:
                 self._settle(_Verdict("ack"), extended, _RETRIES["ack"])
 
         leases = [h.lease for h in some]
         asked = self.ask(
-            lambda service: service.consume.settle(kind, leases, delay_ms, reason, count=verdict.count), replied
+            lambda service: service.consume.settle(
+                kind, leases, delay_ms, reason, count=verdict.count, dead=verdict.dead
+            ),
+            replied,
         )
         for hand_out in some if asked else ():
             if getattr(hand_out, f"{kind}_invoked") is None:
                 setattr(hand_out, f"{kind}_invoked", self.world.now)
             hand_out.excused |= not verdict.count
+            hand_out.given_up |= verdict.dead

@@ -94,6 +94,9 @@ class HandOut:
     nack_invoked: float | None = None
     #: True if the consumer gave the message back without counting the attempt.
     excused: bool = False
+    #: Whether the consumer asked to end the message as dead, and time at which that was confirmed.
+    given_up: bool = False
+    dead: float | None = None
     ack_invoked: float | None = None
     #: True if the answer to the ack was `acked` or `already_acked`.
     acked: float | None = None

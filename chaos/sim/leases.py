@@ -22,6 +22,21 @@ def resurrected(cluster: SimCluster) -> None:
             cluster.history.decide("I5 resurrection", h.answered > acked[h.id], text, h.id)
 
 
+def dead_is_over(cluster: SimCluster) -> None:
+    """I5: no message is handed out after its consumer ended it as dead, unless it was redriven since."""
+    history = cluster.history
+    for hand_outs in _by_id([h for h in history.hand_outs if h.dead is not None]).values():
+        ended = min(hand_outs, key=lambda h: h.dead or 0.0)
+        message = history.message_of(ended.body)
+        redrives = [] if message is None else history.meant("redrive", message, ended.id)
+        for h in history.hand_outs:
+            if h.id == ended.id and ended.dead is not None and ended.nack_invoked is not None:
+                late = h.answered > ended.dead
+                redriven = any(order.between(ended.nack_invoked, h.answered) for order in redrives)
+                text = f"{h.id:x} handed out again after its consumer ended it as dead"
+                history.decide("I5 resurrection, dead", late and not redriven, text, h.id)
+
+
 def double_leases(cluster: SimCluster) -> None:
     """I6: in commit mode no two receives get the same attempt of a message, and attempt k + 1 is not handed out while
     the lease of attempt k runs, unless the consumer gave the message back. In interval mode a new leader may repeat an

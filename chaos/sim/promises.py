@@ -12,7 +12,7 @@ from chaos.sim.cluster import SimCluster
 from chaos.sim.evidence import WAITING, found_by_key_of, latest, lease_began, where
 from chaos.sim.grouporder import groups_apart, groups_in_order, groups_released
 from chaos.sim.history import Message, Violation, number_of
-from chaos.sim.leases import calls_apart, double_leases, fenced, resurrected
+from chaos.sim.leases import calls_apart, dead_is_over, double_leases, fenced, resurrected
 from chaos.sim.replicas import conserved, diverged, honest, nothing_forgotten, one_per_key
 from chaos.sim.times import clock_runs_true, debounced, early, in_time, late
 from hadelay.ledger.bulkjob import JOB_COUNTS
@@ -59,7 +59,9 @@ def _may_end(cluster: SimCluster, message: Message, message_id: int, state: str,
     if state == State.EXPIRED or gone:
         return bool(message.ttl_ms or (gone and purged & DEAD))
     if state == State.DEAD and place is not None:
-        return message.topic == workload.limited and int(place.rows["attempt"][0]) >= workload.max_attempts
+        tried = int(place.rows["attempt"][0]) >= workload.max_attempts
+        given_up = any(h.given_up for h in history.hand_outs if h.id == message_id)
+        return message.topic == workload.limited and (tried or given_up)
     return state == "gone" and bool(purged & DEAD)
 
 
@@ -187,8 +189,8 @@ def jobs_once(cluster: SimCluster) -> None:
 
 #: Checks that read the clients' history, and checks that compare the nodes after all faults are healed.
 OUTSIDE = (
-    as_published, two_ids, lost, cancelled_means_never, purged_means_never, fenced, resurrected, double_leases, early,
-    clock_runs_true, calls_apart, in_time, debounced, nothing_forgotten, late, groups_apart, groups_in_order,
-    groups_released,
+    as_published, two_ids, lost, cancelled_means_never, purged_means_never, fenced, resurrected, dead_is_over,
+    double_leases, early, clock_runs_true, calls_apart, in_time, debounced, nothing_forgotten, late, groups_apart,
+    groups_in_order, groups_released,
 )  # fmt: skip
 REPLICAS = (diverged, conserved, one_per_key, honest, jobs_once)

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 from hadelay.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from hadelay.client import AsyncClient, Client, Message, Put, Receipt
+    from hadelay.client import AsyncClient, AsyncMessage, Client, Message, Put, Receipt, SyncMessage
     from hadelay.errors import HadelayError
 
-__all__ = ["AsyncClient", "Client", "HadelayError", "Message", "Put", "Receipt", "__version__"]
+__all__ = [
+    "AsyncClient", "AsyncMessage", "Client", "HadelayError", "Message", "Put", "Receipt", "SyncMessage", "__version__",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -3,7 +3,7 @@
 VERSION = "0.1.0"
 
 #: Highest feature level that this code knows. A replicated command switches the level on once every node knows it.
-FEATURE_LEVEL = 4
+FEATURE_LEVEL = 5
 #: From this feature level on: a redrive skips a dead letter while another message has its client key; purges and
 #: commands that name their messages are bounded (ADR 160); a PUT may contain a webhook's header as GET shows it (ADR
 #: 162); all Python versions accept the same webhook URLs; an ack sent before a message died does not end the message
@@ -20,5 +20,7 @@ UNCOUNTED = 3
 MASKED_OF_ORIGIN = 3
 #: Feature level from which schedules, message groups, bulk jobs and subscriptions exist, each with its own commands.
 SCHEDULER_LEVEL = 4
+#: Feature level from which a NACK may end a message at once as dead.
+OUTCOMES_LEVEL = 5
 #: Feature level of a new cluster, whatever its first nodes support: their versions may differ.
 FIRST_LEVEL = 1

@@ -19,8 +19,9 @@ import pytest
 import hadelay
 from hadelay.api.problems import error_of
 from hadelay.api.service import Leader
-from hadelay.client import AsyncClient, Client, Message, Put, Receipt, Unreachable, sync
-from hadelay.client.consumer import Consumer, reason_of
+from hadelay.client import AsyncClient, AsyncMessage, Client, Put, Receipt, Unreachable, sync
+from hadelay.client.consumer import Consumer
+from hadelay.client.message import reason_of
 from hadelay.client.transport import HttpAnswer, _Connector, addresses
 from hadelay.errors import (
     BadRequest,
@@ -590,11 +591,11 @@ def test_what_is_in_hand_goes_back_when_the_event_loop_ends(url: str) -> None:
 class Scripted:
     """A client whose receives are as told, one after the other; then they wait. It notes what is settled."""
 
-    def __init__(self, *receives: Callable[[], Awaitable[list[Message]]]) -> None:
+    def __init__(self, *receives: Callable[[], Awaitable[list[AsyncMessage]]]) -> None:
         self.receives, self.nacked = iter(receives), asyncio.Event()
         self.settled: list[tuple[list[str], bool]] = []
 
-    async def receive(self, *topics: Any, **options: Any) -> list[Message]:
+    async def receive(self, *topics: Any, **options: Any) -> list[AsyncMessage]:
         if (told := next(self.receives, None)) is not None:
             return await told()
         if "timeout" not in options:
@@ -608,25 +609,25 @@ class Scripted:
         return ["nacked"] * len(leases)
 
 
-def a_message(lease: str) -> Message:
+def a_message(lease: str) -> AsyncMessage:
     return msgspec.convert(
         {"id": "0", "lease": lease, "topic": "a", "deliver_at": 0, "late_ms": 0, "attempt": 1, "redelivered": False,
-         "lease_until": 0, "lease_left_ms": 30_000, "body": b""}, Message, strict=False,
+         "lease_until": 0, "lease_left_ms": 30_000, "body": b""}, AsyncMessage, strict=False,
     )  # fmt: skip
 
 
 async def test_what_the_last_poll_was_granted_goes_back_in_one_request() -> None:
     """A stop cuts off a poll; the same request again shows what that was granted."""
 
-    async def cut_off() -> list[Message]:
+    async def cut_off() -> list[AsyncMessage]:
         await asyncio.Event().wait()
         return []
 
-    async def granted() -> list[Message]:
+    async def granted() -> list[AsyncMessage]:
         return [a_message(str(n)) for n in range(100)]
 
     client = Scripted(cut_off, granted)
-    consumer = Consumer(client, client.receive, 30, 100, set())  # type: ignore[arg-type]
+    consumer = Consumer(client, "a", client.receive, 30, 100, set())  # type: ignore[arg-type]
     waiting = asyncio.create_task(anext(consumer, None))
     await asyncio.sleep(0.01)
     consumer.stop()
@@ -639,21 +640,21 @@ async def test_nothing_goes_back_before_the_end_of_the_last_poll() -> None:
     """Else the last poll might be granted a message that was given back, and the message would go back twice."""
     settled: list[Any] = []
 
-    async def first() -> list[Message]:
+    async def first() -> list[AsyncMessage]:
         return [a_message("in hand"), a_message("fetched")]
 
-    async def cut_off() -> list[Message]:
+    async def cut_off() -> list[AsyncMessage]:
         await asyncio.Event().wait()
         return []
 
-    async def last() -> list[Message]:
+    async def last() -> list[AsyncMessage]:
         for _ in range(20):
             await asyncio.sleep(0)
         settled.extend(client.settled)
         return [a_message("granted")]
 
     client = Scripted(first, cut_off, last)
-    consumer = Consumer(client, client.receive, 30, 100, set())  # type: ignore[arg-type]
+    consumer = Consumer(client, "a", client.receive, 30, 100, set())  # type: ignore[arg-type]
 
     async def handle() -> None:
         async with await anext(consumer):
@@ -674,10 +675,10 @@ async def test_nothing_goes_back_before_the_end_of_the_last_poll() -> None:
 async def test_what_no_handler_began_with_goes_back() -> None:
     """A failing on_error ends `work`, also a task that has not had its first turn."""
 
-    async def first() -> list[Message]:
+    async def first() -> list[AsyncMessage]:
         return [a_message("1")]
 
-    async def second() -> list[Message]:
+    async def second() -> list[AsyncMessage]:
         await script.nacked.wait()
         await asyncio.sleep(0)
         return [a_message("2")]
@@ -862,7 +863,7 @@ def test_the_blocking_twin(url: str) -> None:
 
 def test_it_has_every_method_of_the_other() -> None:
     public = {name for name in dir(AsyncClient) if not name.startswith("_")}
-    assert public - set(vars(Client)) == {"work"}
+    assert public - set(vars(Client)) == set()
     for name in public - {"work", "consume"}:
         own, others = getattr(Client, name), getattr(AsyncClient, name)
         assert own.__doc__ == others.__doc__

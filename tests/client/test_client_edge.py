@@ -15,8 +15,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from hadelay.client import AsyncClient, Client, Message, Put, Receipt, Unreachable
-from hadelay.client.consumer import _ACK, Consumer
+from hadelay.client import AsyncClient, Client, Put, Receipt, Unreachable
+from hadelay.client.consumer import Consumer
+from hadelay.client.message import ACK, AsyncMessage
 from hadelay.client.sync import _loop
 from hadelay.errors import Conflict, OutcomeUnknown, Unauthorized
 from tests.client.test_client import url
@@ -373,16 +374,16 @@ async def test_who_settles_again_is_answered_although_the_first_request_was_cut_
             return ["acked"] * len(leases)
 
     now = datetime.now(UTC)
-    message = Message(
+    message = AsyncMessage(
         id="1", lease="l", topic="t", body=b"", deliver_at=now, late_ms=0, attempt=1, redelivered=False,
         lease_until=now, lease_left_ms=1,
     )  # fmt: skip
-    consumer = Consumer(Slow(), None, 1.0, 1, set())  # type: ignore[arg-type]
+    consumer = Consumer(Slow(), "t", None, 1.0, 1, set())  # type: ignore[arg-type]
     consumer._take([message])
     (leased,) = consumer.held.values()
-    first = asyncio.create_task(consumer.settle(leased, _ACK))
+    first = asyncio.create_task(consumer.settle(leased, ACK))
     await asked.wait()
-    again = asyncio.create_task(consumer.settle(leased, _ACK))
+    again = asyncio.create_task(consumer.settle(leased, ACK))
     await asyncio.sleep(0)
     assert consumer._sender is not None
     consumer._sender.cancel()

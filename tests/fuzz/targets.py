@@ -140,6 +140,7 @@ def entries() -> list[bytes]:
         commands.encode_grant(Grant(2, 1, 50, "c", b"r", "n1", [START_HOUR], [0])),  # type: ignore[arg-type]
         commands.encode_ack("n1", lease), commands.encode_nack("n1", lease, 50, "why"),
         commands.encode_nack("n1", lease, commands.uncounted(0)),
+        commands.encode_nack("n1", lease, commands.DEAD_NOW, "no such customer"),
         commands.encode_extend("n1", lease, 50), commands.encode_expire([(1, 1), (1, 2)]),
         commands.encode_cancel("n1", [first], [(topic, b"key")]),
         commands.encode_reschedule("n1", 50, True, [first], [(topic, b"key")]),

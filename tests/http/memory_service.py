@@ -330,9 +330,10 @@ class MemoryService:
         return Handed(messages)
 
     async def settle(
-        self, kind: str, leases: list[str], value_ms: int | None, reason: str = "", *, count: bool = True
-    ) -> list[str]:
-        self.reason, self.count = reason, count
+        self, kind: str, leases: list[str], value_ms: int | None, reason: str = "", *, count: bool = True,
+        dead: bool = False,
+    ) -> list[str]:  # fmt: skip
+        self.reason, self.count, self.dead = reason, count, dead
         if self.fail is not None:
             raise self.fail
         _, ok = decode_leases(0, leases)

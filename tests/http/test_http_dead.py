@@ -88,6 +88,14 @@ async def test_a_nack_may_say_why(node: Node) -> None:
     assert answer.status == 400
 
 
+async def test_a_nack_may_end_a_message_as_dead(node: Node) -> None:
+    answer = await node.ask("POST", "/v1/leases:nack", {"leases": ["x"], "reason": "no such customer", "dead": True})
+    assert (answer.status, node.service.dead, node.service.reason) == (200, True, "no such customer")
+    for more in ({"delay": "1s"}, {"count": False}):
+        answer = await node.ask("POST", "/v1/leases:nack", {"leases": ["x"], "dead": True, **more})
+        assert (answer.status, "leave out" in answer.json["detail"]) == (400, True)
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body"),
     [

@@ -42,7 +42,7 @@ step = st.one_of(
     st.tuples(st.just("publish key"), topic),
     st.tuples(st.just("grant"), st.lists(numbers, min_size=1, max_size=6), st.sampled_from([1, 30_000])),
     st.tuples(st.just("ack"), numbers),
-    st.tuples(st.just("nack"), numbers, st.sampled_from([-1, -1, 0, 90 * 60_000])),
+    st.tuples(st.just("nack"), numbers, st.sampled_from([-1, -1, 0, 90 * 60_000, commands.DEAD_NOW])),
     st.tuples(st.just("expire")),
     st.tuples(st.just("wait"), st.sampled_from([0, 1, 2_500, 40 * 60_000, 3 * H])),
     st.tuples(st.just("ttl"), st.sampled_from([1, 3, 1_000])),

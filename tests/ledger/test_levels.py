@@ -18,6 +18,7 @@ from hadelay.ledger.describe import describe
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.topicchanges import READY, SCHEDULED
 from hadelay.ledger.transitions import MAX_EXCUSED, failures_of
+from hadelay.model import Event
 from hadelay.settings import topic
 from hadelay.version import (
     ACK_OF_THIS_LIFE,
@@ -26,6 +27,7 @@ from hadelay.version import (
     FIRST_LEVEL,
     MASKED_OF_ORIGIN,
     ONE_PER_KEY,
+    OUTCOMES_LEVEL,
     PLAIN_URLS,
     SCHEDULER_LEVEL,
     UNCOUNTED,
@@ -216,6 +218,45 @@ def test_what_nobody_tried_does_not_count(level: int) -> None:
         assert world.states(message_id) == ["ready"]
         world.nack(world.lease(message_id), 0)
     assert world.states(message_id) == ["dead"]
+
+
+@pytest.mark.parametrize("level", [UNCOUNTED - 1, OUTCOMES_LEVEL - 1, OUTCOMES_LEVEL])
+def test_a_consumer_ends_a_message_as_dead(level: int) -> None:
+    """At the first attempt, with its reason. Before the level of that, all programs judge alike: as of a delay that is
+    too long, or as of the topic's backoff."""
+    world = World(level=level)
+    world.one(commands.encode_topic_put("t", {"max_attempts": 5}))
+    (message_id,) = world.ids(draft())
+    result = world.nack(world.lease(message_id), commands.DEAD_NOW, "no such customer")
+    if level < OUTCOMES_LEVEL:
+        assert isinstance(result, Refused) == (level >= UNCOUNTED)
+        assert world.states(message_id) == ["leased" if level >= UNCOUNTED else "ready"]
+        return
+    assert (result, world.states(message_id)) == ([LeaseOutcome.DONE], ["dead"])
+    found = describe(world.ledger, message_id)
+    assert found is not None
+    assert [event.reason for event in found.history if event.event is Event.NACKED] == ["no such customer"]
+    world.one(commands.encode_redrive("n1", "t", [message_id]))
+    assert world.states(message_id) == ["ready"]
+    world.restart()
+
+
+def test_what_is_ended_as_dead_goes_where_the_topic_sends_its_dead() -> None:
+    """To the dead-letter topic; but expired is expired, and cancelled is cancelled."""
+    world = World()
+    world.one(commands.encode_topic_put("t", {"dead_letter": "graves"}))
+    world.one(commands.encode_topic_put("gone", {}))
+    routed, late, purged = world.ids(draft("t"), replace(draft("t"), ttl_ms=1_000), draft("gone"))
+    first, second, third = (world.lease(message_id) for message_id in (routed, late, purged))
+    world.now += 2_000
+    world.one(commands.encode_topic_delete("gone", True))
+    for leases in (first, second, third):
+        assert world.nack(leases, commands.DEAD_NOW) == [LeaseOutcome.DONE]
+    found = describe(world.ledger, routed)
+    assert found is not None
+    assert (found.topic, found.state.value, found.attempt) == ("graves", "ready", 0)
+    assert world.states(late) == ["expired"]
+    assert world.states(purged) == ["cancelled"]
 
 
 def test_uncounted_attempts_are_bounded() -> None:

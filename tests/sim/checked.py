@@ -3,8 +3,9 @@
 #: Every promise, or branch of one, under the name that violations have; "checked …" is how often it was decided on.
 CHECKED = (
     "I1 lost", "I2 conservation", "I3 phantom", "I3 phantom, body", "I3 phantom, tags", "I3 phantom, cancelled",
-    "I3 phantom, purged", "I3 phantom, refused", "I5 resurrection", "I6 double lease, attempts",
-    "I6 double lease, overlap", "I6 double lease, true time", "I6 double lease, interval", "I8 duplicate, told",
+    "I3 phantom, purged", "I3 phantom, refused", "I5 resurrection", "I5 resurrection, dead",
+    "I6 double lease, attempts", "I6 double lease, overlap", "I6 double lease, true time", "I6 double lease, interval",
+    "I8 duplicate, told",
     "I8 duplicate, handed out", "I9 early, cluster time", "I9 early, delay", "I9 early, time of day", "I9 early, clock",
     "I10 late", "I12 divergence, entries", "I12 divergence, results", "I12 divergence, replicas",
     "I13 log safety, leaders", "I13 log safety, votes", "I13 log safety, vote on disk", "I13 log safety, term",

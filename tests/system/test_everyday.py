@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from hadelay.version import UNCOUNTED
+from hadelay import Client
+from hadelay.version import OUTCOMES_LEVEL, UNCOUNTED
 from tests.system.cluster import Cluster, body_of, environment, hadelay, until
 
 
@@ -241,3 +242,20 @@ def test_deploys_are_no_failed_attempts(cluster: Cluster) -> None:
     (last,) = cluster.receive("n1", "deploys", max=1, wait="10s")
     assert last["attempt"] == 5
     assert cluster.settle("n2", "ack", [last]) == ["acked"]
+
+
+def test_a_handler_gives_a_message_up(cluster: Cluster) -> None:
+    """It is dead at its first attempt, with the reason, and can be redriven; a snooze counts no attempt."""
+    until(lambda: cluster.ask("n1", "GET", "/v1/cluster").json["feature_level"] >= OUTCOMES_LEVEL, "all nodes know how")
+    message = cluster.publish("n2", "hopeless", b"for nobody")
+    with Client(list(cluster.urls.values())) as client:
+        (given,) = client.receive("hopeless", wait="10s")
+        assert given.snooze("100ms") == "nacked"
+        (given,) = client.receive("hopeless", wait="10s")
+        assert given.nack(dead=True, reason="no such customer") == "nacked"
+        assert given.ack() == "lease_lost"
+        (letter,) = client.dead("hopeless")
+        assert (letter.id, letter.errors[-1].reason) == (message, "no such customer")
+        assert [one.outcome for one in client.redrive("hopeless", [message])] == ["redriven"]
+        (given,) = client.receive("hopeless", wait="10s")
+        assert (given.attempt, given.ack()) == (1, "acked")

@@ -134,6 +134,16 @@ def answered_before_commit(propose: Original, self: GroupCommit, command: bytes,
     done(LeaseResult(np.full(len(leases.rows), LeaseOutcome.DONE, np.uint8)), None)
 
 
+@bug(
+    "a message that its consumer ended as dead is tried again", "", "I5 resurrection, dead",
+    at=(leases.ReturnedLeases, "__init__"),
+)  # fmt: skip
+def dead_is_retried(
+    init: Original, self: Any, ledger: Any, failure: Any, delay_ms: int, *more: Any, **how: Any
+) -> None:
+    init(self, ledger, failure, max(delay_ms, -1), *more, **how)
+
+
 @bug("hand-outs precede their commit", "partition pause kill", "I6", at=(DeliveryLoop, "_make_handout"))
 def dispatch_before_commit(_: Original, loop: DeliveryLoop, grants: Grants) -> IntervalHandout:
     return IntervalHandout(grants, loop.has_leader_lease)

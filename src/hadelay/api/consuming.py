@@ -74,6 +74,8 @@ class Nack(Request):
     reason: str | None = None
     #: Whether the attempt counts as failed, for max_attempts and backoff. If False, the default of `delay` is 0.
     count: bool = True
+    #: Whether the message is dead at once, whatever its attempts. Not together with `delay` and `count`.
+    dead: bool = False
 
 
 class Extend(Request):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -11,18 +10,14 @@ from typing import Any
 import msgspec
 
 from hadelay.client import wire
-from hadelay.client.consumer import Consumer, Leased
+from hadelay.client.consumer import DRAIN_S, Consumer, OnError
+from hadelay.client.message import AsyncMessage
 from hadelay.client.requests import Topics
 from hadelay.client.schedules import ScheduleRequests
 from hadelay.client.transport import Transport
 from hadelay.client.types import Body, Delay, OnConflict, Put, PutResult, Receipt, When
 from hadelay.errors import HadelayError
 from hadelay.paths import segment
-
-log = logging.getLogger(__name__)
-
-#: Time for the handlers of a stopped `work` to end, in seconds: less than the 10 s that `docker stop` waits.
-_DRAIN_S = 8.0
 
 
 class AsyncClient(ScheduleRequests):
@@ -158,54 +153,47 @@ class AsyncClient(ScheduleRequests):
         """Receive messages as they fall due, at most `concurrency` unsettled messages at a time. Leases are extended
         until their messages are settled.
 
-        tags, any_tags: as in `receive`. `stop` of the returned consumer ends its loop.
+        tags, any_tags: as in `receive`. `stop` of the returned consumer ends its loop; `concurrency` and `topics` may
+        be set meanwhile.
         """
         lease_s, wait_s = wire.seconds_of(lease), wire.seconds_of(wait)
         poll = partial(
-            self.receive, wire.each(topics), wait=wait_s, lease=lease_s, consumer=consumer,
-            tags=wire.each(tags), any_tags=wire.each(any_tags),
+            self.receive, wait=wait_s, lease=lease_s, consumer=consumer, tags=wire.each(tags),
+            any_tags=wire.each(any_tags),
         )  # fmt: skip
-        return Consumer(self, poll, lease_s, concurrency, self._consumers)
+        return Consumer(self, topics, poll, lease_s, concurrency, self._consumers)
 
     async def work(
         self,
         topics: Topics,
-        handler: Callable[[Leased], Awaitable[object]],
+        handler: Callable[[AsyncMessage], Awaitable[object]],
         *,
         concurrency: int = 10,
         lease: Delay = 30,
         tags: Sequence[str] = (),
         any_tags: Sequence[str] = (),
-        on_error: Callable[[Leased, Exception], object] | None = None,
-        drain: Delay = _DRAIN_S,
+        on_error: OnError | None = None,
+        stop: asyncio.Event | None = None,
+        drain: Delay = DRAIN_S,
     ) -> None:
-        """Run `handler` for every message, `concurrency` at a time, until cancelled.
+        """Run `handler` for every message, `concurrency` at a time, until `stop` is set, or until cancelled.
 
         An exception nacks its message, with the exception as the reason, and is given to `on_error`, or logged.
 
-        drain: after a cancellation, time for handlers to finish, their leases extended meanwhile. Then the handlers are
-        cancelled, and their messages go back at once; that attempt does not count. A second cancellation ends the wait.
+        drain: after a stop or cancellation, time for handlers to finish, their leases extended meanwhile. Then the
+        handlers are cancelled, and their messages go back at once; that attempt does not count. A second cancellation
+        ends the wait. `consume(…).work` does the same, with a consumer to stop or to change meanwhile.
         """
         drain_s = wire.seconds_of(drain)
         consumer = self.consume(topics, concurrency=concurrency, lease=lease, tags=tags, any_tags=any_tags)
-
-        async def run(message: Leased) -> None:
-            try:
-                async with message:
-                    await handler(message)
-            except Exception as error:
-                if on_error is not None:
-                    on_error(message, error)
-                else:
-                    log.error("the handler failed on message %s", message.id, exc_info=error)
-
+        stopper = None if stop is None else asyncio.create_task(_stop_on(stop, consumer))
         try:
-            async with asyncio.TaskGroup() as tasks:
-                try:
-                    while (message := await anext(consumer, None)) is not None:
-                        tasks.create_task(run(message))
-                finally:
-                    await consumer.drain(drain_s)
+            await consumer.work(handler, on_error=on_error, drain=drain_s)
         finally:
-            consumer.give_up()  # gives back unsettled messages, also those whose tasks were cancelled before they began
-            await consumer.close()
+            if stopper is not None:
+                stopper.cancel()
+
+
+async def _stop_on(event: asyncio.Event, consumer: Consumer) -> None:
+    await event.wait()
+    consumer.stop()

@@ -11,13 +11,10 @@ import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any
 
-import msgspec
-
-from hadelay.client.requests import Requests
-from hadelay.client.types import AckOutcome, Delay, ExtendOutcome, Message, NackOutcome
-from hadelay.errors import BadRequest, HadelayError
+from hadelay.client.message import GIVE_BACK, AsyncMessage, How, Leasing, settled
+from hadelay.client.wire import each
+from hadelay.errors import HadelayError
 
 log = logging.getLogger(__name__)
 
@@ -26,89 +23,74 @@ _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _MAX_POLL = 1_000
 #: Timeout in seconds of the last poll after a stop, which fetches messages that the cancelled poll was granted.
 _LAST_POLL_S = 2.0
-#: How to settle a lease: "ack", "nack" or "give back"; delay before the next hand-out; reason.
-_How = tuple[str, Delay | None, str | None]
-_ACK: _How = ("ack", None, None)
-_GIVE_BACK: _How = ("give back", None, "the consumer stopped")
+#: Time for the handlers of a stopped `work` to end, in seconds: less than the 10 s that `docker stop` waits.
+DRAIN_S = 8.0
 
-
-class Leased(Message, kw_only=True):
-    """A message of a consumer. `async with` acks the message at the end, or nacks it on an exception.
-
-    A stop is no failure: after a cancellation, Ctrl-C or SystemExit the message goes back at once, and the attempt does
-    not count. So put a timeout inside: one around `async with` cancels it.
-    """
-
-    _consumer: Any = None
-    _settled: bool = False
-
-    async def ack(self) -> AckOutcome:
-        """Ack the message. Returns `acked`, `already_acked` or `lease_lost` (others may have the message now)."""
-        return await self._consumer.settle(self, _ACK)  # type: ignore[no-any-return]
-
-    async def nack(self, delay: Delay | None = None, *, reason: str | None = None) -> NackOutcome:
-        """Nack the message: it is due again after `delay`, or the topic's backoff. `reason` is stored."""
-        return await self._consumer.settle(self, ("nack", delay, reason))  # type: ignore[no-any-return]
-
-    async def extend(self, lease: Delay) -> ExtendOutcome:
-        """Extend the lease to `lease` from now, in addition to the extensions by the consumer."""
-        return (await self._consumer.client.extend([self], lease=lease))[0]  # type: ignore[no-any-return]
-
-    async def __aenter__(self) -> Leased:
-        return self
-
-    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._settled:
-            return
-        if error is None:
-            await self.ack()
-            return
-        try:
-            if isinstance(error, Exception):
-                await self.nack(reason=reason_of(error))
-            else:
-                await self._consumer.give_back(self, error)
-        except Exception as failure:
-            # If the nack fails, only log that: the handler's error is raised, and the message's lease expires.
-            log.warning("message %s was not given back: %s", self.id, failure)
-
-
-def reason_of(error: BaseException) -> str:
-    """An exception as a nack's reason: its class and text, at most 128 bytes of printable text."""
-    text = "".join(c if c.isprintable() else " " for c in f"{type(error).__name__}: {error}".strip(": "))
-    return text.encode("utf-8", "replace")[:128].decode("utf-8", "ignore")
+Poll = Callable[..., Awaitable[list[AsyncMessage]]]
+OnError = Callable[[AsyncMessage, Exception], object]
 
 
 class Consumer:
-    """Leased messages of `consume`, to iterate once, with `async for`. Leaving the loop gives back fetched messages
-    that were not handed out.
+    """Leased messages of `consume`: to iterate once, with `async for`, or one at a time with `next`, or with a handler
+    in `work`. Leaving the loop gives back fetched messages that were not handed out.
+
+    `concurrency` and `topics` may be set while the consumer runs, and hold from the next poll on.
 
     To stop without losing work: `stop` or `drain` first, then leave the loop.
     """
 
     def __init__(
-        self, client: Requests, poll: Callable[..., Awaitable[list[Message]]], lease_s: float, concurrency: int,
+        self, client: Leasing, topics: str | Sequence[str], poll: Poll, lease_s: float, concurrency: int,
         registry: set[Consumer],
     ) -> None:  # fmt: skip
-        """poll: `client.receive` with the consumer's topics and options. registry: consumers that the client closes."""
-        if concurrency < 1:
-            raise ValueError(f"concurrency: expected at least 1, not {concurrency}")
-        self.client, self.concurrency = client, concurrency
+        """poll: `client.receive` with the consumer's options. registry: consumers that the client closes."""
+        self.client, self._topics = client, each(topics)
         self._receive, self._lease_s, self._registry = poll, lease_s, registry
+        self._concurrency = _at_least_one(concurrency)
         #: Unsettled messages by lease token: those in `_queue`, and those handed out to the caller.
-        self.held: dict[str, Leased] = {}
+        self.held: dict[str, AsyncMessage] = {}
         #: Fetched messages, not yet handed to the caller; an exception is raised, None ends the iteration.
-        self._queue: asyncio.Queue[Leased | Exception | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[AsyncMessage | Exception | None] = asyncio.Queue()
         self._room = asyncio.Event()
         #: Leases to settle, with the futures of their outcomes.
-        self._orders: dict[_How, dict[str, asyncio.Future[str]]] = {}
+        self._orders: dict[How, dict[str, asyncio.Future[str]]] = {}
         #: Tasks of the running consumer: the poll, and the extension of leases.
         self._tasks: list[asyncio.Task[None]] = []
         self._sender: asyncio.Task[None] | None = None
+        #: The request of the poll that is under way.
+        self._asked: asyncio.Future[list[AsyncMessage]] | None = None
         self._stopped = False
         self._closing: asyncio.Task[None] | None = None
 
-    async def __aiter__(self) -> AsyncIterator[Leased]:
+    @property
+    def stopped(self) -> bool:
+        """Whether `stop`, `drain` or `close` was called: no further message comes."""
+        return self._stopped
+
+    @property
+    def concurrency(self) -> int:
+        """Limit of unsettled messages. A lower limit takes back nothing: the poll under way may exceed it."""
+        return self._concurrency
+
+    @concurrency.setter
+    def concurrency(self, most: int) -> None:
+        self._concurrency = _at_least_one(most)
+        self._room.set()
+
+    @property
+    def topics(self) -> list[str]:
+        """Topics to receive from; setting them ends the poll under way. Messages of a removed topic that were fetched
+        before still come. Without topics, the consumer waits."""
+        return list(self._topics)
+
+    @topics.setter
+    def topics(self, topics: str | Sequence[str]) -> None:
+        self._topics = each(topics)
+        self._room.set()
+        if self._asked is not None:
+            self._asked.cancel()
+
+    async def __aiter__(self) -> AsyncIterator[AsyncMessage]:
         if self._tasks or self._stopped:
             raise RuntimeError("a consumer can be iterated only once: call consume again")
         try:
@@ -118,7 +100,7 @@ class Consumer:
         finally:
             await self.close()
 
-    async def __anext__(self) -> Leased:
+    async def __anext__(self) -> AsyncMessage:
         """Get the next message; for callers that always `close` the consumer themselves."""
         if not self._tasks and not self._stopped:
             self._registry.add(self)
@@ -129,6 +111,43 @@ class Consumer:
             if item.lease in self.held:
                 return item
         raise StopAsyncIteration
+
+    async def next(self, timeout: float | None = None) -> AsyncMessage | None:
+        """Get the next message; None if there is none within `timeout` seconds, or the consumer stopped. For callers
+        that always `close` the consumer themselves."""
+        with contextlib.suppress(TimeoutError, StopAsyncIteration):
+            async with asyncio.timeout(timeout):
+                return await self.__anext__()
+        return None
+
+    async def work(
+        self,
+        handler: Callable[[AsyncMessage], Awaitable[object]],
+        *,
+        on_error: OnError | None = None,
+        drain: float = DRAIN_S,
+    ) -> None:
+        """Run `handler` for every message, until `stop`, or until cancelled. An exception nacks its message, with the
+        exception as the reason, and is given to `on_error`, or logged.
+
+        drain: seconds for handlers to finish after that, their leases extended meanwhile. Then the handlers are
+        cancelled, and their messages go back at once; that attempt does not count. A second cancellation ends the wait.
+        """
+        running: set[asyncio.Task[None]] = set()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                try:
+                    while (message := await anext(self, None)) is not None:
+                        task = tasks.create_task(_handled(message, handler, on_error))
+                        running.add(task)
+                        task.add_done_callback(running.discard)
+                finally:
+                    await self.drain(drain)
+                    for task in running:
+                        task.cancel()
+        finally:
+            self._give_up()  # gives back unsettled messages, also those whose tasks were cancelled before they began
+            await self.close()
 
     def stop(self) -> None:
         """Stop fetching, and end the iteration. Fetched messages that were not handed out go back at once, and their
@@ -144,8 +163,8 @@ class Consumer:
 
     def _give_back_queued(self, _: object = None) -> None:
         while not self._queue.empty():
-            if isinstance(item := self._queue.get_nowait(), Leased):
-                self._order(item, _GIVE_BACK)
+            if isinstance(item := self._queue.get_nowait(), AsyncMessage):
+                self._order(item, GIVE_BACK)
         self._queue.put_nowait(None)
 
     async def drain(self, timeout: float | None = None) -> bool:
@@ -187,20 +206,24 @@ class Consumer:
     async def _poll(self) -> None:
         request_id = ""
         while True:
-            room = self.concurrency - len(self.held)
-            if room <= 0:
+            room = self._concurrency - len(self.held)
+            if room <= 0 or not self._topics:
                 self._room.clear()
                 await self._room.wait()
                 continue
             # Keep a poll's request id until an answer arrives: the node then repeats an answer that was lost.
             request_id = request_id or os.urandom(12).hex()
+            topics = self._topics
             try:
-                messages = await self._receive(request_id=request_id, max=min(room, _MAX_POLL))
+                messages = await self._ask(topics, request_id, min(room, _MAX_POLL))
             except asyncio.CancelledError:
-                # The cancelled poll may have been granted messages: repeat its request to give them back.
+                # The cancelled poll may have been granted messages: repeat its request to take them.
                 with contextlib.suppress(Exception):
-                    self._take(await self._receive(request_id=request_id, max=1, wait=0, timeout=_LAST_POLL_S))
-                raise
+                    self._take(await self._receive(topics, request_id=request_id, max=1, wait=0, timeout=_LAST_POLL_S))
+                if self._cancelled():
+                    raise
+                request_id = ""  # the topics changed, and cancelled the request alone
+                continue
             except Exception as error:
                 # Raise for the user after a refusal, and after an answer that no node sent: retries would not help.
                 if not isinstance(error, HadelayError) or not error.retryable:
@@ -212,11 +235,24 @@ class Consumer:
             request_id = ""
             self._take(messages)
 
-    def _take(self, messages: Sequence[Message]) -> None:
+    def _cancelled(self) -> bool:
+        return bool(self._tasks[0].cancelling())
+
+    async def _ask(self, topics: list[str], request_id: str, room: int) -> list[AsyncMessage]:
+        self._asked = asyncio.ensure_future(self._receive(topics, request_id=request_id, max=room))
+        try:
+            return await self._asked
+        finally:
+            self._asked = None
+
+    def _take(self, messages: Sequence[AsyncMessage]) -> None:
         for message in messages:
-            leased = Leased(**msgspec.structs.asdict(message), _consumer=self)
-            self.held[leased.lease] = leased
-            self._queue.put_nowait(leased)
+            message._consumer = self
+            self.held[message.lease] = message
+            if message.topic in self._topics or self._stopped:
+                self._queue.put_nowait(message)
+            else:
+                self._order(message, GIVE_BACK)  # its topic was removed during the poll
 
     async def _extend(self) -> None:
         """Extend all leases every third of their length: two extensions may fail before a lease is lost."""
@@ -233,32 +269,33 @@ class Consumer:
             for message, outcome in zip(held, outcomes, strict=True):
                 if outcome == "lease_lost" and not message._settled:
                     log.warning("the lease of message %s was lost: the message is handed out again", message.id)
+                    message.lost = True
                     self._forget(message.lease)
 
     def _forget(self, lease: str) -> None:
         if self.held.pop(lease, None) is not None:
             self._room.set()
 
-    async def settle(self, message: Leased, how: _How) -> str:
+    async def settle(self, message: AsyncMessage, how: How) -> str:
         # Shielded: a cancelled caller must not cancel the settlement, nor its outcome for other callers.
         return await asyncio.shield(self._order(message, how))
 
-    async def give_back(self, message: Leased, why: BaseException) -> None:
+    async def give_back(self, message: AsyncMessage, why: BaseException) -> None:
         """Give back a message; the attempt does not count. why: SystemExit and KeyboardInterrupt stop the consumer."""
         if not isinstance(why, asyncio.CancelledError):
             self.stop()
-        if self._tasks[0].cancelling():
+        if self._cancelled():
             # Wait for the end of the poll: its last request could be granted this message again.
             await asyncio.wait(self._tasks[:1])
-        await self.settle(message, _GIVE_BACK)
+        await self.settle(message, GIVE_BACK)
 
-    def give_up(self) -> None:
+    def _give_up(self) -> None:
         """Give back all messages that were handed out and are not settled, because their handlers have ended."""
         for message in self.held.values():
             if not message._settled:
-                self._order(message, _GIVE_BACK)
+                self._order(message, GIVE_BACK)
 
-    def _order(self, message: Leased, how: _How) -> asyncio.Future[str]:
+    def _order(self, message: AsyncMessage, how: How) -> asyncio.Future[str]:
         # If a lease is settled again before the first outcome arrives, both callers get that outcome.
         new = asyncio.get_running_loop().create_future()
         future = self._orders.setdefault(how, {}).setdefault(message.lease, new)
@@ -280,7 +317,7 @@ class Consumer:
             how = next(iter(self._orders))
             leases = list(self._orders[how])
             try:
-                outcomes: Sequence[str | Exception] = await self._settled(how, leases)
+                outcomes: Sequence[str | Exception] = await settled(self.client, how, leases)
             except Exception as error:
                 outcomes = [error] * len(leases)
             futures = self._orders.pop(how)
@@ -295,13 +332,21 @@ class Consumer:
             if futures:
                 self._orders[how] = futures
 
-    async def _settled(self, how: _How, leases: list[str]) -> Sequence[str]:
-        verb, delay, reason = how
-        if verb == "ack":
-            return await self.client.ack(leases)
-        if how != _GIVE_BACK:
-            return await self.client.nack(leases, delay=delay, reason=reason)
-        try:
-            return await self.client.nack(leases, delay=0, reason=reason, count=False)
-        except BadRequest:  # an older node refuses the unknown field `count`: without the field, the attempt counts
-            return await self.client.nack(leases, delay=0, reason=reason)
+
+def _at_least_one(concurrency: int) -> int:
+    if concurrency < 1:
+        raise ValueError(f"concurrency: expected at least 1, not {concurrency}")
+    return concurrency
+
+
+async def _handled(
+    message: AsyncMessage, handler: Callable[[AsyncMessage], Awaitable[object]], on_error: OnError | None
+) -> None:
+    try:
+        async with message:
+            await handler(message)
+    except Exception as error:
+        if on_error is not None:
+            on_error(message, error)
+        else:
+            log.error("the handler failed on message %s", message.id, exc_info=error)

@@ -9,6 +9,7 @@ import msgspec
 from hadelay.api import cluster as api
 from hadelay.api import messages
 from hadelay.client import wire
+from hadelay.client.message import AsyncMessage
 from hadelay.client.transport import Transport
 from hadelay.client.types import (
     AckOutcome,
@@ -138,7 +139,7 @@ class Requests:
         consumer: str | None = None,
         request_id: str | None = None,
         timeout: float | None = None,
-    ) -> list[Message]:
+    ) -> list[AsyncMessage]:
         """Lease up to `max` messages that are due, waiting for the first for up to `wait`.
 
         tags, any_tags: only messages that have all of the former and, if there are any, one of the latter.
@@ -152,7 +153,7 @@ class Requests:
         }
         query |= _present({"lease": plain(lease), "tags": each(tags) or None, "any_tags": each(any_tags) or None})
         wait_s = seconds_of(wait)
-        return await self._transport.request(
+        messages = await self._transport.request(
             "POST",
             "/v1/receive",
             wire.read_messages,
@@ -162,21 +163,26 @@ class Requests:
             answer_within_s=wait_s + _POLL_GRACE_S,
             to_leader=True,
         )
+        for message in messages:
+            message._client = self
+        return messages
 
     async def ack(self, leases: Leases) -> list[AckOutcome]:
         """Acknowledge messages as done; returns `acked`, `already_acked` or `lease_lost` for each lease."""
         return cast(list[AckOutcome], await self._settle("ack", leases))
 
     async def nack(
-        self, leases: Leases, *, delay: Delay | None = None, reason: str | None = None, count: bool = True
-    ) -> list[NackOutcome]:
+        self, leases: Leases, *, delay: Delay | None = None, reason: str | None = None, count: bool = True,
+        dead: bool = False,
+    ) -> list[NackOutcome]:  # fmt: skip
         """Give messages back as not done; returns `nacked`, `already_acked` or `lease_lost` for each lease.
 
         The message is handed out again after `delay`, or after the topic's backoff; after the topic's last attempt it
         is dead. reason: at most 128 bytes, kept with the message and shown with it when it is dead. count: False gives
-        it back unhandled: the attempt counts neither for max_attempts nor for the backoff.
+        it back unhandled: the attempt counts neither for max_attempts nor for the backoff. dead: no further attempt;
+        the message is a dead letter now.
         """
-        options = {"delay": plain(delay), "reason": reason, "count": None if count else False}
+        options = {"delay": plain(delay), "reason": reason, "count": None if count else False, "dead": dead or None}
         return cast(list[NackOutcome], await self._settle("nack", leases, **options))
 
     async def extend(self, leases: Leases, *, lease: Delay) -> list[ExtendOutcome]:

@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import functools
 import os
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for_any
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from hadelay.client.aio import AsyncClient
-from hadelay.client.consumer import Consumer, Leased
+from hadelay.client.consumer import DRAIN_S, Consumer
+from hadelay.client.message import AsyncMessage
+from hadelay.client.requests import Topics
+from hadelay.client.threads import HandlerThreads
 from hadelay.client.types import AckOutcome, Delay, ExtendOutcome, Message, NackOutcome, Put, PutResult
-from hadelay.client.wire import batches, own_or_new_key
+from hadelay.client.wire import batches, own_or_new_key, seconds_of
 
 P = ParamSpec("P")
 A = TypeVar("A")
@@ -33,6 +39,8 @@ _background: asyncio.AbstractEventLoop | None = None
 _used: set[AsyncClient] = set()
 #: Limit of the time for consumers to give back messages when the interpreter ends, in seconds.
 _CLOSE_S = 2.0
+#: Interval at which `work` looks whether its event `stop` is set, in seconds.
+_LOOK_S = 0.1
 
 
 def _loop() -> asyncio.AbstractEventLoop:
@@ -110,7 +118,7 @@ def _blocking(
 
 def _each(iterator: AsyncIterator[R], client: Client) -> Generator[R, None, None]:
     """Iterate over an async iterator, blocking. The reference to `client` keeps it from being garbage-collected."""
-    of = client._client
+    of = client._async()
     try:
         while True:
             try:
@@ -120,33 +128,46 @@ def _each(iterator: AsyncIterator[R], client: Client) -> Generator[R, None, None
             except StopAsyncIteration:
                 return
     finally:
-        if of not in _used:
-            pass  # the iterator belongs to the parent process, or was closed at the interpreter's end
-        elif threading.current_thread().name == _THREAD:
-            # The generator is garbage-collected on the event loop's own thread, which must not wait for itself.
-            asyncio.run_coroutine_threadsafe(_end(iterator), _loop())
-        else:
-            _wait(_end(iterator))
+        _finish(_end(iterator), of)
+
+
+def _finish(closing: Coroutine[Any, Any, None], of: AsyncClient) -> None:
+    """Close an iterator of the client `of`."""
+    if of not in _used:
+        closing.close()  # the iterator belongs to the parent process, or was closed at the interpreter's end
+    elif threading.current_thread().name == _THREAD:
+        # The iterator is garbage-collected on the event loop's own thread, which must not wait for itself.
+        asyncio.run_coroutine_threadsafe(closing, _loop())
+    else:
+        _wait(closing)
 
 
 async def _end(iterator: Any) -> None:
-    """Close a consumer or a generator. Works even if the wait for its next item was cancelled a moment ago."""
+    """Close a generator. Works even if the wait for its next item was cancelled a moment ago."""
     while getattr(iterator, "ag_running", False):  # noqa: ASYNC110
         await asyncio.sleep(0.001)
-    await (iterator.close() if isinstance(iterator, Consumer) else iterator.aclose())
+    await iterator.aclose()
 
 
-class Delivered:
-    """A message of `Client.consume`, with all fields of Message. `with` acks it, or nacks it on an exception."""
+class SyncMessage(Message, kw_only=True):
+    """A message of `Client.receive` or `consume`: AsyncMessage without the await. `with` acks it, or nacks it on an
+    exception."""
 
-    def __init__(self, leased: Leased, client: Client) -> None:
-        self.message: Message = leased
-        self._leased = leased
-        # These references keep the client from being garbage-collected while the message may be settled.
-        self._client, self._of = client, client._client
+    _message: AsyncMessage
+    # These references keep the client from being garbage-collected while the message may be settled.
+    _client: Client
+    _of: AsyncClient
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.message, name)
+    @classmethod
+    def _made(cls, message: AsyncMessage, client: Client) -> SyncMessage:
+        assert client._client is not None, "it received the message"
+        fields = {name: getattr(message, name) for name in Message.__struct_fields__}
+        return cls(**fields, _message=message, _client=client, _of=client._client)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the consumer noticed that the lease was lost: another consumer may have the message."""
+        return self._message.lost
 
     def _settle(self, coroutine: Coroutine[Any, Any, R]) -> R:
         if self._of not in _used:
@@ -155,31 +176,133 @@ class Delivered:
         return _wait(coroutine)
 
     def ack(self) -> AckOutcome:
-        return self._settle(self._leased.ack())
+        return self._settle(self._message.ack())
 
-    def nack(self, delay: Delay | None = None, *, reason: str | None = None) -> NackOutcome:
-        return self._settle(self._leased.nack(delay, reason=reason))
+    def nack(
+        self, delay: Delay | None = None, *, reason: str | None = None, count: bool = True, dead: bool = False
+    ) -> NackOutcome:
+        return self._settle(self._message.nack(delay, reason=reason, count=count, dead=dead))
+
+    def snooze(self, delay: Delay, *, reason: str | None = None) -> NackOutcome:
+        return self._settle(self._message.snooze(delay, reason=reason))
 
     def extend(self, lease: Delay) -> ExtendOutcome:
-        return self._settle(self._leased.extend(lease))
+        return self._settle(self._message.extend(lease))
 
-    def __enter__(self) -> Message:
-        return self.message
+    def __enter__(self) -> SyncMessage:
+        return self
 
     def __exit__(self, *error: Any) -> None:
         if self._of in _used:  # a forked child leaves the message to the parent process
-            _wait(self._leased.__aexit__(*error))
+            _wait(self._message.__aexit__(*error))
 
 
-class Consuming(Iterator[Delivered]):
-    """Result of `Client.consume`: messages as they fall due, their leases extended until they are settled."""
+for _name in ("ack", "nack", "snooze", "extend"):
+    getattr(SyncMessage, _name).__doc__ = getattr(AsyncMessage, _name).__doc__
+
+
+def _received(receive: Coroutine[Any, Any, list[AsyncMessage]], client: Client) -> list[SyncMessage]:
+    return [SyncMessage._made(message, client) for message in _wait(receive)]
+
+
+class Consuming(Iterator[SyncMessage]):
+    """Result of `Client.consume`: messages as they fall due, their leases extended until they are settled. To iterate
+    over, or one at a time with `next`, or with a handler in `work`."""
 
     def __init__(self, consumer: Consumer, client: Client) -> None:
-        self._client, self._consumer = client, consumer
-        self._messages = _each(consumer, client)
+        assert client._client is not None, "it made the consumer"
+        self._client, self._consumer, self._of = client, consumer, client._client
+        self._begun = False
 
-    def __next__(self) -> Delivered:
-        return Delivered(next(self._messages), self._client)
+    @property
+    def stopped(self) -> bool:
+        """Whether `stop` or `close` was called: no further message comes."""
+        return self._consumer.stopped
+
+    @property
+    def concurrency(self) -> int:
+        """Limit of unsettled messages; may be set while the consumer runs."""
+        return self._consumer.concurrency
+
+    @concurrency.setter
+    def concurrency(self, most: int) -> None:
+        self._set("concurrency", most)
+
+    @property
+    def topics(self) -> list[str]:
+        """Topics to receive from; may be set while the consumer runs."""
+        return self._consumer.topics
+
+    @topics.setter
+    def topics(self, topics: Topics) -> None:
+        self._set("topics", topics)
+
+    def _set(self, name: str, value: Any) -> None:
+        async def change() -> None:
+            setattr(self._consumer, name, value)
+
+        _wait(change())
+
+    def __next__(self) -> SyncMessage:
+        message = self.next()
+        if message is None:
+            self.close()
+            raise StopIteration
+        return message
+
+    def next(self, timeout: float | None = None) -> SyncMessage | None:
+        """Get the next message; None if there is none within `timeout` seconds, or the consumer stopped."""
+        if self._begun and self._of not in _used:
+            raise RuntimeError("this loop began in another process: begin it again after a fork")
+        self._begun = True
+        try:
+            message = _wait(self._consumer.next(timeout))
+        except BaseException:
+            self.close()
+            raise
+        return None if message is None else SyncMessage._made(message, self._client)
+
+    def work(
+        self, handler: Callable[[SyncMessage], object], *, on_error: OnError | None = None, drain: Delay = DRAIN_S,
+        stop: threading.Event | None = None,
+    ) -> None:  # fmt: skip
+        """Run `handler` in threads for every message, until `stop` is called, or the event `stop` is set.
+
+        An exception nacks its message, with the exception as the reason, and is given to `on_error`, or logged. drain:
+        after a stop or Ctrl-C, time for handlers to finish, their leases extended meanwhile. Then their messages go
+        back at once, and that attempt does not count; a thread cannot be ended, and goes on. A second Ctrl-C ends the
+        wait. Threads end with the interpreter.
+        """
+        threads, self._begun = HandlerThreads(), True
+
+        async def run(message: AsyncMessage) -> None:
+            await threads.run(handler, SyncMessage._made(message, self._client))
+
+        def failed(message: AsyncMessage, error: Exception) -> None:
+            assert on_error is not None
+            on_error(SyncMessage._made(message, self._client), error)
+
+        working = self._consumer.work(
+            run, on_error=None if on_error is None else failed, drain=seconds_of(drain)
+        )  # fmt: skip
+        future = asyncio.run_coroutine_threadsafe(working, _loop())
+        try:
+            self._watch(future, stop)
+        except BaseException:  # Ctrl-C: drain, unless that is interrupted, too
+            self.stop()
+            with contextlib.suppress(Exception):
+                future.result()
+            raise
+        finally:
+            future.cancel()
+            threads.close()
+
+    def _watch(self, future: Future[None], stop: threading.Event | None) -> None:
+        if stop is not None:
+            while not (future.done() or stop.is_set()):
+                wait_for_any([future], _LOOK_S)
+            self.stop()
+        future.result()
 
     def stop(self) -> None:
         """Fetch no more, and end the loop after the current message. Other fetched messages go back at once, and their
@@ -188,8 +311,16 @@ class Consuming(Iterator[Delivered]):
 
     def close(self) -> None:
         """Leave the loop; fetched messages that were not handed out go back at once."""
+        self._begun = False
         self.stop()
-        self._messages.close()
+        _finish(self._consumer.close(), self._of)
+
+    def __del__(self) -> None:
+        if self._begun:
+            _finish(self._consumer.close(), self._of)
+
+
+OnError = Callable[[SyncMessage, Exception], object]
 
 
 class Client:
@@ -199,8 +330,8 @@ class Client:
     with Client("http://127.0.0.1:8400") as client:
         client.put("orders", {"id": 7}, delay="15m")
         for message in client.consume("orders"):
-            with message as m:
-                handle(m.json())
+            with message:
+                handle(message.json())
     """
 
     def __init__(
@@ -247,7 +378,7 @@ class Client:
     cancel = _blocking(AsyncClient.cancel, _wait)
     reschedule = _blocking(AsyncClient.reschedule, _wait)
     deliver_now = _blocking(AsyncClient.deliver_now, _wait)
-    receive = _blocking(AsyncClient.receive, _wait)
+    receive = _blocking(AsyncClient.receive, _received)
     ack = _blocking(AsyncClient.ack, _wait)
     nack = _blocking(AsyncClient.nack, _wait)
     extend = _blocking(AsyncClient.extend, _wait)
@@ -285,6 +416,28 @@ class Client:
     ready = _blocking(AsyncClient.ready, _wait)
     close = _blocking(AsyncClient.close, _wait)
     consume = _blocking(AsyncClient.consume, Consuming)
+
+    def work(
+        self,
+        topics: Topics,
+        handler: Callable[[SyncMessage], object],
+        *,
+        concurrency: int = 10,
+        lease: Delay = 30,
+        tags: Sequence[str] = (),
+        any_tags: Sequence[str] = (),
+        on_error: OnError | None = None,
+        stop: threading.Event | None = None,
+        drain: Delay = DRAIN_S,
+    ) -> None:
+        """Run `handler` in threads for every message, `concurrency` at a time, until `stop` is set, or Ctrl-C.
+
+        `Consuming.work` says what happens on exceptions and on a stop; `consume(…).work` does the same, with a consumer
+        to stop or to change meanwhile.
+        """
+        consuming = self.consume(topics, concurrency=concurrency, lease=lease, tags=tags, any_tags=any_tags)
+        consuming.work(handler, on_error=on_error, drain=drain, stop=stop)
+
     messages = _blocking(AsyncClient.messages, _each)
     dead = _blocking(AsyncClient.dead, _each)
     schedules = _blocking(AsyncClient.schedules, _each)

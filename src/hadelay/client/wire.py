@@ -15,13 +15,13 @@ import msgspec
 from hadelay.api.problems import error_of
 from hadelay.api.publishing import BatchResult, BatchResults
 from hadelay.api.text import parse_duration
+from hadelay.client.message import AsyncMessage
 from hadelay.client.transport import HttpAnswer
 from hadelay.client.types import (
     Body,
     Bucket,
     Delay,
     JobInfo,
-    Message,
     Put,
     PutResult,
     Receipt,
@@ -232,7 +232,7 @@ class WireBuckets(msgspec.Struct):
 
 
 _decode_results = msgspec.msgpack.Decoder(BatchResults[datetime]).decode
-_decode_messages = msgspec.msgpack.Decoder(WirePage[Message]).decode
+_decode_messages = msgspec.msgpack.Decoder(WirePage[AsyncMessage]).decode
 
 
 def read(kind: type[T]) -> Callable[[HttpAnswer], T]:
@@ -260,5 +260,5 @@ def _result(item: dict[str, Any], result: BatchResult[datetime], resent: bool) -
     )  # fmt: skip
 
 
-def read_messages(answer: HttpAnswer) -> list[Message]:
+def read_messages(answer: HttpAnswer) -> list[AsyncMessage]:
     return _decode_messages(answer.body).messages

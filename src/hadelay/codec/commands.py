@@ -69,6 +69,9 @@ _CURSOR = struct.Struct("<III")
 _LONG = struct.Struct("<Q")
 #: Section number of the hand-out delays, the only section of a SETTLE command.
 _DELAYS = 1
+#: Value of a NACK after which its messages are dead, whatever their attempts; from the feature level OUTCOMES_LEVEL on.
+#: Below that level, apply takes the value for an uncounted NACK with a delay that is too long, and refuses it.
+DEAD_NOW = -(1 << 63)
 #: Section number of the groups, the only section of a PUBLISH2 command; 1 is reserved for tags.
 _GROUPS = 2
 #: Flag bits of a member in an encoded MEMBERS command.
@@ -115,7 +118,8 @@ def uncounted(delay_ms: int) -> int:
 
 
 def encode_nack(node: str, rows: Rows, delay_ms: int = -1, reason: str = "") -> bytes:
-    """Encode a NACK. delay_ms: −1: the topic's backoff; less: see `uncounted`. reason: cut to MAX_REASON bytes."""
+    """Encode a NACK. delay_ms: −1: the topic's backoff; DEAD_NOW; other negative values: see
+    `uncounted`. reason: cut to MAX_REASON bytes."""
     cut = reason.encode()[:MAX_REASON].decode(errors="ignore")
     return _leases(Command.NACK, node, rows, delay_ms, pack_name(cut) if cut else b"")
 

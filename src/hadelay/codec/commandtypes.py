@@ -126,7 +126,8 @@ class Grant(NamedTuple):
 
 
 class SettleLeases(NamedTuple):
-    """An ACK, NACK or EXTEND. `value_ms`: delay of a NACK (−1: the topic's backoff), or lease time of an EXTEND."""
+    """An ACK, NACK or EXTEND. `value_ms`: delay of a NACK (negative: see commands.encode_nack), or lease time of an
+    EXTEND."""
 
     node: str
     value_ms: int

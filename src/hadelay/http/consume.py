@@ -163,13 +163,15 @@ async def ack(call: Call) -> Answer:
 @routes.add("POST", "/v1/leases:nack", body=consuming.Nack, returns={200: consuming.NackResults}, **_SETTLING)
 async def nack(call: Call) -> Answer:
     """Give messages back: they are handed out again after a delay or the topic's backoff, or become dead letters"""
-    delay = call.body.delay
+    delay, dead = call.body.delay, call.body.dead
+    if dead and (delay is not None or not call.body.count):
+        raise BadRequest("dead: a dead message has no further attempt: leave out delay and count")
     if delay is not None and delay > call.context.max_delay_ms:
         raise Impossible(f"delay: {delay} ms is beyond max_delay, {call.context.max_delay_ms} ms")
     reason = call.body.reason or ""
     if len(reason.encode()) > MAX_REASON:
         raise BadRequest(f"reason: at most {MAX_REASON} bytes")
-    return await _settle(call, "nack", None if delay is None else int(delay), reason, count=call.body.count)
+    return await _settle(call, "nack", None if delay is None else int(delay), reason, count=call.body.count, dead=dead)
 
 
 @routes.add("POST", "/v1/leases:extend", body=consuming.Extend, returns={200: consuming.ExtendResults}, **_SETTLING)
@@ -178,15 +180,13 @@ async def extend(call: Call) -> Answer:
     return await _settle(call, "extend", _lease(call, call.body.lease))
 
 
-async def _settle(
-    call: Call, kind: SettleKind, value_ms: int | None, reason: str = "", *, count: bool = True
-) -> Answer:
+async def _settle(call: Call, kind: SettleKind, value_ms: int | None, reason: str = "", **how: bool) -> Answer:
     leases = call.body.leases
     if len(leases) > _MAX_LEASES:
         raise BadRequest(f"leases: {len(leases)} given; at most {_MAX_LEASES} are allowed per request")
     if not call.access.may("consume", None):
         for topic in await call.service.consume.topics_of_leases(leases):
             call.access.need_of("consume", topic, "lease")
-    outcomes = await call.service.consume.settle(kind, leases, value_ms, reason, count=count) if leases else []
+    outcomes = await call.service.consume.settle(kind, leases, value_ms, reason, **how) if leases else []
     results: list[Any] = [{"lease": lease, "outcome": outcome} for lease, outcome in zip(leases, outcomes, strict=True)]
     return call.answer({"results": results})

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.codec.commands import uncounted
+from hadelay.codec.commands import DEAD_NOW, uncounted
 from hadelay.codec.commandtypes import SettleLeases
 from hadelay.codec.formats import I64, INDEX, MAX_NACK_DELAY_MS, NO_REASON, NODE, REASON, REASON_BITS, U32, Rows
 from hadelay.codec.results import ExpireResult, LeaseOutcome, LeaseResult, Refused
@@ -35,7 +35,7 @@ from hadelay.ledger.transitions import (
 )
 from hadelay.model import DEAD_HOURS, HOUR_MS, NONE32, Event
 from hadelay.settings.topic import WEBHOOK_FLOOR_MS, Exponential
-from hadelay.version import ACK_OF_THIS_LIFE, UNCOUNTED, WEBHOOK_FLOOR
+from hadelay.version import ACK_OF_THIS_LIFE, OUTCOMES_LEVEL, UNCOUNTED, WEBHOOK_FLOOR
 
 Backoff = tuple[int, ...] | Exponential
 
@@ -161,8 +161,8 @@ def _failed_since(ledger: Ledger, entry: Rows) -> int:
 
 def apply_nack(ledger: Ledger, command: SettleLeases) -> LeaseResult | Refused:
     delay_ms, counts = command.value_ms, True
-    if delay_ms < -1 and ledger.level >= UNCOUNTED:
-        delay_ms, counts = uncounted(delay_ms), False
+    if delay_ms < -1 and (delay_ms != DEAD_NOW or ledger.level < OUTCOMES_LEVEL):
+        delay_ms, counts = (uncounted(delay_ms), False) if ledger.level >= UNCOUNTED else (-1, True)
     if delay_ms > ledger.settings.max_delay_ms:
         return Refused("too_far", f"delay: at most {ledger.settings.max_delay_ms} ms are allowed (limits.max_delay)")
     outcomes = np.full(len(command.rows), LeaseOutcome.LEASE_LOST, np.uint8)
@@ -188,7 +188,8 @@ class ReturnedLeases:
     """Ends attempts without an ack, in one apply: messages wait again, die, expire or end as cancelled."""
 
     def __init__(self, ledger: Ledger, failure: FailedTry, delay_ms: int, node: int, *, counts: bool = True) -> None:
-        """delay_ms: of a NACK, negative for the topic's backoff. counts: whether the hand-outs count as attempts."""
+        """delay_ms: of a NACK, negative for the topic's backoff, DEAD_NOW for no further attempt. counts: whether the
+        hand-outs count as attempts."""
         self.counts = counts
         self.ledger, self.failure, self.delay_ms, self.node = ledger, failure, delay_ms, node
         #: Number of bytes that may still be moved in this apply.
@@ -203,7 +204,7 @@ class ReturnedLeases:
         for hour, where in groups(held["hour"]):
             entries[where] = self.ledger.store.entries(hour, held["index"][where])
         due_ms = self._due_ms(held, entries)
-        copied = np.maximum(due_ms, self.ledger.now_ms) // HOUR_MS != held["hour"]
+        copied = (np.maximum(due_ms, self.ledger.now_ms) // HOUR_MS != held["hour"]) | (self.delay_ms == DEAD_NOW)
         costs = np.where(copied, entries["size"].astype(np.int64), 0) + _MOVE_COST
         count = fitting(costs, self.left, at_least=self.left == MOVE_BYTES)
         self.left = self.left - int(costs[:count].sum()) if count == len(costs) else 0
@@ -253,7 +254,8 @@ class ReturnedLeases:
         over = ~gone & expired(ledger, entries, ledger.now_ms)
         # After MAX_EXCUSED hand-outs that did not count, every further attempt counts.
         counted = (excused(entries) == MAX_EXCUSED) | self.counts
-        dying = ~gone & ~over & (_tries(held, entries) >= self._limits(held)) & counted
+        last = (_tries(held, entries) >= self._limits(held)) & counted
+        dying = ~gone & ~over & (last | (self.delay_ms == DEAD_NOW))
         for ending, event in ((gone, Event.CANCELLED), (over, Event.TTL_EXPIRED)):
             if ending.any():
                 settle(ledger, leaving.some(ending), event)

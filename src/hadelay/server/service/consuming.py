@@ -20,7 +20,7 @@ from hadelay.model import encode_id
 from hadelay.server.reading import split_record
 from hadelay.server.service.part import Service, once_begun
 from hadelay.server.webhooks.pool import CONSUMER
-from hadelay.version import UNCOUNTED
+from hadelay.version import OUTCOMES_LEVEL, UNCOUNTED
 
 #: Limit of leases in one command that settles them; apply takes some milliseconds for this many.
 _SETTLED_AT_ONCE = 2_500
@@ -109,15 +109,21 @@ class ConsumingService(Service):
         return Handed(messages, answered)
 
     async def settle(
-        self, kind: SettleKind, leases: list[str], value_ms: int | None, reason: str = "", *, count: bool = True
-    ) -> list[str]:
+        self, kind: SettleKind, leases: list[str], value_ms: int | None, reason: str = "", *, count: bool = True,
+        dead: bool = False,
+    ) -> list[str]:  # fmt: skip
         """Settle leases; returns the outcome per lease after the commit: acked | nacked | extended, already_acked, or
         lease_lost (also for a malformed lease).
 
         value_ms: the delay of a nack (None: the topic's), the new lease of an extend (required), None for ack. reason:
         of a nack, at most 128 bytes. count: whether a nack counts as an attempt; below feature level 3 each nack does.
+        dead: whether a nack ends the message as dead. Raises Conflict below the feature level of that.
         """
         node = self._node
+        if dead:
+            if node.ledger.level < OUTCOMES_LEVEL:
+                raise Conflict("dead: not before every node is upgraded (feature_level of GET /v1/cluster)")
+            value_ms = commands.DEAD_NOW
         if not count:
             value_ms = value_ms or 0
             value_ms = commands.uncounted(value_ms) if node.ledger.level >= UNCOUNTED else value_ms

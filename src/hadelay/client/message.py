@@ -1,0 +1,130 @@
+"""Messages that can be settled: `AsyncMessage` of AsyncClient, and how a lease is settled. client/sync.py has the twin
+that blocks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, Protocol, cast
+
+from hadelay.client.types import AckOutcome, Delay, ExtendOutcome, Leases, Message, NackOutcome
+from hadelay.errors import BadRequest
+
+log = logging.getLogger(__name__)
+
+
+class How(NamedTuple):
+    """How to settle a lease; the fields of a nack are the arguments of `nack`."""
+
+    verb: Literal["ack", "nack"]
+    delay: Delay | None = None
+    reason: str | None = None
+    counts: bool = True
+    dead: bool = False
+
+
+ACK = How("ack")
+GIVE_BACK = How("nack", 0, "the consumer stopped", counts=False)
+
+
+class Leasing(Protocol):
+    """Requests of a client about leases."""
+
+    async def ack(self, leases: Leases) -> list[AckOutcome]: ...
+    async def nack(
+        self, leases: Leases, *, delay: Delay | None = None, reason: str | None = None, count: bool = True,
+        dead: bool = False,
+    ) -> list[NackOutcome]: ...  # fmt: skip
+    async def extend(self, leases: Leases, *, lease: Delay) -> list[ExtendOutcome]: ...
+
+
+class Settler(Protocol):
+    """A consumer, to its messages."""
+
+    async def settle(self, message: AsyncMessage, how: How) -> str: ...
+    async def give_back(self, message: AsyncMessage, why: BaseException) -> None: ...
+
+
+async def settled(client: Leasing, how: How, leases: list[str]) -> Sequence[str]:
+    """Settle leases; returns an outcome for each."""
+    if how.verb == "ack":
+        return await client.ack(leases)
+    try:
+        return await client.nack(leases, delay=how.delay, reason=how.reason, count=how.counts, dead=how.dead)
+    except BadRequest:
+        if how is not GIVE_BACK:
+            raise
+        # An older node refuses the unknown field `count`: without the field, the attempt counts.
+        return await client.nack(leases, delay=how.delay, reason=how.reason)
+
+
+class AsyncMessage(Message, kw_only=True):
+    """A message of `AsyncClient.receive` or `consume`. `async with` acks the message at the end, or nacks it on an
+    exception.
+
+    A stop is no failure: after a cancellation, Ctrl-C or SystemExit the message goes back at once, and the attempt does
+    not count. So put a timeout inside: one around `async with` cancels it.
+    """
+
+    #: Whether the consumer noticed that the lease was lost: another consumer may have the message.
+    lost: bool = False
+    _client: Leasing | None = None
+    _consumer: Settler | None = None
+    _settled: bool = False
+
+    async def ack(self) -> AckOutcome:
+        """Ack the message: done, or not worth doing. Returns `acked`, `already_acked` or `lease_lost` (others may have
+        the message now)."""
+        return cast(AckOutcome, await self._settle(ACK))
+
+    async def nack(
+        self, delay: Delay | None = None, *, reason: str | None = None, count: bool = True, dead: bool = False
+    ) -> NackOutcome:
+        """Nack the message: it is due again after `delay`, or the topic's backoff. `reason` is stored, at most 128
+        bytes. count: False gives it back unhandled, so that the attempt does not count. dead: no further attempt; the
+        message is a dead letter now."""
+        return cast(NackOutcome, await self._settle(How("nack", delay, reason, count, dead)))
+
+    async def snooze(self, delay: Delay, *, reason: str | None = None) -> NackOutcome:
+        """Nack the message until later: it is due again after `delay`, and the attempt does not count."""
+        return await self.nack(delay, reason=reason, count=False)
+
+    async def extend(self, lease: Delay) -> ExtendOutcome:
+        """Extend the lease to `lease` from now, in addition to the extensions by a consumer."""
+        return (await self._leasing().extend(self, lease=lease))[0]
+
+    async def _settle(self, how: How) -> str:
+        if self._consumer is not None:
+            return await self._consumer.settle(self, how)
+        self._settled = True
+        return (await settled(self._leasing(), how, [self.lease]))[0]
+
+    def _leasing(self) -> Leasing:
+        assert self._client is not None, "a client made this message"
+        return self._client
+
+    async def __aenter__(self) -> AsyncMessage:
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._settled:
+            return
+        if error is None:
+            await self.ack()
+            return
+        try:
+            if isinstance(error, Exception):
+                await self.nack(reason=reason_of(error))
+            elif self._consumer is not None:
+                await self._consumer.give_back(self, error)
+            else:
+                await self._settle(GIVE_BACK)
+        except Exception as failure:
+            # If the nack fails, only log that: the handler's error is raised, and the message's lease expires.
+            log.warning("message %s was not given back: %s", self.id, failure)
+
+
+def reason_of(error: BaseException) -> str:
+    """An exception as a nack's reason: its class and text, at most 128 bytes of printable text."""
+    text = "".join(c if c.isprintable() else " " for c in f"{type(error).__name__}: {error}".strip(": "))
+    return text.encode("utf-8", "replace")[:128].decode("utf-8", "ignore")

@@ -1,0 +1,347 @@
+"""Consumers that are changed, asked one message at a time, or run handlers in threads; and messages that settle
+themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from hadelay import AsyncClient, AsyncMessage, Client, Message, Put, SyncMessage
+from tests.client.test_client import url
+from tests.http.conftest import Node
+
+__all__ = ["url"]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+def states(node: Node) -> list[str]:
+    return sorted(m.state for m in node.service.stored.values())
+
+
+# ---- one type of message
+
+
+async def test_a_received_message_settles_itself(node: Node) -> None:
+    """As one of a consumer does: it is the same type."""
+    async with AsyncClient(node.url) as client:
+        await client.put_many([Put(topic="a")] * 5)
+        first, second, third, fourth, fifth = await client.receive("a", max=5)
+        assert await first.ack() == "acked"
+        assert await second.nack("1s", reason="bank closed") == "nacked"
+        assert (node.service.reason, node.service.count, node.service.dead) == ("bank closed", True, False)
+        assert await third.snooze("1h") == "nacked"
+        assert (node.service.count, node.service.dead) == (False, False)
+        assert await fourth.nack(dead=True, reason="no such customer") == "nacked"
+        assert (node.service.reason, node.service.count, node.service.dead) == ("no such customer", True, True)
+        assert await fifth.extend("1m") == "extended"
+        with pytest.raises(KeyError):
+            async with fifth:
+                raise KeyError("x")
+        assert node.service.reason == "KeyError: 'x'"
+
+
+async def test_a_message_settled_by_its_handler_is_left_alone(node: Node) -> None:
+    async with AsyncClient(node.url) as client:
+        await client.put("a")
+        (message,) = await client.receive("a")
+
+        async def handle() -> None:
+            async with message:
+                await message.nack(dead=True, reason="hopeless")
+                raise ValueError("hopeless")
+
+        with pytest.raises(ValueError, match="hopeless"):
+            await handle()
+    assert (node.service.reason, node.service.dead) == ("hopeless", True)
+
+
+def test_blocking_messages_are_of_one_type_too(url: str) -> None:
+    with Client(url) as client:
+        client.put("a", {"n": 1})
+        client.put("a", {"n": 2})
+        (received,) = client.receive("a", max=1)
+        consumed = next(consuming := client.consume("a"))
+        assert type(received) is type(consumed) is SyncMessage
+        assert isinstance(received, Message)
+        assert (received.json(), consumed.json(), consumed.lost) == ({"n": 1}, {"n": 2}, False)
+        assert (received.ack(), consumed.snooze("1h")) == ("acked", "nacked")
+        consuming.close()
+
+
+# ---- a consumer that is changed
+
+
+async def test_next_waits_as_long_as_it_is_told(node: Node) -> None:
+    async with AsyncClient(node.url) as client:
+        consumer = client.consume("a")
+        assert await consumer.next(0.05) is None
+        assert not consumer.stopped
+        await client.put("a", b"x")
+        message = await consumer.next(20)
+        assert message is not None
+        assert message.body == b"x"
+        consumer.stop()
+        assert consumer.stopped
+        assert await consumer.next() is None
+        await message.ack()
+        await consumer.close()
+    assert states(node) == ["acked"]
+
+
+async def test_a_timeout_of_next_loses_no_message(node: Node) -> None:
+    async with AsyncClient(node.url) as client:
+        await client.put_many([Put(topic="a")] * 200)
+        consumer, seen = client.consume("a", concurrency=7), set[str]()
+        async with asyncio.timeout(30):
+            while len(seen) < 200:
+                if (message := await consumer.next(0)) is not None:
+                    seen.add(message.id)
+                    await message.ack()
+                else:
+                    await asyncio.sleep(0)
+        await consumer.close()
+    assert states(node) == ["acked"] * 200
+
+
+async def test_concurrency_is_raised_and_lowered(node: Node) -> None:
+    async with AsyncClient(node.url) as client:
+        await client.put_many([Put(topic="a")] * 6)
+        consumer = client.consume("a", concurrency=1)
+        held = [await anext(consumer)]
+        assert await consumer.next(0.05) is None
+        consumer.concurrency = 4
+        held += [await anext(consumer) for _ in range(3)]
+        assert len(consumer.held) == 4
+        consumer.concurrency = 2
+        for message in held[:2]:
+            await message.ack()
+        assert await consumer.next(0.05) is None
+        await held[2].ack()
+        await anext(consumer)
+        assert len(consumer.held) == 2
+        with pytest.raises(ValueError, match="concurrency"):
+            consumer.concurrency = 0
+        await consumer.close()
+
+
+async def test_topics_are_added_and_removed(node: Node) -> None:
+    """While a poll waits: it is asked anew."""
+    async with AsyncClient(node.url) as client:
+        consumer = client.consume("a", wait=30)
+        assert await consumer.next(0.05) is None
+        await client.put("b", b"b")
+        consumer.topics = ["a", "b"]
+        message = await consumer.next(5)
+        assert message is not None
+        assert (message.topic, consumer.topics) == ("b", ["a", "b"])
+        await message.ack()
+        consumer.topics = []
+        await client.put("b", b"later")
+        assert await consumer.next(0.05) is None
+        consumer.topics = "b"
+        message = await consumer.next(5)
+        assert message is not None
+        await message.ack()
+        await consumer.close()
+        assert not client._consumers
+    assert states(node) == ["acked"] * 2
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_a_granted_message_is_not_forgotten_when_topics_change(node: Node, kept: bool) -> None:
+    """The poll that was cut off may have been granted a message: it comes all the same, or goes back uncounted."""
+    async with AsyncClient(node.url) as client:
+        receive, cut = client.receive, asyncio.Event()
+
+        async def late(*topics: object, **options: object) -> list[AsyncMessage]:
+            messages = await receive(*topics, **options)  # type: ignore[arg-type]
+            if not cut.is_set():
+                cut.set()
+                await asyncio.Event().wait()  # the answer is on its way
+            return messages
+
+        client.receive = late  # type: ignore[method-assign, assignment]
+        await client.put("a")
+        consumer = client.consume("a")
+        waiting = asyncio.create_task(consumer.next())
+        await cut.wait()
+        consumer.topics = ["a", "b"] if kept else "b"
+        if kept:
+            message = await asyncio.wait_for(waiting, 20)
+            assert message is not None
+            assert (message.topic, message.attempt) == ("a", 1)
+            await message.ack()
+        else:
+            await until(lambda: states(node) == ["scheduled"])
+            assert not node.service.count
+        await consumer.close()
+        await waiting
+
+
+async def test_work_ends_when_it_is_told(node: Node) -> None:
+    """Handlers finish; one that takes too long is cancelled, and its message goes back uncounted."""
+    async with AsyncClient(node.url) as client:
+        await client.put_many([Put(topic="a", body=b"quick"), Put(topic="a", body=b"slow")])
+        stop, begun = asyncio.Event(), set[bytes]()
+
+        async def handle(message: AsyncMessage) -> None:
+            begun.add(message.body)
+            if message.body == b"slow":
+                await asyncio.Event().wait()
+            await stop.wait()
+            await asyncio.sleep(0.05)
+
+        working = asyncio.create_task(client.work("a", handle, stop=stop, drain=0.3))
+        await until(lambda: len(begun) == 2)
+        stop.set()
+        await asyncio.wait_for(working, 10)
+    assert states(node) == ["acked", "scheduled"]
+    assert (node.service.reason, node.service.count) == ("the consumer stopped", False)
+
+
+async def test_a_handler_is_told_that_its_lease_is_lost(node: Node) -> None:
+    async with AsyncClient(node.url) as client:
+        await client.put("a")
+        consumer = client.consume("a", lease=0.06)
+        message = await anext(consumer)
+        assert not message.lost
+        for stored in node.service.stored.values():
+            stored.attempt += 1
+        await until(lambda: message.lost)
+        await consumer.close()
+
+
+# ---- handlers in threads
+
+
+def test_work_in_threads(url: str) -> None:
+    """As many at once as the concurrency allows, on threads that are used again; a failure goes to on_error."""
+    with Client(url) as client:
+        client.put_many([Put(topic="threads", body=b"%d" % n) for n in range(40)])
+        lock, running, peak, done = threading.Lock(), 0, 0, list[bytes]()
+        names, failures, stop = set[str](), list[str](), threading.Event()
+
+        def handle(message: SyncMessage) -> None:
+            nonlocal running, peak
+            with lock:
+                running += 1
+                peak = max(peak, running)
+                names.add(threading.current_thread().name)
+            time.sleep(0.01)
+            with lock:
+                running -= 1
+            if message.body == b"7" and message.attempt == 1:
+                raise ValueError("once")
+            if message.body == b"8":
+                message.ack()
+            done.append(message.body)
+            if len(done) == 40:
+                stop.set()
+
+        def failed(message: SyncMessage, error: Exception) -> None:
+            failures.append(f"{message.text()}: {error}")
+
+        client.work("threads", handle, concurrency=4, on_error=failed, stop=stop)
+        assert sorted(done, key=int) == [b"%d" % n for n in range(40)]
+        assert (failures, peak) == (["7: once"], 4)
+        assert len(names) <= 4
+        assert {m.state for m in client.messages("threads", state="all")} == {"acked"}
+
+
+def test_a_consumer_of_threads_is_changed_and_stopped(url: str) -> None:
+    with Client(url) as client:
+        consuming = client.consume("first")
+        client.put("second")
+        assert consuming.next(0.05) is None
+        consuming.topics, consuming.concurrency = ["first", "second"], 3
+        assert (consuming.topics, consuming.concurrency, consuming.stopped) == (["first", "second"], 3, False)
+
+        def handle(message: SyncMessage) -> None:
+            assert message.topic == "second"
+            consuming.stop()
+
+        consuming.work(handle)
+        assert consuming.stopped
+        assert consuming.next() is None
+        assert [m.state for m in client.messages("second", state="all")] == ["acked"]
+
+
+def test_what_a_thread_does_not_finish_goes_back(url: str) -> None:
+    """`work` returns without it; the thread goes on, and its late ack changes nothing."""
+    with Client(url) as client:
+        receipt = client.put("stuck")
+        begun, free, stop = threading.Event(), threading.Event(), threading.Event()
+
+        def handle(message: SyncMessage) -> None:
+            begun.set()
+            free.wait(20)
+
+        threading.Thread(target=lambda: begun.wait(20) and stop.set()).start()
+        began = time.monotonic()
+        client.work("stuck", handle, stop=stop, drain=0.1)
+        assert time.monotonic() - began < 10
+        assert client.get(receipt.id).state in ("ready", "scheduled")
+        free.set()
+
+
+_WORKER = """
+import signal, sys, threading, time
+from hadelay import Client
+stop = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: stop.set())
+def handle(message):
+    print("begun", flush=True)
+    time.sleep(float(sys.argv[2]))
+    print("finished", flush=True)
+with Client(sys.argv[1]) as client:
+    client.work("shop", handle, stop=stop, drain=float(sys.argv[3]))
+print("ended", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("signals", "takes", "drain", "says"),
+    [
+        ([signal.SIGTERM], "0.3", "20", "finished\nended\n"),
+        ([signal.SIGTERM], "60", "0.2", "ended\n"),
+        ([signal.SIGINT], "0.3", "20", "finished\n"),
+        ([signal.SIGINT, signal.SIGINT], "60", "50", ""),
+    ],
+    ids=["a stop", "a stop that takes too long", "Ctrl-C", "Ctrl-C twice"],
+)
+def test_a_worker_process_ends(url: str, signals: list[signal.Signals], takes: str, drain: str, says: str) -> None:
+    with Client(url) as client:
+        receipt = client.put("shop")
+        command = [sys.executable, "-c", _WORKER, url, takes, drain]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as worker:
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == "begun\n"
+            for one in signals:
+                os.kill(worker.pid, one)
+                time.sleep(0.3)
+            assert worker.stdout.read() == says
+        done = "finished" in says
+        state = client.get(receipt.id).state
+        assert state == "acked" if done else state in ("ready", "scheduled")
+
+
+@pytest.fixture(autouse=True)
+def no_threads_left() -> Iterator[None]:
+    yield
+    deadline = time.monotonic() + 10
+    while any(t.name.startswith("hadelay-handler") for t in threading.enumerate()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not [t for t in threading.enumerate() if t.name.startswith("hadelay-handler")]
