@@ -74,20 +74,26 @@ class MemoryHours:
         rows: NDArray[np.void],
         blob: bytearray,
         headers: NDArray[np.void] | None = None,
+        copies: NDArray[np.bool_] | None = None,
     ) -> NDArray[np.uint32]:
-        starts = np.cumsum(rows["size"], dtype=np.int64) - rows["size"]
+        start = written = 0
         for n in range(len(rows)):
             hour = hours if isinstance(hours, int) else int(hours[n])
-            row = rows[n]
+            row, file = rows[n], self._file(hour)
             row["first_id"] = row["first_id"] or pack_id(self.group, hour, self.count(hour))
-            start = int(starts[n])
+            if copies is not None and copies[n]:
+                row["offset"] = file.idx.all[-1]["offset"]
+                self._link(file, row)
+                continue
             record = blob[start : start + int(row["size"])]
+            start += int(row["size"])
             if headers is not None:
-                headers[n]["magic"], headers[n]["version"] = RECORD_MAGIC, RECORD_VERSION
-                headers[n]["first_id"] = row["first_id"]
-                headers[n]["header_crc"] = masked(crc32c(headers[n].tobytes()[:44]))
-                record[:RECORD_SIZE] = headers[n].tobytes()
-            file = self._file(hour)
+                header = headers[written]
+                header["magic"], header["version"] = RECORD_MAGIC, RECORD_VERSION
+                header["first_id"] = row["first_id"]
+                header["header_crc"] = masked(crc32c(header.tobytes()[:44]))
+                record[:RECORD_SIZE] = header.tobytes()
+            written += 1
             row["offset"] = len(file.log)
             file.log += record
             self._link(file, row)

@@ -23,6 +23,8 @@ DEAD_HOURS = 1 << 23
 _DEAD = "dead-"
 #: Actions for a publish if a pending message has the same client key.
 KEEP, REPLACE, REJECT = 0, 1, 2
+#: Limit of the subscriptions of a topic, and so of the copies of a message.
+MAX_SUBSCRIPTIONS = 16
 #: Limits of the reason of a nack, and of the name of a message group, in bytes.
 MAX_REASON = MAX_GROUP = 128
 
@@ -144,6 +146,13 @@ def pack_id(group: int, hour: int, index: int) -> int:
 def unpack_id(message_id: int) -> tuple[int, int, int]:
     """Split a message id into group, hour, and number of its first index entry in the hour (globalIndex)."""
     return message_id >> 56, message_id >> 32 & 0xFFFFFF, message_id & 0xFFFFFFFF
+
+
+def proves_record(message_id: int, record_id: int, hour: int) -> bool:
+    """Whether an entry in `hour` of this message may have the record with this id: the message's own, or, once a copy
+    for a subscription has moved to another hour, that of the published message, whose id is just before the copy's."""
+    moved = unpack_id(message_id)[1] != hour
+    return 0 <= message_id - record_id <= MAX_SUBSCRIPTIONS * moved
 
 
 def encode_id(message_id: int) -> str:

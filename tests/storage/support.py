@@ -62,8 +62,11 @@ class Loop:
             self._soon.popleft()()
 
 
-def messages(hours: Any, *, sizes: list[int], seed: int = 0, topic: int = 1) -> tuple[Any, ...]:
-    """Arguments of HourStore.append: payloads of `sizes` bytes, due somewhere in `hours` (one, or one each)."""
+def messages(
+    hours: Any, *, sizes: list[int], seed: int = 0, topic: int = 1, copies: list[int] | None = None
+) -> tuple[Any, ...]:
+    """Arguments of HourStore.append: payloads of `sizes` bytes, due somewhere in `hours` (one, or one each). copies:
+    number of entries that share each record."""
     n, rng = len(sizes), np.random.default_rng(seed)
     rows, headers = np.zeros(n, INDEX), np.zeros(n, RECORD)
     rows["second"] = rng.integers(0, 3600, n)
@@ -78,7 +81,14 @@ def messages(hours: Any, *, sizes: list[int], seed: int = 0, topic: int = 1) -> 
         payload = rng.bytes(size)
         headers["payload_crc"][i] = crc32c(payload)
         blob += bytes(RECORD_SIZE) + payload
-    return hours, rows, blob, headers
+    if copies is None:
+        return hours, rows, blob, headers
+    entries = np.array(copies) + 1
+    shared = np.ones(entries.sum(), bool)
+    shared[entries.cumsum() - entries] = False
+    rows = rows.repeat(entries)
+    rows["topic"] += np.arange(len(rows), dtype=np.uint32)
+    return hours if isinstance(hours, int) else hours.repeat(entries), rows, blob, headers, shared
 
 
 def events(indexes: list[int], event: int = 1) -> np.ndarray[Any, Any]:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from support import NOW, events, messages
 
 from chaos.sim.disk import SimDisk
-from hadelay.codec.records import check_record
+from hadelay.codec.records import check_record, decode_record
+from hadelay.errors import BadRequest
 from hadelay.model import DEAD_HOURS, NONE32, hour_from_name, hour_name, pack_id
 from hadelay.platform.disk import Disk
 from hadelay.server.service.files import hours_of
@@ -37,6 +38,7 @@ def write_all(store: DiskHourStore) -> None:
 
 action = st.one_of(
     st.tuples(st.just("file"), st.lists(st.sampled_from(HOURS), min_size=1, max_size=40)),
+    st.tuples(st.just("copy"), st.lists(st.sampled_from(HOURS), min_size=1, max_size=40)),
     st.tuples(st.just("again"), st.sampled_from(HOURS)),
     st.tuples(st.just("write"), st.none()),
     st.tuples(st.just("sample"), st.none()),
@@ -54,10 +56,11 @@ def test_whatever_the_timing_files_are_those_of_the_model(actions: list[tuple], 
     store, model = DiskHourStore(disk, "/hours", 3, far_buffer_bytes=1 << 16), MemoryHours(3)
     store.set_clock(NOW)
     for step, (what, arg) in enumerate(actions):
-        if what == "file":
+        if what in ("file", "copy"):
             hours = np.array(arg, np.int64)
             sizes = [(seed + i * 7) % 90 for i in range(len(arg))]
-            mine, theirs = (messages(hours, sizes=sizes, seed=seed + step) for _ in range(2))
+            copies = None if what == "file" else [(seed + i) % 4 for i in range(len(arg))]
+            mine, theirs = (messages(hours, sizes=sizes, seed=seed + step, copies=copies) for _ in range(2))
             assert store.append(*mine).tolist() == model.append(*theirs).tolist()
             assert (mine[1]["first_id"] == theirs[1]["first_id"]).all()
         elif what == "again" and model.count(arg):
@@ -107,6 +110,30 @@ def test_a_record_copied_to_another_hour_keeps_its_bytes(store: DiskHourStore) -
     moved = store.entries(NOW + 9, slice(0, 1))[0]
     assert store.record(NOW + 9, int(moved["offset"]), int(moved["size"]), verify=True) == record
     assert moved["first_id"] == pack_id(3, NOW, 0)
+
+
+@pytest.mark.parametrize("hour", [NOW, NOW + 30])
+def test_entries_that_share_a_record_have_ids_of_their_own_and_one_record(store: DiskHourStore, hour: int) -> None:
+    store.append(*messages(hour, sizes=[5, 60, 7], copies=[0, 2, 1]))
+    rows = store.entries(hour, slice(None))
+    assert rows["first_id"].tolist() == [pack_id(3, hour, i) for i in range(6)]
+    assert rows["offset"].tolist() == [0, 53, 53, 53, 161, 161]
+    assert store.lengths(hour)[0] == 161 + 55
+    records = [store.record(hour, int(row["offset"]), int(row["size"]), verify=True) for row in rows]
+    assert [decode_record(record).first_id for record in records] == [pack_id(3, hour, i) for i in (0, 1, 1, 1, 4, 4)]
+
+
+@pytest.mark.parametrize("hour", [NOW, NOW + 30])
+def test_a_shared_record_is_repaired_also_where_only_a_copy_moved_to(store: DiskHourStore, hour: int) -> None:
+    store.append(*messages(hour, sizes=[60], copies=[2]))
+    record = store.record(hour, 0, 108)
+    store.repair(hour, ".log", 0, record)
+    moved = store.entries(hour, slice(2, 3)).copy()
+    store.append(hour + 1, moved, bytearray(record))
+    store.repair(hour + 1, ".log", 0, record)
+    store.append(*messages(hour + 2, sizes=[60]))
+    with pytest.raises(BadRequest, match="no index entry"):
+        store.repair(hour + 2, ".log", 0, record)
 
 
 @pytest.mark.parametrize("hour", [NOW, NOW + 30])

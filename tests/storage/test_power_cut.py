@@ -44,7 +44,7 @@ class Machine:
 
     def apply(self, storage: Storage, index: int) -> None:
         hours = np.array([NOW, NOW + 1, FAR, FAR + index % 3] * 3)
-        storage.hours.append(*messages(hours, sizes=[20 + index] * 12, seed=index))
+        storage.hours.append(*messages(hours, sizes=[20 + index] * 12, seed=index, copies=[index % 3] * 12))
         storage.hours.append_events(NOW + 1, events([index]))
         storage.names.register(TOPIC, f"topic {index // 2}")
         storage.tables.put(b"keys", b"%d" % index, b"value")

@@ -26,7 +26,7 @@ def fill(storage: Storage, seed: int = 0) -> None:
     storage.hours.append(*messages(NOW, sizes=[30] * 20, seed=seed))
     storage.hours.append(*messages(FAR, sizes=[30] * 20, seed=seed + 1))
     hours = np.array([NOW, FAR, FAR + 1] * 5)
-    storage.hours.append(*messages(hours, sizes=[9] * 15, seed=seed + 2))
+    storage.hours.append(*messages(hours, sizes=[9] * 15, seed=seed + 2, copies=[0, 1, 2] * 5))
     storage.hours.append_events(NOW, events([0, 1]))
     storage.names.register(TOPIC, f"topic {seed}")
     storage.tables.put(b"keys", b"%d" % seed, b"value")
@@ -174,8 +174,8 @@ def test_an_hour_retired_during_a_checkpoint_stays_whole_in_it(tmp_path: Path, l
     loop.run()
     assert outcome == [None]
     storage = reopen(storage, loop)
-    assert storage.hours.count(FAR) == 25
-    assert len(storage.hours.entries(FAR, slice(None))) == 25
+    assert storage.hours.count(FAR) == 30
+    assert len(storage.hours.entries(FAR, slice(None))) == 30
     storage.close()
 
 

@@ -38,7 +38,7 @@ class Node:
     def fill(self, index: int) -> None:
         storage = self.storage
         for hour in (NOW, FAR, FAR + index):
-            storage.hours.append(*messages(hour, sizes=[30 + index] * 50, seed=index))
+            storage.hours.append(*messages(hour, sizes=[30 + index] * 50, seed=index, copies=[0, 2] * 25))
         storage.hours.append_events(NOW, events([index]))
         storage.names.register(TOPIC, f"t{index}")
         for n in range(500):

@@ -44,7 +44,7 @@ class HourStore(Protocol):
 
     def append(
         self, hours: int | I64, rows: Rows, blob: bytearray,
-        headers: Rows | None = None,
+        headers: Rows | None = None, copies: NDArray[np.bool_] | None = None,
     ) -> U32: ...  # fmt: skip
 
     def append_again(self, hour: int, rows: Rows) -> int: ...

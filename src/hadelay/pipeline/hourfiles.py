@@ -21,7 +21,7 @@ from hadelay.codec.formats import DISPATCH, DISPATCH_SIZE, INDEX, INDEX_SIZE, RE
 from hadelay.codec.linking import DISPATCH_CRC, INDEX_CRC, group
 from hadelay.codec.records import check_record, decode_record
 from hadelay.errors import BadRequest, DamagedFile
-from hadelay.model import NONE32, hour_name
+from hadelay.model import NONE32, hour_name, proves_record
 from hadelay.storage.names import KINDS, decode_names
 
 Rows = npt.NDArray[np.void]
@@ -248,7 +248,8 @@ def _in_records(store: Store, files: HourFiles, index: Rows) -> DamagedFile | No
             start, data = at, _log(store, files, at, max(at + size, at + _BYTES_AT_ONCE))
         record = data[at - start : at - start + size]
         what = check_record(record, size)
-        if what is None and (first := decode_record(record).first_id) != int(index["first_id"][n]):
+        first = decode_record(record).first_id if what is None else 0
+        if what is None and not proves_record(int(index["first_id"][n]), first, files.hour):
             what = f"the record of another message stands here, {first:x}"
         if what is not None:
             said = f"hour {hour_name(files.hour)}, entry {n}: {what}; {WAY_OUT}"

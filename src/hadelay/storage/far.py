@@ -41,6 +41,30 @@ def _array(n: int, dtype: Any) -> npt.NDArray[Any]:
     return np.frombuffer(_memory(n * np.dtype(dtype).itemsize), dtype)
 
 
+class Records(NamedTuple):
+    """Records of one append, concatenated in the order of its rows."""
+
+    blob: bytearray
+    #: RECORD rows, one per record, to be completed and written over the first bytes of each record; None for complete
+    #: records.
+    headers: npt.NDArray[np.void] | None = None
+    #: Which rows share the record of the row before them (copies for subscriptions); None: no row does.
+    copies: npt.NDArray[np.bool_] | None = None
+
+    def sizes(self, rows: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
+        """Bytes that each row adds to the log: 0 for a row that shares the record of the row before it."""
+        sizes = rows["size"].astype(np.int64)
+        if self.copies is not None:
+            sizes[self.copies] = 0
+        return sizes
+
+    def share(self, rows: npt.NDArray[np.void]) -> None:
+        """Give each row without a record of its own the offset of the record that it shares."""
+        if self.copies is not None:
+            own = ~self.copies
+            rows["offset"] = rows["offset"][own][own.cumsum() - 1]
+
+
 class Generation:
     """Buffer of the messages that arrived between two checkpoints, in order of arrival, and linked per hour. While the
     writer writes a frozen generation, new messages go to a fresh generation."""
@@ -53,7 +77,7 @@ class Generation:
         self._rows = _array(rows, INDEX)
         self._slots = _array(rows, np.uint32)
         self._previous = _array(rows, np.int32)
-        # Offset of each row's record in the buffer of records; -1: the record is in the .log already.
+        # Offset of each row's record in the buffer of records; -1: the record is in the .log, or a row before has it.
         self._starts = _array(rows, np.int64)
         # Copy the columns that scans read: a scan of whole rows would miss the CPU's cache at each row.
         self._indexes, self._topics = _array(rows, np.uint32), _array(rows, np.uint32)
@@ -81,9 +105,9 @@ class Generation:
         slots: npt.NDArray[np.integer],
         previous: npt.NDArray[np.integer],
         rows: npt.NDArray[np.void],
-        records: bytearray | None,
+        records: Records | None,
     ) -> None:
-        """Append rows and their records, concatenated in the order of rows; None: the records are already in the log.
+        """Append rows and their records; None: the records are already in the log.
 
         previous: result of chaining the positions `numbers(len(rows))` by slot into `tail`.
         """
@@ -96,10 +120,13 @@ class Generation:
         if records is None:
             self._starts[first:end] = -1
         else:
-            sizes = rows["size"].astype(np.int64)
+            sizes = records.sizes(rows)
             self._starts[first:end] = sizes.cumsum() - sizes + self._used
-            self._arena[self._used : self._used + len(records)] = records
-            self._used += len(records)
+            if records.copies is not None:
+                self._starts[first:end][records.copies] = -1
+            size = len(records.blob)
+            self._arena[self._used : self._used + size] = records.blob
+            self._used += size
         self.n = end
 
     def of(self, slot: int, written: int) -> npt.NDArray[np.intp]:

@@ -10,7 +10,7 @@ from hadelay.codec.formats import DISPATCH, DISPATCH_SIZE, INDEX, INDEX_SIZE
 from hadelay.codec.linking import DISPATCH_CRC, INDEX_CRC, Heads
 from hadelay.codec.records import check_record, decode_record
 from hadelay.errors import BadRequest, DamagedFile
-from hadelay.model import DEAD_HOURS, hour_name
+from hadelay.model import DEAD_HOURS, hour_name, proves_record
 from hadelay.platform.disk import Disk, File, Handles
 from hadelay.storage.far import FarWriter
 from hadelay.storage.heads import HeadsCache, bad_entry
@@ -182,7 +182,7 @@ class HourReader:
         if not data or offset < 0 or offset + len(data) > length:
             raise BadRequest(f"a repair must lie within the file: offset {offset}, {len(data)} bytes of {length}")
         if suffix == ".log":
-            what = _bad_record(offset, data, self.index_view(hour))
+            what = _bad_record(hour, offset, data, self.index_view(hour))
         else:
             what = _bad_entries(suffix, offset, data)
         if what:
@@ -248,13 +248,15 @@ class HourReader:
         return rows
 
 
-def _bad_record(offset: int, data: bytes, entries: Rows) -> str | None:
+def _bad_record(hour: int, offset: int, data: bytes, entries: Rows) -> str | None:
     what = check_record(data, len(data))
     if what:
         return what
     there = entries["first_id"][entries["offset"] == offset]
     # Repair a damaged index entry before the record that it points to: the entry proves the record.
-    return None if decode_record(data).first_id in there else "no index entry points to this record"
+    first = decode_record(data).first_id
+    proven = any(proves_record(message_id, first, hour) for message_id in there.tolist())
+    return None if proven else "no index entry points to this record"
 
 
 def _bad_entries(suffix: str, offset: int, data: bytes) -> str | None:

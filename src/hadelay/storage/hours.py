@@ -19,7 +19,7 @@ from hadelay.codec.formats import DISPATCH_SIZE, INDEX_SIZE, RECORD_MAGIC, RECOR
 from hadelay.codec.linking import DISPATCH_CRC, INDEX_CRC, RECORD_CRC, chain, group, link, place
 from hadelay.model import hour_name
 from hadelay.platform.disk import Disk
-from hadelay.storage.far import Sample
+from hadelay.storage.far import Records, Sample
 from hadelay.storage.hourreader import HourReader, Rows
 from hadelay.storage.hourtable import DSP, FILES, IDX, LOG
 from hadelay.storage.hourtable import place as place_of
@@ -49,8 +49,9 @@ class DiskHourStore(HourReader):
         return self._far.fresh.used_bytes
 
     def append(
-        self, hours: int | npt.NDArray[np.int64], rows: Rows, blob: bytearray, headers: Rows | None = None
-    ) -> npt.NDArray[np.uint32]:
+        self, hours: int | npt.NDArray[np.int64], rows: Rows, blob: bytearray, headers: Rows | None = None,
+        copies: npt.NDArray[np.bool_] | None = None,
+    ) -> npt.NDArray[np.uint32]:  # fmt: skip
         """Append messages with their records; returns each message's number in its hour (globalIndex), in the order of
         `rows`.
 
@@ -58,18 +59,21 @@ class DiskHourStore(HourReader):
         attempt, flags and second (first_id 0: a new message); `append` fills offset, index and first_id in place.
         blob: the records in the order of rows, each rows.size long. headers: RECORD rows with meta_size, body_size,
         topic, published_at_ms, deliver_at_ms, payload_crc and flags, completed here and written over the first 48
-        bytes of each record; None for complete records (copies). The store owns rows and blob afterwards.
+        bytes of each record; None for complete records. copies: which rows share the record of the row before them,
+        which has the same hour and size; `blob` and `headers` leave such rows out. The store owns rows and blob
+        afterwards.
         """
+        records = Records(blob, headers, copies)
         if not isinstance(hours, int):
             first, last = int(hours.min()), int(hours.max())
             if first != last:
-                return self._append_mixed(hours, first, last, rows, blob, headers)
+                return self._append_mixed(hours, first, last, rows, records)
             hours = first
         slot = self._slot(hours)
         if hours in self._window:
-            self._append_near(hours, slot, rows, blob, headers)
+            self._append_near(hours, slot, rows, records)
         else:
-            self._append_far(np.full(len(rows), slot, np.uint32), np.full(len(rows), hours), rows, blob, headers)
+            self._append_far(np.full(len(rows), slot, np.uint32), np.full(len(rows), hours), rows, records)
         return rows["index"]
 
     def append_again(self, hour: int, rows: Rows) -> int:
@@ -77,30 +81,30 @@ class DiskHourStore(HourReader):
         (offset, size and first_id are filled). Returns the first entry's number in the hour (globalIndex)."""
         slot = self._slot(hour)
         if hour in self._window:
-            self._append_near(hour, slot, rows, None, None)
+            self._append_near(hour, slot, rows, None)
         else:
-            self._append_far(np.full(len(rows), slot, np.uint32), np.full(len(rows), hour), rows, None, None)
+            self._append_far(np.full(len(rows), slot, np.uint32), np.full(len(rows), hour), rows, None)
         return int(rows["index"][0])
 
-    def _append_near(self, hour: int, slot: int, rows: Rows, blob: bytearray | None, headers: Rows | None) -> None:
+    def _append_near(self, hour: int, slot: int, rows: Rows, records: Records | None) -> None:
         near, table, n = self._near.get(hour) or self._open_near(hour), self._table, len(rows)
         first, size = near.entries, 0
         rows["index"] = np.arange(first, first + n, dtype=np.uint32)
-        if blob is not None:
-            size = len(blob)
-            sizes = rows["size"].astype(np.int64)
+        if records is not None:
+            size = len(records.blob)
+            sizes = records.sizes(rows)
             ends = sizes.cumsum()
             assert ends[-1] == size, "records stand one after another"
             starts = ends - sizes
             rows["offset"] = starts + int(table.log_bytes[slot])
+            records.share(rows)
             self._name(hour, rows)
-            if headers is not None:
-                _write_headers(headers, rows, blob, starts)
-            table.log_crc[slot] = crc32c(blob, int(table.log_crc[slot]))
+            _write_headers(records, rows, starts)
+            table.log_crc[slot] = crc32c(records.blob, int(table.log_crc[slot]))
         derived = self._heads.get(hour, first)
         link(rows, derived.heads)
         INDEX_CRC.seal(rows)
-        near.append(rows, blob)
+        near.append(rows, None if records is None else records.blob)
         derived.entries = first + n
         table.idx_crc[slot] = crc32c(rows.view(np.uint8).data, int(table.idx_crc[slot]))
         table.log_bytes[slot] += size
@@ -110,28 +114,27 @@ class DiskHourStore(HourReader):
         table.unsynced[slot] |= LOG | IDX
 
     def _append_far(
-        self, slots: npt.NDArray[np.uint32], hours: npt.NDArray[np.int64], rows: Rows, blob: bytearray | None,
-        headers: Rows | None,
-    ) -> None:  # fmt: skip
+        self, slots: npt.NDArray[np.uint32], hours: npt.NDArray[np.int64], rows: Rows, records: Records | None
+    ) -> None:
         table, fresh = self._table, self._far.fresh
         # Write the buffer now if it is full, because a checkpoint has not emptied it in time.
-        if not fresh.fits(len(rows), len(blob or b"")):
+        if not fresh.fits(len(rows), 0 if records is None else len(records.blob)):
             self._far.spill()
             fresh = self._far.fresh
         assert (table.written[slots] <= table.entries[slots]).all(), "nothing is filed in a retired hour"
         groups = group(slots.astype(np.uint16) if table.size < 1 << 16 else slots) if len(rows) > 1 else None
         rows["index"], previous = chain(slots, fresh.numbers(len(rows)), fresh.tail, table.entries, groups)
-        if blob is not None:
-            sizes = rows["size"].astype(np.int64)
+        if records is not None:
+            sizes = records.sizes(rows)
             rows["offset"] = place(slots, sizes, table.log_bytes, groups)
+            records.share(rows)
             self._name(hours, rows)
-            if headers is not None:
-                _write_headers(headers, rows, blob, sizes.cumsum() - sizes)
-        fresh.add(slots, previous, rows, blob)
+            _write_headers(records, rows, sizes.cumsum() - sizes)
+        fresh.add(slots, previous, rows, records)
         table.changed[slots] = True
 
     def _append_mixed(
-        self, hours: npt.NDArray[np.int64], first: int, last: int, rows: Rows, blob: bytearray, headers: Rows | None
+        self, hours: npt.NDArray[np.int64], first: int, last: int, rows: Rows, records: Records
     ) -> npt.NDArray[np.uint32]:
         if not self._table.covers(first, last):
             self._cover(hours)
@@ -139,20 +142,20 @@ class DiskHourStore(HourReader):
         near = (hours >= window.start) & (hours < window.stop)
         if not near.any():
             slots = self._table.slots(hours).astype(np.uint32)
-            self._append_far(slots, hours, rows, blob, headers)
+            self._append_far(slots, hours, rows, records)
             return rows["index"]
-        ends = rows["size"].cumsum(dtype=np.int64)
+        sizes = records.sizes(rows)
+        ends = sizes.cumsum()
         for hour in (None, *sorted(set(hours[near].tolist()))):
             chosen = np.flatnonzero(~near if hour is None else hours == hour)
             if not len(chosen):
                 continue
-            part, records = rows.take(chosen), _cut(blob, ends, rows["size"], chosen)
-            part_headers = headers.take(chosen) if headers is not None else None
+            part, some = rows.take(chosen), _part(records, ends, sizes, chosen)
             if hour is None:
                 far = hours[chosen]
-                self._append_far(self._table.slots(far).astype(np.uint32), far, part, records, part_headers)
+                self._append_far(self._table.slots(far).astype(np.uint32), far, part, some)
             else:
-                self._append_near(hour, self._slot(hour), part, records, part_headers)
+                self._append_near(hour, self._slot(hour), part, some)
             # View rows as plain bytes, so that numpy copies whole rows, not field by field.
             rows.view(_ROW)[chosen] = part.view(_ROW)
         return rows["index"]
@@ -322,18 +325,35 @@ def file_checksums(hours: npt.NDArray[np.int64], rows: Rows) -> Iterator[tuple[s
             yield name + ".dsp", (events * DISPATCH_SIZE, dsp_crc)
 
 
-def _write_headers(headers: Rows, rows: Rows, blob: bytearray, starts: npt.NDArray[np.int64]) -> None:
-    """Complete the record headers and write each at the start of its record in `blob`."""
+def _write_headers(records: Records, rows: Rows, starts: npt.NDArray[np.int64]) -> None:
+    """Complete the record headers, if there are any, and write each at the start of its record. starts: of each row,
+    the offset of its record in `records.blob`."""
+    blob, headers, copies = records
+    if headers is None:
+        return
+    own = slice(None) if copies is None else ~copies
     headers["magic"], headers["version"] = RECORD_MAGIC, RECORD_VERSION
-    headers["first_id"] = rows["first_id"]
+    headers["first_id"] = rows["first_id"][own]
     RECORD_CRC.seal(headers)
     # View the blob as overlapping 48-byte elements, one at every byte offset: one assignment then writes all headers.
     anywhere = np.ndarray((len(blob) - RECORD_SIZE + 1,), f"V{RECORD_SIZE}", blob, 0, (1,))
-    anywhere[starts] = headers.view(f"V{RECORD_SIZE}")
+    anywhere[starts[own]] = headers.view(f"V{RECORD_SIZE}")
+
+
+def _part(
+    records: Records, ends: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], chosen: npt.NDArray[np.intp]
+) -> Records:
+    """The records of the chosen rows. chosen: ascending, copies together with the rows whose records they share."""
+    blob, headers, copies = records
+    if copies is None:
+        return Records(_cut(blob, ends, sizes, chosen), None if headers is None else headers.take(chosen))
+    part = copies[chosen]
+    own = (~copies).cumsum() - 1
+    return Records(_cut(blob, ends, sizes, chosen), None if headers is None else headers.take(own[chosen[~part]]), part)
 
 
 def _cut(
-    blob: bytearray, ends: npt.NDArray[np.int64], sizes: npt.NDArray[np.uint32], chosen: npt.NDArray[np.intp]
+    blob: bytearray, ends: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], chosen: npt.NDArray[np.intp]
 ) -> bytearray:
     """Join the records of the chosen rows. blob: all records. chosen: ascending."""
     if len(chosen) < _FEW:
