@@ -39,7 +39,8 @@ class PutSchedule(Times, kw_only=True):
     catch_up: CatchUp = "one"
     #: Maximum age of missed occurrences that are still published. Default: 7d.
     catch_up_window: Duration | None = None
-    #: If the schedule's previous message is still pending at an occurrence: allow publishes another message, skip none.
+    #: If an earlier message of the schedule is still pending at an occurrence: allow publishes another message, skip
+    #: none, and wait one that waits for the end of the pending one.
     overlap: Overlap = "allow"
     #: Whether to pause the schedule; null: as before, and a new schedule is active.
     paused: bool | None = None
@@ -78,7 +79,7 @@ class Occurrence(Document, Generic[At], frozen=True):
     at: At
     id: str
     #: State of the message; "gone": deleted, since its retention is over.
-    state: Literal["scheduled", "ready", "leased", "acked", "cancelled", "expired", "dead", "gone"]
+    state: Literal["scheduled", "ready", "blocked", "leased", "acked", "cancelled", "expired", "dead", "gone"]
     #: Whether a user asked for the message by trigger or backfill.
     manual: bool = False
 
@@ -162,7 +163,7 @@ class Previewed(Document, Generic[At], frozen=True):
 
 
 class Backfill(Request, rename={"from_": "from"}):
-    """Publish the occurrences of [from, to), due now, even if published before: all past, at most 1,000."""
+    """Publish the occurrences of [from, to), due now, even if published before: all past, at most 1,000 and 4 MiB."""
 
     from_: Instant
     to: Instant

@@ -136,28 +136,34 @@ class Stored(NamedTuple):
             spec = _decode_spec(reader.take(size))
         except (msgspec.DecodeError, UnicodeDecodeError, OverflowError, RecursionError) as error:
             raise Malformed(f"no specification: {error}") from error
-        if wrong := _problem(spec):
+        if wrong := problem(spec):
             raise Malformed(f"specification: {wrong}")
         return cls(creator, spec, bytes(reader.take(len(reader.view) - reader.at)))
 
 
-def _problem(spec: Spec) -> str:
-    """Why apply refuses a specification; "" for a valid one. server/service/schedules.py says so to users."""
-    given = [spec.cron is not None, spec.every_ms is not None, spec.at is not None]
-    numbers = [spec.every_ms, spec.start_ms, spec.end_ms, spec.max_occurrences, spec.jitter_ms, spec.window_ms]
-    numbers += spec.at or []
-    if given.count(True) != 1:
-        return "exactly one of cron, every_ms and at"
-    if any(number is not None and not 0 <= number < _MAX_NUMBER for number in numbers):
-        return "a number is out of range"
+def problem(spec: Spec) -> str:
+    """Why apply refuses a specification, in the words of the API; "" for a valid one."""
+    if [spec.cron is None, spec.every_ms is None, spec.at is None].count(False) != 1:
+        return "give exactly one of cron, every and at"
+    times: dict[str, Sequence[int | None]] = {"start": [spec.start_ms], "end": [spec.end_ms], "at": spec.at or []}
+    numbers = {"every": spec.every_ms, "catch_up_window": spec.window_ms, "max_occurrences": spec.max_occurrences}
+    for name, few in times.items():
+        if any(at_ms is not None and not 0 <= at_ms < _MAX_NUMBER for at_ms in few):
+            return f"{name}: a time from 1970 to 9999"
+    for name, number in numbers.items():
+        if number is not None and not 0 <= number < _MAX_NUMBER:
+            return f"{name}: too large"
     if spec.every_ms is not None and spec.every_ms < MIN_EVERY_MS:
-        return f"every_ms is at least {MIN_EVERY_MS}"
+        return "every: at least 1s"
     if spec.at is not None and not (0 < len(spec.at) <= MAX_TIMES and sorted(set(spec.at)) == spec.at):
-        return f"at has 1 to {MAX_TIMES} times, ascending"
-    texts = (spec.topic, spec.cron or "", spec.timezone, spec.group or "")
-    if not spec.topic or any(len(text.encode(errors="replace")) > MAX_NAME for text in texts):
-        return "a text is empty or too long"
-    return "jitter_ms is too large" if spec.jitter_ms > MAX_JITTER_MS else ""
+        return f"at: 1 to {MAX_TIMES} times, ascending"
+    texts = {"topic": spec.topic, "cron": spec.cron or "", "timezone": spec.timezone, "group": spec.group or ""}
+    for name, text in texts.items():
+        if len(text.encode(errors="replace")) > MAX_NAME:
+            return f"{name}: at most {MAX_NAME} bytes"
+    if not spec.topic:
+        return "topic: must not be empty"
+    return "" if 0 <= spec.jitter_ms <= MAX_JITTER_MS else "jitter: at most 1h"
 
 
 class Put(NamedTuple):

@@ -9,7 +9,7 @@ from hadelay.api import schedules as api
 from hadelay.api.base import Nothing
 from hadelay.api.text import check_limit, check_new_topic
 from hadelay.codec.meta import mask_of
-from hadelay.codec.schedules import MAX_JITTER_MS, MAX_TEMPLATE_BYTES, MAX_TIMES, MIN_EVERY_MS, Spec, template_meta
+from hadelay.codec.schedules import ANY_VERSION, MAX_TEMPLATE_BYTES, Spec, problem, template_meta
 from hadelay.errors import BadRequest, Impossible, NotFound, TooLarge
 from hadelay.http.answers import NOTHING, Answer
 from hadelay.http.call import Call
@@ -65,10 +65,13 @@ async def put_schedule(call: Call) -> Answer:
         raise TooLarge(f"a body of {len(body)} bytes; the message of a schedule has at most {MAX_TEMPLATE_BYTES}")
     tags, ttl_ms = check_tags(limits, wish.tags), int(wish.ttl or 0)
     meta = pack_meta(limits, content_type, wish.meta, tags=list(tags), ttl=ttl_ms, sch=name, group=group)
+    version = call.query.version
+    if version is not None and not 0 <= version < ANY_VERSION:
+        raise BadRequest(f"version: {version}: expected the version of the schedule, or 0 for no schedule")
     draft = Draft(wish.topic, 0, True, mask_of(tags), ttl_ms, template_meta(meta), body)
     return call.answer(
         await call.service.schedules.put(
-            name, spec, draft, call.actor, version=call.query.version, paused=wish.paused
+            name, spec, draft, call.actor, version=version, paused=wish.paused
         )
     )  # fmt: skip
 
@@ -78,25 +81,22 @@ def spec_of(wish: api.Times, topic: str) -> Spec:
     given = [name for name in ("cron", "every", "at") if getattr(wish, name) is not None]
     if len(given) != 1:
         raise BadRequest(f"say when by one of cron, every and at, not by {' and '.join(given) or 'none'}")
-    if wish.every is not None and wish.every < MIN_EVERY_MS:
-        raise BadRequest("every: at least 1s")
-    if wish.at is not None and not 0 < len(wish.at) <= MAX_TIMES:
-        raise BadRequest(f"at: 1 to {MAX_TIMES} times")
     if wish.cron is None and wish.timezone != "UTC":
         raise BadRequest("timezone: goes with cron; `every` and `at` are the same in all zones")
     options = {} if not isinstance(wish, api.PutSchedule) else _options(wish)
     start, end = (None if at is None else int(at) for at in (wish.start, wish.end))
     at_ms = None if wish.at is None else sorted({int(at) for at in wish.at})
     every_ms = None if wish.every is None else int(wish.every)
-    return Spec(
+    spec = Spec(
         topic, cron=wish.cron, every_ms=every_ms, at=at_ms, timezone=wish.timezone, start_ms=start, end_ms=end,
         **options,
     )  # fmt: skip
+    if wrong := problem(spec):
+        raise BadRequest(wrong)
+    return spec
 
 
 def _options(wish: api.PutSchedule) -> dict[str, Any]:
-    if wish.jitter is not None and wish.jitter > MAX_JITTER_MS:
-        raise BadRequest("jitter: at most 1h")
     if wish.max_occurrences is not None and wish.max_occurrences < 1:
         raise BadRequest("max_occurrences: at least 1, or leave it out")
     found: dict[str, Any] = {"catch_up": CATCH_UPS.index(wish.catch_up), "overlap": OVERLAPS.index(wish.overlap)}

@@ -39,7 +39,7 @@ OVERLAPS: tuple[Overlap, ...] = ("allow", "skip", "wait")
 #: Number of next occurrences in the description of a schedule.
 _NEXT = 10
 #: Number of schedules of a page that are read before other tasks of the event loop have a turn.
-_AT_ONCE = 100
+_AT_ONCE = 25
 
 
 class ScheduleService(Service):
@@ -73,14 +73,14 @@ class ScheduleService(Service):
         )  # fmt: skip
         await self._administer(by, "schedule.set", f"{name}: {spec.topic}", command)
         with once_begun():
-            return await self.get(name, body=False, stale=False, warnings=self._warnings(spec))
+            return await self.get(name, body=False, stale=False, warnings=await self._warnings(spec))
 
     async def _in_thread(self, search: Callable[[], Any]) -> Any:
         """Run `search`, which computes times of a schedule, in a thread; returns its result."""
         return await answered(lambda done: self._node.runtime.in_thread("schedules", search, done))
 
-    def _warnings(self, spec: Spec) -> list[str]:
-        found = _clock_changes(spec, self._node.now_ms())
+    async def _warnings(self, spec: Spec) -> list[str]:
+        found: list[str] = await self._in_thread(lambda: _clock_changes(spec, self._node.now_ms()))
         topic = self._node.ledger.topic(spec.topic)
         if spec.overlap and topic is not None and not topic.settings.max_attempts:
             found.append(f"overlap: a message of {spec.topic} that always fails stops the schedule: set max_attempts")
@@ -121,6 +121,7 @@ class ScheduleService(Service):
         row, payload = message.rows[0], bytes(message.blob[len(GAP) :])
         meta, size = unpack(payload[: int(row["meta_size"])]), int(row["body_size"])
         coming, problem = self._next(spec, state, _NEXT if whole else 1)
+        past = [made for made in state.ring if made.occurrence <= self._node.now_ms()]
         return Schedule(
             schedule=name, topic=spec.topic, version=state.version,
             state="paused" if state.paused else "finished" if state.finished else "active",
@@ -131,8 +132,7 @@ class ScheduleService(Service):
             jitter=_duration(spec.jitter_ms or None), catch_up=CATCH_UPS[spec.catch_up],
             catch_up_window=format_duration(spec.window_ms), overlap=OVERLAPS[spec.overlap],
             next=[format_instant(at_ms) for at_ms in coming],
-            last=[self._occurrence(made) for made in state.ring if made.occurrence <= self._node.now_ms()][-_NEXT:]
-            if whole else None,
+            last=[self._occurrence(made) for made in past[-_NEXT:]] if whole else None,
             made=state.made, missed=state.missed, overlapped=state.overlapped, refused=state.refused,
             manual=state.manual, changed_at=format_instant(state.put_ms), creator=creator or None,
             content_type=meta.ct, tags=meta.tags, meta=meta.meta, ttl=_duration(meta.ttl or None), group=spec.group,
@@ -176,12 +176,15 @@ class ScheduleService(Service):
         """Make the messages of all occurrences in [from_ms, to_ms), due now. Raises Impossible if to_ms is in the
         future, or for too many occurrences."""
         await self._confirm()
-        (_, spec, _), state = self._found(name)
+        (_, spec, template), state = self._found(name)
         if to_ms > self._node.now_ms():
             raise Impossible("to: lies in the future; a backfill makes past occurrences only")
-        times = list(_until(plan.occurrences(spec, from_ms - 1), to_ms))
-        if len(times) > MAX_RUN:
-            raise Impossible(f"more than {MAX_RUN} occurrences: take a shorter range")
+        # An occurrence of 0 ms would mean now (Run).
+        found = plan.occurrences(spec, max(from_ms - 1, 0))
+        times = await self._in_thread(lambda: list(_until(found, to_ms)))
+        most = schedules.at_once(template)
+        if len(times) > most:
+            raise Impossible(f"more than {most} occurrences: take a shorter range")
         if not times:
             return Backfilled([])
         return Backfilled(await self._run(name, state.version, [(at_ms, 0) for at_ms in times], key, by, "backfill"))
@@ -203,12 +206,16 @@ class ScheduleService(Service):
 
     async def preview(self, spec: Spec, after_ms: int | None, count: int) -> Previewed[str]:
         start_ms = self._node.now_ms() if after_ms is None else after_ms
-        found = await self._in_thread(lambda: list(islice(plan.occurrences(spec, start_ms), count)))
+        if not 0 <= start_ms < plan.LATEST_MS:
+            raise Impossible("after: a time from 1970 to 9899")
+        found, changes = await self._in_thread(
+            lambda: (list(islice(plan.occurrences(spec, start_ms), count)), _clock_changes(spec, start_ms))
+        )
         tz = zones.zone(spec.timezone)
         times = [
             PreviewTime(format_instant(at_ms), datetime.fromtimestamp(at_ms / 1000, tz).isoformat()) for at_ms in found
         ]
-        return Previewed(plan.explain(spec), times, zones.VERSION, _clock_changes(spec, start_ms))
+        return Previewed(plan.explain(spec), times, zones.VERSION, changes)
 
 
 def _clock_changes(spec: Spec, after_ms: int) -> list[str]:
