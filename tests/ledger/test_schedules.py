@@ -218,7 +218,18 @@ def test_the_expected_version_is_compared(world: Owner) -> None:
     assert world.put(every(), expected=0) == Done()
     assert world.put(every(2), expected=0).code == "schedule_changed"
     assert world.put(every(2), expected=1) == Done()
-    assert world.put(every(2), expected=1).code == "schedule_changed"
+    assert world.put(every(3), expected=1).code == "schedule_changed"
+
+
+def test_a_put_whose_answer_was_lost_may_be_repeated(world: Owner) -> None:
+    for expected, spec in ((0, every()), (1, every(2))):
+        assert world.put(spec, expected=expected) == Done()
+        before = world.state()
+        assert world.put(spec, expected=expected) == Done(False)
+        assert world.state() == before
+    assert world.put(every(), expected=0).code == "schedule_changed"
+    world.one(schedules.encode_state("s", True))
+    assert world.put(every(2), expected=1).code == "schedule_changed"  # somebody changed the schedule since then
 
 
 def test_a_pause_makes_nothing_and_leaves_its_time_out(world: Owner) -> None:
@@ -309,6 +320,42 @@ def test_all_makes_the_newest_thousand(world: Owner) -> None:
     assert (made + missed, made) == (5_010, 1_000 + 60 + 10)
 
 
+@pytest.mark.parametrize(("catch_up", "made"), [(0, 60 + 10), (1, 60 + 10), (2, 1_000 + 60 + 10)])
+def test_a_long_outage_is_walked_in_small_steps(
+    world: Owner, monkeypatch: pytest.MonkeyPatch, catch_up: Any, made: int
+) -> None:
+    """No firing computes more than some hundred occurrences beside those that it may make."""
+    asked: list[int] = []
+    after = plan.cron.after
+
+    def counted(*args: Any) -> Any:
+        asked.append(0)
+        for at_ms in after(*args):
+            asked[-1] += 1
+            yield at_ms
+
+    monkeypatch.setattr(plan.cron, "after", counted)
+    world.checking = False
+    world.put(Spec("t", cron="* * * * * *", catch_up=catch_up))
+    world.now = 5_000 * SECOND
+    world.lead()
+    assert (sum(world.counts()[:2]), world.counts()[0]) == (5_010, made)
+    assert max(asked) <= (1_000 if catch_up == 2 else 1) + plan.FIRED + 300
+
+
+def test_large_messages_are_made_in_small_numbers(world: Owner) -> None:
+    world.put(every(catch_up=2), body=b"x" * 60_000)
+    found = world.found()
+    most = ledger_schedules.at_once(found.stored.template)
+    assert most * len(found.stored.template) <= 4 << 20
+    world.now = 120 * SECOND
+    firing = plan.fire("s", found.stored.spec, found.state, START_MS + world.now, AHEAD_MS, most)
+    assert firing is not None
+    assert len(firing.times) == most
+    assert ledger_schedules.at_once(b"x" * (8 << 20)) == 1
+    assert ledger_schedules.at_once(b"x") == schedules.MAX_RUN
+
+
 def test_a_long_outage_of_an_interval_is_not_walked(world: Owner) -> None:
     world.checking = False
     world.put(Spec("t", every_ms=SECOND, catch_up=2, window_ms=400 * DAY))
@@ -343,6 +390,29 @@ def test_no_overlap(world: Owner) -> None:
     world.now = 9_000
     world.lead(ahead_ms=100)
     assert (world.times(), world.counts()) == ([1, 4, 5], (3, 0, 6, 0, 0))
+
+
+@pytest.mark.parametrize("count", [1, 30, 300])
+def test_a_backfill_hides_no_pending_message(world: Owner, count: int) -> None:
+    """No message is made beside an older one that is pending, also if the newer messages of a backfill have ended."""
+    world.checking = count < 100
+    world.put(every(overlap=1))
+    world.now = 950
+    world.lead(ahead_ms=100)
+    (first,) = [made.id for made in world.state().ring]
+    world.now = 1_500
+    times = schedules.times([(START_MS - n * SECOND, 0) for n in range(count, 0, -1)])
+    backfilled = world.one(schedules.encode_run("s", 1, times)).ids.tolist()
+    world.one(commands.encode_cancel("n1", backfilled))
+    world.now = 1_950
+    world.lead(ahead_ms=100)
+    assert (world.times()[-1], world.counts()) == (-1, (1, 0, 1, 0, count))
+    refused = world.one(schedules.encode_run("s", ANY_VERSION, schedules.times([(0, 0)])))
+    assert (refused.code, refused.detail) == ("overlap", encode_id(first))
+    world.cancel(first)
+    world.now = 2_950
+    world.lead(ahead_ms=100)
+    assert (world.times()[-1], world.counts()) == (3, (2, 0, 1, 0, count))
 
 
 def test_one_may_wait_behind_a_pending_one(world: Owner) -> None:
@@ -473,6 +543,22 @@ def test_a_topic_with_schedules_is_deleted_by_force_alone(world: Owner) -> None:
     assert (world.state().paused, world.state("other").paused) == (True, False)
 
 
+def test_a_schedule_of_a_deleted_topic_goes_on_with_its_next_times(world: Owner) -> None:
+    world.put(every())
+    world.lead()
+    ids = [made.id for made in world.state().ring]
+    world.now = 2 * SECOND
+    world.one(commands.encode_topic_delete("t", force=True))
+    assert world.states(*ids) == ["cancelled"] * 10
+    assert world.agenda() == []
+    world.now = 20 * SECOND
+    assert world.one(schedules.encode_state("s", False)) == Done()
+    world.lead()
+    assert world.times()[-10:] == list(range(21, 31))
+    assert world.counts() == (20, 0, 0, 0, 0)
+    world.restart()
+
+
 def test_a_moved_schedule_no_longer_holds_its_topic(world: Owner) -> None:
     world.put(every())
     world.put(Spec("tt", every_ms=1_000))
@@ -523,9 +609,7 @@ def test_a_restore_pauses_what_was_active(world: Owner) -> None:
     world.put(every(max_occurrences=1), "finished")
     world.lead()
     world.lead("finished")
-    rows = sorted(world.tables.rows[b"schedst"].items())
-    for table, key, value in ledger_schedules.held(rows):
-        world.tables.delete(table, key) if value is None else world.tables.put(table, key, value)
+    restored(world)
     ledgercheck.check(world.ledger)
     assert world.agenda() == []
     flags = [world.state(name).flags & schedules.HELD for name in ("s", "paused", "finished")]
@@ -537,6 +621,34 @@ def test_a_restore_pauses_what_was_active(world: Owner) -> None:
     assert world.times()[-1] == 3610
     assert world.state().flags == 0
     assert world.state("finished").finished
+
+
+def restored(world: Owner) -> None:
+    for table, key, value in ledger_schedules.held(sorted(world.tables.rows[b"schedst"].items())):
+        world.tables.delete(table, key) if value is None else world.tables.put(table, key, value)
+
+
+def test_a_new_specification_leaves_a_restored_schedule_as_one(world: Owner) -> None:
+    """A program that sets its schedules at each start must not hide them from `resume --restored`."""
+    world.put(every())
+    restored(world)
+    world.put(every(2), body=b"new")
+    assert world.state().flags == schedules.PAUSED | schedules.HELD
+    world.put(every(2), body=b"new", paused=schedules.RUN)
+    assert world.state().flags == 0
+
+
+@pytest.mark.parametrize("by_put", [False, True])
+def test_a_pause_by_a_user_outlives_the_resumption_after_a_restore(world: Owner, by_put: bool) -> None:
+    world.put(every())
+    restored(world)
+    if by_put:
+        assert world.put(every(), paused=schedules.PAUSE) == Done()
+    else:
+        assert world.one(schedules.encode_state("s", True)) == Done()
+    assert world.state().flags == schedules.PAUSED
+    assert world.one(schedules.encode_state("s", True)) == Done(False)
+    assert world.put(every(), paused=schedules.PAUSE) == Done(False)
 
 
 def test_a_cluster_without_schedules_writes_nothing_of_them() -> None:

@@ -21,7 +21,7 @@ stub(
 )  # fmt: skip
 stub(
     "blind_overlap", "a message is made beside a pending one that forbids it", "", ("S2 schedules, overlap",),
-    (schedules, "pending_of", lambda ledger, state: []),
+    (schedules, "pending_of", lambda ledger, ring: iter(())),
 )  # fmt: skip
 stub(
     "filed_stays", "a change leaves what is filed and not due", "", ("S4",),

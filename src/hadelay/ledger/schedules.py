@@ -12,6 +12,7 @@ due yet are cancelled when their schedule is changed, paused or deleted.
 
 import struct
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from hadelay.codec.schedules import (
     KEEP_PAUSE,
     KEPT_MS,
     LAST,
+    MAX_RUN,
     MAX_TEMPLATE_BYTES,
     PAUSE,
     PAUSED,
@@ -40,6 +42,7 @@ from hadelay.codec.schedules import (
     Stored,
 )
 from hadelay.ledger import idempotency, topicchanges
+from hadelay.ledger.changes import MAX_MOVED_BYTES
 from hadelay.ledger.lookup import EntryRef, find_entry, state_of
 from hadelay.ledger.occurrences import Occurrences
 from hadelay.ledger.state import Ledger
@@ -89,6 +92,11 @@ def agenda(ledger: Ledger, start: bytes, until_ms: int, limit: int) -> list[tupl
     return [(key, _NEXT.unpack_from(key)[0], key[_NEXT.size :].decode()) for key, _ in rows]
 
 
+def at_once(template: bytes) -> int:
+    """Limit of the messages of a template that one command makes: every node copies them on its event loop."""
+    return max(min(MAX_MOVED_BYTES // len(template), MAX_RUN), 1)
+
+
 def _store(ledger: Ledger, name: str, before: State | None, after: State) -> None:
     tables, raw = ledger.tables, name.encode()
     had = None if before is None or before.paused else agenda_key(before.next, name)
@@ -119,21 +127,23 @@ def apply_put(ledger: Ledger, command: Put) -> Done | Refused:
         return refused
     name, new = command.name, command.stored
     before = None if found is None else found.state
-    paused = command.paused == PAUSE or (command.paused == KEEP_PAUSE and before is not None and before.paused)
+    pause = PAUSED if command.paused == PAUSE else 0
+    if command.paused == KEEP_PAUSE and before is not None:
+        pause = before.flags & (PAUSED | HELD)
     if found is not None and before is not None:
         same = found.stored.spec == new.spec and found.stored.template == new.template
-        if same and paused == before.paused:
+        if same and pause == before.flags & (PAUSED | HELD):
             return Done(False)
     ledger.tables.put(SCHED, name.encode(), new.pack())
     _count_put(ledger, name, found, new)
     if found is None or before is None:
-        after = State(1, PAUSED * paused, 0, ledger.now_ms, ledger.now_ms, 0, 0, 0, 0, 0)
-    elif found.stored.spec.same_times(new.spec) and not (before.flags or paused):
+        after = State(1, pause, 0, ledger.now_ms, ledger.now_ms, 0, 0, 0, 0, 0)
+    elif found.stored.spec.same_times(new.spec) and not (before.flags or pause):
         after = before._replace(version=_following(before.version), put_ms=ledger.now_ms)
         if found.stored.template != new.template:
             after = _made_again(ledger, name, new, after)
     else:
-        after = _from_now(ledger, before, PAUSED * paused)
+        after = _from_now(ledger, before, pause)
     _store(ledger, name, before, _finished(ledger, new.spec, after))
     return Done()
 
@@ -141,7 +151,9 @@ def apply_put(ledger: Ledger, command: Put) -> Done | Refused:
 def _refusal(ledger: Ledger, command: Put, found: Found | None) -> Refused | None:
     template, topic = command.stored.template, command.stored.spec.topic
     version = 0 if found is None else found.state.version
-    if command.expected not in (ANY_VERSION, version):
+    # A repetition of the last PUT, whose answer was lost, changes nothing.
+    repeats = found is not None and found.stored == command.stored and _following(command.expected) == version
+    if command.expected not in (ANY_VERSION, version) and not repeats:
         return Refused("schedule_changed", f"schedule {command.name!r} has version {version}, not {command.expected}")
     if command.publish.topics != [topic] or int(command.publish.rows["body_size"][0]) > MAX_TEMPLATE_BYTES:
         return Refused("bad_config", f"the message is for topic {topic!r} and has at most {MAX_TEMPLATE_BYTES} bytes")
@@ -237,7 +249,7 @@ def apply_state(ledger: Ledger, command: tuple[str, bool]) -> Done | Refused:
     found = find(ledger, name)
     if found is None:
         return _unknown(name)
-    if found.state.paused == paused:
+    if found.state.flags & (PAUSED | HELD) == PAUSED * paused:
         return Done(False)
     after = _from_now(ledger, found.state, PAUSED * paused)
     _store(ledger, name, found.state, _finished(ledger, found.stored.spec, after))
@@ -253,7 +265,11 @@ def apply_topic_delete(ledger: Ledger, command: tuple[str, bool]) -> Done | Refu
         return Refused("topic_has_schedules", f"schedules publish to {topic!r}: {shown}")
     result = topicchanges.apply_delete(ledger, command)
     for name in names if isinstance(result, Done) else ():
-        apply_state(ledger, (name, True))
+        # The messages have ended with the topic.
+        found = find(ledger, name)
+        if found is not None and not found.state.paused:
+            after = found.state._replace(version=_following(found.state.version), flags=PAUSED, put_ms=ledger.now_ms)
+            _store(ledger, name, found.state, after)
     return result
 
 
@@ -334,20 +350,21 @@ def _outcome(ledger: Ledger, firing: Firing, found: Found | None) -> FireOutcome
 
 def _without_overlap(ledger: Ledger, found: Found, count: int) -> int:
     """Number of the next `count` occurrences that become messages under the schedule's overlap policy: with `skip` one
-    if the message before has ended, with `wait` one beside a pending one."""
+    if no message of the schedule is pending, with `wait` one beside a pending one."""
     policy = Overlap(found.stored.spec.overlap)
     if policy is Overlap.ALLOW or not count:
         return count
-    pending = pending_of(ledger, found.state)
-    if policy is Overlap.WAIT:
-        return min(count, max(2 - len(pending), 0))
-    return 0 if found.state.ring and found.state.ring[-1].id in pending else min(count, 1)
+    most = 2 if policy is Overlap.WAIT else 1
+    pending = sum(1 for _ in islice(pending_of(ledger, found.state.ring), most))
+    return min(count, most - pending)
 
 
-def pending_of(ledger: Ledger, state: State) -> list[int]:
-    """Ids of those of the schedule's last messages that are pending."""
-    found = [(made.id, find_entry(ledger, made.id)) for made in state.ring[-_RING:]]
-    return [id_ for id_, one in found if one is not None and state_of(ledger, one, ledger.now_ms) in PENDING]
+def pending_of(ledger: Ledger, ring: tuple[Made, ...]) -> Iterator[Made]:
+    """Those of a schedule's messages that are pending, newest first."""
+    for made in reversed(ring):
+        entry = find_entry(ledger, made.id)
+        if entry is not None and state_of(ledger, entry, ledger.now_ms) in PENDING:
+            yield made
 
 
 def _note_fired(ledger: Ledger, judged: _Judged, codes: list[int], ids: list[int], result: FireResult) -> None:
@@ -370,12 +387,17 @@ def _note_fired(ledger: Ledger, judged: _Judged, codes: list[int], ids: list[int
 
 
 def _remembered(ledger: Ledger, spec: Spec, ring: tuple[Made, ...]) -> tuple[Made, ...]:
-    """The messages to remember: the last ones, and those that may not be due."""
+    """The messages to remember: the last ones, and those that may not be due or, where they must not overlap, have not
+    ended."""
     if len(ring) <= _RING:
         return ring
-    since_ms = ledger.now_ms - spec.jitter_ms
-    ahead = [made for made in ring[:-_RING] if made.occurrence > since_ms and not made.manual]
-    return (*ahead[-_MAX_FILED:], *ring[-_RING:])
+    since_ms, older = ledger.now_ms - spec.jitter_ms, ring[:-_RING]
+    if spec.overlap:
+        # Those of a backfill last: there may be a thousand.
+        more = sorted(pending_of(ledger, older), key=lambda made: -made.manual)
+    else:
+        more = [made for made in older if made.occurrence > since_ms and not made.manual]
+    return (*more[-_MAX_FILED:], *ring[-_RING:])
 
 
 def apply_run(ledger: Ledger, command: Run) -> PublishResult | Refused:
@@ -391,7 +413,7 @@ def apply_run(ledger: Ledger, command: Run) -> PublishResult | Refused:
     triggers = not int(command.times["occurrence"][0])
     repeated = command.key is not None and idempotency.is_known_hash(ledger, command.key[0])
     if triggers and not repeated and not _without_overlap(ledger, found, 1):
-        return Refused("overlap", encode_id(before.ring[-1].id))
+        return Refused("overlap", encode_id(next(pending_of(ledger, before.ring)).id))
     batch = Occurrences()
     batch.add(stored, times)
     result = batch.result(ledger, command.key)

@@ -13,10 +13,13 @@ from hadelay.timing import cron
 
 #: An occurrence is missed if the cluster could not make its message within this time after it, in ms.
 GRACE_MS = 60_000
-#: Limits of one firing of a schedule: occurrences made, and late occurrences examined; the next firing continues with
-#: the rest.
+#: Limits of one firing of a schedule: occurrences made, and late occurrences examined beside those that may still be
+#: made; the next firing continues with the rest. A slow pattern takes 70 µs per occurrence, on the leader's loop.
 FIRED = 200
-_LOOKED = 3_000
+_LOOKED = 250
+#: Latest occurrence, in Unix ms: the year 9900. cronsim searches up to 50 years ahead, and the calendar of Python ends
+#: with the year 9999.
+LATEST_MS = 250_246_627_200_000
 #: Number of occurrences that are compared with the jitter when a schedule is set.
 _COMPARED = 100
 
@@ -25,8 +28,8 @@ def occurrences(spec: Spec, after_ms: int) -> Iterator[int]:
     """Occurrences after `after_ms`, ascending, without jitter. Raises BadRequest for a pattern or zone that this node
     does not know."""
     after_ms = max(after_ms, -1 if spec.start_ms is None else spec.start_ms - 1)
-    end_ms = NEVER_MS if spec.end_ms is None else spec.end_ms
-    for at_ms in _all(spec, after_ms):
+    end_ms = LATEST_MS if spec.end_ms is None else min(spec.end_ms, LATEST_MS)
+    for at_ms in _all(spec, after_ms) if after_ms < end_ms else ():
         if at_ms > end_ms:
             return
         yield at_ms
@@ -64,9 +67,9 @@ def check(spec: Spec, now_ms: int) -> None:
         raise Impossible("jitter: longer than the time between two occurrences, messages could change order")
 
 
-def fire(name: str, spec: Spec, state: State, now_ms: int, ahead_ms: int) -> Firing | None:
-    """Compute the firing to propose for an active schedule at `now_ms`, with occurrences up to `ahead_ms` ahead; None
-    if there is nothing to propose.
+def fire(name: str, spec: Spec, state: State, now_ms: int, ahead_ms: int, most: int = FIRED) -> Firing | None:
+    """Compute the firing to propose for an active schedule at `now_ms`, with at most `most` occurrences up to `ahead_ms`
+    ahead; None if there is nothing to propose.
 
     Late occurrences are older than GRACE_MS. `one` makes the last of them, unless a later occurrence has come, too;
     `all` makes those within the window, the newest MAX_RUN at most; `none` makes none. The others are missed."""
@@ -74,28 +77,30 @@ def fire(name: str, spec: Spec, state: State, now_ms: int, ahead_ms: int) -> Fir
     skipped, last = _skip(spec, state.last, fresh_ms)
     coming = occurrences(spec, last)
     late: list[int] = []
+    #: Number of the newest late occurrences that may be made: which ones these are shows at the end of the late ones.
+    open_ = MAX_RUN if CatchUp(spec.catch_up) is CatchUp.ALL else 1
     following: int | None = None
     for following in coming:
-        if following > fresh_ms or len(late) == _LOOKED:
+        if following > fresh_ms or len(late) == open_ + _LOOKED:
             break
         late.append(following)
     else:
         following = None
-    if len(late) == _LOOKED:
-        # More late occurrences may follow. At most the newest MAX_RUN can still be made: count all before them as
+    if len(late) == open_ + _LOOKED:
+        # More late occurrences may follow. At most the newest `open_` can still be made: count all before them as
         # missed.
-        sure = late[: _LOOKED - MAX_RUN]
+        sure = late[:_LOOKED]
         return _firing(name, spec, state, skipped + len(sure), sure[-1], late[len(sure)], [])
     late_made = _caught_up(spec, late, now_ms, following)
     missed = len(late) - len(late_made)
     if missed:
         last = late[missed - 1]
     made = late_made
-    while following is not None and following <= now_ms + ahead_ms and len(made) <= FIRED:
+    while following is not None and following <= now_ms + ahead_ms and len(made) <= most:
         made.append(following)
         following = next(coming, None)
     room = NEVER_MS if spec.max_occurrences is None else spec.max_occurrences - state.made
-    most = max(min(FIRED, room), 1)
+    most = max(min(most, room), 1)
     if len(made) > most:
         made, following = made[:most], made[most]
     if made:
@@ -111,7 +116,7 @@ def _skip(spec: Spec, last: int, fresh_ms: int) -> tuple[int, int]:
     if spec.every_ms is None:
         return 0, last
     first = next(occurrences(spec, last), NEVER_MS)
-    over = (min(fresh_ms, NEVER_MS if spec.end_ms is None else spec.end_ms) - first) // spec.every_ms - MAX_RUN
+    over = (min(fresh_ms, LATEST_MS if spec.end_ms is None else spec.end_ms) - first) // spec.every_ms - MAX_RUN
     return (over, first + (over - 1) * spec.every_ms) if over > 0 else (0, last)
 
 

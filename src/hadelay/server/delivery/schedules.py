@@ -15,6 +15,7 @@ from hadelay.codec.results import FireOutcome, FireResult
 from hadelay.codec.schedules import LAST, REMOVE, Firing, encode_fire, times
 from hadelay.errors import BadRequest, HadelayError
 from hadelay.ledger import schedules
+from hadelay.ledger.changes import MAX_MOVED_BYTES
 from hadelay.model import NEVER_MS
 from hadelay.server.delivery.term import Term
 from hadelay.timing import plan, zones
@@ -30,8 +31,8 @@ LEAD_MS, MORE_MS = 5_000, 5_000
 PACE = 2_000
 #: Period ahead, in ms, in which due schedules are counted; and pause between two counts, in ms.
 _SURVEY_MS, _SURVEYED_MS = 65_000, 5_000
-#: Limits of one proposed command: occurrences, bytes, and seconds to compute it.
-_OCCURRENCES, _BYTES, _WORK_S = 250, 64 << 10, 0.002
+#: Limits of one proposed command: occurrences, bytes, bytes of the messages that apply makes, seconds to compute it.
+_OCCURRENCES, _BYTES, _MADE_BYTES, _WORK_S = 250, 64 << 10, MAX_MOVED_BYTES, 0.002
 #: Number of rows of the agenda (schedules by next occurrence) read at a time: to fire schedules; and to count them.
 _PAGE, _COUNTED = 50, 1_000
 #: Pause after a proposal that failed or was refused, and while the disk is full, in seconds.
@@ -153,7 +154,7 @@ class ScheduleRunner:
         batch.looked += 1
         if found is None:
             return
-        (_, spec, _), state = found
+        (_, spec, template), state = found
         now = self._term.now()
         if state.finished:
             if state.next <= now + MAX_AHEAD_MS:
@@ -165,12 +166,13 @@ class ScheduleRunner:
                 return
             ahead_ms = MAX_AHEAD_MS
         try:
-            firing = plan.fire(name, spec, state, now, ahead_ms)
+            most = min(schedules.at_once(template), plan.FIRED)
+            firing = plan.fire(name, spec, state, now, ahead_ms, most)
         except BadRequest as error:
             self._is_invalid(name, error)
             return
         if firing is not None:
-            batch.add(firing)
+            batch.add(firing, len(template))
 
     def _is_invalid(self, name: str, error: HadelayError) -> None:
         if name not in self.invalid and not self.invalid:
@@ -248,13 +250,16 @@ class _Batch:
         self.firings: list[Firing] = []
         #: Number of schedules examined for this command.
         self.looked = 0
-        self._occurrences = self._bytes = 0
+        self._occurrences = self._bytes = self._made_bytes = 0
 
-    def add(self, firing: Firing) -> None:
+    def add(self, firing: Firing, size: int = 0) -> None:
+        """size: bytes of each message that the firing makes."""
         self.firings.append(firing)
         self._occurrences += len(firing.times)
+        self._made_bytes += len(firing.times) * size
         self._bytes += 64 + len(firing.name) + firing.times.nbytes
 
     @property
     def full(self) -> bool:
-        return self._occurrences >= _OCCURRENCES or self._bytes >= _BYTES
+        full = self._occurrences >= _OCCURRENCES or self._bytes >= _BYTES
+        return full or self._made_bytes >= _MADE_BYTES
