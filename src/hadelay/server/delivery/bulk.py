@@ -98,7 +98,7 @@ class BulkRunner:
         self._term, self._ledger, self._reader = term, term.ledger, reader
         self._commit_ms, self._counts = commit_ms, counts
         self._works: dict[int, Work] = {}
-        #: Number of the job that had the last turn.
+        #: Number of the job that had the last turn, also if it found nothing: a long search holds up no other job.
         self._last = 0
         #: Number of jobs begun so far, noted when no job was running: a higher number means a new job. -1 while jobs
         #: run.
@@ -133,8 +133,8 @@ class BulkRunner:
             self._rest(_LOOK_S)
             return
         work = next((work for work in works if work.job.number > self._last), works[0])
+        self._last = work.job.number
         if work.ready:
-            self._last = work.job.number
             self._propose(work)
         else:
             self._scan(work)
