@@ -68,8 +68,8 @@ def check(spec: Spec, now_ms: int) -> None:
 
 
 def fire(name: str, spec: Spec, state: State, now_ms: int, ahead_ms: int, most: int = FIRED) -> Firing | None:
-    """Compute the firing to propose for an active schedule at `now_ms`, with at most `most` occurrences up to `ahead_ms`
-    ahead; None if there is nothing to propose.
+    """Compute the firing to propose for an active schedule at `now_ms`: at most `most` occurrences up to `ahead_ms`
+    ahead. Returns None if there is nothing to propose.
 
     Late occurrences are older than GRACE_MS. `one` makes the last of them, unless a later occurrence has come, too;
     `all` makes those within the window, the newest MAX_RUN at most; `none` makes none. The others are missed."""
