@@ -154,7 +154,7 @@ def _run(options: argparse.Namespace) -> int:
         "mutation": mutation,
         "directory": str(directory),
         "replay": f"python -m chaos replay {directory}",
-        "interrupted": True,  # true until the end of the run overwrites the file, so also if the run is killed
+        "interrupted": True,  # stays true if the run is killed: only the end of a run overwrites this file
     }
     (directory / "run.json").write_text(json.dumps(head))
     cluster = given or LocalCluster(scenario, directory, kinds, options.port_base)

@@ -30,7 +30,7 @@ _CHANGE_MS = 5.0
 _COLD_MS = 2 * 250.0
 #: States of a message that has not ended.
 PENDING = ("scheduled", "ready", "blocked", "leased")
-#: Names, without prefix, of metrics that each node counts over all topics.
+#: Names, without prefix, of counters and gauges that each node sums over all topics.
 ACKED, *OTHER_ENDS, REDRIVEN = (
     f'settled_messages_total{{outcome="{outcome}"}}'
     for outcome in ("acked", "cancelled", "expired", "dead", "redriven")
@@ -58,7 +58,7 @@ class Checker:
     cases: Callable[[History], Iterator[Case]]
     #: Branches (rules) of the checker: name → condition that violates the branch.
     branches: dict[str, str]
-    #: Names of the branches (rules) that apply in commit mode only.
+    #: Names of the branches (rules) that apply only with the setting dispatch.sync = commit.
     commit_only: frozenset[str] = frozenset()
 
 
@@ -74,7 +74,7 @@ def judge(name: str, checker: Checker, history: History) -> Verdict:
         if branch in skipped:
             continue
         if branch not in checker.branches:
-            raise KeyError(f"{name} declares no branch {branch!r}")
+            raise KeyError(f"checker {name!r} declares no branch {branch!r}")
         decided[branch] += 1
         if why:
             broken.add(branch)
@@ -143,8 +143,8 @@ def lost(history: History) -> Iterator[Case]:
 
 
 def _ended_so(put: Put, state: str, given: list[Given]) -> bool:
-    """Whether a client caused this end of the message: a consumer acked it, if `state` is acked; it has a TTL, if
-    expired."""
+    """Whether a client caused the message to end in `state`: acked, if a consumer sent an ack; expired, if the message
+    has a TTL."""
     return (state == "acked" and any(g.ack_asked is not None for g in given)) or (state == "expired" and put.ttl_s > 0)
 
 
@@ -245,7 +245,7 @@ def double_leases(history: History) -> Iterator[Case]:
                 f"{this}, but the previous lease has {left_ms} ms left" if left_ms > _ROUNDING_MS else "",
             )
             if one.extended is not None and one.extend_asked is not None:
-                # Smallest cluster time at which the extension was requested.
+                # Smallest cluster time at which the consumer may have requested to extend the previous lease.
                 asked_ms = one.now_ms + clock.least_ms(one.got, one.extend_asked)
                 left_ms = int(asked_ms + one.extend_s * 1000 - two.now_ms)
                 held = left_ms > _ROUNDING_MS
@@ -262,7 +262,8 @@ def _neighbours(history: History) -> Iterator[tuple[Given, Given]]:
         if (life := _life(history, g)) is not None:
             lives[g.id, life].append(g)
     for several in lives.values():
-        # A repeated receive gets the same grant with an extended lease: the last answer counts.
+        # Sort several answers to one receive by time: each has the same grant, and the last one has the end of the
+        # extended lease.
         several.sort(key=lambda g: (g.attempt, g.request, g.got))
         yield from pairwise(several)
 
@@ -363,7 +364,7 @@ def outlived(history: History) -> Iterator[Case]:
 
 
 def _over_ms(history: History, put: Put) -> int | None:
-    """End of the message's TTL in cluster time; None without a TTL, or if the deciding due time is unknown."""
+    """End of the message's TTL in cluster time; None without a TTL, or if the message's final due time is unknown."""
     unsure = put.move_asked is not None and put.moved is None
     due_ms = put.moved_due_ms if put.moved is not None else put.due_ms
     if not put.ttl_s or due_ms is None or unsure or history.redrives.get(put.id or ""):

@@ -46,7 +46,8 @@ _ROTTEN_FILES, _TRIES = 3, 200
 
 
 class Cluster:
-    """A cluster, with the operations of which faults consist. They block until done, and healing may be repeated."""
+    """A cluster under test, and the operations that faults consist of. An operation blocks until it is done; an
+    operation that heals a fault may be repeated."""
 
     #: HTTP URL of each node, by node name.
     urls: dict[str, str]
@@ -84,8 +85,8 @@ class Cluster:
         return []
 
     def unsynced(self, marker: bytes, synced: list[dict[int, int]]) -> tuple[bool, list[str]]:
-        """Find `marker` in the journals: whether a majority has it, and the nodes that had it only in unsynced bytes,
-        judged by `synced`. Blocks."""
+        """Find `marker` in the journals. Returns whether a majority of nodes has it, and the nodes that had it only in
+        unsynced bytes. synced: a result of the method `synced`. Blocks."""
         raise NotImplementedError
 
     def control(self, name: str, *, sync_delay_ms: int = 0, sync_errno: int = 0, clock_offset_ms: int = 0) -> None:
@@ -196,8 +197,8 @@ class LocalCluster(Cluster):
             words += ["--mutation", mutation] if mutation else []
         words += ["serve", str(self.directory / f"{name}.toml"), "--output", "json"]
         words += [] if self._founded else ["--init"]
-        # Use a short interval and small files, so that a short run has checkpoints and new journal segments, and
-        # reaches the free-space reserve.
+        # Use a short checkpoint interval, small journal segments and a small free-space reserve: then even a short run
+        # has checkpoints and new segments, and reaches the reserve.
         settings = ["storage.checkpoint_interval_ms=5s", "raft.segment_bytes=8MiB"]
         settings += ["storage.min_free_bytes=48MiB"] if self.disks else []
         for setting in (*settings, *self._scenario.cluster.settings):
@@ -263,7 +264,7 @@ class LocalCluster(Cluster):
         paths = sorted(path for path in kept if path.stat().st_size)
         for path in self._draw.sample(paths, min(_ROTTEN_FILES, len(paths))):
             with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as data:
-                for _ in range(_TRIES):  # zero bytes may be unused space: then try another byte
+                for _ in range(_TRIES):  # a zero byte may be unused space: try another byte
                     at = self._draw.randrange(len(data))
                     if data[at]:
                         data[at] ^= 1 << self._draw.randrange(8)

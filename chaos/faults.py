@@ -20,8 +20,8 @@ _TRANSFER_S = 5.0
 #: Kind of node that reaches a crash point (failpoints.Reached) → target of the crash; for other kinds, the fault's own
 #: `target`.
 _COME_BY = {"some": "all", "leader": "leader", "follower": "follower", "election": "all", "empty": "random"}
-#: For crash points at a node's start, by the kind of node that reaches them: operations on the node before the point is
-#: armed and the node starts.
+#: Kind of node that reaches a crash point while it starts → operations on the node before chaos arms the crash point
+#: and starts the node.
 _BEFORE = {"start": ("kill",), "empty": ("kill", "empty")}
 
 
@@ -51,8 +51,8 @@ def choose(fault: Fault, names: list[str], leader: str | None, busy: set[str], d
 
 
 def _each(hit: Step, *heal: Step) -> Strike:
-    """Fault that does `hit` on each node in turn, and heals the nodes in reverse order. If a step fails, the other
-    nodes are still healed."""
+    """Fault that runs the step `hit` on each node in turn, and heals the nodes in reverse order with the steps `heal`.
+    If a step fails, the other nodes are still healed."""
 
     def strike(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[None]:
         with ExitStack() as healing:
@@ -139,7 +139,8 @@ def _disk(operation: str) -> Step:
 
 
 def _toggling(on: Step, off: Step, on_s: float, off_s: float) -> Strike:
-    """Fault that switches `on` and `off` in turns, for on_s and off_s seconds, and heals with `off`."""
+    """Fault that runs the steps `on` and `off` in turns, with pauses of on_s and off_s seconds after them, and heals
+    with the step `off`."""
 
     def strike(cluster: Cluster, nodes: list[str], fault: Fault) -> Iterator[None]:
         over = threading.Event()
@@ -209,7 +210,7 @@ _STRIKES: dict[str, Strike] = {
     "power-cut": _power_cut,
 }
 assert _STRIKES.keys() == KINDS.keys()
-#: Nodes with one of these faults may end by themselves: a disk error is never ignored.
+#: Kinds of faults whose nodes may end by themselves, because a node never ignores a disk error.
 MAY_END = {"fail-sync", "full-disk", "stalled-disk", "power-cut", "rot", "old-copy", "few-files"}
 #: Kinds of faults that depose a leader; chaos then measures the time until another node commits.
 DEPOSING = {"kill", "stop", "pause", "wipe", "cut", "stalled-disk", "power-cut", "fail-sync"}

@@ -42,7 +42,8 @@ class Series:
     kind: str
     who: str
     points: list[tuple[float, float]]
-    #: Limit of the largest value if `level`, else of the growth in the second half of the load; None: no limit.
+    #: Limit of the growth of the values in the second half of the load; if `level` is True, limit of the largest value.
+    #: None: no limit.
     limit: float | None
     level: bool = False
 
@@ -82,7 +83,7 @@ BRANCHES = {
 
 
 def parse(text: str) -> dict[str, float]:
-    """Read the metrics of SAMPLED from a node's /metrics text; values are summed over labels."""
+    """Read the sampled metrics (table SAMPLED) from the text of a node's /metrics; values are summed over labels."""
     sums: dict[str, float] = defaultdict(float)
     for line in text.splitlines():
         if not line.startswith("#"):

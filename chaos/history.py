@@ -65,7 +65,8 @@ class Put:
     move_delay_s: float = 0.0
     moved: float | None = None
     moved_due_ms: int | None = None
-    #: Number of nodes that synced their journals between `asked` and `stored`; None if syncs are not counted.
+    #: Number of nodes that synced their journals between the publish (`asked`) and its confirmation (`stored`); None if
+    #: syncs are not counted.
     syncs: int | None = None
 
     @property

@@ -11,9 +11,9 @@ Span = tuple[float, float]
 _CATCH_UP_S = 1.0
 #: Longest backoff (delay of a retry) of the topics in the load, in seconds.
 _BACKOFF_S = 1.0
-#: Longest time, in seconds, by which a fault of this kind delays messages if it hits a minority of the nodes; faults of
-#: other kinds delay messages until they are healed. A broken connection costs an election and a new connection. Clients
-#: give up a silent node after 6 s: 1 s of long-poll and 5 s of grace.
+#: Longest time, in seconds, by which a fault delays messages if it hits a minority of the nodes, by kind of fault
+#: (_HOLD_S). Faults of other kinds delay messages until they are healed. A broken connection costs an election and a
+#: new connection. Clients give up a silent node after 6 s: 1 s of long-poll and 5 s of grace.
 _BROKEN_S, _SILENT_S = 3.0, 8.0
 _HOLD_S = {
     **dict.fromkeys(("kill", "stop", "wipe", "crash", "transfer", "fail-sync", "power-cut"), _BROKEN_S),
@@ -26,8 +26,8 @@ def first_given(history: History) -> dict[str, Given]:
 
 
 def overtaken(history: History) -> int:
-    """I11, not promised: number of messages that a consumer asked for only after it had a message that was due at least
-    a second later."""
+    """I11, not promised: number of messages whose receive began after some consumer had already got a message that was
+    due at least a second later."""
     given = sorted(first_given(history).values(), key=lambda g: g.due_ms)
     dues = [g.due_ms for g in given]
     soonest = list(accumulate([g.got for g in reversed(given)], min))[::-1]
@@ -36,8 +36,8 @@ def overtaken(history: History) -> int:
 
 
 def fault_spans(history: History) -> list[Span]:
-    """Spans from each fault until every node was ready again, plus one second for delayed messages; sorted, with
-    overlaps merged."""
+    """Time spans with faults: from the start of each fault until every node was ready again, plus one second in which
+    nodes hand out the delayed messages. Sorted; overlaps are merged."""
     again = [event["t"] for event in history.of("recovered")]
     return _union((event["began"], _over(again, event["t"])) for event in history.of("healed"))
 
@@ -97,7 +97,8 @@ class _Held:
 
 def late(history: History) -> Iterator[tuple[str, str]]:
     """I10: a message is handed out for the first time at most limits.late_s after its due time. Not counted: time in
-    which the faults in force may have delayed the message, and leases of lost answers."""
+    which the faults in force may have delayed the message, and the time of leases that no consumer knew because the
+    answer was lost."""
     load = next(iter(history.of("load")), {})
     limit_s, lease_s = load.get("late_s", 0.0), load.get("lease_s", 0.0)
     if not limit_s:

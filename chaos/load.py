@@ -25,8 +25,8 @@ _LOOK_S = 0.02
 _TAGS = ("a", "b", "c", "d")
 #: Tag filters of receives, as (all required, one required); consumers use them in turns.
 _WANTED = ((("a",), ()), ((), ("b", "c")), (("a",), ("b", "c", "d")))
-#: Seconds from a request from which on its answer may be that to a repetition of the request; the request itself may
-#: then take effect later.
+#: Longest time, in seconds, from a request to an answer that is recorded: a later answer may be that of a retry, and
+#: the first try may then take effect later.
 _SURE_S = 0.5
 #: Seconds between two listings of the dead letters, and between a listing and its redrives.
 _DEAD_LOOK_S = 0.7
@@ -314,7 +314,7 @@ class Traffic:
                     )  # fmt: skip
             except TimeoutError:
                 if self.draw.random() < 0.5:
-                    request = ""  # use a new request id; in the other half of the cases, ask again with the old id
+                    request = ""  # half of the repeated receives use a new request id, the others keep the old id
                 continue
             except (HadelayError, OSError):
                 await asyncio.sleep(_LOOK_S)

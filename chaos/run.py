@@ -57,16 +57,18 @@ class Run:
         self._term = -1
         #: Number of processes that each node has had. Raft term and applied index never go back within one process.
         self._lives = dict.fromkeys(cluster.names, 0)
-        #: Nodes with a fault in force; nodes that lost their data or are not ready again after a fault.
+        #: `_busy`: nodes with a fault in force. `_hollow`: nodes that lost their data in a fault, until they are ready
+        #: again.
         self._busy: set[str] = set()
         self._hollow: set[str] = set()
-        #: Nodes with a fault that may hit only a minority of the nodes; and nodes that were not ready in time.
+        #: `_few`: nodes with a fault of a kind that may hit only a minority of the nodes. `_lame`: nodes that were not
+        #: ready in time after the latest faults.
         self._few: set[str] = set()
         self._lame: set[str] = set()
         #: Nodes with a disk fault: these may end by themselves.
         self._may_end: set[str] = set()
-        #: Nodes whose files have flipped bits or were restored from an old copy; and those of them with flipped bits.
-        #: Chaos empties a node that refuses its files. A node may find a flipped bit much later.
+        #: `_suspect`: nodes whose files have flipped bits or were restored from an old copy; if such a node refuses its
+        #: files, chaos empties its directory. `_rotten`: nodes with flipped bits, which a node may find much later.
         self._suspect: set[str] = set()
         self._rotten: set[str] = set()
         #: Nodes with an armed crash point; a node may reach the point after chaos has stopped waiting.
@@ -139,7 +141,8 @@ class Run:
             status, said = await self._get(name, "/v1/cluster?stale=true")
             if status != 200:
                 return
-            # While a fault hits the node, this answer may come from an earlier process of the node.
+            # Record no process number while a fault hits the node: the status may come from an earlier process of the
+            # node.
             life = None if name in self._busy or name in self._down else self._lives[name]
             now, index = self.history.clock(), int(said["applied_index"])
             self.history.record(
@@ -237,7 +240,7 @@ class Run:
         self._busy.update(holds)
         self._few.update(nodes if fault.few else ())
         for name in nodes:
-            # From now on, answers may come from a new process of the node: the fault may end the present one
+            # Count a new process of the node from now on: the fault may end the node's running process.
             self._lives[name] += 1
         if fault.kind in faults.MAY_END:
             self._may_end.update(nodes)
@@ -279,7 +282,8 @@ class Run:
         self._rotten.difference_update(names)
 
     async def _crashed(self, nodes: list[str], fault: Fault) -> None:
-        """Wait until a node reached the crash point, and a moment longer for the other nodes."""
+        """Wait until a node ended at the crash point, and then a moment longer, in which the other nodes may end there,
+        too."""
         end = self.history.clock() + fault.seconds
         while self.history.clock() < end:
             if any(self.cluster.ended(name) is not None for name in nodes):
@@ -363,8 +367,8 @@ class Run:
             )
 
     async def _ask_for(self, client: AsyncClient, message_id: str, *, at_last: bool = False) -> None:
-        """Look up a message without a confirmed ack and record its state; record that it waits, is leased or is dead
-        only if `at_last`, when no hand-out can follow."""
+        """Look up a message without a confirmed ack, and record its state if it is final. at_last: record any state,
+        because no hand-out can follow."""
         state, ended_ms = await self.traffic.look_up(client, message_id)
         if at_last or state not in (*PENDING, "dead"):
             self.history.record("asked-for", t=self.history.clock(), id=message_id, state=state, ended_ms=ended_ms)
@@ -414,8 +418,9 @@ class Run:
             self.history.record("replicas", t=self.history.clock(), by="bytes", code=bool(said), said=said)
 
     def _different(self) -> Iterator[str]:
-        """For each hour file: "" if all nodes have equal bytes, or a text with the difference. Checksums may miss it:
-        every entry ends with its own CRC, so the CRC of such a file does not depend on the entries."""
+        """Compare each hour file of all nodes byte by byte; yields "" for equal bytes, else a text with the difference.
+        Equal checksums do not prove equal bytes: every entry ends with its own CRC, so the CRC of such a file does not
+        depend on the entries."""
         urls = self.cluster.urls
         hours = {name: json.loads(_fetch(f"{url}/v1/hours"))["hours"] for name, url in urls.items()}
         for hour in sorted({hour["hour"] for found in hours.values() for hour in found}):

@@ -115,8 +115,8 @@ class Rotation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     after: tuple[float, float] = (0.5, 4.0)
     #: Limit of faults in one round.
     together: int = 2
-    #: Fixed faults that are mixed among the drawn ones: each occurs as often as each kind. Their `after` and `along`
-    #: have no effect.
+    #: Fixed faults that are mixed with the drawn faults: each fixed fault occurs as often as each kind in `kinds`. The
+    #: keys `after` and `along` of a fixed fault have no effect.
     also: list[Fault] = field(default_factory=list)
 
 
@@ -171,7 +171,8 @@ class Kind(Struct, frozen=True):
     """A kind of fault: its needs, and the limits of its use."""
 
     help: str
-    #: Needs of this kind of fault: "root", "netem", or keys of tools._COMMANDS.
+    #: Requirements of this kind of fault: "root" (run as root), "netem" (netem in the kernel), or names of programs in
+    #: tools._COMMANDS.
     needs: tuple[str, ...] = ()
     #: Key in the scenario that states the fault's strength, and its default; None: the kind has no strength.
     amount: tuple[str, int] | None = None
@@ -318,7 +319,8 @@ def _drawn(given: str | Fault, rotation: Rotation, draw: random.Random, points: 
 
 
 def _turns(all_of_them: Sequence[T], draw: random.Random) -> Iterator[T]:
-    """Endless sequence of the items, shuffled in each turn: random draws would hardly reach some."""
+    """Repeat a sequence without end, shuffled anew each time. Independent random draws would hardly reach some of its
+    items."""
     while True:
         yield from draw.sample(all_of_them, len(all_of_them))
 
@@ -343,14 +345,15 @@ def read_struct(path: Path, kind: type[T]) -> tuple[T, dict[str, int]]:
         key = at.strip("`").removeprefix("$").removeprefix(".").replace("[...]", "")
         if name := re.search(r"unknown field `(.*)`", what):
             key = f"{key}.{name[1]}".lstrip(".")
-            # msgspec does not name the key of a table in a dict: search the file for the unknown field's name.
+            # The error of msgspec does not name the key of a table in a dict: search the file for the name of the
+            # unknown field.
             key = next((k for k in lines if k.rpartition(".")[2] == name[1]), key) if key not in lines else key
             what = unknown(name[1], _table_at(kind, key.split(".")[:-1]).__struct_fields__)
         raise Mistake(f"{path}:{line_of(lines, key)}: {key or path.name}: {what}") from error
 
 
 def _table_at(kind: Any, path: list[str]) -> Any:
-    """Type of the struct that the file has at this dotted path."""
+    """Struct type of the TOML table at a dotted path. kind: struct type of the whole file."""
     for part in path:
         fields = {item.name: item.type for item in msgspec.structs.fields(kind)}
         if inner := fields.get(part.partition("[")[0]):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from chaos.scenario import KINDS, Mistake
 
-#: Name of a need → (command, its Debian package).
+#: Requirement of a kind of fault → (program that must be installed, its Debian package).
 _COMMANDS = {
     "ip": ("ip", "iproute2"),
     "tc": ("tc", "iproute2"),

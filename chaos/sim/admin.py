@@ -19,7 +19,7 @@ from hadelay.rights import Token
 from hadelay.server.service.node import NodeService
 
 _STATES = {"scheduled": SCHEDULED, "ready": READY, "dead": DEAD}
-#: Sets of states that a purge may name.
+#: Possible values of `states` in a purge request: states of the messages to purge.
 _PURGES = (["scheduled", "ready"], ["scheduled"], ["ready"], ["dead"], ["scheduled", "ready", "dead"])
 #: Settings that slow a topic's hand-outs down.
 _SLOW: tuple[dict[str, Any], ...] = (
@@ -242,8 +242,8 @@ class Reader(Client):
         self.door.ask(process, read, replied)
 
     def _ended(self, message: Message) -> tuple[str, float]:
-        """(state in which the message certainly is: acked, cancelled, or "" if unknown; time from which on its
-        retention may count)."""
+        """Returns (final state that the message certainly has: acked, cancelled, or "" if unknown; earliest time at
+        which its retention may have begun)."""
         acks = [h.ack_invoked or h.answered for h in self.history.hand_outs if h.id == message.id and h.acked]
         if acks:
             return "acked", min(acks)

@@ -1,4 +1,5 @@
-"""Backups of a simulated cluster under faults, and clusters restored from them: the shipped code without HTTP."""
+"""Backups of a simulated cluster under faults, and clusters restored from them. Runs the production code of `hadelay
+backup` without HTTP."""
 
 from __future__ import annotations
 
@@ -37,12 +38,13 @@ class Backups(Client):
         super().__init__(cluster, "backup")
         self.disk = SimDisk(random.Random(f"{cluster.seed} backup disk"), record=self.world.record)
         self.archive = Archive(LocalBackups(self.disk, "/backup"))
-        #: Snapshot's index → times of its request and answer; index of the last backup; tries left for the current one.
+        #: `points`: index of a snapshot → times of its request and answer. `made`: index of the last backup. `tries`:
+        #: number of tries left for the running backup; 0: no backup is running.
         self.points: dict[int, tuple[float, float]] = {}
         self.made, self.tries = 0, 0
 
     def back_up(self) -> None:
-        """Make a backup, or allow a backup that is under way more tries. Runs as an event of the simulation."""
+        """Make a backup; if a backup is running, give it more tries. Runs as an event of the simulation."""
         idle, self.tries = not self.tries, 8
         while idle and self.tries:
             while (process := self.cluster.any_process(self.random)) is None:
@@ -126,9 +128,10 @@ def _compare(cluster: SimCluster, node: Node) -> None:
 
 
 def _known(old: History, began: float, ended: float) -> History:
-    """What clients of the restored cluster know, from the old history: requests answered before `began` are in the
-    backup; requests sent before `ended` may be in it. Messages that may be missing have no id. Attempts are 0: grants
-    after the backup are lost, and their attempts repeat."""
+    """History of the restored cluster, derived from the old cluster's history. The snapshot was requested at `began`
+    and answered at `ended`: requests answered before `began` are in the backup, and requests sent before `ended` may be
+    in it. Messages that may be missing have no id. Attempts are 0: grants after the backup are lost, and their attempts
+    repeat."""
     acks = {h.id: replace(h, attempt=0, nack_invoked=0.0) for h in old.hand_outs if (h.ack_invoked or inf) < ended}
     for h in acks.values():
         h.acked = h.acked if (h.acked or inf) < began else None

@@ -20,7 +20,8 @@ _CHANGES: tuple[dict[str, Any], ...] = (
 
 
 class BulkClient(Client):
-    """Begins and stops bulk jobs, in half of all runs; no more from one second after the faults have ended."""
+    """Client that begins and stops bulk jobs, in half of all runs. It sends no requests later than one second after the
+    end of the faults."""
 
     def start(self) -> None:
         self.acts, self.ends = 0, float("inf")

@@ -220,7 +220,7 @@ def sim(
 
 
 def _refusal(mutation: str, fault: str, mixed: bool) -> str:
-    """Why the options do not go together; "" if they do."""
+    """Reason why the options cannot be combined; "" if they can."""
     if mutation and mutation not in MUTATIONS:
         return f"there is no mutation {mutation!r}: {', '.join(MUTATIONS)}"
     if fault and fault not in FAMILIES:

@@ -41,11 +41,11 @@ from hadelay.settings.node import Config, RaftSettings
 
 #: Kinds of commands that may contain a change or a firing of a schedule.
 _SCHEDULES = frozenset((*range(Command.SCHEDULE_PUT, Command.SCHEDULE_RUN + 1), Command.AUDITED))
-#: One in this many applied entries has its results compared between nodes.
+#: Of this many applied log entries, one entry's results are compared between nodes.
 _SAMPLE = 16
 #: Share of runs with a fuzz client.
 FUZZED = 0.2
-#: Retention of settled messages in seconds: short, so that suspensions for hours end it.
+#: Retention of settled messages, in seconds: so short that it ends during most suspensions of all machines.
 RETENTION_S = 2 * HOUR_S
 #: Share of runs in which brief journal syncs run on the event loop, as in real nodes; shortest such sync, in seconds,
 #: that counts as a stall.
@@ -113,7 +113,8 @@ class Watch(Machines):
         propose = node.raft.propose
 
         def proposed(command: bytes, done: Any) -> None:
-            # A request that waits for the end of a leadership transfer is proposed twice; the first time counts.
+            # A request that waits for the end of a leadership transfer is proposed twice: keep the time of the first
+            # proposal.
             self.proposed.setdefault(bytes(command), self.world.now)
             propose(command, done)
 
@@ -190,7 +191,8 @@ class Watch(Machines):
         known |= ids
 
     def _check_groups(self, index: int, node: Node) -> None:
-        """G1: Rule G of message groups holds after an entry."""
+        """Check G1 after an applied entry: the stored state of message groups is what Rule G (ledger/messagegroups.py)
+        demands."""
         wrong = ""
         try:
             groupcheck.check(node.ledger)
@@ -214,7 +216,7 @@ class Watch(Machines):
             self.elected.append(self.world.now)
 
     def _watch_members(self, name: str, raft: RaftNode) -> None:
-        """I13: check that majorities are counted by member lists that are in the log."""
+        """Check, for I13, that a node counts majorities by a list of members that is in its log."""
         if raft.applier.installing:
             return  # a snapshot is being installed: this log does not have its members yet
         at, members = raft.machine.members()
@@ -252,7 +254,8 @@ class SimCluster(Watch):
         world = world or SimWorld(seed, epoch_ms=epoch_ms)
         self.sync, self.group, self.window_ms = sync, group, window_ms
         rng = world.random
-        #: Draw some small sizes, so that a lagging node needs files instead of entries.
+        #: Draw the sizes of journal, checkpoint and write buffer: with small sizes, a lagging node has to fetch files
+        #: instead of log entries.
         self.journal_keep_bytes = rng.choice((0, 30_000, 1 << 30))
         self.checkpoint_bytes = rng.choice((1 << 15, 1 << 18, 1 << 20))
         self.far_buffer_bytes = rng.choice((1 << 14, 1 << 20, 1 << 20))
@@ -261,7 +264,8 @@ class SimCluster(Watch):
         self.founders = names
         self.workload = workload or Workload()
         self.door = Door(self)
-        #: True: a fuzz client runs (chaos/sim/fuzz.py), and `.heads` files are written early.
+        #: True: the run has a fuzz client (chaos/sim/fuzz.py), and nodes write `.heads` files (cached heads of the
+        #: index's linked lists) early.
         self.fuzzed = random.Random(f"{seed} fuzz").random() < FUZZED
         #: Time, in seconds, for which all machines were suspended: their monotonic clocks drifted apart, and no node
         #: heard of a leader.
@@ -286,8 +290,8 @@ class SimCluster(Watch):
         self.kill(name)
         self.retired[name] = machine = self.machines.pop(name)
         if not keeps:
-            # Empty its disk: a founding member is not admitted again with its old disk, and an old disk names members
-            # that may be gone.
+            # Empty the disk of the retired machine: a founding member is not admitted again with its old disk, and an
+            # old disk names members that may be gone.
             self._blank(machine)
         self.names = tuple(other for other in self.names if other != name)
 

@@ -1,4 +1,5 @@
-"""Consumers of the simulated world: they follow the leader, retry what is unknown, hang up, and vanish."""
+"""Consumers of the simulated world: they follow the leader, retry requests with an unknown outcome, hang up, and
+vanish."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 _RETRIES = {"ack": 6, "nack": 3, "extend": 2}
 #: Share of runs whose consumers sometimes hang up, and share of the waiting receives that they abandon.
 _IMPATIENT, _LEFT = 0.3, 0.3
-#: Share of runs whose consumers repeat receives that were answered, and share of the settlements beside which they do.
+#: Share of runs whose consumers repeat receives that were already answered; and share of the settlements at which such
+#: a consumer repeats the receive.
 _REPEATING, _REPEATED = 0.3, 0.5
 #: Share of runs whose consumers may nack a message without counting the attempt.
 _LAZY = 0.2
@@ -53,7 +55,8 @@ class _Receive:
     relay: bool
     again: bool = False
     gone: bool = False
-    #: True: a receive that is repeated although its answer arrived; its answer begins no next receive.
+    #: True: the consumer repeats the receive although it got the first answer; it starts no further receive after the
+    #: second answer.
     repeated: bool = False
 
 
@@ -77,7 +80,8 @@ class Consumer(Client):
         #: The first consumer always runs, so that every owed message has a consumer.
         self.stopped = not name.endswith("0") and not cluster.parts.take(name)
         self.leader: str | None = None
-        self.requests = int(cluster.world.now * 1000)  # request ids start above those used before a restore
+        # Request ids start above the ids used before a restore: a consumer must not use an id for two receives.
+        self.requests = int(cluster.world.now * 1000)
         #: Random stream that decides when to hang up; None: this consumer always waits for the answer.
         self.impatience = None
         if random.Random(f"{cluster.seed} hang-ups").random() < _IMPATIENT:
@@ -258,7 +262,7 @@ class Consumer(Client):
             delay_s = rng.expovariate(1 / 0.15)
             self.world.after(delay_s, self._settle, verdict, some, _RETRIES[verdict.kind])
             if self.repeats is not None and not receive.repeated and self.repeats.random() < _REPEATED:
-                # Ask again while the settlement is on its way.
+                # Repeat the receive while the settlement of its messages is on its way.
                 again = replace(receive, again=True, repeated=True)
                 self.world.after(delay_s + self.repeats.uniform(0.0, 0.01), self._ask, again)
 

@@ -67,7 +67,8 @@ class SimDisk(Disk):
         self._locks: dict[str, weakref.ref[_Lock]] = {}
 
     def step(self, epoch: int, what: str, path: str, torn: Callable[[], None] | None = None) -> None:
-        """Called before every change of the disk: may crash the process after `torn` did half of the write."""
+        """Called before every change of the disk. May crash the process; for a write, the function `torn` first writes
+        half of the bytes."""
         if epoch != self.epoch:
             raise SimCrash(f"a process that has ended still tries to {what} {path}")
         self.steps += 1
@@ -79,7 +80,7 @@ class SimDisk(Disk):
                 self.crashing = True
                 if torn is not None:
                     torn()
-                raise SimCrash(f"{what} {path}")
+                raise SimCrash(f"injected crash at the step {what!r} of {path}")
 
     def read_faults(self, epoch: int, path: str) -> None:
         if epoch != self.epoch:
@@ -365,7 +366,8 @@ class SimDisk(Disk):
         return {path: node for path, node in self._walk(self._root, "", True) if isinstance(node, Inode)}
 
     def _all(self, kind: type[Node], *, live: bool = True) -> list[Node]:
-        """All files, or all directories (kind): with live, those that exist now, else those whose names are durable."""
+        """All files, or all directories (`kind`). live: those with a present name; otherwise those with a durable
+        name."""
         nodes = [self._root, *(node for _, node in self._walk(self._root, "", live))]
         return [node for node in nodes if isinstance(node, kind)]
 

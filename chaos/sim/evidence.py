@@ -19,8 +19,9 @@ DRIFT = 50e-6
 #: Largest rate error of cluster time against true time.
 RATE = 600e-6
 ROUNDING_MS = 1.5
-#: Largest step of cluster time at a change of leader, in ms. Nodes know the leader's clock as exactly as links are
-#: fast: 2 ms here, and twice for restarted nodes. Restarts behind a slow link: see `change_bound_ms`.
+#: Largest step of cluster time at a change of leader, in ms. A node's error about the leader's clock is at most the
+#: delay of its link: 2 ms here, and twice as much for restarted nodes. Restarts behind a slow link: see
+#: `change_bound_ms`.
 CHANGE_MS = 5.0
 #: Largest step of cluster time, in ms, at a cold start of all nodes: twice the error of the wall clocks of a majority.
 COLD_MS = 2 * 250.0

@@ -29,7 +29,8 @@ _SEGMENT_BYTES, _KEEP_BYTES, _ENTRY_BYTES = 4 << 20, 4 << 20, 1 << 20
 
 
 class Step(NamedTuple):
-    #: Function whose call is the step, as module:attribute below `hadelay`; the module is the one that makes the call.
+    #: Function whose call is the step, as module:attribute below `hadelay`. The module is that of the caller, in which
+    #: the function is replaced.
     where: str
     reached: Reached = "any"
     #: Positions of the crash: before or after the step, or `within` it, after half of a write.
@@ -116,7 +117,8 @@ def passed(path: str | os.PathLike[str]) -> set[str]:
 
 
 def install(path: str) -> None:
-    """Wrap all steps that have crash points, before the process serves; each step reads the points file when it runs.
+    """Wrap the functions of all steps that have crash points; call this before the process serves. Each step reads the
+    points file when it runs.
 
     And make the journal small: by themselves, journals are long.
     """

@@ -142,7 +142,7 @@ class Inode:
         assert not mapped, "a mapped file was truncated: SIGBUS for whoever reads the map"
 
     def settle(self, ops: Iterable[Op]) -> None:
-        """Make these operations durable."""
+        """Make the given unsynced operations on this file durable."""
         for op in ops:
             if not op.durable:
                 op.durable = True

@@ -50,7 +50,7 @@ _BARE: tuple[dict[str, Any], ...] = (
         5, "https://a b", "https://[a", "ftp://a", "https://", "https://b:c@a", "https://a#b", "http://a:0",
     )),
 )  # fmt: skip
-#: Cluster limits that the fuzz client sets: without effect in these runs, or invalid.
+#: Cluster limits that the fuzz client sets: invalid limits, or limits without effect on these simulated runs.
 _LIMITS: tuple[Any, ...] = (
     {"max_reasons": 9_000}, {}, {"max_reasons": 0}, {"none": 1}, {"max_delay_ms": 1 << 52}, [],
 )  # fmt: skip
@@ -165,8 +165,8 @@ class FuzzClient(Client):
         )  # fmt: skip
 
     def _limits(self, limits: Any) -> Any:
-        """Add the run's window of idempotency keys to the cluster limits to set: producers repeat requests after
-        hours."""
+        """Add the run's idempotency window to the cluster limits that this client sets: with a shorter window, a
+        request that a producer repeats after hours would be stored twice."""
         return {"idempotency_window_ms": self.cluster.window_ms, **limits} if isinstance(limits, dict) else limits
 
     def _odd(self) -> None:
@@ -214,7 +214,8 @@ def _look(node: Any) -> list[int]:
     for hour in hours[-2:]:
         try:
             assert len(store.read_file(hour, ".idx", 0, 320)) <= 320
-        except OSError as error:  # a full disk is expected: reading the file first writes the hour's buffered messages
+        # Ignore the error of a full disk: reading a file first writes the hour's buffered messages
+        except OSError as error:
             if not is_disk_full(error):
                 raise
         node._damaged(hour, store.count(hour) - 1, "nothing")

@@ -1,4 +1,5 @@
-"""Checks of message groups (docs/spec/lifecycle.md), in runs that have some; G1 is chaos/sim/groupcheck.py."""
+"""Checks of the promises about message groups (docs/spec/lifecycle.md), in runs with message groups; G1 is
+chaos/sim/groupcheck.py."""
 
 from collections import defaultdict
 
@@ -34,7 +35,8 @@ def groups_apart(cluster: SimCluster) -> None:
 
 
 def _held_until(cluster: SimCluster, h: HandOut) -> float:
-    """True time until which the lease of a hand-out surely ran: nobody settled it, and its time was not over."""
+    """True time until which the lease of a hand-out certainly lasted: no request had settled or extended it, and it had
+    not run out."""
     left_s = (h.until_ms - h.now_ms) / 1000 * (1 - RATE)
     asked = [at for at in (h.ack_invoked, h.nack_invoked, h.extend_invoked) if at is not None]
     end = min([h.answered + left_s, *asked])

@@ -98,13 +98,14 @@ class HandOut:
     given_up: bool = False
     dead: float | None = None
     ack_invoked: float | None = None
-    #: True if the answer to the ack was `acked` or `already_acked`.
+    #: Time of the answer `acked` or `already_acked` to the ack; None without such an answer.
     acked: float | None = None
     extend_invoked: float | None = None
-    #: Webhook calls only: time when the receiver was done, and the Retry-After of the answer to the node.
+    #: Webhook calls only: time at which the receiver had handled the call, and the Retry-After in its answer to the
+    #: node.
     ended: float = 0.0
     retry_after_ms: int = 0
-    #: Tags of the message's record, and the filter of the receive.
+    #: `tags`: tags in the message's record. `wanted`: tag filter of the receive.
     tags: tuple[str, ...] = ()
     wanted: Filter | None = None
 
@@ -129,7 +130,7 @@ class Order:
         return self.topic == message.topic and named and (self.answered is None or message.invoked < self.answered)
 
     def between(self, start: float, end: float) -> bool:
-        """Whether the request may have taken effect between these times."""
+        """Whether the order may have taken effect between the times `start` and `end`."""
         return self.invoked < end and (self.answered is None or self.answered > start)
 
 
@@ -145,7 +146,8 @@ class History:
     cancelled_keys: set[tuple[str, bytes]] = field(default_factory=set)
     #: (topic, client key) in reschedule requests, which may have affected any message with the key.
     moved_keys: set[tuple[str, bytes | None]] = field(default_factory=set)
-    #: Purges and redrives of the administrator; time at which the limit of the administrator's topic was confirmed.
+    #: `orders`: purges and redrives by the administrator. `limited`: time at which the limit of attempts of the
+    #: administrator's topic was confirmed.
     orders: list[Order] = field(default_factory=list)
     limited: float | None = None
     #: Topics whose `group_concurrency` was set with a confirmed request.

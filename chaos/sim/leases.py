@@ -65,8 +65,9 @@ def _by_id(hand_outs: list[HandOut]) -> dict[int, list[HandOut]]:
 
 
 def _beyond(one: HandOut, two: HandOut, message: Message, cluster: SimCluster, excused: set[int]) -> None:
-    """Check that no attempt follows the last one that the topic's limit allows, in commit mode: in interval mode, an
-    unrecorded hand-out may count twice. excused: attempts nacked without being counted, if the nack arrived."""
+    """Check, in commit mode, that no attempt of a message exceeds the topic's limit of attempts. Interval mode is not
+    checked: there, a hand-out that is not yet in the log may count twice. excused: attempts whose nack, if it arrived,
+    asked not to count the attempt."""
     limited, most = cluster.history.limited, cluster.workload.max_attempts
     if cluster.sync != "commit" or message.topic != cluster.workload.limited or limited is None:
         return

@@ -107,7 +107,8 @@ def _check_seconds(ledger: Ledger, hour: int, open_rows: np.ndarray, unblocked: 
 
 
 def _check_dead(ledger: Ledger, hours: dict[int, np.ndarray]) -> None:
-    """Check that each dead letter has one row, one index entry and one count, and that no other entry has any."""
+    """Check that the table `dead` has one row for each dead letter and no others, that each dead letter's id refers to
+    its index entry, and that each topic's count of dead letters is right."""
     letters = {}
     for hour, rows in hours.items():
         hour_state = ledger.hours.get(hour)
@@ -129,7 +130,8 @@ def _check_dead(ledger: Ledger, hours: dict[int, np.ndarray]) -> None:
 
 
 def _check_ttl(ledger: Ledger, hours: dict[int, np.ndarray]) -> None:
-    """Check that TTL_EXPIRE will look at each open entry with a TTL when its TTL or its lease ends."""
+    """Check that the maintenance job TTL_EXPIRE will visit each open entry with a TTL: when the TTL ends or, for a
+    leased message, after the lease."""
     filed = [ttl.KEY.unpack(key) for key, _ in ledger.tables.range(ttl.TTL, b"", None, 1 << 30)]
     looked_at = {first_id: at_ms for at_ms, first_id in sorted(filed, reverse=True)}
     for hour, rows in hours.items():

@@ -81,8 +81,8 @@ class LogSafety:
             heard.at = _NEVER
 
     def _campaign(self, process: SimNetwork, kind: int, term: int) -> None:
-        """Check that no node requests votes soon after a leader's heartbeat, unless that leader handed over or closed
-        the connection."""
+        """Check that no node requests votes soon after a leader's heartbeat, unless the leader asked the node to take
+        over the leadership, or the connection to the leader was closed."""
         heard = self._heard.get(process, _Heard())
         called = kind == messages.VOTE and term == heard.called
         silent_s = self.world.now - heard.at

@@ -93,7 +93,7 @@ class Machines:
         self.retired: dict[str, Machine] = {}
         #: Node → its newest durable Raft term.
         self.terms: dict[str, int] = {}
-        #: Nodes that know a Raft term and vote.
+        #: Nodes that know a Raft term and are allowed to vote.
         self.admitted: set[str] = set()
         #: Nodes with flipped bits in their files: such a node may find the damage, and start again with an empty disk.
         self.rotten: set[str] = set()
@@ -169,8 +169,8 @@ class Machines:
             self.world.at(self.world.now, self._end, machine, process)
             if rotten:
                 self.history.count("rot ended a node")
-                # A node that finds damage while applying starts again with an empty disk. For a node that refuses to
-                # start, the operator does what the error says.
+                # A node that finds damage while it applies entries starts again with an empty disk. If a node refuses
+                # to start, the simulated operator follows the advice in its error.
                 self.world.at(self.world.now, self._forget if process.node is not None else self._blank, machine)
             self._restart_later(process.name)
 
@@ -233,7 +233,7 @@ class Machines:
         self._forget(machine)
 
     def _forget(self, machine: Machine) -> None:
-        """Forget what the machine's node promised: it starts again with an empty disk."""
+        """Forget the durable term, votes and entries recorded for the machine's node, because its disk is now empty."""
         machine.held = 0
         self.terms.pop(machine.name, None)
         self.admitted.discard(machine.name)

@@ -314,8 +314,8 @@ class Nemesis:
         self._take_down("an empty disk for", self.cluster.wipe, [self._node()], 2.0)
 
     def rot(self) -> None:
-        """Flip bits in hour files and full journal segments of one node, always the same, which may lose its disk by
-        that."""
+        """Flip bits in hour files and full journal segments of one node, the same throughout the run. A node that finds
+        the damage may have to start again with an empty disk."""
         if self.wiped or self.operator is not None or (not self.rotting and not self._can_spare_a_disk()):
             return
         name = self.rotting or self._node()
@@ -336,7 +336,7 @@ class Nemesis:
         self.cluster.rotten.add(name)
         for _ in range(self.random.choice((1, 10, 40, 200))):
             path = self.random.choice(sorted(sizes))
-            # Mostly near the file's end: the newest entries are read most
+            # Flip bits mostly near the file's end, because the newest entries are read most.
             offset = int(sizes[path] * self.random.random() ** 0.3)
             self.note(f"{path} of {name} rots at {offset}")
             self.cluster.history.count("bits rotted")

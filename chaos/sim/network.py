@@ -179,7 +179,8 @@ class SimNet:
         world.at(at, self._arrive, connection, a, b)
 
     def _arrive(self, connection: _Connection, a: str, b: str) -> None:
-        """Deliver the frames that are due, unless the direction is cut (then `heal` calls this again)."""
+        """Deliver the frames that are due. While the direction is cut, frames stay in the queue; `heal` then calls this
+        method again."""
         queue, node = connection.queued[a], self.nodes.get(b)
         while queue and queue[0][0] <= self.world.now and (a, b) not in self.cuts:
             _, _, data = heapq.heappop(queue)

@@ -19,7 +19,7 @@ from hadelay.model import KEEP, REJECT, REPLACE, Draft
 if TYPE_CHECKING:
     from chaos.sim.machines import Process
 
-#: Numbers of messages in a batch; and share of runs whose producers have no Idempotency-Keys.
+#: Possible sizes of a batch, in messages; and share of runs whose producers send no Idempotency-Keys.
 _SIZES = (1, 1, 1, 2, 5, 12)
 _KEYLESS = 0.2
 
@@ -34,16 +34,17 @@ class _Batch:
     key: bytes | None
     #: True if an earlier request for the batch has an unknown outcome.
     unsure: bool = False
-    #: True: a repetition of the publish after its confirmation.
+    #: True: the batch was confirmed, and is published again to test its Idempotency-Key.
     again: bool = False
 
 
 class Producer(Client):
-    """Producer that publishes a few messages at a time with one key, and repeats the request at any node until the
-    outcome is known."""
+    """Producer that publishes a few messages per request under one Idempotency-Key, and repeats the request at any node
+    until the outcome is known."""
 
     def start(self, until: float, interval_s: float) -> None:
-        #: True: this producer publishes single messages, as many as others, without an Idempotency-Key.
+        #: True: this producer publishes without Idempotency-Keys, one message per request; its message rate is that of
+        #: other producers.
         self.keyless = random.Random(f"{self.cluster.seed} keyless").random() < _KEYLESS
         self.until, self.interval_s = until, interval_s / fmean(_SIZES) if self.keyless else interval_s
         self.published = 0
@@ -72,7 +73,7 @@ class Producer(Client):
         workload = self.cluster.workload
         relative = rng.random() < 0.7
         delay_ms = workload.delay_ms(rng)
-        # Absolute due times count from the true time of day.
+        # Absolute due times are computed from the true time of day, not from a node's clock.
         when_ms = delay_ms if relative else self.world.wall_ms() + delay_ms
         padding = rng.choice((0, 20, 20, 200, 3000))
         message = Message(
@@ -186,8 +187,8 @@ class Producer(Client):
         self.ask(request, replied, rng=rng)
 
     def _cancel(self, message: Message, by_key: bool, rng: random.Random) -> None:
-        """Cancel by id or by key. A cancel by key affects the message that has the key then, so nothing is recorded for
-        this message."""
+        """Cancel a message by id or by key. A cancel by key is not recorded for this message, because another message
+        may have the key when the cancel takes effect."""
         if self.stopped or not self.cluster.rafts():
             return
         if message.client_key is not None:
@@ -232,6 +233,6 @@ class Producer(Client):
 
 
 def target_of(message: Message, by_key: bool) -> Target:
-    """The message by its id, or by its client key."""
+    """Target of a request for a message: its id or, if `by_key`, (topic, client key)."""
     assert message.id is not None
     return (message.topic, message.client_key or b"") if by_key else message.id

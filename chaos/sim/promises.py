@@ -44,7 +44,7 @@ def lost(cluster: SimCluster) -> None:
 
 
 def _may_end(cluster: SimCluster, message: Message, message_id: int, state: str, place: EntryRef | None) -> bool:
-    """Whether a client may have asked for this end of the message."""
+    """Whether a client's request or a setting may have ended the message in the state `state`."""
     history, workload = cluster.history, cluster.workload
     purged = 0
     for order in history.meant("purge", message, message_id):

@@ -1,5 +1,5 @@
-"""Simulator of Raft alone: journal, adapter and the real PySyncObj, with a state machine that only remembers applied
-entries.
+"""Simulator of Raft alone: hadelay's journal, its adapter to the library PySyncObj, and PySyncObj itself, with a state
+machine that only remembers applied entries.
 
 A simulated second costs a fifth of one with whole nodes, so a seed has 20 of them under faults.
 """
@@ -206,8 +206,8 @@ def run_seed(seed: int, families: dict[str, float] | None = None) -> Report:
 
 
 class PlainMachine:
-    """Base of a state machine with constant members and permanent checkpoints; Raft's callbacks, such as on_leader, do
-    nothing."""
+    """Base of a state machine whose members never change and whose checkpoints are never deleted; Raft's callbacks,
+    such as on_leader, do nothing."""
 
     incarnations: dict[str, int]
 

@@ -27,7 +27,8 @@ HOOKED = 0.25
 SETTINGS: dict[str, Any] = {"url": "https://receiver.example/jobs", "timeout_ms": 800}
 #: Retry-After in answers, in ms: longer than the topic's backoff, shorter than the rest of a lease after a call.
 RETRY_AFTER_MS = 1_500
-#: Behaviour while unreliable, and its weight: HTTP status, no answer (silence), or connection refused.
+#: Behaviours of the receiver while it is unreliable, with weights: HTTP status, no answer (silence), or connection
+#: refused.
 _FATES = {"200": 0.3, "200 late": 0.2, "500": 0.1, "429": 0.2, "silence": 0.1, "refused": 0.1}
 
 

@@ -1,4 +1,5 @@
-"""Checks of the nodes once all have applied the same entries: equal, consistent, and honest."""
+"""Checks of the nodes once all have applied the same entries: nodes have equal files, their states are consistent, and
+their metrics agree with the history."""
 
 import zlib
 from typing import Any

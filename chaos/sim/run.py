@@ -87,7 +87,8 @@ class Shape:
     pace_s: float
     #: Hours for which all machines are suspended during the faults, which then end; 0: no suspension.
     nap_h: int
-    #: Time, in ms, for which idempotency keys are kept: shorter than the run, or longer than the suspension.
+    #: Time, in ms, for which idempotency keys are kept: shorter than the run, or longer than a suspension of all
+    #: machines.
     window_ms: int
     workload: Workload
 
@@ -214,8 +215,9 @@ def play(cluster: SimCluster, nemesis: Nemesis, shape: Shape, report: Report) ->
         sleep(cluster, shape.nap_h)
     while world.now < shape.faults_s and not cluster.violations:
         world.run_for(0.25)
-    world.run_for(0.0)  # heal, also after a suspension
-    conserved(cluster)  # after the drain no leases and dead letters are left
+    # Run the events that are due now: at this time the nemesis heals all faults, also after a suspension.
+    world.run_for(0.0)
+    conserved(cluster)  # check before the drain, after which no leases and dead letters are left to check
     for taking in (*others, *([cluster.receiver] if cluster.receiver is not None else [])):
         taking.good = True
     drain(cluster)
@@ -279,7 +281,8 @@ def check(cluster: SimCluster) -> None:
 
 
 def tell(sim: Machines, violation: Violation) -> list[str]:
-    """Trace of a violation, by time: the last notes about its messages (or its node), and the faults meanwhile."""
+    """Trace of a violation in order of time: the last notes about its messages or its node, and the faults of the same
+    period."""
     ids, who = violation.ids, violation.who
     lines = [
         (at, actor, text)

@@ -64,7 +64,7 @@ class SimWorld:
         self.events = 0
         #: CRC over all frames and disk writes: equal for equal runs.
         self.trace = 0
-        #: Called with a process's runtime when an injected crash ends the process at an I/O step.
+        #: Function that is called with the runtime of a process when an injected crash ends the process at an I/O step.
         self.on_crash: Callable[[SimRuntime], None] = lambda runtime: None
         self._queue: list[Entry] = []
         self._seq = 0
@@ -323,7 +323,8 @@ class SimLoop:
         if self._disk is not None and self._disk.crashing:
             raise SimCrash("the process crashes within a task, which swallowed the first SimCrash")
 
-    # A part of asyncio.AbstractEventLoop. Callers only cancel handles, so an Event serves as a handle.
+    # The methods below are those of asyncio.AbstractEventLoop that a node's coroutines need. A handle is only used to
+    # cancel a call, so an Event serves as a handle.
 
     def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> Event:
         return self.call_later(0.0, callback, *args, context=context)

@@ -1,4 +1,5 @@
-"""Checks of time: nothing early, nothing late, TTL and max_wait. chaos/sim/promises.py has checks of other promises."""
+"""Checks of the promises about time: no early and no late hand-outs, TTL, and max_wait. chaos/sim/promises.py has
+checks of other promises."""
 
 from chaos.sim import evidence
 from chaos.sim.cluster import SimCluster
@@ -108,8 +109,8 @@ def _expired(cluster: SimCluster, node: Node, message_id: int, over_ms: int) -> 
 
 
 def _over_ms(cluster: SimCluster, message: Message, message_id: int) -> int | None:
-    """End of the message's TTL in cluster time; None without a TTL, if its id may belong to another message that was
-    kept, or if its due time is uncertain."""
+    """End of the message's TTL in cluster time; None without a TTL, if the publish may have returned the id of a
+    pending message with the same client key, or if the message's due time is uncertain."""
     if not message.ttl_ms or message.id != message_id or message.deliver_at_ms is None:
         return None
     kept = message.client_key is not None and message.on_conflict == KEEP

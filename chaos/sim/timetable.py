@@ -97,7 +97,7 @@ class Timetable:
 
     def committed(self, kind: int, body: memoryview, result: Any, ledger: Ledger) -> None:
         """Check one command of a committed entry. Called when the whole entry has been applied."""
-        if kind == Command.AUDITED and not isinstance(result, Refused):  # a refused one may be malformed
+        if kind == Command.AUDITED and not isinstance(result, Refused):  # a refused command may be malformed
             audited = decode(kind, body)
             kind, body = audited.kind, audited.body
         if kind == Command.SCHEDULE_FIRE and hasattr(result, "outcomes"):

@@ -15,7 +15,7 @@ class Workload:
     purges: float = 0.15
     leases_ms: tuple[int, ...] = (700, 2000, 5000)
     cancels: float = 0.04
-    #: Share of batches that are published again under the same key after they were answered.
+    #: Share of batches that are published again, under the same Idempotency-Key, after the publish was answered.
     repeated: float = 0.05
     #: Share of messages with a client key, number of keys, share of rescheduled messages, share with a TTL.
     keyed: float = 0.15

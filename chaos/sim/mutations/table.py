@@ -17,9 +17,10 @@ Original = Callable[..., Any]
 
 #: Names of fault families under which most promises are hard to keep.
 CRASHES = "kill power_cut power_cut_all reset partition"
-#: Promises that break when log entries are lost. I17: the node may notice and stop.
+#: Promises that break when log entries are lost; also I17 (no node ends by itself), because a node that notices the
+#: loss ends.
 LOG = ("I1 ", "I12", "I13", "I14", "I17")
-#: Seeds to try; a bug that none of their runs shows counts as not noticed.
+#: Seeds to try; a bug that no run with these seeds reveals counts as not noticed.
 SEEDS = range(1, 101)
 
 
@@ -46,7 +47,7 @@ MUTATIONS: dict[str, Mutation] = {}
 
 @contextmanager
 def broken(name: str) -> Iterator[Mutation]:
-    """Context in which the bug is patched in."""
+    """Context manager that patches the bug into the server."""
     mutation = MUTATIONS[name]
     with ExitStack() as patches:
         for one in mutation.apply():

@@ -81,7 +81,7 @@ class ReadyQuery(Request):
 class CheckOut(Document, omit_defaults=False, frozen=True):
     name: str
     ok: bool
-    #: The state that the check found, or the problem.
+    #: Result of the check in words: the state found, or the problem.
     detail: str = ""
 
 

@@ -15,25 +15,27 @@ class JobFilter(Request, rename={"from_": "from"}):
     #: Name of a topic, or a pattern in which `*` stands for any text: `orders-*`, or `*` for all topics; at most 1,000
     #: topics.
     topic: str
-    #: Messages with all these tags.
+    #: Filter: only messages with all these tags.
     tags: list[str] = field(default_factory=list)
-    #: Messages whose client key begins with this text.
+    #: Filter: only messages whose client key begins with this text.
     key_prefix: str = ""
-    #: Messages of this group.
+    #: Filter: only messages of this message group.
     group: str = ""
-    #: Messages that this schedule made.
+    #: Filter: only messages that the schedule with this name made.
     schedule: str = ""
-    #: Messages due at or after `from`, and before `to`; dead letters by the time of their death.
+    #: Filter: only messages due at or after `from`, and before `to`. Dead letters are selected by the time of their
+    #: death.
     from_: Instant | None = None
     to: Instant | None = None
 
 
 class JobWish(Request):
-    """Messages, and what to do with them."""
+    """Selection of messages, and the change that a job makes to them."""
 
     action: Action
     filter: JobFilter
-    #: For `reschedule`, one of: `shift`, 1d or -90m, moves each due time; `to` and `delay` set it.
+    #: For `reschedule`, one of three: `shift`, by which each due time moves, such as 1d or -90m; or the new due time as
+    #: `to` or `delay`.
     shift: str | int | float | None = None
     to: str | int | float | None = None
     delay: str | int | float | None = None
@@ -42,7 +44,7 @@ class JobWish(Request):
 
 
 class BeginJob(JobWish):
-    """A job to begin."""
+    """Request to begin a bulk job."""
 
     #: Text of 1 to 64 bytes that is new for each job: a repeated request with the same text begins no second job.
     request_id: str | None = None
@@ -64,7 +66,7 @@ class JobCount(Document, Generic[At], omit_defaults=False, frozen=True):
     #: Earliest and latest due time of the counted messages; for dead letters, time of death.
     first: At | None
     last: At | None
-    #: Part of the entries that were looked at, from 0 to 1.
+    #: Share of the entries that the count has looked at, from 0 to 1.
     progress: float
     #: Cursor for the next request of the count; None: the count is complete.
     cursor: str | None
@@ -96,7 +98,7 @@ class Job(Document, Generic[At], kw_only=True, frozen=True):
     ended_at: At | None
     #: Name of the token that began the job; empty in a cluster without tokens.
     by: str
-    #: Part of the entries that were looked at, from 0 to 1.
+    #: Share of the entries that the job has looked at, from 0 to 1.
     progress: float
     #: Number of messages that were changed.
     done: int
@@ -104,7 +106,7 @@ class Job(Document, Generic[At], kw_only=True, frozen=True):
     leased: int
     #: Number of messages that ended before the job reached them.
     settled: int
-    #: Number of messages that were retried, rescheduled or redriven since the job began.
+    #: Number of messages left unchanged because they were retried, rescheduled or redriven since the job began.
     moved: int
     #: Number of messages that may not be changed: they would be due beyond max_delay, or another message has the client
     #: key of the dead letter.

@@ -19,7 +19,8 @@ _OF_A_PROBLEM = ("type", "title", "status", "detail", "retryable", "outcome_know
 Headers = Mapping[str, str] | http.client.HTTPMessage
 #: Status codes with which a proxy refuses a request before it reaches a node.
 _REFUSED_BEFORE = {400, 401, 403, 408, 413, 429}
-#: Refusals of a request or its token; if it was sent before, it may have taken effect nevertheless.
+#: Errors that refuse a request or its token. After a retry, such an error does not tell whether an earlier try took
+#: effect.
 NO_NEWS = (errors.BadRequest, errors.Unauthorized, errors.Forbidden, errors.TooLarge)
 
 
@@ -81,7 +82,7 @@ def refusal(url: str, method: str, status: int, headers: Headers, body: bytes) -
         document = msgspec.json.decode(body, type=dict[str, Any])
     except NONSENSE:
         document = {}
-    if "outcome_known" in document:  # no sender but a node adds outcome_known
+    if "outcome_known" in document:  # only a node adds the field outcome_known to its errors
         return error_of(document, status)
     extra = {name: value for name, value in document.items() if name not in _OF_A_PROBLEM}
     error: HadelayError = not_a_node(url, method, status, headers, body, **extra)

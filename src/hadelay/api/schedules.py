@@ -22,7 +22,7 @@ class Times(Request, kw_only=True):
     at: list[Instant] | None = None
     #: IANA time zone of the pattern, such as Europe/Vienna.
     timezone: str = "UTC"
-    #: No occurrence before `start`, or after `end`.
+    #: Range of the occurrences: none before `start`, and none after `end`.
     start: Instant | None = None
     end: Instant | None = None
 
@@ -33,7 +33,8 @@ class PutSchedule(Times, kw_only=True):
     topic: str
     #: Number of messages after which the schedule is finished.
     max_occurrences: int | None = None
-    #: Maximum jitter: each message is due later than its occurrence by up to this, always equally for an occurrence.
+    #: Maximum jitter: each message is due later than its occurrence by a random time up to this; the random time of one
+    #: occurrence never changes.
     jitter: Duration | None = None
     #: Which missed occurrences (over a minute late) to publish afterwards: the last, none, or all (at most 1,000).
     catch_up: CatchUp = "one"
@@ -50,7 +51,8 @@ class PutSchedule(Times, kw_only=True):
     tags: list[str] = field(default_factory=list)
     meta: dict[str, str] = field(default_factory=dict)
     ttl: Duration | None = None
-    #: Message group of the messages; not with overlap wait, which uses one of its own.
+    #: Message group of the messages. Not allowed with overlap `wait`, for which the schedule uses a message group of
+    #: its own.
     group: str | None = None
 
 
@@ -65,7 +67,7 @@ class ScheduleQuery(Request):
 
 
 class ListSchedulesQuery(Request):
-    #: Only schedules whose names begin with this text.
+    #: Filter: only schedules whose names begin with this text.
     prefix: str = ""
     limit: int = 100
     #: Cursor from the previous page.
@@ -92,7 +94,7 @@ class Schedule(Document, Generic[At], kw_only=True, frozen=True):
     restored: bool = False
     #: Version of the schedule; each change by a user raises it.
     version: int
-    #: When the schedule is due, in words.
+    #: Description, in words, of the times at which the schedule is due.
     times: str
     cron: str | None = None
     every: str | None = None
@@ -109,7 +111,8 @@ class Schedule(Document, Generic[At], kw_only=True, frozen=True):
     next: list[At]
     #: Messages that the schedule published last, oldest first; only if one schedule is asked for.
     last: list[Occurrence[At]] | None = None
-    #: Numbers of occurrences: published, missed in an outage, dropped by `overlap`, refused; by trigger or backfill.
+    #: Numbers of occurrences: published, missed in an outage, dropped by `overlap`, refused, and made by trigger or
+    #: backfill.
     made: int
     missed: int
     overlapped: int
@@ -125,7 +128,7 @@ class Schedule(Document, Generic[At], kw_only=True, frozen=True):
     group: str | None = None
     size: int
     body: bytes | None = field(default=None, name="body_base64")
-    #: Why the answering node cannot compute times: for example, a time zone that its data lack.
+    #: Reason why the answering node cannot compute occurrences, such as a time zone that is missing in its data.
     problem: str | None = None
     #: Hints at settings of the schedule that may have unexpected effects; only in the answer to a PUT.
     warnings: list[str] | None = None

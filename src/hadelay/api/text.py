@@ -103,7 +103,7 @@ def _unix_ms(name: str, text: str) -> int:
         raise BadRequest(f"{name}: {_shown(text)} is not a time; it is negative")
     ms = math.ceil(Decimal(text))
     if 0 < ms < SMALLEST_INSTANT_MS:
-        raise BadRequest(f"{name}: {_shown(text)}: seconds? use milliseconds, {ms * 1000}, or RFC 3339")
+        raise BadRequest(f"{name}: {_shown(text)} is too early; in seconds? use milliseconds, {ms * 1000}, or RFC 3339")
     if ms >= LARGEST_MS:
         raise Impossible(f"{name}: {_shown(text)} is later than the latest time that hadelay supports")
     return ms
@@ -152,7 +152,7 @@ def parse_id(text: str) -> int:
     try:
         return decode_id(text)
     except ValueError as error:
-        raise BadRequest(f"{_shown(text)}: {error}; ids are 13 characters, as a publish answered them") from None
+        raise BadRequest(f"{_shown(text)}: {error}; give the id as it is in the answer to the publish") from None
 
 
 def check_topic(name: str, max_bytes: int = LONGEST_TOPIC) -> str:
@@ -170,13 +170,13 @@ def check_new_topic(name: str, max_bytes: int) -> str:
     that allowed more, can be read, consumed and deleted."""
     check_topic(name, max_bytes)
     if name in DOTS:
-        raise BadRequest(f"the topic's name {name!r}: clients and proxies remove this from a path (/v1/topics/{name})")
+        raise BadRequest(f"the topic's name {name!r} is not allowed: clients and proxies remove . and .. from paths")
     return name
 
 
 def check_limit(limit: int) -> int:
     if not 1 <= limit <= _MAX_LIMIT:
-        raise BadRequest(f"limit: 1 to {_MAX_LIMIT}, not {limit}")
+        raise BadRequest(f"limit: expected 1 to {_MAX_LIMIT}, not {limit}")
     return limit
 
 

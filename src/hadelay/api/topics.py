@@ -65,7 +65,8 @@ class PutTopic(Request):
     group_concurrency: int | UnsetType | None = UNSET
     paused: bool | UnsetType | None = UNSET
     dispatch_sync: DispatchSync | UnsetType | None = UNSET
-    #: Feature level of the cluster (a version) whose defaults the topic has: 3, or 1 if older; null: the newest.
+    #: Feature level (version of the cluster's features) whose defaults the topic has: 3, or 1 for an older topic; null:
+    #: the newest level.
     defaults: int | UnsetType | None = UNSET
 
 

@@ -158,7 +158,7 @@ def _wait(remote: Remote, name: str) -> None:
 
 
 def _say_how_many(remote: Remote) -> None:
-    with suppress(HadelayError, OSError):  # errors do not matter: the list of members is changed already
+    with suppress(HadelayError, OSError):  # ignore errors of this request: the member change itself has succeeded
         voters = sum(member["role"] != "learner" for member in _members(remote).values())
         spare = (voters - 1) // 2
         loss = {0: "stops when one of them is lost", 1: "survives the loss of any one"}

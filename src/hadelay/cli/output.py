@@ -66,7 +66,8 @@ def option(name: str, kind: Any, default: Any, help: str) -> Argument:
 
 
 def takes(options: Iterable[Argument], help: str = "") -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """Decorator that adds `options` to a command, as **given. help: docstring for a command that has none."""
+    """Decorator that adds `options` to a command, which gets their values as keyword arguments (**given). help:
+    docstring for a command without a docstring."""
 
     def decorate(command: Callable[..., R]) -> Callable[..., R]:
         own = [one for one in signature(command, eval_str=True).parameters.values() if one.kind is not one.VAR_KEYWORD]
@@ -174,7 +175,8 @@ def _grid_lines(rows: Sequence[Mapping[str, str]], widths: Mapping[str, int]) ->
 def progress(
     total: int | None, done: int = 0, *, hidden: bool = False, sizes: bool = False
 ) -> Iterator[Callable[..., None]]:  # fmt: skip
-    """Progress bar on stderr if it is a terminal; yields update(completed=…), or advance=…. sizes: counts are bytes."""
+    """Progress bar on stderr if it is a terminal; yields a function that is called with completed=… or advance=….
+    sizes: the counts are bytes."""
     from rich import progress as rich
     from rich.console import Console
 

@@ -16,7 +16,7 @@ from hadelay.errors import ConfigError
 from hadelay.pipeline import jobs
 from hadelay.pipeline.schema import Options
 
-__all__ = ["Format"]  # needed to resolve the type annotations inherited from Printing
+__all__ = ["Format"]  # keep Format imported: resolving the annotations inherited from Printing needs it
 
 
 @Parameter(name="*")
@@ -95,7 +95,8 @@ def _run(name: str, options: Any, source: Running) -> int:
 
 
 def _tell(summary: jobs.JobSummary, printing: Printing) -> int:
-    """Print a job's summary as JSON or a table (without separators in 2026112018); returns the exit code."""
+    """Print a job's summary as JSON, or as a table that shows hours as text, without thousands separators; returns the
+    exit code."""
     if printing.output == "json":
         emit_json(dict(summary))
     elif summary.columns:

@@ -32,7 +32,8 @@ def call(
     query: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None, timeout_s: float = 15.0,
     decode: Callable[[bytes], Any] = msgspec.json.decode, node: str = "",
 ) -> Any:  # fmt: skip
-    """Send a request; returns the decoded answer (default: JSON). Raises a refusal as the class of hadelay.errors.
+    """Send a request; returns the decoded answer (default: JSON). Raises a node's refusal as its exception class in
+    hadelay.errors.
 
     body: bytes are sent unchanged, other values as JSON. needs: a member that every node's answer has, to recognise
     other servers; without `needs`, the answer is empty (204). Other content must have a node's header.
@@ -66,7 +67,8 @@ def _cause(problems: Sequence[Exception], key: str | None) -> Exception:
     if not said:
         return type(problems[-1])("; ".join(map(str, problems)))
     unknown = next((error for error in said if not error.outcome_known), None)
-    # Report an earlier try's unknown outcome rather than a later BadRequest or the like (NO_NEWS).
+    # Report an earlier try's unknown outcome rather than a later refusal of the request or its token (NO_NEWS), which
+    # does not tell whether the earlier try took effect.
     if unknown is None or (said[-1].outcome_known and not isinstance(said[-1], (*_ASK_ANOTHER, *NO_NEWS))):
         return said[-1]
     if key is not None:
@@ -142,7 +144,8 @@ def _exchange(url: str, request: _Request) -> RemoteAnswer:
         except (OSError, http.client.HTTPException) as error:
             if not redirected_by:
                 raise _unreachable(url, error) from None
-            # The leader's advertised address is unreachable from this machine: let the other node relay the request.
+            # The leader's advertised address is unreachable from this machine: ask the node that redirected here to
+            # relay the request.
             url, request, redirected_by = redirected_by, request._replace(target=relayed(request.target)), ""
             continue
         try:

@@ -29,7 +29,7 @@ def top(*, interval: float = 2, once: bool = False, topics: int = 20, remote: Re
         topics: Number of topics: first those with most ready messages, then those with most scheduled ones.
     """
     if not 0.1 <= interval <= 3600:
-        raise BadRequest(f"--interval {interval}: 0.1 to 3600 seconds")
+        raise BadRequest(f"--interval {interval}: expected 0.1 to 3600 seconds")
     if topics < 0:
         raise BadRequest(f"--topics {topics}: expected 0 or more")
     looks = _looks(remote, interval, topics)

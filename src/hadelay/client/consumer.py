@@ -101,7 +101,7 @@ class Consumer:
             await self.close()
 
     async def __anext__(self) -> AsyncMessage:
-        """Get the next message; for callers that always `close` the consumer themselves."""
+        """Get the next message. A caller that uses this method instead of `async for` has to call `close` itself."""
         if not self._tasks and not self._stopped:
             self._registry.add(self)
             self._tasks = [asyncio.create_task(self._fetch()), asyncio.create_task(self._extend())]
@@ -197,7 +197,8 @@ class Consumer:
         try:
             await self._poll()
         except asyncio.CancelledError:
-            # On cancellation give messages back in this task: at its end, an event loop does not wait for newer tasks.
+            # Give messages back in this cancelled task, not in a new task: an event loop that ends does not wait for
+            # new tasks.
             self._give_back_queued()
             if self._sender is not None:
                 await asyncio.wait([self._sender])
@@ -281,7 +282,8 @@ class Consumer:
         return await asyncio.shield(self._order(message, how))
 
     async def give_back(self, message: AsyncMessage, why: BaseException) -> None:
-        """Give back a message; the attempt does not count. why: SystemExit and KeyboardInterrupt stop the consumer."""
+        """Give back a message; the attempt does not count. why: the exception that ended its handler; SystemExit and
+        KeyboardInterrupt also stop the consumer."""
         if not isinstance(why, asyncio.CancelledError):
             self.stop()
         if self._cancelled():

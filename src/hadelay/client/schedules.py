@@ -48,7 +48,8 @@ class ScheduleRequests(Requests):
     async def schedules(
         self, prefix: str = "", *, page: int = 1_000, stale: bool = False
     ) -> AsyncIterator[ScheduleInfo]:
-        """Iterate over schedules in the order of their names; `next` has only one time. page: schedules per request."""
+        """Iterate over schedules in the order of their names, each with the time of its next occurrence only. page:
+        schedules per request."""
         query: dict[str, Any] = {"prefix": prefix, "limit": page, "stale": stale}
         while True:
             found = await self._get("/v1/schedules", wire.WireSchedules, **query)
@@ -63,11 +64,12 @@ class ScheduleRequests(Requests):
         await self._delete(_path(name))
 
     async def pause_schedule(self, name: str) -> ScheduleInfo:
-        """Make no occurrences until `resume_schedule`. Messages that are not due yet are cancelled."""
+        """Pause a schedule: no message is published until `resume_schedule`. Messages that are not due yet are
+        cancelled."""
         return await self._send("POST", _path(name) + ":pause", {}, ScheduleInfo)
 
     async def resume_schedule(self, name: str) -> ScheduleInfo:
-        """Go on from now: occurrences of the pause are not made."""
+        """Resume a schedule from now on: occurrences that fell into the pause are not published."""
         return await self._send("POST", _path(name) + ":resume", {}, ScheduleInfo)
 
     async def trigger(self, name: str, *, idempotency_key: str | None = None) -> Triggered:
@@ -86,7 +88,7 @@ class ScheduleRequests(Requests):
         self, *, count: int = 10, after: When | None = None, **settings: Unpack[ScheduleSettings]
     ) -> Previewed:
         """Preview the next times of a schedule that is not stored, with a description in words and effects of
-        daylight-saving changes. settings: only those that say when it is due."""
+        daylight-saving changes. settings: only the settings that determine times, such as `cron` and `timezone`."""
         wish = _settings(dict(settings)) | {"count": count}
         if after is not None:
             wish["after"] = when_of(after)

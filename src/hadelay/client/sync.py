@@ -50,7 +50,7 @@ def _loop() -> asyncio.AbstractEventLoop:
             loop = asyncio.new_event_loop()
             try:
                 threading.Thread(target=loop.run_forever, daemon=True, name=_THREAD).start()
-            except RuntimeError:  # too many threads; a later call tries again
+            except RuntimeError:  # the system refused another thread; a later call tries to start the thread again
                 loop.close()
                 raise
             atexit.register(_at_exit)
@@ -67,7 +67,7 @@ async def _leave(client: AsyncClient) -> None:
 
 def _at_exit() -> None:
     clients = list(_used)
-    _used.clear()  # first, so that no other clean-up waits if Ctrl-C ends the wait below
+    _used.clear()  # clear before the wait: if Ctrl-C ends the wait, no later clean-up waits for these clients
 
     async def leave() -> None:
         await asyncio.gather(*map(_leave, clients), return_exceptions=True)
@@ -107,7 +107,8 @@ def _wait(coroutine: Coroutine[Any, Any, R], _: Client | None = None) -> R:
 def _blocking(
     method: Callable[Concatenate[AsyncClient, P], A], result: Callable[[A, Client], R]
 ) -> Callable[Concatenate[Client, P], R]:
-    """Make a blocking method of Client from AsyncClient's `method`. result: makes the method's result blocking."""
+    """Make a blocking method of Client from AsyncClient's `method`. result: function that makes a blocking result from
+    the awaitable or iterator that `method` returns."""
 
     @functools.wraps(method)
     def call(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -343,7 +344,7 @@ class Client:
         ca: str | None = None,
     ) -> None:
         self._new = functools.partial(AsyncClient, urls, token, timeout=timeout, ca=ca)
-        self._new()  # made only to raise here if an address is wrong
+        self._new()  # create a client only to raise an error here if an address is wrong
         self._client: AsyncClient | None = None
 
     def _async(self) -> AsyncClient:

@@ -104,7 +104,7 @@ class Transport:
     """Requests to one cluster. Belongs to the event loop that first uses it."""
 
     def __init__(self, urls: str | Sequence[str], token: str | None, timeout_s: float, ca: str | None = None) -> None:
-        """ca: a PEM file; OSError if it cannot be read."""
+        """ca: path of a PEM file with CA certificates. Raises OSError if the file cannot be read."""
         self.urls = addresses(urls)
         try:
             self._ssl = ssl.create_default_context(cafile=ca) if ca else True
@@ -288,5 +288,5 @@ def _final(error: HadelayError, unknown: HadelayError | None, request: _Request)
 
 
 def _worth_retrying(error: HadelayError) -> bool:
-    # A full disk is retryable, but stays full for longer than the timeout of a call.
+    # The error of a full disk is retryable, but the disk stays full for longer than the timeout of a call.
     return (error.retryable or not error.outcome_known) and not isinstance(error, errors.DiskFull)

@@ -78,7 +78,7 @@ class Message(Struct, kw_only=True):
     key: str | None = None
     tags: list[str] = []
     meta: dict[str, str] = {}
-    #: W3C traceparent of the span that published the message, if that was traced.
+    #: W3C traceparent of the span that published the message; None if the publish was not traced.
     traceparent: str | None = None
     #: Name of the schedule that made the message, and planned time of the occurrence; None for other messages.
     schedule: str | None = None
@@ -316,7 +316,7 @@ class Previewed(schedules.Previewed[datetime], frozen=True):
 
 
 class Group(topics.Group[datetime], frozen=True):
-    """A message group: `heads` are leased or handed out when due; `blocked` counts the messages behind."""
+    """A message group: `heads` are leased or handed out when due; `blocked` counts the messages behind the heads."""
 
 
 class Bucket(topics.Bucket[datetime], frozen=True, rename={"start": "from"}):

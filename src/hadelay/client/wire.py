@@ -56,7 +56,7 @@ def own_or_new_key(given: str | None) -> str:
         return new_key()
     if not given or not HEADER_VALUE.fullmatch(given):
         raise ValueError(
-            f"idempotency_key {given!r}: give at least one character, none of control, no space at the ends"
+            f"idempotency_key {given!r}: must not be empty, have control characters, or begin or end with a space"
         )
     return given
 
@@ -66,7 +66,7 @@ def each(values: str | Iterable[str]) -> list[str]:
 
 
 def shift_of(shift: Delay | None) -> Any:
-    """A duration that may be negative."""
+    """Encode a duration, which may be negative, for JSON."""
     return shift.total_seconds() if isinstance(shift, timedelta) else plain(shift)
 
 

@@ -270,7 +270,7 @@ def decode(kind: int, body: memoryview) -> Any:
 def _decode_grant(reader: WireReader) -> Grant:
     term, seq, lease_ms, count, consumer, request_id, node, handed, ahead_ms = reader.unpack(_GRANT)
     if count > MAX_GRANT or request_id > MAX_REQUEST_ID:
-        raise Malformed("a grant has at most 65,535 messages and a request id at most 64 bytes")
+        raise Malformed("a grant must have at most 65,535 messages and a request id of at most 64 bytes")
     return Grant(
         term, seq, lease_ms, reader.text(consumer), bytes(reader.take(request_id)), reader.text(node),
         reader.array(_U32, count), reader.array(_U32, count), bool(handed), ahead_ms,
@@ -288,7 +288,7 @@ def _decode_nack(reader: WireReader) -> SettleLeases:
         return leases
     reason = reader.name()
     if len(reason.encode()) > MAX_REASON:
-        raise Malformed(f"a reason has at most {MAX_REASON} bytes")
+        raise Malformed(f"a reason must have at most {MAX_REASON} bytes")
     return leases._replace(reason=reason)
 
 
@@ -306,11 +306,11 @@ def _decode_settle(reader: WireReader) -> tuple[int, SettleLeases]:
 def _decode_publish2(reader: WireReader) -> Publish:
     kind, size = reader.unpack(COMMAND)
     if kind != Command.PUBLISH:
-        raise Malformed("a PUBLISH2 begins with a PUBLISH")
+        raise Malformed("a PUBLISH2 must begin with a PUBLISH")
     command = decode_publish(reader.take(size))
     section, size = reader.unpack(COMMAND)
     if section != _GROUPS or size % GROUP_ROW.itemsize:
-        raise Malformed("a PUBLISH2 has one section, of groups")
+        raise Malformed("a PUBLISH2 must have one section, with the groups of its messages")
     return with_groups(command, reader.array(GROUP_ROW, size // GROUP_ROW.itemsize))
 
 

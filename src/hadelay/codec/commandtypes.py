@@ -77,7 +77,8 @@ class Job(IntEnum):
     RETIRE = Command.RETIRE
     #: Expire messages that are not leased and whose TTL has passed.
     TTL_EXPIRE = Command.TTL_EXPIRE
-    #: Delete an hour of dead letters whose retention is over: letters are filed by the hour in which it ends.
+    #: Delete dead letters whose retention is over, an hour at a time: dead letters are stored by the hour in which
+    #: their retention ends.
     DROP_DEAD = Command.DROP_DEAD
     #: Continue the redrive of a topic's dead letters, as far as the redrive's rate allows.
     REDRIVE = Command.REDRIVE_SOME

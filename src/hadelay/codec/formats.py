@@ -25,7 +25,7 @@ INDEX = np.dtype(
     [
         ("offset", "<u8"),  # offset of the message's record in the hour's .log;
         ("first_id", "<u8"),  # id of the message, made from the number of its first index entry;
-        ("deliver_at_ms", "<i8"),  # due time in Unix ms; `second` may be later
+        ("deliver_at_ms", "<i8"),  # due time in Unix ms; if the entry was added late, its `second` is later than this
         ("tag_mask", "<u8"),
         ("size", "<u4"),  # size of the record in bytes, header included;
         ("local", "<u4"),  # localIndex: number of earlier entries of the same second;
@@ -41,7 +41,7 @@ INDEX = np.dtype(
 )
 INDEX_SIZE = 64
 
-#: Entry of `hours/<hour>.dsp`: an event (lease, ack, …) of a message in the hour's .idx. It may happen after the hour.
+#: Entry of `hours/<hour>.dsp`: an event (lease, ack, …), possibly after the hour, of a message in the hour's .idx.
 DISPATCH = np.dtype(
     [
         ("index", "<u4"),  # number of the message's entry in the .idx file (globalIndex);
@@ -126,7 +126,8 @@ HEAD = np.dtype([("last", "<u4"), ("count", "<u4")])
 #: Row of a .heads file: count of a topic's entries in one minute; sorted by (topic, minute), no zero counts.
 COUNTER = np.dtype([("topic", "<u4"), ("minute", "<u4"), ("count", "<u4")])
 
-#: Row of a checkpoint for one hour: lengths of the hour's files at the applied index, and CRC32C up to there.
+#: Row of a checkpoint for one hour: lengths of the hour's files at the applied index, and CRC32C of the files up to
+#: these lengths.
 HOUR_ROW = np.dtype(
     [
         ("log_bytes", "<u8"),

@@ -32,10 +32,10 @@ _U64 = np.dtype("<u8")
 
 
 class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What a bulk job changes, and to what. Times and durations are in ms."""
+    """Specification of a bulk job: selection of messages, and the change to them. Times and durations are in ms."""
 
     action: JobAction
-    #: Name of a topic, or a pattern in which "*" is any text, also none.
+    #: Name of a topic, or a pattern in which "*" stands for any text, even for an empty text.
     topic: str
     #: Filter: only messages with all these tags, whose client key begins with `key_prefix`, due in [from_ms, to_ms).
     #: For a redrive the times are those of the deaths.
@@ -101,7 +101,7 @@ def decode_begin(reader: WireReader) -> JobBegin:
     node, by, request = reader.name(), reader.name(), bytes(reader.take(REQUEST_BYTES))
     (count,) = reader.unpack(_TOPICS)
     if count > MAX_TOPICS:
-        raise Malformed(f"a job has at most {MAX_TOPICS} topics")
+        raise Malformed(f"a JOB_BEGIN must name at most {MAX_TOPICS} topics")
     topics = [reader.name() for _ in range(count)]
     return JobBegin(node, by, request, topics, unpack_spec(reader.take(len(reader.view) - reader.at)))
 
@@ -116,9 +116,9 @@ def decode_step(reader: WireReader) -> JobStep:
     job, hour, index, to_hour, to_index, count = reader.unpack(_STEP)
     ids = reader.array(_U64, count)
     if count > MAX_STEP or len(np.unique(ids)) < count:
-        raise Malformed(f"a step of a job has at most {MAX_STEP} messages, each once")
+        raise Malformed(f"a JOB_STEP must name at most {MAX_STEP} messages, without duplicates")
     if (to_hour, to_index) <= (hour, index):
-        raise Malformed("the cursor of a job goes forward")
+        raise Malformed("the new cursor of a JOB_STEP must be after the expected cursor")
     return JobStep(job, (hour, index), (to_hour, to_index), ids)
 
 

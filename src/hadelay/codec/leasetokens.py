@@ -15,7 +15,8 @@ from hadelay.codec.formats import Mask, Rows
 #: Layout of a lease in an ACK, NACK or EXTEND.
 LEASE = np.dtype([("term", "<u4"), ("seq", "<u4"), ("pos", "<u4"), ("hour", "<u4"), ("index", "<u4")])
 
-#: Layout of a token's 18 bytes. `hour` (3 bytes) is read as 4; the first one, which is part of `pos`, is masked.
+#: Layout of a token's 18 bytes. `hour` (3 bytes) is read as 4 bytes, of which the first is the last byte of `pos` and
+#: is masked.
 _TOKEN = np.dtype(
     {
         "names": ["group", "term", "seq", "pos", "hour", "index"],
@@ -59,7 +60,8 @@ def encode_leases(
 
 
 def decode_leases(group: int, tokens: Sequence[str]) -> tuple[Rows, Mask]:
-    """Decode tokens into (LEASE rows, ok). For a wrong token or another group's, ok is False and the row zero."""
+    """Decode tokens into (LEASE rows, ok). For an invalid token, or a token of another Raft group, ok is False and the
+    row is zero."""
     raw = [_parse(group, token) for token in tokens]
     fields = np.frombuffer(b"".join(raw), _TOKEN)
     rows = np.zeros(len(tokens), LEASE)

@@ -116,7 +116,8 @@ def link(rows: Rows, heads: Heads) -> None:
 
 
 def catch_up(keys: Numbers, indexes: U32, last: U32, count: U32) -> None:
-    """Update heads of linked lists for entries linked already: after a rebuild, or if a cached copy was behind."""
+    """Update heads of linked lists for entries that are linked already: after the heads were rebuilt, or read from a
+    cached copy that lacks the newest entries."""
     # Keep the highest index of each key. Compare index + 1: NONE32 (no entry) wraps to 0, the lowest.
     ends = last + np.uint32(1)
     np.maximum.at(ends, keys, indexes + np.uint32(1))

@@ -84,7 +84,7 @@ def hash_client_key(key: bytes) -> bytes:
 
 
 def hash_group(group: str) -> int:
-    """64-bit hash of a message group, which the log and the tables have in place of its name."""
+    """64-bit hash of a message group's name, which the log and the tables hold in place of the name."""
     return int.from_bytes(blake2b(group.encode(), digest_size=8, key=b"group").digest(), "little")
 
 
@@ -139,7 +139,7 @@ def with_groups(command: Publish, groups: Rows) -> Publish:
     ascending."""
     at = groups["row"].astype(np.int64)
     if not len(at) or at[-1] >= len(command.rows) or not (at[1:] > at[:-1]).all():
-        raise Malformed("groups are of rows in ascending order")
+        raise Malformed("groups must belong to existing rows, in ascending order")
     return replace(command, groups=groups)
 
 

@@ -160,7 +160,7 @@ class RescheduleResult:
     outcomes: NDArray[np.uint8]
     ids: NDArray[np.uint64]
     deliver_at_ms: I64
-    #: None if no message is blocked; then it is not sent over the node link, as before feature level 4.
+    #: None if no message is blocked: the node link then sends a result without this field, as before feature level 4.
     blocked: Mask | None = None
 
 

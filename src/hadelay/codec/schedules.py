@@ -76,7 +76,7 @@ class Overlap(IntEnum):
 
     ALLOW = 0
     SKIP = 1
-    #: One message may wait behind a pending one, in the schedule's own message group.
+    #: Publish one message more, which waits behind the pending message in a message group of the schedule's own.
     WAIT = 2
 
 
@@ -112,7 +112,7 @@ _decode_spec = msgspec.msgpack.Decoder(Spec).decode
 
 
 class Stored(NamedTuple):
-    """A schedule as its owner PUT it: a row of table `sched`, and the end of a SCHEDULE_PUT."""
+    """A schedule as a user set it: a row of table `sched`, and the last part of a SCHEDULE_PUT command."""
 
     #: Name of the token that made the schedule; empty where no tokens are required.
     creator: str
@@ -182,7 +182,7 @@ class Firing(NamedTuple):
     #: State.next of the schedule when the leader computed the firing.
     expected: int
     next: int
-    #: The newest occurrence that this firing publishes or skips; all later ones are still to come.
+    #: Newest occurrence that this firing publishes or skips; later occurrences remain for later firings.
     last: int
     missed: int
     flags: int
@@ -221,7 +221,7 @@ class State(NamedTuple):
     #: When the leader has to act on the schedule, its place in table `schednext`: time of the next occurrence; 0:
     #: compute that time; if the schedule is finished, time of its removal. Means nothing while it is paused.
     next: int
-    #: Newest occurrence that was decided, published or not: only later ones are still to come.
+    #: Newest occurrence that was published or skipped; later occurrences remain for later firings.
     last: int
     #: Time of the last change by a user.
     put_ms: int
@@ -310,7 +310,7 @@ def _decode_put(reader: WireReader) -> Put:
     expected, paused = reader.unpack(_PUT)
     stored = Stored.read(reader)
     if paused > RUN:
-        raise Malformed("paused is 0, 1 or 2")
+        raise Malformed("`paused` of a SCHEDULE_PUT must be 0, 1 or 2")
     return Put(name, expected, paused, stored, decode_template(stored.template))
 
 
@@ -322,9 +322,9 @@ def decode_template(template: bytes) -> Publish:
     end = 48 + int(row["meta_size"])
     tail = end - _OCCURRENCE.size - len(_OC)
     if len(publish.rows) != 1 or len(publish.topics) != 1 or len(publish.keys) or len(publish.client_keys):
-        raise Malformed("a template is one message without keys")
+        raise Malformed("a template must be one message without keys")
     if tail < 48 or bytes(blob[tail : tail + len(_OC)]) != _OC:
-        raise Malformed("the meta of a template ends with a place for the occurrence")
+        raise Malformed("the meta of a template must end with the field `oc` (occurrence)")
     return publish
 
 
@@ -332,7 +332,7 @@ def _decode_fire(reader: WireReader) -> Fire:
     tzdata = reader.name()
     (count,) = reader.unpack(_COUNT16)
     if count > MAX_FIRINGS:
-        raise Malformed(f"at most {MAX_FIRINGS} firings")
+        raise Malformed(f"a SCHEDULE_FIRE must have at most {MAX_FIRINGS} firings")
     return Fire(tzdata, [_decode_firing(reader) for _ in range(count)])
 
 
@@ -340,7 +340,7 @@ def _decode_firing(reader: WireReader) -> Firing:
     name = reader.named()
     version, expected, following, last, missed, flags, count = reader.unpack(_FIRING)
     if missed >= _MAX_NUMBER:
-        raise Malformed("missed is out of range")
+        raise Malformed("the number of missed occurrences is out of range")
     return Firing(name, version, expected, following, last, missed, flags, _times(reader, count))
 
 
@@ -352,17 +352,17 @@ def _decode_run(reader: WireReader) -> Run:
         digest, fingerprint = reader.unpack(_KEY)
         key = digest, fingerprint
     if not count:
-        raise Malformed("a run has times")
+        raise Malformed("a SCHEDULE_RUN must have at least one occurrence")
     return Run(name, version, key, _times(reader, count))
 
 
 def _times(reader: WireReader, count: int) -> Rows:
     if count > MAX_RUN:
-        raise Malformed(f"at most {MAX_RUN} occurrences")
+        raise Malformed(f"a firing or run must have at most {MAX_RUN} occurrences")
     rows = reader.array(TIME, count)
     numbers = rows.view("<i8")
     if count and not 0 <= int(numbers.min()) <= int(numbers.max()) < _MAX_NUMBER:
-        raise Malformed("an occurrence is out of range")
+        raise Malformed("the time of an occurrence is out of range")
     return rows
 
 

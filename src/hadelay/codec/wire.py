@@ -64,7 +64,7 @@ class WireReader:
         """Read a name that is not empty."""
         name = self.name()
         if not name:
-            raise Malformed("an empty name")
+            raise Malformed("a name must not be empty")
         return name
 
     def msgpack(self) -> Any:

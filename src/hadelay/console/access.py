@@ -41,13 +41,13 @@ async def create(visit: Visit) -> Answer:
     visit.need("admin")
     scopes = visit.text("scopes").replace(",", " ").split()
     if not scopes:
-        raise BadRequest("scopes: at least one, such as read, or publish:orders-*")
+        raise BadRequest("scopes: give at least one, such as read or publish:orders-*")
     for scope in scopes:
         if wrong := problem_of_scope(scope):
             raise BadRequest(f"scopes: {wrong}")
     lifetime_ms = parse_duration("lifetime", text) if (text := visit.text("lifetime")) else None
     if lifetime_ms is not None and not 0 < lifetime_ms <= MAX_LIFETIME_MS:
-        raise BadRequest("lifetime: more than 0 and at most 100 years")
+        raise BadRequest("lifetime: expected more than 0 and at most 100 years")
     secret = PREFIX + secrets.token_urlsafe(32)
     await visit.service.access.create_token(visit.text("name"), hash_token(secret), scopes, lifetime_ms, visit.actor)
     return await _page(visit, secret, visit.text("name"))

@@ -25,7 +25,8 @@ class Body(NamedTuple):
 
 
 def shown_body(body: bytes, content_type: str, wanted: str) -> Body:
-    """Prepare a body to be shown on a page. wanted: one of the kinds, else the best one is chosen."""
+    """Prepare a body to be shown on a page. wanted: json, text or hex; if the body cannot be shown so, the best
+    possible kind is used."""
     text = _text(body[:MOST_TEXT], cut=len(body) > MOST_TEXT)
     tree = _tree(body) if text is not None and "json" in content_type else None
     kinds = [*(["json"] if tree is not None else []), *(["text"] if text is not None else []), "hex"]

@@ -36,7 +36,7 @@ async def letters(visit: Visit) -> Answer:
     visit.need("read", visit.topic)
     cursor, wanted = visit.query.get("after", ""), visit.query.get("error")
     if cursor and not _CURSOR.fullmatch(cursor):
-        raise BadRequest("after: is not one that this page gave")
+        raise BadRequest("after: expected a value from a link of this page")
     found, after = await visit.service.messages.dead_letters(
         visit.topic, bytes.fromhex(cursor), PAGE, body=False, stale=False
     )
@@ -59,7 +59,7 @@ def error_of(letter: DeadLetter[str]) -> str:
 
 
 def group(letters: list[DeadLetter[str]]) -> list[tuple[str, int, str]]:
-    """(error, number of letters, ids of the letters) by number, descending."""
+    """Group letters by their error. Returns (error, number of letters, ids of the letters), largest group first."""
     counts = Counter(map(error_of, letters))
     ids: dict[str, list[str]] = {error: [] for error in counts}
     for letter in letters:

@@ -34,7 +34,7 @@ class Streams:
     def __init__(self) -> None:
         self.open = 0
         self._stopping = asyncio.Event()
-        #: What a stream shows → (monotonic time of the rendering, its frame).
+        #: Name of the content that streams show → (monotonic time of the latest rendering, frame with the rendering).
         self._frames: dict[str, tuple[float, asyncio.Task[Frame]]] = {}
 
     def stop(self) -> None:
@@ -44,7 +44,7 @@ class Streams:
         """Send frames until the browser disconnects, the session ends or the node stops. key: name of what the page
         shows, shared by all visitors. still_in: raises Unauthorized once the session has ended."""
         if self.open >= MOST:
-            raise Overloaded(f"{MOST} pages are live at this node already; reload this one for news")
+            raise Overloaded(f"this node already updates {MOST} open pages; reload this page to see changes")
         response = web.StreamResponse(headers={**SECURITY, "Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         response.content_type = "text/event-stream"
         visit.call.context.add_headers(response.headers)
@@ -56,7 +56,7 @@ class Streams:
             with suppress(ConnectionError):
                 await response.write_eof()
         except ConnectionError:
-            pass  # the browser left
+            pass  # the browser closed the connection
         finally:
             self.open -= 1
         return response

@@ -78,7 +78,7 @@ async def _find_many(visit: Visit, asked: dict[str, str]) -> tuple[list[Message[
     if end <= start:
         raise BadRequest("to: must be after from")
     if asked["state"] not in _SETS:
-        raise BadRequest(f"state: {asked['state'][:40]!r} is none")
+        raise BadRequest(f"state: {asked['state'][:40]!r} is not a state of messages")
     tags = check_tags(visit.call.context.config, asked["tag"].split(",")) if asked["tag"] else ()
     position = _POSITION.fullmatch(asked["after"])
     after = FIRST if position is None else (int(position[1]), int(position[2]))
@@ -117,7 +117,7 @@ async def look(visit: Visit, *, body: bool) -> dict[str, Any]:
     message = await visit.service.messages.describe(parse_id(visit.path["id"]), body=body, stale=False)
     visit.access.need_of("read", message.topic, "message")
     topic: dict[str, Any] = {}
-    with suppress(NotFound):  # deleted topic: the page goes on without its settings
+    with suppress(NotFound):  # the topic is deleted: show the page without the topic's settings
         topic = msgspec.to_builtins(await visit.service.topics.get_topic(message.topic, stale=False))
     document, at = msgspec.to_builtins(msgspec.structs.replace(message, body=None)), now(visit)
     said = verdict(document, topic, [], at)
@@ -190,7 +190,7 @@ async def cancel(visit: Visit) -> Answer:
 async def reschedule(visit: Visit) -> Answer:
     message, text = await _target(visit, "publish"), visit.text("when")
     if not text:
-        raise BadRequest("when: a delay such as 15m, or a time such as 2026-12-24T18:00:00Z")
+        raise BadRequest("when: expected a delay such as 15m, or a time such as 2026-12-24T18:00:00Z")
     relative = _DURATION.fullmatch(text) is not None and len(text) < 12
     at = text if relative else format_instant(_instant("when", text, 0))
     times = when(visit.call.context.max_delay_ms, at if relative else None, None if relative else at)
