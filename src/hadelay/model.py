@@ -16,7 +16,7 @@ HOUR_MS = 3_600_000
 NEVER_MS = 1 << 62
 #: Limit of every rate that users set, in messages per second.
 MAX_RATE = 1_000_000
-#: Value of a number field without a number, such as no previous event or no other hour.
+#: Value that means "none" in a u32 field, for example no previous event or no other hour.
 NONE32 = 0xFFFFFFFF
 #: First number of the hours of dead letters: DEAD_HOURS + the UTC hour in which the letters' retention ends.
 DEAD_HOURS = 1 << 23
@@ -56,7 +56,7 @@ class State(StrEnum):
 
     SCHEDULED = "scheduled"
     READY = "ready"
-    #: Waits behind other messages of its group, due or not.
+    #: The message waits behind other messages of its group; its due time may be over.
     BLOCKED = "blocked"
     LEASED = "leased"
     ACKED = "acked"
@@ -131,7 +131,7 @@ class Draft(Struct, frozen=True, gc=False):
     key: bytes | None = None
     #: action if a pending message has the same client key: KEEP, REPLACE or REJECT
     on_conflict: int = KEEP
-    #: With REPLACE: limit in ms from the first of the replaced publishes to the due time. 0: no limit.
+    #: Only with REPLACE: longest time, in ms, from the first of the replaced publishes to the due time; 0: no limit.
     max_wait_ms: int = 0
     #: Whether `meta` has a webhook URL of this message.
     callback: bool = False

@@ -61,7 +61,7 @@ _CERTIFICATES_S = 10.0
 #: Days before a certificate expires from which on a daily log line warns; the alert HadelayCertificate warns as early.
 _SOON_DAYS, _DAY_S = 14, 86_400
 #: Thresholds of Python's garbage collector. A batch makes many objects without reference cycles; with the default
-#: threshold of 700, the collector would visit them twice.
+#: threshold of 700, the collector would scan each of these objects twice, in vain.
 _GC = (20_000, 20, 50)
 #: Python's switch interval of threads, in seconds: longest wait of a thread for the interpreter after its sync has
 #: ended. The default of 5 ms is longer than most syncs.

@@ -80,7 +80,7 @@ async def test_counts_come_in_parts(node: Node) -> None:
     second = await node.ask("POST", "/v1/jobs:count", wish | {"cursor": first.json["cursor"]})
     assert (second.json["matched"], second.json["cursor"], second.json["progress"]) == (1, None, 1.0)
     other = await node.ask("POST", "/v1/jobs:count", job(cursor=first.json["cursor"]))
-    assert (other.status, "another question" in other.json["detail"]) == (400, True)
+    assert (other.status, "a count with other options" in other.json["detail"]) == (400, True)
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_what_only_spark_reads_and_writes_has_to_be_known_to_spark(spark: Any, t
             schedule.run(spark, ScheduleOptions(one_key, uri))
     with pytest.raises(ConfigError, match=f"--archive s3://bucket/a: {known} s3://"):
         exact_oracle.judge(spark, None, None, None, ReconcileOptions(given, archive="s3://bucket/a"))  # type: ignore[arg-type]
-    with pytest.raises(BadRequest, match=r"takes the options behind the \? from its own configuration"):
+    with pytest.raises(BadRequest, match=r"takes URI options after the \? from its own configuration"):
         tail.run(spark, TailOptions(given, f"file://{tmp_path}/out?x=1"))
     tail.run(spark, TailOptions(given, f"file://{tmp_path}/out"))
     assert list((tmp_path / "out").glob("hour=*"))

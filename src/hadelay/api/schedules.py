@@ -40,8 +40,8 @@ class PutSchedule(Times, kw_only=True):
     catch_up: CatchUp = "one"
     #: Maximum age of missed occurrences that are still published. Default: 7d.
     catch_up_window: Duration | None = None
-    #: If an earlier message of the schedule is still pending at an occurrence: allow publishes another message, skip
-    #: none, and wait one that waits for the end of the pending one.
+    #: Whether to publish an occurrence while an earlier message of the schedule is pending. allow: publish it; skip:
+    #: drop it; wait: publish one message more, which waits behind the pending message.
     overlap: Overlap = "allow"
     #: Whether to pause the schedule; null: as before, and a new schedule is active.
     paused: bool | None = None

@@ -135,9 +135,9 @@ class Stored(NamedTuple):
         try:
             spec = _decode_spec(reader.take(size))
         except (msgspec.DecodeError, UnicodeDecodeError, OverflowError, RecursionError) as error:
-            raise Malformed(f"no specification: {error}") from error
+            raise Malformed(f"not the specification of a schedule: {error}") from error
         if wrong := problem(spec):
-            raise Malformed(f"specification: {wrong}")
+            raise Malformed(f"invalid specification of a schedule: {wrong}")
         return cls(creator, spec, bytes(reader.take(len(reader.view) - reader.at)))
 
 

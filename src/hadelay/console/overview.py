@@ -75,7 +75,7 @@ async def _soon(visit: Visit) -> list[tuple[str, int]]:
 
 
 def alarms(visit: Visit, view: Cluster[str], look: Look, checks: list[CheckOut]) -> list[tuple[str, str, str]]:
-    """(tone, sentence, address of a page or "") of everything that a person should look at; the worst first."""
+    """List alarms, the worst first: (severity "bad" or "warn", sentence, path of a page about the problem or "")."""
     found: list[tuple[str, str, str]] = []
     if view.leader is None:
         found.append(("bad", "No leader is known: nothing is accepted and nothing is handed out.", "/console/cluster"))
@@ -126,7 +126,7 @@ async def due(visit: Visit) -> Answer:
     visit.need("read", topic)
     start, end = (_bound(visit, name) for name in ("from", "to"))
     if not _LEAST <= end - start <= _MOST:
-        raise BadRequest("from, to: at least 20 seconds, and at most 20 years")
+        raise BadRequest("the range between `from` and `to` must be at least 20 seconds and at most 20 years")
     least = 1 if topic is None else 60
     fitting = (s for s in _STEPS if s >= least and (end - start) / 1000 <= s * _BARS)
     step_ms = next(fitting, _STEPS[-1]) * 1000
@@ -143,5 +143,5 @@ async def due(visit: Visit) -> Answer:
 def _bound(visit: Visit, name: str) -> int:
     text = visit.query.get(name, "")
     if not text.isdigit() or len(text) > 14:
-        raise BadRequest(f"{name}: Unix milliseconds")
+        raise BadRequest(f"{name}: write the time in Unix milliseconds")
     return int(text)

@@ -113,7 +113,7 @@ class Renderer:
 
 
 def as_answer(status: int, headers: dict[str, str], text: str | bytes, *, packs: bool) -> Answer:
-    """An answer that is not kept in caches, compressed if the browser says that it takes that."""
+    """Make an answer to a browser that no cache may keep. packs: whether the browser accepts gzip."""
     body = text.encode() if isinstance(text, str) else text
     headers = {"Content-Type": "text/html; charset=utf-8", "Cache-Control": "no-store", **SECURITY, **headers}
     if packs and len(body) >= _SMALL:

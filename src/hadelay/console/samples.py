@@ -23,21 +23,21 @@ log = structlog.get_logger("hadelay")
 
 #: Time between two samples in seconds, and number of samples that are kept: an hour.
 EVERY_S, KEPT = 10.0, 360
-#: Limits of topics with samples of their own: the busiest, plus those that somebody looked at last.
+#: Limits of the number of topics with samples of their own: the busiest topics, and other topics viewed last.
 BUSIEST, LOOKED_AT = 200, 50
-#: Samples after which the busiest topics are chosen anew.
+#: Number of samples after which the busiest topics are selected again.
 _CHOOSE = 30
 #: Seconds for which callers share one reading of the counters; seconds over which rates are computed.
 _FRESH_S, _WINDOW_S = 1.8, 10.0
 #: Pause after reading the counters: this multiple of its CPU time, so 100 means at most 1 % of a CPU.
 _PAUSE = 100
-#: Number of changes of the leader that are kept.
+#: Number of leader changes to keep for display.
 _CHANGES = 50
 _NOTHING = Recent(0, 0, 0, 0, 0, 0)
 
 
 class Look(NamedTuple):
-    """Counters, and rates per second over 10 s. recent: ready messages, lateness; None while no leader is known."""
+    """Message counters, and rates per second over 10 s. recent: ready messages, lateness; None without a leader."""
 
     totals: Totals
     recent: Recent | None
@@ -74,7 +74,7 @@ class Sampler:
     def __init__(self, service: NodeService) -> None:
         self._service = service
         self._task: asyncio.Task[None] | None = None
-        #: Columns: published, acked, died, pending, dead; p50, p99, max of the lateness in ms, −1 if unknown.
+        #: Samples over all topics: published, acked, died, pending, dead; p50, p99, max lateness in ms (−1: unknown).
         self._ring = _Ring(8)
         self._topics: dict[str, _Ring] = {}
         self._looked_at: OrderedDict[str, None] = OrderedDict()
@@ -136,7 +136,7 @@ class Sampler:
                 ring.add(totals.at_ms, counts)
 
     async def look(self) -> Look:
-        """The counters now; callers within the same seconds share one look. Raises HadelayError."""
+        """Return the current counters; calls within about two seconds share one reading. Raises HadelayError."""
         now = time.monotonic()
         task = self._looking
         if task is None or (task.done() and now - self._looked >= max(_FRESH_S, _PAUSE / 2 * self._cost_s)):
@@ -150,7 +150,7 @@ class Sampler:
         recent: Recent | None = None
         with suppress(HadelayError):
             recent = await self._service.overview.recent()
-        # Upper bound of the look's cost: the thread ran other tasks meanwhile. On a busy node looks are rarer.
+        # Upper bound of the cost of the reading: the thread ran other tasks, too. A busy node reads less often.
         self._cost_s = min(0.6, time.thread_time() - began)
         now = time.monotonic()
         self._looks.append((now, totals))

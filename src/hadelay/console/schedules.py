@@ -45,14 +45,14 @@ async def overview(visit: Visit) -> Answer:
 
 
 def _times(text: str, timezone: str) -> dict[str, Any]:
-    """A pattern as the API takes it: cron, or an interval such as 15m."""
+    """Convert a schedule's pattern to fields of the API: an interval such as 15m to `every`, other text to `cron`."""
     if re.fullmatch(r"[0-9.]+(ms|s|m|h|d)?", text):
         return {"every": text}
     return {"cron": text, "timezone": timezone}
 
 
 def health(schedule: Schedule[str]) -> tuple[str, str]:
-    """(tone, words): how a schedule does."""
+    """Describe the health of a schedule: (severity, description)."""
     if schedule.problem:
         return "bad", f"this node cannot compute its times: {schedule.problem}"
     if schedule.restored:

@@ -47,7 +47,7 @@ class Console:
         self.streams, self.sampler = Streams(), Sampler(service)
         #: Last count of messages that fall due soon (overview.py): monotonic time in s, and numbers.
         self.soon: tuple[float, list[tuple[str, int]]] = (-1e9, [])
-        #: Secret in forms that have no session: the sign-in, and all in a cluster without tokens.
+        #: CSRF secret of forms without a session: the sign-in form, and every form in a cluster without tokens.
         self.csrf = secrets.token_urlsafe(24)
         # Browsers send cookies to all ports of a host: the name of the cookie tells nodes on one machine apart.
         self._cookie = f"hadelay-{crc32c(service.node.encode()):08x}"
@@ -74,7 +74,7 @@ class Console:
         ]
 
     def start(self) -> None:
-        """Begin to sample for the charts."""
+        """Begin to sample the counters for the charts."""
         self.sampler.start()
 
     async def stop(self) -> None:
@@ -148,7 +148,7 @@ class Console:
 
     async def _redirect(self, call: Call) -> Answer:
         if call.target == "/" and "text/html" not in call.request.headers.get("Accept", ""):
-            raise NotFound("there is no / here; /openapi.json lists what there is")
+            raise NotFound("path / does not exist; /openapi.json lists all paths")
         return Answer(HTTPStatus.SEE_OTHER, {"Location": HOME}, b"")
 
     async def _stream(self, live: LiveHandler, visit: Visit) -> web.StreamResponse:

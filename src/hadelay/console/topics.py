@@ -98,7 +98,7 @@ async def consumers(visit: Visit, topic: Topic[str]) -> dict[str, Any]:
 
 
 def _written(value: Any) -> str:
-    """A setting as a person writes it in a field of the form."""
+    """Text of a setting's value, as shown and typed in the form."""
     if value is None:
         return ""
     if isinstance(value, dict):
@@ -117,7 +117,7 @@ def _read(name: str, text: str) -> Any:
 
 @pages.post("/console/topics/{topic}/settings")
 async def change(visit: Visit) -> Answer:
-    """Change the settings whose fields were changed; the API's own types check them."""
+    """Change the settings that the user changed in the form; the types of the API check the values."""
     name = check_new_topic(visit.topic, visit.call.context.config.max_topic_bytes)
     visit.need("admin", name)
     wanted = {
@@ -156,12 +156,12 @@ async def resume(visit: Visit) -> Answer:
 
 @pages.post("/console/topics/{topic}/purge")
 async def purge(visit: Visit) -> Answer:
-    """Cancel scheduled and ready messages, after the person typed their number."""
+    """Cancel scheduled and ready messages. As a confirmation, the user has to type the number of messages."""
     visit.need("admin", visit.topic)
     topic = await visit.service.topics.get_topic(visit.topic, stale=False)
     states: list[str] = [state for state in ("scheduled", "ready") if state in visit.texts("state")]
     if not states:
-        raise BadRequest("choose scheduled, ready, or both")
+        raise BadRequest("choose the messages to purge: scheduled, ready, or both")
     check_typed(visit.text("typed"), visit.text("shown"), topic.scheduled + topic.ready)
     await visit.service.messages.purge(visit.topic, states, visit.actor)
     return visit.go(f"/console/topics/{visit.topic}", f"Purged: {' and '.join(states)} messages are cancelled.")

@@ -84,7 +84,7 @@ class Visit:
         try:
             self._form = parse_qs(data.decode(), keep_blank_values=True, max_num_fields=_MAX_FIELDS)
         except ValueError:
-            raise BadRequest("this is not a form") from None
+            raise BadRequest("the body of the request is not a form") from None
         if not hmac.compare_digest(self.text("csrf").encode(), self.csrf.encode()):
             what = "this form does not come from this session: open the page again, and repeat the change there"
             raise Forbidden(what)
@@ -121,7 +121,7 @@ class Visit:
         return as_json(value, packs=self.packs)
 
     def go(self, where: str, notice: str = "") -> Answer:
-        """Go on to another page, which shows the notice. where: begins with /console/."""
+        """Redirect the browser to a page of the console, which shows the notice. where: path, begins with /console/."""
         headers = CIMultiDict({"Location": where, "Cache-Control": "no-store"})
         if notice:
             text = urlsafe_b64encode(notice[:_MAX_NOTICE].encode()).decode().rstrip("=")
@@ -149,7 +149,7 @@ class Pages:
     def __init__(self) -> None:
         #: Routes of pages and actions: (method, path, handler).
         self.all: list[tuple[str, str, Handler]] = []
-        #: (path, handler) of streams; the handler returns what the stream shows, and the function that makes a frame.
+        #: (path, handler) of streams of server-sent events; the handler returns (name of the content, maker of frames).
         self.streams: list[tuple[str, LiveHandler]] = []
 
     def get(self, path: str) -> Callable[[H], H]:

@@ -118,7 +118,7 @@ class Dispatcher(LedgerListener):
 
     @property
     def busy(self) -> bool:
-        """Whether messages are being loaded or scanned. If so, the caller does `work` soon, then `advance`."""
+        """Whether loading or scanning is unfinished: the caller then calls `work` soon, and `advance` after that."""
         return bool(self._preload.loading or self.scans.jobs)
 
     def work(self) -> None:
@@ -153,7 +153,7 @@ class Dispatcher(LedgerListener):
             return
         if not self._preload.has_seen(hour):
             return
-        # These messages ended without a lease. Polls drop their entries from lists of ready messages later.
+        # The settled messages were not leased. Windows of ready messages drop the settled entries later.
         rows = self.store.entries(hour, indexes, verify=False)
         due = rows["deliver_at_ms"] <= self.turns.now_ms
         self.windows.ready_counts.subtract(rows["topic"][due & self.ledger.topics.alive(rows)].tolist())
@@ -206,7 +206,7 @@ class Dispatcher(LedgerListener):
             hour, index = divmod(window.entries[0], 1 << 32) if window.entries else (DEAD_HOURS, 0)
             if hour < DEAD_HOURS and (window.rescan_from is None or hour <= window.rescan_from // SECONDS_PER_HOUR):
                 firsts.setdefault(hour, {})[number] = index
-        # A topic's first entry in memory is nearly always its oldest undelivered: look at all first entries at once.
+        # A topic's first entry in memory is nearly always its oldest undelivered: look up all of these at once.
         for hour, indexes in firsts.items():
             rows, owed = self._owed.look(hour, np.array(list(indexes.values()), np.uint32))
             due = zip(indexes, rows["deliver_at_ms"].tolist(), owed.tolist(), strict=True)

@@ -66,8 +66,8 @@ class Matcher:
         return offers
 
     def settle(self, offer: Offer, granted: NDArray[np.bool_] | None) -> None:
-        """Finish an offer. granted: which of its messages were granted; None if the offer was not proposed. Messages
-        not granted that still need delivery return to the head of the windows that gave them up."""
+        """Finish an offer. granted: mask of the offer's messages that were granted; None if the offer was not proposed.
+        Messages not granted that still need delivery return to the head of the windows that they were taken from."""
         if granted is None or not granted.all():
             self._give_back(offer, granted)
         for window, entries, _ in offer.parts:
@@ -150,7 +150,7 @@ class Matcher:
             left = [entries[n] for n in chosen]
             self._windows.give_back(window, [entries[n] for n in rest])
             rows = rows[chosen]
-        # If none of these entries needs delivery any more, check twice as many next time, to skip long runs fast.
+        # If no checked entry needs delivery any more, check twice as many next time, to skip long runs of settled ones.
         window.scan_ahead = 0 if left or rest else min(2 * looked, _MAX_AHEAD)
         cost = int(rows["size"].sum(dtype=np.int64)) or int(more and bool(rest))
         if cost > size:

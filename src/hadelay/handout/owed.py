@@ -68,7 +68,7 @@ class Owed:
             return found
         later = [h for h, s in self.ledger.hours.items() if h > hour and s.open_seconds is not None]
         if now_ms // HOUR_MS > self.ledger.now_hour:
-            # Search hours, too, that began after the last commit: apply has no counts for them yet.
+            # Also search hours that began after the last commit: apply has no counts of their unsettled entries yet.
             hours = self.store.hours()
             first = max(hour, self.ledger.now_hour) + 1
             later += hours[bisect_left(hours, first) : bisect_right(hours, min(now_ms // HOUR_MS, DEAD_HOURS - 1))]

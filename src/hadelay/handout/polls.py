@@ -43,7 +43,7 @@ class Filter:
         return isinstance(other, Filter) and (self.all_of, self.any_of) == (other.all_of, other.any_of)
 
     def may(self, masks: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Which messages may match, by their tag masks in the index; the others certainly do not."""
+        """Mask of messages that may match, by their tag masks in the index; other messages certainly do not match."""
         found = has_all(masks, self._all_mask)
         return found & has_any(masks, self.any_of) if self.any_of else found
 
@@ -67,7 +67,7 @@ class Delivery(NamedTuple):
     positions: NDArray[np.uint16]  # position of each message in the grant, a part of its lease token
     hours: U32
     indexes: U32
-    attempts: NDArray[np.uint16]  # number of each message's attempt, 1 for the first hand-out
+    attempts: NDArray[np.uint16]
     rows: NDArray[np.void]  # INDEX rows of the messages: offset, size, first_id, deliver_at_ms, topic
     until_ms: NDArray[np.int64]
     redelivered: NDArray[np.bool_]

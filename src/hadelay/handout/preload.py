@@ -117,7 +117,7 @@ class Preload:
             walk = self.load(at)
             budget -= walk.left
             if budget >= 0 and len(self.loading) == 1:
-                self.work()  # it is small, and no other second is being loaded: no need to wait
+                self.work()  # a small second, and no other one is being loaded: load it at once
         return NEVER_MS
 
     def load(self, at: int) -> ChainWalk:
@@ -166,8 +166,8 @@ class Preload:
             self.reached = max(self.reached, self._counted)
 
     def _leave_spilled(self) -> int:
-        """When a second is over, leave its messages without room in memory to scans. Returns the next end, or
-        NEVER_MS."""
+        """Leave messages that found no room in memory to scans of the index, once their second is over. Returns the end
+        (ms) of the next second with such messages, or NEVER_MS."""
         for at in [at for at in self._spilled if at * 1000 + 1000 <= self._turns.now_ms]:
             self._windows.leave_out(at, self._spilled.pop(at))
         return min(self._spilled) * 1000 + 1000 if self._spilled else NEVER_MS
@@ -193,7 +193,7 @@ class Preload:
                 self._file_second(hour, first + slot, rows[mine])
 
     def _file_second(self, hour: int, at: int, rows: NDArray[np.void]) -> None:
-        # Make even an overdue entry ready only when its second in the index has begun: scans skip later seconds.
+        # Do not make an overdue entry ready before the second under which the index lists it: scans skip later seconds.
         later = rows["deliver_at_ms"] > self._turns.now_ms
         if at * 1000 <= self._turns.now_ms and not later.all():
             now = rows[~later]
@@ -223,7 +223,7 @@ class Preload:
         return found
 
     def unblocked(self, at: int, row: NDArray[np.void]) -> None:
-        """Make an entry of the second `at` ready in time that was blocked until now (one INDEX row)."""
+        """Make an entry that was blocked until now (one INDEX row of the second `at`) ready when it is due."""
         hour, index = at // SECONDS_PER_HOUR, int(row["index"][0])
         dropped = self._open.get(hour)
         if dropped is not None and index in dropped:

@@ -107,7 +107,7 @@ class TopicTurn:
         self.turns: deque[WaitQueue] = deque()
         self.active = False
         self.deficit = 0
-        #: Serial number of the topic's latest hand-out, over all topics; the lowest waited longest.
+        #: Serial number of the topic's latest hand-out, counted over all topics: a lower number is longer ago.
         self.served = 0
         #: Number of the topic's messages that were offered, and neither granted nor refused yet.
         self.in_flight = 0

@@ -45,7 +45,7 @@ class Scans:
         self.jobs: deque[Iterator[int]] = deque()
         # Seconds that fell due under earlier leaders and are still to be scanned: the first, and the end (exclusive).
         self._catch_up = self._catch_up_end = 0
-        #: Walk over the entries of the second `_catch_up`, by a new leader's first scan; else None.
+        #: Position of a new leader's first scan among the index entries of one second; None between two seconds.
         self._walk: ChainWalk | None = None
         self._head_start = 0
         # Cost of the last slice, in rows.
@@ -95,7 +95,7 @@ class Scans:
         return True
 
     def will_find(self, second: int, index: int) -> bool:
-        """Whether the take-over's scan still comes to this entry of `second`."""
+        """Whether a new leader's first scan has yet to reach this entry of `second`."""
         if not self._catch_up <= second < self._catch_up_end:
             return False
         return second > self._catch_up or self._walk is None or self._walk.will_reach(index)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from hadelay.codec.formats import SECONDS_PER_HOUR
 from hadelay.model import NEVER_MS
 
-#: Number of rows, added after the first `take`, from which on all rows are sorted again; fewer rows go into a heap.
+#: Minimum of late rows (added in one call, after the first `take`) to sort all rows again; fewer go into a heap.
 _BULK = 256
 
 

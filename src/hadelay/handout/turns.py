@@ -22,7 +22,7 @@ class Turns:
     def __init__(self, topics: TopicBook) -> None:
         #: Cluster time in ms of the last `tick`; messages due later are not ready yet.
         self.now_ms = 0
-        #: How often a limit stopped a topic that had messages for a poll, by the limit's name.
+        #: Name of a limit → number of times that the limit stopped a topic that had messages for a poll.
         self.throttled: Counter[str] = Counter()
         self._topics = topics
         self._ring: deque[TopicTurn] = deque()
@@ -63,7 +63,7 @@ class Turns:
             self.activate(queue)
 
     def leases_ended(self) -> bool:
-        """Resume topics stopped by their concurrency: leases ended or offers were decided. Returns whether any was."""
+        """Resume topics stopped by their concurrency, as leases or offers ended. Returns whether it resumed any."""
         full, self._full = self._full, {}
         for topic in full:
             self.go_on(topic)

@@ -71,7 +71,7 @@ class Waiting:
         self.named += len(poll.topics)
         self.deadlines.set(poll, poll.deadline)
         queues = self.queues[poll] = []
-        # Begin with the topic served longest ago: without waiting polls, nothing else remembers whose turn it is.
+        # Begin with the topic served longest ago: topics without waiting polls had no place in the order of turns.
         for topic in sorted(map(self._windows.named, poll.topics), key=lambda topic: topic.served):
             queue = topic.any if poll.filter is None else self._queue(topic, poll.filter)
             queue.waiters[poll] = None
@@ -111,7 +111,7 @@ class Waiting:
         return queue
 
     def _end(self, queue: WaitQueue) -> None:
-        """Give up an idle queue of a filter. The topic's queue without a filter has all of its messages, too."""
+        """Remove an idle queue with a filter: its messages are also in the topic's queue without a filter."""
         assert queue.filter is not None
         del self.idle[queue], queue.topic.filtered[queue.filter]
         self._filters -= 1

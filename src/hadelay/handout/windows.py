@@ -26,7 +26,7 @@ from hadelay.ledger.topics import TopicBook, TopicState
 _TOTAL = 1 << 19
 _SMALL_WINDOW = 1_024
 #: Lateness in ms from which a message counts as overdue, for topics with a catch-up rate. The bound `overdue_before_ms`
-#: is set so, and stays until a message due after it is twice as late.
+#: is set to the present minus this lateness, and set anew when a message twice as late arrives.
 OVERDUE_MS = 5_000
 
 
@@ -175,7 +175,7 @@ class Windows:
         self.size += len(entries)
 
     def take_free(self, window: Window, entries: list[int]) -> list[int]:
-        """The entries (without repetitions) in no undecided offer; the window gets the others if their offers fail."""
+        """Entries in no undecided offer, without repetitions. The window gets the rest if their offers fail."""
         free = []
         for entry in dict.fromkeys(entries):
             if entry in self.in_flight:
@@ -185,7 +185,7 @@ class Windows:
         return free
 
     def missing(self, window: Window, entries: list[int]) -> NDArray[np.bool_]:
-        """Mask of entries that are neither in the window nor offered; offered ones come back if their offer fails."""
+        """Mask of entries neither in the window nor offered; offered entries enter the window if their offer fails."""
         ready, in_flight = set(window.entries), self.in_flight
         for entry in in_flight.keys() & entries if in_flight else ():
             self._skip(window, entry)

@@ -73,7 +73,7 @@ class HttpServer(Context):
         self.metrics.stop()
         if self._listener is not None and self._server is not None:
             self._listener.close()
-            # Let requests that have just arrived begin, so that their connections are not closed as idle
+            # Give requests that have just arrived a chance to begin: then their connections are not closed as idle
             await asyncio.sleep(0)
             self._server.pre_shutdown()
             await self._server.shutdown(grace_s)

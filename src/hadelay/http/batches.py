@@ -28,7 +28,7 @@ from hadelay.http.decoding import MSGPACK_NAMES, decoded
 
 #: Limits of one step of decoding a batch: bytes of JSON and MessagePack cut into items, bytes and items decoded.
 _CUT_JSON, _CUT_MSGPACK, _DECODE, _ITEMS = 64 << 10, 256 << 10, 128 << 10, 500
-#: Limit of the weight of a JSON batch that is decoded in one step; weight: bytes, plus _COMMA for each comma.
+#: Weight limit of a JSON batch that is decoded in one step; weight: number of bytes, plus _COMMA for each comma.
 _LIGHT, _COMMA = 1 << 20, 100
 #: Limit of the number of members (fields) of a batch item.
 _MEMBERS = 32
@@ -36,7 +36,7 @@ _MEMBERS = 32
 _GROWTH = 6
 #: Size limit (bytes) of an item's members other than the payload, and of MessagePack payloads to convert to JSON.
 _BESIDES = 128 << 10
-#: Bytes per unit of work where decoding is fast: light JSON batches (_FRACTION), large items (_LARGE).
+#: Number of bytes per unit of work where decoding is fast: in JSON batches up to _LIGHT, in items above _DECODE.
 _FRACTION, _LARGE = 4, 32
 
 
@@ -79,8 +79,8 @@ def slices(data: bytes, kind: str, max_items: int, max_body_bytes: int) -> Slice
         if len(data) <= _DECODE:
             return _passed(_light_msgpack(data, max_items), len(data), last=True)
         return _msgpack(data, max_items)
-    given = f"not {kind!r}" if kind else "and its Content-Type says which"
-    raise UnsupportedMediaType(f"a batch is {JSON}, {NDJSON} or {MSGPACK}, {given}")
+    sent = repr(kind) if kind else "a body without Content-Type"
+    raise UnsupportedMediaType(f"a batch is {JSON}, {NDJSON} or {MSGPACK}, not {sent}")
 
 
 def _weight(data: bytes, lines: bool) -> int:
@@ -88,14 +88,14 @@ def _weight(data: bytes, lines: bool) -> int:
 
 
 def _passed(items: list[Any], work: int, *, last: bool = False) -> Slices:
-    """Split decoded items into slices of _ITEMS. work: of decoding them, put into the first. last: no items follow."""
+    """Split decoded items into slices. work: of decoding all items; the first slice gets it. last: no items follow."""
     for first in range(0, max(len(items), 1), _ITEMS):
         some = items[first : first + _ITEMS]
         yield Slice(some, (0 if first else work) + ITEM * len(some), not last or first + _ITEMS < len(items))
 
 
 def _work(size: int) -> int:
-    """Work of decoding `size` bytes, which are one item if above _DECODE: mostly payload, which decodes faster."""
+    """Work of decoding `size` bytes. More than _DECODE bytes are one item, mostly payload, which decodes faster."""
     return size if size <= _DECODE else size // _LARGE
 
 
@@ -115,7 +115,7 @@ def _groups(ends: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _decoded(decode: Callable[[], list[Any]], number: int, at: int) -> list[Any]:
-    """Decode items; number, at: number and offset of the first. Errors name numbers and offsets in the batch."""
+    """Decode items. number, at: number and offset of the first item in the batch; errors name the items by both."""
     try:
         return decoded(decode, BatchItem)  # type: ignore[no-any-return]
     except BadRequest as error:
@@ -166,7 +166,7 @@ def _problem_of_large_json(item: bytes, number: int, largest: int) -> Generator[
     if len(item) > largest:
         return TooLarge(f"an item has {len(item)} bytes; at most {largest} are allowed (derived from max_body_bytes)")
     if item.lstrip(_SPACE)[:1] != b"{":
-        return None  # not an object: the decoder reports the error
+        return None  # the item is not an object: the decoder reports that
     ends = yield from _cut_json(item, b"{", _MEMBERS, f"body[{number}] has at most {_MEMBERS}")
     for start, end in pairwise(ends):
         if end - start > _BESIDES and not _PAYLOAD.match(item, start + 1):
@@ -200,7 +200,7 @@ def _cut_json(data: bytes, opening: bytes, at_most: int, limit: str) -> _Cut:
     utf8 = getincrementaldecoder("utf-8")()
     while at < len(data):
         piece = data[at : at + _CUT_JSON]
-        if (len(piece) - len(piece.rstrip(b"\\"))) & 1:  # the last backslash escapes the next byte: include it
+        if (len(piece) - len(piece.rstrip(b"\\"))) & 1:  # the piece ends inside an escape: add the escaped byte
             piece = data[at : at + _CUT_JSON + 1]
         _check_utf8(utf8, piece)
         where, kinds, inside = _outside_strings(piece, inside, _KINDS if opening else _KINDS_OF_LINES)
@@ -297,7 +297,7 @@ def _problem_of_large_msgpack(item: bytes, number: int) -> Generator[Slice, None
             raise TooLarge(f"more than {_MEMBERS} members: body[{number}] has at most {_MEMBERS}")
 
     if item[0] & 0xF0 != 0x80 and item[0] not in b"\xde\xdf":
-        return None  # not a map: the decoder reports the error
+        return None  # the item is not a map: the decoder reports that
     ends = yield from _cut_msgpack(item, msgpack.Unpacker.read_map_header, 2, check)
     for key, value, end in zip(ends[:-1:2], ends[1::2], ends[2::2], strict=True):
         size, name = end - value, item[key:value]

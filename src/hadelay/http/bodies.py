@@ -88,7 +88,7 @@ class RequestTurns:
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
-        #: Number of turns so far, and the largest work of one slice.
+        #: Number of turns of large requests so far, and largest work of one slice.
         self.given = self.largest = 0
 
     def count(self, work: int) -> None:
@@ -96,6 +96,6 @@ class RequestTurns:
 
     async def next(self) -> None:
         """Let other requests run; return when this large request may do its next slice of work."""
-        async with self._lock:  # first come, first served
+        async with self._lock:  # the lock serves requests in the order of their arrival
             await asyncio.sleep(0)
         self.given += 1

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class Context:
-    """State that all requests of a node share. max_delay_ms: `limits.max_delay`, checked here before apply does.
+    """State that all requests of a node share. max_delay_ms: `limits.max_delay`, checked before a command is proposed.
 
     Raises ConfigError if the certificate can't be used.
     """
@@ -91,7 +91,7 @@ class Context:
             headers["Hadelay-Leader"] = leader
 
     def head_of(self, status: int, lines: bytes, size: int) -> bytes:
-        """Head of an answer with `size` bytes of body. lines: its own headers; the others are made once a second."""
+        """Head of an answer with a body of `size` bytes. lines: the answer's own headers; common headers are cached."""
         second, leader = int(time.time()), self.service.leader_name
         if self._common[0] != second or self._common[1] != leader:
             common = {"Date": formatdate(second, usegmt=True)}
@@ -125,7 +125,7 @@ class Call:
     #: Bytes of the request's body; None: not read yet.
     data: bytes | None = None
     access: RequestRights = UNRESTRICTED
-    #: Share of the byte budget, to read the body; None: the body has been read.
+    #: Part of the byte budget reserved for the body; None: the body has been read.
     reservation: Reservation | None = None
 
     @property

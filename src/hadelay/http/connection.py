@@ -47,7 +47,7 @@ class Connection(Protocol):
         super().__init__(server, **server.options)
         self.limit = limit
         self._context, self._heads, self._lost = context, heads, lost
-        #: Bytes still to arrive of a request that aiohttp answers; −1: unknown, so aiohttp gets all later ones.
+        #: Bytes still to arrive of a request that aiohttp answers; −1: unknown, so aiohttp gets all further bytes.
         self._missing = -1 if limit else 0
         #: Whether a request is being answered without aiohttp; bytes that arrive meanwhile are held back.
         self._busy = False
@@ -214,7 +214,7 @@ class Connection(Protocol):
     ) -> web.StreamResponse:
         """Answer requests that are not HTTP, and unexpected errors."""
         if request.writer.output_size > 0:
-            raise ConnectionError("the answer broke off") from exc
+            raise ConnectionError("a part of the answer was sent before this error: close the connection") from exc
         if status < HTTPStatus.INTERNAL_SERVER_ERROR:
             answer = refusal(BadRequest(" ".join((message or "this is not an HTTP request").split())[:200]))
         else:

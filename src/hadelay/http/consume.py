@@ -106,10 +106,10 @@ def _request(call: Call, topics: list[str]) -> ReceiveRequest:
         raise BadRequest(f"wait: {wait_ms} ms is too long; wait at most {limits.max_wait_ms} ms, then receive again")
     consumer = wish.consumer if wish.consumer is not None else "anonymous"
     if not 0 < len(consumer.encode()) <= _MAX_CONSUMER or not consumer.isprintable():
-        raise BadRequest(f"consumer: 1 to {_MAX_CONSUMER} bytes of printable text")
+        raise BadRequest(f"consumer: the name must have 1 to {_MAX_CONSUMER} bytes of printable text")
     request_id = os.urandom(16) if wish.request_id is None else wish.request_id.encode()
     if not 0 < len(request_id) <= _MAX_REQUEST_ID:
-        raise BadRequest(f"request_id: 1 to {_MAX_REQUEST_ID} bytes")
+        raise BadRequest(f"request_id: it must have 1 to {_MAX_REQUEST_ID} bytes")
     lease_ms = None if wish.lease is None else _lease(call, wish.lease)
     tags, any_tags = check_tags(limits, wish.tags), check_tags(limits, wish.any_tags)
     return ReceiveRequest(
@@ -150,7 +150,7 @@ def _text(payload: Any, content_type: str) -> Any:
 
 _TEXTUAL = ("application/json", "application/xml", "application/x-ndjson", "application/x-www-form-urlencoded")
 
-#: Options of routes that name leases. max_bytes: a lease token has 29 characters, plus quotes and comma in JSON.
+#: Options of the routes for leases. max_bytes: room for _MAX_LEASES tokens of 29 characters, with quotes and commas.
 _SETTLING: Any = {"short": True, "scope": "consume", "own_topics": True, "max_bytes": _MAX_LEASES * 48}
 
 

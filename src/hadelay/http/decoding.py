@@ -95,7 +95,7 @@ def decoded(decode: Callable[[], Any], kind: type[Request]) -> Any:
         unknown = _UNKNOWN_FIELD.match(str(error))
         if unknown:
             where = f" at {unknown[2]}" if unknown[2] else ""
-            known = () if "." in where else _names(kind)  # suggest no nested names: `kind` has only top-level fields
+            known = () if "." in where else _names(kind)  # _names has no nested fields to suggest
             refuse_unknown("field", unknown[1], known, where)
         raise BadRequest(_words("body", error, kind)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

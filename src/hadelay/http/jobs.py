@@ -86,7 +86,7 @@ def _need(call: Call, action: str, topic: str) -> None:
 
 
 def _topic(pattern: str) -> str | None:
-    """The topic to check rights for: the pattern, whose matches must all be covered; None for all topics."""
+    """Topic or pattern for the check of rights: the token must cover all topics that match. None: all topics."""
     return None if not pattern.strip("*") else pattern
 
 
@@ -133,7 +133,7 @@ def _decode(text: str, question: int) -> JobCursor:
     try:
         hour, index, asked = _CURSOR.unpack(bytes.fromhex(text))
     except (ValueError, struct.error):
-        raise BadRequest("cursor: is not one that a count answered") from None
+        raise BadRequest("cursor: this is not a cursor from a count of messages") from None
     if asked != question:
-        raise BadRequest("cursor: it belongs to another question; ask the same again, or leave it out to begin anew")
+        raise BadRequest("cursor: from a count with other options; repeat these, or leave it out to start again")
     return hour, index

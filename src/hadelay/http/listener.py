@@ -187,7 +187,7 @@ class HttpListener:
 
 
 def _sockets(host: str, port: int) -> Iterator[tuple[socket.socket, int, Any]]:
-    """(socket, family, address to bind) of every address of `host`. Raises OSError without one.
+    """Yield (socket, family, address to bind) for each address of `host`. Raises OSError if there is no address.
 
     /etc/hosts may name an address twice, and a resolver may name addresses of a family that the kernel lacks.
     """

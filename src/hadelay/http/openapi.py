@@ -129,7 +129,7 @@ def _operation(route: Route, refs: dict[Any, Any], tokens: bool) -> dict[str, An
     if route.method != "GET":
         # A change may find no leader (503), lose its leader half-way (504), or find the disk full (507).
         refused.update((503, 504, 507))
-        refused.add(403)  # for a change that another site's web page sends through a browser
+        refused.add(403)  # 403 refuses a change that a web page of another site sends through a browser
     if route.scope != OPEN:
         refused.update((401, 403))
     for status in sorted(refused):

@@ -37,7 +37,7 @@ _MAX_IDEMPOTENCY_KEY = 255
 #: Format of a traceparent (https://www.w3.org/TR/trace-context/); other values are ignored, as the standard asks.
 TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
-#: The most common query: one option without percent-encoding.
+#: Pattern of the most common query: only delay or deliver_at, without percent-encoding.
 _PLAIN_QUERY = re.compile(r"(delay|deliver_at)=([0-9A-Za-z.:-]*)")
 
 

@@ -66,8 +66,8 @@ class Relay:
     async def ask(
         self, leader: Leader, method: str, path: str, data: bytes | None, headers: Mapping[str, str], wait_ms: int
     ) -> Answer:
-        """Send a poll to the leader, and return the leader's answer. path: without the query, so that a node that does
-        not lead answers with a redirect, which is followed, and does not relay the poll again."""
+        """Send a poll to the leader, and return the leader's answer. path: without the query, which asks a node to
+        relay: a node that is no leader then answers with a redirect, which is followed."""
         if self.full():
             raise Overloaded(
                 "this node has no free socket to relay the receive: ask the leader itself",

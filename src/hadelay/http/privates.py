@@ -12,7 +12,7 @@ from aiohttp.web_protocol import RequestHandler
 
 
 class Server(web.Server):
-    """aiohttp's low-level server. `options`: its arguments for new connections, which are of our own class."""
+    """aiohttp's low-level server. `options`: arguments to create the handlers of connections, of our own class."""
 
     def __init__(self, handler: Callable[[web.BaseRequest], Any], **options: Any) -> None:
         super().__init__(handler, handler_cancellation=True, **options)

@@ -128,7 +128,7 @@ class _Drafts:
                 continue
             body, key, delay, at = item.body, item.key, item.delay, item.deliver_at
             try:
-                # Fast path for the usual item: bytes, a known topic, a time, perhaps a key.
+                # Fast path for the usual item: a body of bytes, a known topic, a due time, and perhaps a client key.
                 if not (
                     type(body) is bytes
                     and len(body) <= max_body
@@ -162,7 +162,7 @@ class _Drafts:
                 self.problems[place] = error
 
     def _when(self, delay: object, at: object) -> tuple[int, bool]:
-        # 1, 1.0 and True are the same key in this cache, which is right: True was refused when the item was decoded.
+        # The cache `whens` takes 1, 1.0 and True for one key. That is safe: the item's decoder has refused True.
         times = self.whens.get((delay, at))
         if times is None:
             times = self.whens[delay, at] = options.when(self.max_delay_ms, delay, at)

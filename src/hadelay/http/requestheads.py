@@ -35,7 +35,7 @@ class Fields(NamedTuple):
     #: Options of the publish; None: the head is not valid for a publish.
     publish: options.PublishOptions | None
     lines: tuple[tuple[bytes, bytes], ...]
-    #: Whether these header lines are cached: no value is of a kind that rarely repeats (_OWN).
+    #: Whether these header lines are cached: no header is one whose values rarely repeat (_OWN).
     common: bool
     authorization: tuple[str, ...]
 
@@ -76,7 +76,7 @@ class RequestHeads:
 
     def parse(self, text: bytes) -> KnownHead | None:
         """Parse a head. None: the head is not plain, so that only aiohttp can tell where the request ends."""
-        # Remove one line of each kind in _OWN_LINES: many publishes share the rest of the head.
+        # Remove header lines that differ from publish to publish (_OWN_LINES): many publishes share the other lines.
         rest, own = text, list[tuple[Any, bytes]]()
         for pattern, complete in _OWN_LINES:
             if line := pattern.search(rest):
@@ -142,7 +142,7 @@ class RequestHeads:
         try:
             found = options.parse_headers(self.context.config, headers)
         except HadelayError:
-            found = None  # invalid for a publish: the route answers with the refusal
+            found = None  # these headers are invalid for a publish: the route refuses the request
         authorization = tuple(value.decode("latin-1") for name, value in headers if name.lower() == b"authorization")
         fields = Fields(length, found, tuple(headers), common, authorization)
         if common:

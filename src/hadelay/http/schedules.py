@@ -23,7 +23,7 @@ routes = Routes()
 
 _PATH = "/v1/schedules/{schedule}"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
-#: Limit of the body of a PUT, in bytes: the message in base64, and a list of times.
+#: Size limit of the body of a PUT, in bytes: room for the message in base64 and a list of times.
 _MAX_BYTES = 256 << 10
 _MAX_PREVIEW = 100
 
@@ -57,7 +57,7 @@ async def put_schedule(call: Call) -> Answer:
     if before is not None:
         call.access.need_of("publish", before, "schedule")
     if wish.overlap == "wait" and wish.group is not None:
-        raise Impossible("group: overlap wait uses a group of its own")
+        raise Impossible("group: a schedule with overlap=wait uses a group of its own; leave group out")
     group = f"schedule.{name}"[:MAX_GROUP] if wish.overlap == "wait" else wish.group
     spec = replace(spec_of(wish, wish.topic), group=None if group is None else check_group(group))
     body, content_type = payload(wish)
@@ -82,7 +82,7 @@ def spec_of(wish: api.Times, topic: str) -> Spec:
     if len(given) != 1:
         raise BadRequest(f"say when by one of cron, every and at, not by {' and '.join(given) or 'none'}")
     if wish.cron is None and wish.timezone != "UTC":
-        raise BadRequest("timezone: goes with cron; `every` and `at` are the same in all zones")
+        raise BadRequest("timezone: only with cron; `every` and `at` are the same in all zones")
     options = {} if not isinstance(wish, api.PutSchedule) else _options(wish)
     start, end = (None if at is None else int(at) for at in (wish.start, wish.end))
     at_ms = None if wish.at is None else sorted({int(at) for at in wish.at})

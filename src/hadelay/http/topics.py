@@ -116,7 +116,7 @@ async def _due(call: Call, topic: str | None, unit_ms: int) -> Answer:
     if -((start - end) // step) > _MAX_BUCKETS:
         raise BadRequest(f"more than {_MAX_BUCKETS} buckets: choose a longer step or a shorter range")
     times, counts = await call.service.topics.due(topic, start, end, step, stale=call.query.stale)
-    # Format all times as one text: for thousands of buckets this takes a tenth of the time.
+    # Format all times in one call: for thousands of buckets, this takes a tenth of the time of single calls.
     text = instants_text(times).tobytes().decode()
     starts = [text[at : at + INSTANT_CHARS] for at in range(0, len(text), INSTANT_CHARS)]
     found = [Bucket(start, count) for start, count in zip(starts, counts, strict=True)]

@@ -33,7 +33,7 @@ _OTHER_JOB = "this Idempotency-Key was used for another job: take a new key"
 
 
 def _codes(*states: State) -> Mask:
-    """Array by state code (see `states_of`): True for these states."""
+    """Mask by state code (see `states_of`): True for the given states."""
     return np.array([state in states for state in (*State, None)])
 
 
@@ -93,12 +93,12 @@ def apply_begin(ledger: Ledger, command: JobBegin) -> JobBegun | Refused:
         ledger.jobs_begun, spec, command.node, command.by, command.request, ledger.now_ms,
         {topic.number: topic.generation for topic in topics},
     )  # fmt: skip
-    ledger.listener.on_topic(topics[0])  # so that the leader begins the job
+    ledger.listener.on_topic(topics[0])  # on this call, the leader begins the job
     return JobBegun(ledger.jobs_begun, False)
 
 
 def apply_stop(ledger: Ledger, number: int) -> Done | Refused:
-    """End a job before its time. What it changed stays changed."""
+    """End a job early. Messages that the job has changed stay changed."""
     job = ledger.jobs.get(number)
     if job is None:
         return Refused("no_job", f"there is no job {number}")
@@ -145,7 +145,7 @@ def _present(ledger: Ledger, ids: NDArray[np.uint64]) -> list[tuple[int, Rows]]:
 
 
 def _judge(ledger: Ledger, job: BulkJob, leaving: Leaving) -> None:
-    """Change the messages of one hour that the job still may change, and count all in the job."""
+    """Change messages of one hour, as far as the job still may, and add all of these messages to the job's counts."""
     rows, redrives = leaving.rows, job.spec.action == "redrive"
     codes = states_of(ledger, leaving.hour, rows, ledger.now_ms)
     meant = rows["generation"] < job.generations(len(ledger.topics.all))[rows["topic"]]
@@ -182,8 +182,8 @@ def _change(ledger: Ledger, job: BulkJob, leaving: Leaving) -> int:
 
 
 def _generations(ledger: Ledger, job: BulkJob, rows: Rows) -> NDArray[np.uint16]:
-    """Generations of the new entries of these messages: the job's, or that of the latest partial purge, which must not
-    cancel what went on after it."""
+    """Generations for the new entries of these messages: the job's generation, or a higher one of the latest partial
+    purge, so that this purge does not cancel the changed messages."""
     found = np.zeros(len(rows), np.uint16)
     for number, _ in by_topic(rows["topic"]):
         purged = [mark.generation for mark in ledger.topics[number].marks]

@@ -31,7 +31,7 @@ class BulkJob:
 
     number: int
     spec: JobSpec
-    #: Of the request that began the job: node that took it, name of its token, and hash of its Idempotency-Key.
+    #: Node that took the request to begin the job, name of the request's token, and hash of its Idempotency-Key.
     node: str
     by: str
     request: bytes
@@ -55,7 +55,7 @@ class BulkJob:
         return generations(self.topics, topics)
 
     def waits_for(self, earlier: BulkJob) -> bool:
-        """Whether this job must wait until the earlier one has ended: they share a topic, and one of them moves due
+        """Whether this job must wait until the earlier job has ended: both change a topic, and one of the two moves due
         times, so that the other could miss messages."""
         actions = {self.spec.action, earlier.spec.action}
         if earlier.ended_ms or "redrive" in actions or actions == {"cancel"}:
@@ -64,8 +64,8 @@ class BulkJob:
 
 
 def generations(of: Mapping[int, int], topics: int) -> U32:
-    """Array by topic number: a job may change entries of generations below this one; 0 for topics that are not in `of`,
-    and in the additional last element, which is for unknown topic numbers."""
+    """Array by topic number: the generation below which a job may change entries; 0 for topics that are not in `of`,
+    and in an additional last element, which is for unknown topic numbers."""
     found = np.zeros(topics + 1, np.uint32)
     if of:
         found[list(of)] = list(of.values())

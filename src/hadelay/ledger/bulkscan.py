@@ -18,7 +18,7 @@ from hadelay.model import DEAD_HOURS, HOUR_MS, PENDING, State
 
 #: Number of entries that a scan looks at in one slice: one or two milliseconds, also where every message has a TTL.
 SLICE = 2_048
-#: A generation above all that exist: a count of messages without a job leaves no generation out.
+#: Number above all generations: limit for counts of messages before a job begins, which leave out no generation.
 EVERY_GENERATION = 1 << 16
 _STATES = tuple(State)
 
@@ -33,7 +33,7 @@ def new_due_ms(spec: JobSpec, began_ms: int, due_ms: I64) -> I64:
 
 
 def passes(spec: JobSpec, meta: bytes | memoryview) -> bool:
-    """Whether a message with this meta map is one that the specification asks for."""
+    """Whether the specification of a job selects messages with this meta map."""
     known = unpack(meta)
     if spec.group not in ("", known.group) or spec.schedule not in ("", known.sch):
         return False
@@ -41,7 +41,7 @@ def passes(spec: JobSpec, meta: bytes | memoryview) -> bool:
 
 
 def reads_records(spec: JobSpec) -> bool:
-    """Whether records must be read to decide: tag masks say "perhaps", and the index has no keys."""
+    """Whether records must be read to select messages: the index has no client keys, and tags only as inexact masks."""
     return bool(spec.tags or spec.key_prefix or spec.group or spec.schedule)
 
 
@@ -78,7 +78,7 @@ class JobScan:
         return hour, rows
 
     def progress(self) -> float:
-        """Part of the entries that were looked at, from 0 to 1."""
+        """Share of the entries that the scan has looked at, from 0 to 1."""
         hours = [hour for hour in self.ledger.store.hours() if self._spans(hour)]
         counts = [self.ledger.store.count(hour) for hour in hours]
         at_hour, index = self.cursor
@@ -94,7 +94,7 @@ class JobScan:
         spec = self.spec
         if hour >= DEAD_HOURS or spec.action == "redrive":
             return hour >= DEAD_HOURS and spec.action == "redrive"
-        # An entry is never in an hour before its due time, but may be in a later one: filed late, or by CARRY.
+        # An entry's hour is never before its due time, but may be after it: a message filed late, or moved by CARRY.
         late = spec.to_ms is not None and hour > max((spec.to_ms - 1) // HOUR_MS, self.ledger.now_hour)
         return not late and (spec.from_ms is None or hour >= spec.from_ms // HOUR_MS)
 

@@ -77,7 +77,7 @@ class ChainWalk:
         if self.left and self._next >= indexes[-1]:
             self._break(indexes[-1], f"its link {self._next:#x} does not lead back")
         elif not self.left and self._next != NONE32:
-            # All entries that the head counts were found, so the last of them must be the end of the chain.
+            # As many entries were found as the second's head counts, so the last entry must be the end of the chain.
             self._break(indexes[-1], "the chain goes on behind its first entry")
         return rows
 

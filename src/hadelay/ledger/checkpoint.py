@@ -108,7 +108,7 @@ def _packed(value: Any) -> bytes:
 
 
 def _dump_bits(bits: BitMap, canonical: bool) -> bytes:
-    # Equal sets must give equal bytes: build the bitmap anew, as its containers may depend on its past.
+    # Equal sets must give equal bytes: build the bitmap anew, as its inner form may depend on earlier changes.
     packed = BitMap(bits.to_array()) if canonical else bits.copy()
     packed.run_optimize()
     return bytes(packed.serialize())

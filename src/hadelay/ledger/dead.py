@@ -52,7 +52,7 @@ REDRIVE_BYTES = 4 << 20
 
 
 def die(ledger: Ledger, leaving: Leaving) -> None:
-    """End leased messages (INDEX rows) after the last attempt: dead letters stay, or go to the dead-letter topic."""
+    """End leased messages (INDEX rows) after the last attempt: keep or route them as dead letters."""
     rows = leaving.rows
     for number, _ in by_topic(rows["topic"]):
         mine = rows["topic"] == number
@@ -158,7 +158,7 @@ def apply_redrive(ledger: Ledger, command: RedriveCommand) -> RedriveResult | Jo
 
 
 def _may_come(ledger: Ledger, row: np.void, coming: set[int]) -> bool:
-    """Add a dead letter to `coming`, the letters to redrive. False if its client key is another message's now."""
+    """Add a dead letter to `coming`, the letters to redrive. False if another message has its client key by now."""
     first_id = int(row["first_id"])
     keyed = int(row["flags"]) & FLAG_KEYED and ledger.level >= ONE_PER_KEY
     if keyed and not take_again(ledger, first_id, coming):
@@ -194,7 +194,7 @@ def redrive_some(ledger: Ledger, command: Maintain) -> JobResult | Refused:
     if count:
         died_ms, first_id = letters[count - 1]
         job.after = (died_ms, first_id + 1)
-    # Keep a finished redrive for its first ms: what dies in this ms must get a later time of death (last_death_ms).
+    # Keep a finished redrive during its first ms: messages that die in this ms must get a later time (last_death_ms).
     if count == len(found) < limit and ledger.now_ms > job.upto_ms:
         topic.redrive = None
         ledger.topics.note_work(topic)
@@ -202,7 +202,7 @@ def redrive_some(ledger: Ledger, command: Maintain) -> JobResult | Refused:
 
 
 def redrive_letters(ledger: Ledger, topic: TopicState, leaving: Leaving) -> int:
-    """Redrive letters of a topic now; returns how many. The others stay dead: another message has their client key."""
+    """Redrive dead letters now; returns their number. A letter stays dead if another message has its client key."""
     coming: set[int] = set()
     free = np.fromiter((_may_come(ledger, row, coming) for row in leaving.rows), np.bool_, len(leaving.rows))
     if free.any():

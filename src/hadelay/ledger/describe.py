@@ -117,10 +117,10 @@ def _events_of(ledger: Ledger, hour: int, index: int) -> list[np.void]:
 
 
 def _last_event(ledger: Ledger, hour: int, index: int, ended: Event | None) -> int:
-    """Number of the entry's last event. Searches by turns from the end of the log, and forwards from the time when the
-    entry could be leased, so that a search costs at most twice the shorter way."""
+    """Number of the entry's last event. Searches the dispatch log alternately backwards from its end and forwards from
+    the time when the entry could be leased: at most twice the cost of the shorter search."""
     start, end = 0, ledger.store.event_count(hour)
-    # Search the whole log for an end other than an ack, and for a late ack: both may precede the due time.
+    # For a late ack, and for an end other than an ack, search the whole log: both events may precede the due time.
     if ended in (None, Event.ACKED) and index not in ledger.hours[hour].late:
         due_ms = int(ledger.store.entries(hour, slice(index, index + 1))["deliver_at_ms"][0])
         start = _first_event_at(ledger, hour, due_ms - MAX_AHEAD_MS)

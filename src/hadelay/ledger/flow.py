@@ -18,7 +18,7 @@ _MS, _SECOND = 1_000_000, 1_000_000_000
 HAND_OUT_DEPTH_S = 0.1
 #: Depth of a publish bucket, in seconds at its rate: one batch may have the messages of a second.
 PUBLISH_DEPTH_S = 1.0
-#: Minimum time between two wake-ups of a topic that waits for tokens, in ns; up to 50 messages/s each message has one.
+#: Minimum time, in ns, between two wake-ups of a topic that waits for tokens; above 50 messages/s, messages share one.
 _WAKE_NS = 20 * _MS
 #: Limit of the interval between two tokens, in ns: one message a year.
 _LONGEST_NS = 365 * 86_400 * _SECOND
@@ -56,7 +56,7 @@ def publish_bucket(rate: float, spent_ns: int) -> TokenBucket:
 
 
 class Allowance(NamedTuple):
-    """Number of messages that may be handed out now, name of the limit, and time at which it grows (or NEVER_MS)."""
+    """Number of messages that may be handed out now, name of the limit, and time when more may be (or NEVER_MS)."""
 
     most: int
     cause: str = ""
@@ -80,7 +80,7 @@ class HandoutLimits:
         self.catch_up = _bucket(settings.catch_up_rate, now_ms, before.catch_up if before else None)
 
     def allowance(self, held: int, overdue: bool, now_ms: int) -> Allowance:
-        """Number of messages that may be handed out. held: leased or offered. overdue: the catch-up rate counts."""
+        """Number of messages that may be handed out. held: leased or offered. overdue: the catch-up rate applies."""
         if self.paused:
             return Allowance(0, "paused")
         least = UNLIMITED

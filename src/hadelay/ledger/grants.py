@@ -53,7 +53,7 @@ class HeldGrant:
         return int(self.rows["until_ms"][self.rows["open"] == 1].min())
 
     def take(self, leases: Rows) -> tuple[NDArray[np.intp], Mask]:
-        """Look up LEASE rows in this grant: (positions, mask of held ones). held: still leased, and the same message.
+        """Look up LEASE rows in this grant: (positions, mask of held leases). held: leased, and of the same message.
 
         Of leases that name the same position twice only the first is held.
         """
@@ -63,7 +63,7 @@ class HeldGrant:
         held &= (leases["pos"] == at) & (rows["index"] == leases["index"]) & (rows["hour"] == leases["hour"])
         if len(at) > 1 and not (at[1:] > at[:-1]).all():
             first = np.zeros(len(at), bool)
-            # If leases name the same position twice, the first held one counts: a wrong one must not hide it.
+            # If leases name a position twice, take the first that is held: an invalid lease must not hide a valid one.
             right = np.flatnonzero(held)
             first[right[np.unique(at[right], return_index=True)[1]]] = True
             held &= first

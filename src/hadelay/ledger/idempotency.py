@@ -100,7 +100,7 @@ def remember(ledger: Ledger, keys: Rows, new: list[int], result: PublishResult) 
     firsts, counts, prints, digests = _columns(keys)
     ids, deliver_at_ms, codes = result.ids.tolist(), result.deliver_at_ms.tolist(), result.codes.tolist()
     here: dict[bytes, bytes] = {}
-    # Store the key for all rows last: its answer includes what this loop writes for single rows.
+    # Store the key for all rows last: its answer includes the answers that this loop writes for single rows.
     for at in sorted(new, key=counts.__getitem__):
         first, count, digest = firsts[at], counts[at], digests[at]
         if digest in here:

@@ -47,7 +47,7 @@ class Batch:
     take: Mask
     #: Due time of each row, in Unix ms.
     deliver_at_ms: I64
-    #: Topic number for each topic name in the command; 0 for topics that no row of `take` names.
+    #: Topic number for each topic name in the command; 0 for topics without rows to be filed.
     topics: U32 = field(init=False)
 
     def __post_init__(self) -> None:
@@ -180,7 +180,7 @@ def _pending(ledger: Ledger, message_id: int) -> tuple[EntryRef | None, bool]:
 
 
 def take_again(ledger: Ledger, first_id: int, with_it: Collection[int]) -> bool:
-    """Give a dead letter its client key again. False if another message, pending or in `with_it`, has the key."""
+    """Restore a dead letter's client key. False if another message, pending or in `with_it` (redriven too), has it."""
     key = ledger.tables.get(KEYOF, ID_KEY.pack(first_id))
     if key is None:
         return True

@@ -41,7 +41,7 @@ Backoff = tuple[int, ...] | Exponential
 
 #: Limit of the number of waits of a backoff; also the highest attempt number (ledger/transitions.py).
 _MAX_STEPS = 65_534
-#: A backoff's jitter is computed in integers: a wait has this number of equal parts.
+#: Number of equal parts of a retry's wait: the jitter of a backoff is computed in these parts, with integers only.
 _PARTS = 1 << 20
 #: Limit of bytes that an EXPIRE or NACK copies into other hours; messages beyond it wait for the next command.
 MOVE_BYTES = 4 << 20
@@ -151,8 +151,8 @@ def _late_ack(ledger: Ledger, lease: np.void, node: int) -> LeaseOutcome:
 
 
 def _failed_since(ledger: Ledger, entry: Rows) -> int:
-    """Number of failed attempts of this entry's message since it was due, including the entry's own. Attempt numbers
-    alone do not tell: a message that died in between is counted from 0 again."""
+    """Number of failed attempts of a message since its due time, those of this entry included. The attempt number is no
+    substitute: after a redrive, it restarts at 0."""
     if ledger.level < ACK_OF_THIS_LIFE:
         return 0
     due_ms = int(entry["deliver_at_ms"][0])
@@ -196,7 +196,8 @@ class ReturnedLeases:
         self.left = MOVE_BYTES
 
     def give_back(self, grant: HeldGrant, positions: NDArray[np.intp], delays: U32 | None = None) -> int:
-        """Return as many of these held positions as may be moved; returns their number. delays: of a NACK, in ms."""
+        """End leases at these positions, as many as the command may move; returns their number. delays: of a NACK
+        (ms)."""
         if self.left <= 0:
             return 0
         held = grant.rows[positions]

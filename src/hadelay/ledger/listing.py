@@ -40,7 +40,7 @@ _SLICE = 65_536
 #: Number of entries that a pass over an index looks at in one go.
 _ROWS = 16_384
 _HOUR_COST = 64
-#: Extra cost of an hour that is not mapped into memory: its heads have to be read from files.
+#: Extra cost of an hour that is not mapped into memory: the heads of the hour's seconds have to be read from files.
 _FAR_HOUR = _SLICE // 4
 #: Cost of reading one entry alone, by whether its hour is mapped into memory; if not, each entry is a file read.
 _STEP_COST = {True: 10, False: 1_024}
@@ -56,7 +56,7 @@ _LAST_ID = (1 << 64) - 1
 
 
 def _first_ms(after: Key) -> int:
-    """First millisecond in which a message behind this key (due time, id) may be due."""
+    """First millisecond in which a message that follows this key (due time, id) in a listing may be due."""
     return after[0] + (after[1] == _LAST_ID)
 
 

@@ -43,7 +43,7 @@ _MESSAGE = struct.Struct(">Q")
 PLACE = struct.Struct("<II")
 _GROUP = struct.Struct("<IQQBB")
 _HEAD = struct.Struct("<QQII")
-#: Begin of a row of `group` without blocked messages.
+#: First bytes of a row of table `group` without blocked messages: their number, 0.
 _NONE_BLOCKED = bytes(4)
 #: order_ms in `groupof` of a dead letter, which leaves its group until it is redriven.
 IDLE = (1 << 63) - 1
@@ -127,7 +127,7 @@ class _Change:
         self.fill(key, group)
 
     def fill(self, key: bytes, group: Group) -> None:
-        """Unblock the first blocked messages, or block the last unblocked ones that wait, as the limit demands."""
+        """Unblock the first blocked messages, or block the last unblocked waiting ones, to match the topic's limit."""
         group.limit = self._topic(key).settings.group_concurrency or group.limit
         while len(group.heads) > group.limit:
             last = next((each for each in reversed(group.heads) if self._waits(each)), None)
@@ -288,9 +288,9 @@ def _end(ledger: Ledger, key: bytes, first_id: int, event: Event) -> None:
 
 
 def rejoin(ledger: Ledger, hours: int | I64, rows: Rows, *, keep: bool = False, retry: bool = False) -> Mask | None:
-    """Put messages that were filed anew (INDEX rows), redriven ones too, into their groups again. Returns a mask of the
-    blocked rows. order_ms becomes the new due time; it is unchanged with `keep`, and with `retry` if the topic's
-    group_concurrency is 1."""
+    """Put messages that were filed anew (INDEX rows), also redriven ones, into their groups again; returns a mask of
+    the blocked rows. The position in the group (order_ms) becomes the new due time. keep: the old position stays.
+    retry: the old position stays if the topic's group_concurrency is 1."""
     every, ids = ledger.topics.all, rows["first_id"].tolist()
     found = ledger.tables.get_many(GROUPOF, [_MESSAGE.pack(first_id) for first_id in ids])
     at = [n for n, stored in enumerate(found) if stored is not None]

@@ -1,4 +1,4 @@
-"""Messages of schedules on their way into the hours: copies of templates, each with its occurrence."""
+"""Publishes the messages of schedules: copies of the schedules' templates, each with its occurrence."""
 
 from collections.abc import Iterable
 

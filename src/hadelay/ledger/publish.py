@@ -20,7 +20,7 @@ _NO_BOUND = 1 << 62
 
 
 def apply_publish(ledger: Ledger, command: Publish, *, limited: bool = True) -> PublishResult:
-    """Publish a batch. limited: whether publish_rate counts."""
+    """Apply PUBLISH: publish a batch. limited: whether the topics' publish_rate applies."""
     count = len(command.rows)
     result = PublishResult(
         np.zeros(count, np.uint64), np.zeros(count, np.int64), np.zeros(count, np.uint8), np.zeros(count, bool)
@@ -166,7 +166,7 @@ def _count(ledger: Ledger, batch: Batch) -> None:
 
 
 def _file(ledger: Ledger, batch: Batch, take: slice | Mask) -> None:
-    """File the command's rows `take`: append records, entries and TTLs to their hours, and set their results."""
+    """File the rows of the command that `take` selects: append records, entries and TTLs, and set the rows' results."""
     command, topics = batch.command, batch.topics
     rows, deliver = command.rows[take], batch.deliver_at_ms[take]
     hours = deliver // HOUR_MS

@@ -183,8 +183,8 @@ def _following(version: int) -> int:
 
 
 def _from_now(ledger: Ledger, before: State, flags: int) -> State:
-    """New state of a schedule that starts afresh now: cancels its messages that are not due yet, and skips occurrences
-    before now. Occurrences whose messages users delivered early are not published again."""
+    """New state of a schedule that restarts now: its messages that are not due yet are cancelled, and occurrences
+    before now are skipped. Occurrences whose messages users delivered early are not published again."""
     kept, cancelled = _cancel_filed(ledger, before)
     newest = max((made.occurrence for made in kept if not made.manual), default=0)
     return before._replace(
@@ -208,7 +208,7 @@ def _cancel_filed(ledger: Ledger, state: State) -> tuple[tuple[Made, ...], list[
 
 
 def _is_ahead(ledger: Ledger, entry: EntryRef) -> bool:
-    """Whether the message is not due yet and never was: no hand-out so far, and not due at any reschedule."""
+    """Whether the message waits and was never due: it has no attempt, and no reschedule found it due (FLAG_WAS_DUE)."""
     row = entry.rows[0]
     untouched = not int(row["attempt"]) and not int(row["flags"]) & FLAG_WAS_DUE
     waits = state_of(ledger, entry, ledger.now_ms) in (MessageState.SCHEDULED, MessageState.BLOCKED)
@@ -257,7 +257,7 @@ def apply_state(ledger: Ledger, command: tuple[str, bool]) -> Done | Refused:
 
 
 def apply_topic_delete(ledger: Ledger, command: tuple[str, bool]) -> Done | Refused:
-    """Delete a topic. With schedules that publish to the topic: only if forced, which pauses them."""
+    """Delete a topic. If schedules publish to the topic: refuse without `force`, else pause these schedules."""
     topic, force = command
     names = of_topic(ledger, topic, MAX_PAUSED + 1) if ledger.topic(topic) is not None else []
     if names and (not force or len(names) > MAX_PAUSED):
@@ -274,8 +274,8 @@ def apply_topic_delete(ledger: Ledger, command: tuple[str, bool]) -> Done | Refu
 
 
 def held(states: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes, bytes | None]]:
-    """Changes (table, key, value) of a restored cluster, which pause every schedule: two clusters must not fire the
-    same ones (ADR 222). states: rows of table `schedst`."""
+    """Changes (table, key, value) that pause every schedule of a restored cluster, so that the original and the
+    restored cluster do not both publish its occurrences (ADR 222). states: rows of table `schedst`."""
     for raw, row in states:
         state = State.unpack(row)
         if not state.paused:
@@ -288,11 +288,11 @@ def _unknown(name: str) -> Refused:
 
 
 class _Judged(NamedTuple):
-    """A firing that apply accepted, until its messages are published."""
+    """Occurrences of one schedule that apply accepted, until their messages are published."""
 
     firing: Firing
     found: Found
-    #: Number of occurrences to publish, the first ones of the firing; the overlap policy drops the others.
+    #: Number of occurrences to publish, from the first on; the overlap policy drops the later occurrences.
     made: int
 
 
@@ -335,7 +335,7 @@ def _outcome(ledger: Ledger, firing: Firing, found: Found | None) -> FireOutcome
     if state.finished or firing.flags & REMOVE:
         over = state.finished and firing.flags & REMOVE and state.next <= ledger.now_ms + MAX_AHEAD_MS
         return FireOutcome.DONE if over else FireOutcome.STALE
-    # Refuse a faulty leader's firing: occurrences up to `state.last` were decided once, for ever.
+    # Refuse occurrences up to `state.last`: they were decided before, so only a faulty leader proposes them.
     times = firing.times["occurrence"].tolist()
     room = _MAX_FILED if spec.max_occurrences is None else spec.max_occurrences - state.made
     in_order = all(a < b for a, b in zip((state.last, *times), times, strict=False))
@@ -349,8 +349,8 @@ def _outcome(ledger: Ledger, firing: Firing, found: Found | None) -> FireOutcome
 
 
 def _without_overlap(ledger: Ledger, found: Found, count: int) -> int:
-    """Number of the next `count` occurrences that become messages under the schedule's overlap policy: with `skip` one
-    if no message of the schedule is pending, with `wait` one beside a pending one."""
+    """Number of the next `count` occurrences that become messages under the schedule's overlap policy. skip: at most
+    one, and none while the schedule's last message is pending. wait: until two messages are pending."""
     policy = Overlap(found.stored.spec.overlap)
     if policy is Overlap.ALLOW or not count:
         return count
@@ -387,8 +387,8 @@ def _note_fired(ledger: Ledger, judged: _Judged, codes: list[int], ids: list[int
 
 
 def _remembered(ledger: Ledger, spec: Spec, ring: tuple[Made, ...]) -> tuple[Made, ...]:
-    """The messages to remember: the last ones, and those that may not be due or, where they must not overlap, have not
-    ended."""
+    """Messages that a schedule goes on to remember: the last _RING, and earlier ones that may not be due yet or, under
+    the policies skip and wait, are pending."""
     if len(ring) <= _RING:
         return ring
     since_ms, older = ledger.now_ms - spec.jitter_ms, ring[:-_RING]

@@ -32,7 +32,7 @@ NO_NODE = 0xFF
 
 @dataclass(slots=True)
 class ScheduleCounts:
-    """Numbers about all schedules; the schedules are in tables (ledger/schedules.py)."""
+    """Counts over all schedules; the schedules are in tables (ledger/schedules.py)."""
 
     count: int = 0
     #: Size of the templates (messages to publish) of all schedules, in bytes.
@@ -75,7 +75,7 @@ class Ledger:
         self.retired = BitMap()
         #: Position from which SWEEP continues: (hour, globalIndex).
         self.sweep = (0, 0)
-        #: TTL_EXPIRE has finished all rows of the table `ttl` before this key. Not in checkpoints: b"" is correct, too.
+        #: Key up to which TTL_EXPIRE has finished the table `ttl`. Not in checkpoints: b"" is correct, only slower.
         self.ttl_from = b""
         self.key_epoch = 0
         self.key_epoch_ends_ms = 0
@@ -141,7 +141,7 @@ class Ledger:
         return (hour_state.ended(index), index in hour_state.leased) if hour_state else (None, False)
 
     def held_by(self, consumer: str, request_id: bytes) -> HeldGrant | None:
-        """Grant of an earlier receive with this request id, if still held: it answers the repeated receive, too."""
+        """Grant of an earlier receive with this request id, if still held: the grant answers the repeated receive."""
         key = self.requests.get(consumer, {}).get(request_id)
         return self.grants[key] if key is not None else None
 

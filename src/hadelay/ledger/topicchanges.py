@@ -78,7 +78,7 @@ def apply_put(ledger: Ledger, command: tuple[str, Any]) -> Done | Refused:
 
 
 def _refuse_groups(ledger: Ledger, name: str, config: dict[str, Any]) -> Refused | None:
-    """Refuse settings of message groups that would contradict others, or the messages that are pending."""
+    """Refuse settings of message groups that contradict other settings, or that pending messages do not allow."""
     if ledger.level < SCHEDULER_LEVEL:
         new = [setting for setting in GROUP_SETTINGS if setting in config]
         return Refused("needs_upgrade", f"{new[0]}: upgrade every node first (feature_level)") if new else None

@@ -50,7 +50,7 @@ class RedriveJob:
         return self.rate is not None and self._due(now_ms) <= 0
 
     def allowed(self, now_ms: int) -> int:
-        """Number of dead letters that may be redriven now. A pause of more than a second is not made up for."""
+        """Number of dead letters that the redrive's rate allows now: at most those of one second."""
         if self.rate is None:
             return 1 << 30
         due, most = self._due(now_ms), 1 + int(self.rate)
@@ -73,7 +73,7 @@ class TopicState:
     lives: int = 0
     #: Oldest valid generation: a deletion or purge cancelled the waiting entries of older generations.
     floor: int = 0
-    #: Settings as they were PUT, and (`settings`) completed by defaults. Only `configure` changes them.
+    #: Settings of the topic: as clients set them, and with all defaults (`settings`). Only `configure` changes both.
     config: dict[str, Any] = field(default_factory=dict)
     settings: TopicSettings = field(init=False, repr=False)
     #: Number of messages that wait or are leased, with cancelled messages whose end SWEEP has not written yet.
@@ -111,8 +111,8 @@ class TopicState:
         self.settings = settings_of(config)
 
     def last_death_ms(self, now_ms: int) -> int:
-        """Latest possible time of death of a letter at now_ms. A letter that died after a purge or the beginning of a
-        redrive, but in the same ms, has the next ms (ledger/dead.py)."""
+        """Latest time of death that a dead letter can have at now_ms. A death after a purge or the start of a redrive,
+        but in the same ms, is dated 1 ms later (ledger/dead.py)."""
         upto_ms = max(self.dead_mark_ms, self.redrive.upto_ms if self.redrive else 0)
         return max(now_ms, upto_ms + 1 if self.dead else upto_ms)
 

@@ -258,7 +258,7 @@ def failures_of(ledger: Ledger, first_id: int) -> list[tuple[int, Event, int, in
 
 
 def fitting(costs: NDArray[np.integer], room: int, *, at_least: bool = True) -> int:
-    """Number of leading messages whose costs fit into `room` together. at_least: take one message in any case."""
+    """Number of messages, from the first on, whose costs fit into `room`. at_least: count one message in any case."""
     fits = int(np.cumsum(costs, dtype=np.int64).searchsorted(room, "right"))
     return max(fits, 1) if at_least and len(costs) else fits
 

@@ -51,7 +51,7 @@ def begin_again(ledger: Ledger, rows: Rows, due_ms: I64 | int) -> None:
 
 
 def wait_again(ledger: Ledger, rows: Rows) -> None:
-    """Tell the listener when messages whose leases ended expire: TTL_EXPIRE may have skipped them while leased."""
+    """Tell the listener when messages expire whose leases ended: TTL_EXPIRE skips messages while they are leased."""
     for first_id in rows["first_id"][rows["flags"] & FLAG_TTL != 0].tolist():
         ledger.listener.on_ttl(expire_ms(ledger, first_id))
 

@@ -57,7 +57,7 @@ def run(spark: Any, options: ArchiveOptions, progress: Progress = silent) -> Job
     out.make("_manifest")  # create both directories of an archive, even if no hour is archived
     out.make("_catalogue")
     _catalogue(out, set(), options.new_catalogue)
-    # Run a task per hour, but several tasks for a large hour, which would keep one core busy for long.
+    # Run one task per hour, but several tasks for a large hour: a single task would keep one core busy for long.
     large = [f for f in over if spark is not None and max(f.entries, f.events) > options.source.split_rows]
     work = partial(archive_hour, store, options, uuid.uuid4().hex[:8])
     hours = each(spark, work, [files for files in over if files not in large], progress)

@@ -173,7 +173,7 @@ def _index(table: Any, rows: Rows, topics: dict[str, int]) -> None:
     rows["index"], rows["first_id"] = _numbers(table, "entry"), _numbers(table, "first_id")
     rows["deliver_at_ms"] = _numbers(table, "deliver_at") // 1000
     rows["topic"] = _coded(table, "topic", topics)
-    rows["size"] = 1  # not 0: readers take a row of size 0 for the end of the file
+    rows["size"] = 1  # readers would take a row of size 0 for the end of the file
 
 
 def _dispatch(table: Any, rows: Rows) -> None:

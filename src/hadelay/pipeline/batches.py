@@ -27,7 +27,7 @@ from hadelay.pipeline.schema import KINDS, Options, hour_int
 CODED = frozenset(("topic", "state", "content_type", "event", "consumer", "node", "reason"))
 #: Maximum size of the records per batch, in bytes.
 _BATCH_BYTES = 64 << 20
-#: Maximum gap, in bytes, between two records read in one piece: cheaper than another request.
+#: Maximum gap, in bytes, between two records read in one piece: reading the gap is cheaper than another request.
 _MAX_GAP = 1 << 20
 #: Field of a record's header → offset of the field.
 _AT = {name: int(field[1]) for name, field in (RECORD.fields or {}).items()}

@@ -33,8 +33,8 @@ def check(
     spark: Any, store: Store, hours: Sequence[HourFiles], options: Options, suffixes: Sequence[str] = SUFFIXES,
     progress: Progress = silent,
 ) -> None:  # fmt: skip
-    """Check files of hours. Raises DamagedFile for the first damaged file. Does nothing with onTorn=skip, which reads
-    all readable rows."""
+    """Check files of hours. Raises DamagedFile for the first damaged file. With onTorn=skip, no file is checked: jobs
+    read all readable rows."""
     if options.on_torn == "skip":
         return
     asked = [(files, suffix) for files in sorted(hours) for suffix in suffixes]
@@ -44,7 +44,7 @@ def check(
         return
     files, error, by_sum = found[0]
     if by_sum and sum(other is files and also for other, _, also in found) > 1:
-        # Blame the checkpoint if several files of an hour are sound in themselves, but differ from its checksums.
+        # Report the checkpoint if several files of an hour are sound except that they differ from its checksums.
         error = DamagedFile(store.where(files, "state.mdb"), error.offset, error.what)
     raise error
 
@@ -63,15 +63,15 @@ def _check_file(store: Store, names: NameMap, asked: tuple[HourFiles, str]) -> t
                 said = f"hour {hour_name(files.hour)}: {what}; {WAY_OUT}"
                 return DamagedFile(store.where(files, suffix), 0, said), True
             if suffix == "idx":
-                check_references(store, files, names, "idx")  # a copy may have an older `names` file
+                check_references(store, files, names, "idx")  # a copy's `names` file may be older than its entries
     except DamagedFile as error:
         return error, False
     return None
 
 
 def _check_archived(store: Store, files: HourFiles, suffix: str) -> None:
-    """Raise DamagedFile if an hour's Parquet files differ from its manifest: for .idx those of the messages, for .dsp
-    those of the events. Bodies are in the messages, so .log has none."""
+    """Raise DamagedFile if Parquet files of an archived hour differ from its manifest. suffix: idx for the files of
+    messages, dsp for the files of events. Messages include their bodies, so there are no files for log."""
     if suffix not in KIND:
         return
     assert isinstance(store, WithArchive)

@@ -36,7 +36,7 @@ _ROWS_AT_ONCE, _BYTES_AT_ONCE = 1 << 16, 8 << 20
 class RowKind(NamedTuple):
     dtype: np.dtype[Any]
     crc: RowCrc
-    #: Name of such a row in error messages.
+    #: Name of a row of this kind in error messages: entry or event.
     name: str
 
 
@@ -225,8 +225,8 @@ def _in_events(store: Store, files: HourFiles) -> DamagedFile | None:
     if not len(wrong := np.flatnonzero(found["previous"] != _before(found["index"]))):
         return None
     said, n = found["previous"][wrong], len(found)
-    # Report the damage at this event if its field `previous` is NONE32 (no previous event) or the number of an event of
-    # the same message (one in between is missing); else at the number in `previous`, if that is smaller.
+    # If the field `previous` of this event is NONE32 or the number of an earlier event of the same message, an event in
+    # between is missing: report this event. Else report the smaller of this event's number and `previous`.
     there = np.minimum(said, n - 1)
     own = (said == NONE32) | ((said < n) & (found["index"][there] == found["index"][wrong]) & (said < wrong))
     blamed = int(np.where(own, wrong, np.minimum(said, wrong)).min())

@@ -20,13 +20,14 @@ from hadelay.pipeline.schema import Options, option
 FACTS = {
     "archive": "as_of_ms hours",
     "audit": "messages events hours problem",
-    # overdue: number of messages due and not handed out. hot: busiest seconds. backlog, wait_s, clear_at: longest
-    # queue, longest wait, and time at which the queue is empty, if consumers take `threshold` messages per second.
-    # jitter_s: null if more than an hour is needed. catch_up_rate: null if no message is overdue.
+    # Members of `forecast`. overdue: number of messages due and not handed out. hot: busiest seconds. backlog, wait_s,
+    # clear_at: longest queue, longest wait, and time at which the queue is empty, if consumers take `threshold`
+    # messages per second. jitter_s: null if more than an hour is needed. catch_up_rate: null if no message is overdue.
     "forecast": "as_of_ms threshold coming overdue hot_seconds hot table backlog wait_s clear_at jitter_s "
     "catch_up_rate advice",
-    # overdue: number of messages due and not handed out, excluded from percentiles. not_measured: number of hand-outs
-    # timed by their grant. Percentiles are exact below 1,024 ms, and at most 0.8 % too high above; max_ms is exact.
+    # Members of `lateness`. overdue: number of messages due and not handed out, excluded from percentiles.
+    # not_measured: number of hand-outs timed by their grant. Percentiles are exact below 1,024 ms, and at most 0.8 %
+    # too high above; max_ms is exact.
     "lateness": "as_of_ms handed_out overdue not_measured overall table",
     "load": "as_of_ms due handed_out acked table",
     "reconcile": "as_of_ms engine hours messages verdicts table offending failed",

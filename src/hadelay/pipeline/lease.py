@@ -88,7 +88,7 @@ def lease(location: Location, hour: int, run: str) -> Iterator[Lease]:
 
 
 def _other(location: Location, hour: int, run: str, name: str) -> tuple[str, bool]:
-    """Find another run's lease: (description, "" for none; whether it may be as new as this run's)."""
+    """Find another run's lease of the hour: (error text or "", whether both leases may have been written together)."""
     now_ms = location.modified_ms(name)
     for there in location.list("_lease") or ():
         if not there.startswith(f"{hour_name(hour)}.") or there.startswith(f"{hour_name(hour)}.{run}."):

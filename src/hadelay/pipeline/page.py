@@ -20,7 +20,7 @@ _STYLE = (
 )
 _COLOURS = ("#3b6ea5", "#d9822b", "#3ca951")
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 960, 260, 64, 12, 26, 24
-#: Maximum number of points of a plotted line, given its width.
+#: Maximum number of points in a plotted line: more points would not be visible in the plot's width.
 _POINTS = 400
 #: Limit of the rows of a table in a report.
 _ROWS = 200

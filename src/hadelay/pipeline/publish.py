@@ -41,8 +41,8 @@ class RowTotals:
 
     rows: int = 0
     published: int = 0
-    #: Number of rows whose idempotency key, or pending client key, was known before this job. A row of this job whose
-    #: answer was lost is no duplicate.
+    #: Number of rows whose idempotency key, or pending client key, was known before this job. Rows that the job sent
+    #: again, because an answer was lost, are not counted.
     duplicates: int = 0
     rejected: int = 0
     #: Number of rejected rows by reason; the hundred most frequent reasons, in this order.

@@ -34,7 +34,7 @@ MOVED, GONE, ACKED, CANCELLED, EXPIRED, DEAD, PENDING, UNACKED, LOST = range(9)
 OK, UNDELIVERED, DUPLICATE, EARLY, LATE, ORPHAN = map(
     VERDICTS.index, ("ok", "undelivered", "duplicate", "early", "late", "orphan")
 )
-#: Verdicts on problems: the job lists the messages that have these.
+#: Verdicts that tell of a problem: the job lists the messages with such a verdict.
 OFFENDING = (UNDELIVERED, DUPLICATE, EARLY, LATE, ORPHAN, VERDICTS.index("unacked"))
 #: Verdict of each status, if no rule on lateness, earliness or duplicates applies.
 _OF_STATUS = ("gone", "gone", "ok", "cancelled", "expired", "dead", "pending", "unacked", "undelivered")
@@ -76,7 +76,7 @@ class Rule(NamedTuple):
     as_of_ms: int
     late_ms: int
     grace_ms: int
-    #: Hours of the first entries of messages to check; None: all, also if that hour is deleted.
+    #: Hours whose messages are checked (by the message's first entry); None: all hours, also deleted ones.
     homes: frozenset[int] | None
     #: skip: whether to omit damaged or misplaced rows. verify: whether to check the CRCs of rows.
     skip: bool = False
@@ -153,7 +153,7 @@ def _judge_hours(
 
 
 def _brief(judged: Judged) -> tuple[Counts, Counter[int]]:
-    """Brief form of a result: (counts, number of moved messages' entries per hour that they moved to)."""
+    """Summary of a result: (counts, number of entries of moved messages, by the hour that the messages moved to)."""
     return judged.counts, Counter(judged.moving["to_hour"].tolist())
 
 
@@ -206,8 +206,8 @@ def entry_facts(store: Store, part: EntryRange, rule: Rule) -> tuple[Columns, np
     facts["hour"] = np.broadcast_to(np.uint32(files.hour), n)
     facts["entry"] = np.arange(part.start, part.stop, dtype=np.uint64)
     facts |= {name: np.zeros(n, np.uint32) for name in ("leases", "excused", "to_hour", "to_entry")}
-    # Columns. codes: number of the last event's type. granted: ms from the due time to the last grant. delay: ms from
-    # the grant to the hand-out.
+    # More columns of `facts`. codes: number of the last event's type. granted: ms from the due time to the last grant.
+    # delay: ms from the grant to the hand-out.
     facts |= {"codes": np.zeros(n, np.uint8), "early": np.zeros(n, np.bool_)}
     facts |= {"granted": np.full(n, _NEVER), "delay": np.zeros(n, np.int64)}
     orphans = [np.zeros(0, np.uint32)]
@@ -265,14 +265,14 @@ def verdicts(facts: Rows | Columns, rule: Rule) -> npt.NDArray[np.uint8]:
 
 
 def by_message(groups: int, judged: Judged) -> Iterator[tuple[int, Rows]]:
-    """Group moved messages' entries: (group number, entries). A message's entries share a group."""
+    """Group the entries of moved messages: yields (group number, entries). A message's entries are in one group."""
     group = (judged.moving["first_id"] % np.uint64(groups)).astype(np.intp)
     for n in np.unique(group).tolist():
         yield n, judged.moving[group == n]
 
 
 def conclude(pieces: list[Rows], *, listed: frozenset[int], rule: Rule) -> Judged:
-    """Judge moved messages by all their entries. listed: hours that the listing has."""
+    """Judge moved messages by all their entries. listed: hours that have files."""
     moving = np.concatenate([np.zeros(0, FACTS), *pieces])
     if not len(moving):
         return Judged(moving, Counter(), moving)

@@ -86,7 +86,7 @@ def run(spark: Any, options: ScheduleOptions, progress: Callable[[RowTotals], No
 
 
 def count(options: ScheduleOptions) -> int | None:
-    """Number of rows of the table; None for CSV, which would have to be read for it."""
+    """Number of rows of the table; None for CSV: counting would read the whole file."""
     if options.kind == "csv":
         return None
     with _arrow_errors(options):

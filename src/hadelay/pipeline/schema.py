@@ -97,7 +97,7 @@ _WHOLE = ("INT", "SMALLINT", "TINYINT")
 
 
 def option(default: Any, help: str, kind: Any = None) -> Any:
-    """Make a dataclass field for an option with this help text. kind: a Literal with the choices of a command."""
+    """Make a dataclass field for an option with this help text. kind: type of the command's option, if another."""
     return field(default=default, metadata={"help": help, "kind": kind})
 
 

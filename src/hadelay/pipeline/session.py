@@ -23,8 +23,9 @@ JAVA_MIN = 17
 INSTALL = "pip install 'hadelay[spark]'"
 #: Minimum versions of packages, as in pyproject.toml; older versions lack APIs of the data source.
 OLDEST = {"pyarrow": (19,), "pyspark": (4, 2)}
-#: Options of JVMs that read our Arrow batches: no checks per value, which double the cost. Safe, because only Spark
-#: reads the batches, within their counts, and handles nulls itself. Also in docs/howto/spark-cluster.md.
+#: Options of JVMs that read our Arrow batches: they switch off checks of each value, which would double the cost. That
+#: is safe, because only Spark reads the batches, only the rows that they have, and handles nulls itself. Also in
+#: docs/howto/spark-cluster.md.
 JAVA_OPTIONS = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 #: Garbage collector for Spark's JVM: rows are short-lived, and a concurrent collector would cost 10 % more per row.
 _COLLECTOR = "-XX:+UseParallelGC"
@@ -43,8 +44,8 @@ while [ $n -gt 0 ]; do
 done
 exec "{java}" "$@"
 """
-#: Log configuration of Spark. Errors arrive as exceptions (see `plain`). With the level of the logger `gateway` set,
-#: Spark does not set and announce a level for all loggers.
+#: Log configuration of Spark: log only fatal errors, since errors also arrive as exceptions (see `plain`). If the
+#: logger `gateway` had no level, Spark would set the level of all loggers, and print a line about that.
 _LOG4J = """rootLogger.level = fatal
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = fatal
@@ -102,7 +103,7 @@ def _shim(java: str, version: int) -> str:
     """Make a JAVA_HOME with a script that runs this Java; returns its path."""
     dropped = "--add-modules=jdk.incubator.vector" + ("|--add-opens=java.base/sun.security.action=*" * (version >= 24))
     path = _cached("java/bin/java")
-    if Path(java) != path:  # if equal, a parent process has already set JAVA_HOME to this script
+    if Path(java) != path:  # else a parent process has set JAVA_HOME to this script already
         _write(path, _SHIM.format(java=java, dropped=dropped), 0o755)
     return str(path.parents[1])
 
@@ -147,7 +148,7 @@ def _new(builder: Any, master: str, memory: str, settings: dict[str, str]) -> An
             "Use --master local[*], spark://HOST:7077 or spark-submit, and unset SPARK_REMOTE"
         )
     wanted = {"spark.app.name": "hadelay", "spark.sql.session.timeZone": "UTC", "spark.ui.showConsoleProgress": "false"}
-    # This process was not started by spark-submit, which would set the variable
+    # PYSPARK_GATEWAY_PORT is set if spark-submit has started this process
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         if (found := find_java()) is None:
             raise ConfigError(no_java())
@@ -251,6 +252,6 @@ def check_spark(spark: Any, option: str, where: str) -> None:
         ) from None
     if "?" in rest:
         raise BadRequest(
-            f"{option} {where.partition('?')[0]}: Spark reads and writes this itself, and takes the options behind the "
-            "? from its own configuration (spark.hadoop.fs.…)"
+            f"{option} {where.partition('?')[0]}: Spark reads and writes this itself, and takes URI options after "
+            "the ? from its own configuration (spark.hadoop.fs.…)"
         )

@@ -87,7 +87,7 @@ class HadelaySource(datasource.DataSource):
         if overwrite:
             raise BadRequest("published messages cannot be taken back: use outputMode('append')")
         if not options.rejected:
-            raise BadRequest("a stream needs the option rejected: without it, a refused row would end it at each start")
+            raise BadRequest("a stream needs the option rejected, or each start would fail at the same refused row")
         return _StreamWriter(options)
 
     def _writes(self, schema: StructType) -> WriteOptions:

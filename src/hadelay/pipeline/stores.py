@@ -121,7 +121,7 @@ class FileStore:
 
     @contextmanager
     def _tables(self) -> Iterator[str]:
-        """Provide a local path of state.mdb, if needed that of a temporary copy."""
+        """Provide a local path of state.mdb: of the file itself, or of a temporary copy of a remote file."""
         tables = self.location.path("state.mdb")
         if self._is_local:
             if not os.access(tables, os.R_OK):
@@ -175,7 +175,7 @@ class FileStore:
         raise damage(self, files, suffix, have // row_bytes, what)
 
     def _whole_rows(self, hour: int, suffix: str) -> int:
-        """Number of rows before the zeroes of space allocated ahead; with skip_torn, less those of a damaged end."""
+        """Number of rows before the zeroes of space allocated ahead; with skip_torn, before damage near the end."""
         dtype, crc, name = ROW[suffix]
         size = self._size(hour, suffix)
         data = self.read(HourFiles(hour, 0, 0, 0), suffix, 0, size)
@@ -202,7 +202,7 @@ class FileStore:
         try:
             return self.location.load("names")
         except FileNotFoundError:
-            return b""  # no file: no names yet
+            return b""  # no name was stored yet, so the file is missing
 
     def where(self, files: HourFiles, suffix: str) -> str:
         own = suffix in ("names", "state.mdb")
@@ -273,7 +273,7 @@ class HttpStore:
         self, *paths: str, size: int | None = None, turn: int = 0, headers: dict[str, str] | None = None
     ) -> tuple[bytes, ...]:
         """Get these paths from the first node that has all of them. size: expected number of bytes. turn: number that
-        spreads requests over the followers; the last node stays last."""
+        decides which node is asked first, to spread the requests; the last URL is always tried last."""
         sent = dict(headers or {}) | ({"Authorization": f"Bearer {self.token}"} if self.token else {})
         first = max(len(self.urls) - 1, 1)
         order = self.urls[turn % first : first] + self.urls[: turn % first] + self.urls[first:]

@@ -75,7 +75,7 @@ class Kept(Generic[R]):
 
     def stream(self, what: Callable[[R], Iterable[V]], parts: int = 0) -> Iterator[V]:
         """Iterate over the items of what(result) of all results. parts: number of parts in which items come to the
-        driver, each small enough for the memory of an executor and of the driver; 0: as the results were made."""
+        driver, each small enough for the memory of an executor and of the driver; 0: the parts of the kept results."""
         if self.here:
             return chain.from_iterable(map(what, self.results))
         pieces = self.results.flatMap(what)

@@ -30,13 +30,13 @@ _COUNTS = ("due", "waiting", "handed_out", "acked")
 #: Layout of counts of a topic's messages in one second (Unix time). due and waiting count messages by due time,
 #: handed_out and acked by the time of the event.
 SECONDS = np.dtype([("topic", "<u4"), ("second", "<i8"), *((name, "<i8") for name in _COUNTS)])
-#: Layout of counts of a topic's entries, by hour of the due time and encoded lateness (`code`).
+#: Layout of a histogram of lateness: number of entries per topic, hour of the due time, and lateness bucket (`code`).
 LATE = np.dtype([("topic", "<u4"), ("hour", "<u4"), ("code", "<u4"), ("count", "<i8"), ("max_ms", "<i8")])
 _CODE_BITS, _HOUR_BITS = 14, 24
 
 
 class Entries(NamedTuple):
-    """Facts about the entries of an hour, as columns."""
+    """Times and last events of the entries of an hour: columns with one value per entry."""
 
     topic: npt.NDArray[np.uint32]
     due_ms: npt.NDArray[np.int64]
@@ -113,7 +113,7 @@ def _counted(name: str, topic: npt.NDArray[np.uint32], at_ms: npt.NDArray[np.int
     base = int(second.min())
     width = int(second.max()) - base + 1
     key = topic.astype(np.int64) * width + (second - base)
-    if (int(topic.max()) + 1) * width <= 4 * len(topic) + (1 << 20):  # dense keys: no sort needed
+    if (int(topic.max()) + 1) * width <= 4 * len(topic) + (1 << 20):  # few possible keys: count without a sort
         totals = np.bincount(key)
         keys = np.flatnonzero(totals)
         counts = totals[keys]
@@ -146,7 +146,7 @@ def summed(found: Rows, by: tuple[str, ...]) -> Rows:
 
 
 def dense(whole: Rows, name: str, first: int, last: int) -> npt.NDArray[np.int64]:
-    """The counts in column `name` for every second of [first, last], zeros included. whole: SECONDS rows, one per
+    """Counts in the column `name` for every second of [first, last], with zeros. whole: SECONDS rows, at most one per
     second."""
     found = np.zeros(last - first + 1, np.int64)
     inside = (whole["second"] >= first) & (whole["second"] <= last)

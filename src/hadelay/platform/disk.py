@@ -35,7 +35,7 @@ _AHEAD = 128 << 10
 
 
 def mode_of(path: str) -> int:
-    """Permission bits of a new file: the group may read hour files and `names`, nobody but the owner other files."""
+    """Permission bits of a new file: the group may read hour files and `names`; only the owner may read other files."""
     directory, name = os.path.split(path)
     shared = os.path.basename(directory) == "hours" or name.removesuffix(".new") == "names"
     return SHARED if shared else PRIVATE
@@ -170,8 +170,8 @@ class Disk:
         self.sync_dir(parent)
 
     def protect(self, path: str, *, below: bool = True) -> int:
-        """Set the mode of `path`, and with `below` of all files in that directory, to the mode of new files. Skips
-        files of other users. Returns the number of changed modes."""
+        """Give `path` the mode of new files; with `below`, also all files and directories below it. Skips files of
+        other users. Returns the number of changed modes."""
         if not os.path.isdir(path):
             return _set_mode(path, self._mode_of(path))
         count = int(_set_mode(path, DIRECTORY))

@@ -22,8 +22,9 @@ class Handle(Protocol):
     def cancel(self) -> None: ...
 
 
-#: Condition for running brief jobs of a lane (a job queue) on the event loop: number of jobs measured in the thread,
-#: and limit of the quickest job's seconds. On a busy node, other jobs also wait for the interpreter.
+#: Condition for running brief jobs of a lane (a job queue) on the event loop: of this number of jobs, measured in the
+#: thread, the quickest took less than this number of seconds. Only the quickest counts: on a busy node, the others also
+#: waited for the interpreter.
 _BRIEF_JOBS, _BRIEF_S = 8, 0.0005
 #: Limit in seconds of a brief job on the event loop; after a longer job, the lane (job queue) uses its thread again.
 _LONG_S = 0.005

@@ -81,7 +81,7 @@ class Crowd:
             del self._by_network[stranger.network]
 
     def newest(self) -> Stranger:
-        """Newest connection of the address with the fewest: in a flood, most likely still connected."""
+        """Newest connection of the address with the fewest connections: in a flood, most likely an honest client."""
         fewest = min(self._by_network, key=lambda network: len(self._by_network[network]))
         return next(reversed(self._by_network[fewest]))
 
@@ -107,7 +107,7 @@ class Strangers:
         self._loop, self._judge, self._begin, self._refused = loop, judge, begin, refused
         self._listening: socket.socket | None = None
         self._retry: asyncio.TimerHandle | None = None
-        #: Connections by stage: without a byte; waiting for their handshake; begun, but before HELLO.
+        #: Connections without a byte; those waiting to begin the handshake; those in it, or without a complete HELLO.
         self._silent, self._ready, self._begun = Crowd(MAX_SILENT), Crowd(MAX_READY), Crowd(MAX_BEGUN)
         #: Token bucket: number of connections that may begin now, and the time at which this number was computed.
         self._tokens, self._counted = _BURST, loop.time()
@@ -204,7 +204,7 @@ class Strangers:
             self._close(stranger)
             return
         self._move(stranger, None)
-        with suppress(OSError):  # shut down only: the connection's transport closes the socket
+        with suppress(OSError):  # no close() here: the connection's transport closes the socket
             stranger.connection.shutdown(socket.SHUT_RDWR)
 
     def _close(self, stranger: Stranger) -> None:

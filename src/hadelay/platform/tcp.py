@@ -229,7 +229,7 @@ class AsyncioNetwork:
         self.hello = Hello(name, cluster_id=cluster_id, group=group, feature_level=feature_level, tls=tls is not None)
         self.links: set[_Link] = set()
         self._up: dict[str, _Link] = {}
-        #: Replaced links by peer: (start of the period, number since, frames on the present link at the last refusal).
+        #: By peer: (start of a period, replaced links since, frames received on the present link at the last refusal).
         self._taken: dict[str, tuple[float, int, int]] = {}
         self._receiver: Receiver | None = None
         #: Number of refused connections, by reason.
@@ -433,7 +433,7 @@ _RESETS = (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError)
 _SOCKET_OPTIONS = [
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER),
-    # These options detect a vanished peer within about five seconds.
+    # Keep-alive probes and a timeout of unacknowledged data detect a vanished peer within about five seconds.
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1),

@@ -108,7 +108,7 @@ class Admission(RaftPart):
 
     def _renewed(self, above: int, now: float, ready: Ready) -> None:
         fresh = max(self._runtime.wall_ms(), above + 1)
-        # Write the new incarnation to the state machine before the journal: after a crash in between, the two differ.
+        # Write the journal last: if a crash precedes this write, the next start sees two different incarnations.
         self._machine.on_incarnation(fresh)
         self._journal.become(fresh)
         self._renewing = False
@@ -117,7 +117,7 @@ class Admission(RaftPart):
             ready.answers.append(partial(self._network.disconnect, name))
 
     def remember(self, peer: Peer, term: int) -> None:
-        """Keep the last entry that a peer acknowledged in `term`, before the leader resets its view of the peer."""
+        """Keep the last entry that a peer acknowledged in `term`, before the leader forgets the peer's progress."""
         if peer.match:
             self._raise(peer.name, HighWater(peer.incarnation, peer.boot, term, peer.match))
 
