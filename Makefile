@@ -61,8 +61,8 @@ demo: $(READY)
 	@$(PY) cluster/local/demo.py
 
 # Side by side, as long as each other: some of the tests wait for processes and disks while the simulators compute.
-SIDE := tests/raft tests/sim
-REAL := tests/cli tests/console tests/docs tests/overload tests/security tests/system tests/chaos
+SIDE := tests/raft tests/sim tests/chaos
+REAL := tests/cli tests/console tests/docs tests/overload tests/security tests/system
 test: $(READY) $(SPARK)
 	@$(PY) -m pytest $(SIDE) >$(VENV)/side.log 2>&1 & side=$$!; \
 	$(PY) -m pytest $(REAL) >$(VENV)/real.log 2>&1 & real=$$!; \
