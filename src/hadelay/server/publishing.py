@@ -27,8 +27,8 @@ from hadelay.version import SCHEDULER_LEVEL
 #: Number of bytes that a draft (a message to publish) counts as, besides its payload: a record's header, row and list
 #: overhead.
 _DRAFT_BYTES = 128
-#: Numbers of bytes that a key counts as, and that each further topic of a batch counts as, because it may be new: apply
-#: takes as long for a key or a new topic as for so many bytes.
+#: Numbers of bytes by which a client key, and each topic of a batch after the first, raise the counted size of a log
+#: entry: apply takes as long for a key, or for a topic that may be new, as for payload of this size.
 _KEY_BYTES, _TOPIC_BYTES = 256, 1_024
 
 #: Commands that no follower may send: only the leader changes members, after it has checked the change.

@@ -99,7 +99,8 @@ class Files(Service):
         return lengths[file]
 
     async def read_snapshot(self, snapshot: str, file: str, offset: int, length: int) -> bytes:
-        """Read exactly `length` bytes of a snapshot's file, within snapshot_file_length, in a thread."""
+        """Read exactly `length` bytes of a snapshot's file at `offset`, in a thread. The range must lie within the
+        size that `snapshot_file_length` returned."""
         found, runtime = self._found(snapshot), self._node.runtime
         try:
             data: bytes = await answered(
