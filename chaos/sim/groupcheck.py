@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from hadelay.ledger.state import Ledger
 
 
-def check(ledger: Ledger) -> None:
-    """Check all message groups. Raises AssertionError with the inconsistency."""
+def check(ledger: Ledger) -> set[int]:
+    """Check all message groups; returns the ids of blocked messages. Raises AssertionError with the inconsistency."""
     members: dict[bytes, list[Head]] = {}
     counts = {name: Counter[int]() for name in ("group_rows", "grouped", "blocked")}
-    dead = 0
+    dead, waiting = 0, set[int]()
     for key, stored in ledger.tables.range(GROUPOF, b"", None, 1 << 30):
         first_id, group = int.from_bytes(key, "big"), stored[: GROUP_KEY.size]
         order_ms, number = int.from_bytes(stored[GROUP_KEY.size :], "big"), GROUP_KEY.unpack(group)[0]
@@ -56,6 +56,7 @@ def check(ledger: Ledger) -> None:
             assert not limited, f"{topic.name}: a group without a row"
             continue
         blocked = _check_group(ledger, key, rows.pop(key), sorted(mine))
+        waiting.update(head.id for head in blocked)
         for head in blocked:
             place = queued.pop(key + POSITION.pack(*head[:2]), None)
             assert place == PLACE.pack(head.hour, head.entry), f"{head.id:x} is blocked, but not queued"
@@ -68,6 +69,7 @@ def check(ledger: Ledger) -> None:
         for name, counted in counts.items():
             found = getattr(topic, name)
             assert found == counted[topic.number], f"{topic.name}: {name} {found} ≠ {counted[topic.number]}"
+    return waiting
 
 
 def _check_group(ledger: Ledger, key: bytes, stored: bytes, members: list[Head]) -> list[Head]:

@@ -20,6 +20,10 @@ from hadelay.ledger.lookup import EntryRef
 from hadelay.ledger.topicchanges import DEAD, READY, SCHEDULED
 from hadelay.model import State
 
+#: Time in seconds after the end of all faults: messages due until then have to be settled at the end of a run. It is
+#: longer than the usual delays, and shorter than the drain.
+_SOON_S = 20.0
+
 
 def lost(cluster: SimCluster) -> None:
     """I1: a message whose publish was confirmed still waits or is leased, unless it ended in a way that a client asked
@@ -142,16 +146,17 @@ def converged(cluster: SimCluster, drained: bool, seconds: float) -> None:
 
 
 def unsettled(cluster: SimCluster) -> list[Message]:
-    """Messages that are due, and that neither clients nor the leader know to be settled."""
+    """Messages due until _SOON_S after all faults were healed, if neither clients nor the leader know them settled."""
     done = {h.id for h in cluster.history.hand_outs if h.acked is not None}
     now_ms = max((node.ledger.now_ms for node in cluster.nodes()), default=0)
+    until_ms = now_ms + (_SOON_S - max(cluster.world.now - cluster.healed_at, 0.0)) * 1000
     return [
         m
         for m in cluster.history.messages
         if m.id not in done
         and m.cancelled is None
         and not m.refused
-        and not (m.deliver_at_ms is not None and m.deliver_at_ms > now_ms + 60_000)
+        and not (m.deliver_at_ms is not None and m.deliver_at_ms > until_ms)
         and not (m.id is not None and _settled(cluster, m.id, m))
     ]
 

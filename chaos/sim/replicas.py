@@ -45,7 +45,7 @@ def honest(cluster: SimCluster) -> None:
         for name, (value, least, most) in bounds.items():
             text = f"{node.name} says {value} were {name}, and it is {least} to {most}"
             history.decide("I18 metrics honesty", not least <= value <= most, text, who=node.name)
-        broken = messages["waiting",] + messages["leased",] < waiting
+        broken = messages["waiting",] + messages["blocked",] + messages["leased",] < waiting
         text = f"{node.name} says {messages}, and {waiting} wait or are leased"
         history.decide("I18 metrics honesty, waiting", broken, text, who=node.name)
 

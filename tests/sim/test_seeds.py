@@ -32,7 +32,9 @@ def test_seeds_keep_every_promise():
     assert [what for what in wanted if not counts[what]] == []
 
 
-@pytest.mark.parametrize("seed", [266, 2150, 20027, 20031, 20157, 810236, 5000022, 7405221, 7405556, 7405719])
+@pytest.mark.parametrize(
+    "seed", [266, 2150, 20027, 20031, 20157, 810236, 5000022, 7405221, 7405556, 7405719, 8100083, 8100240, 8100724]
+)
 def test_a_seed_that_failed_once_holds(seed: int):
     """266, 20027: a publish gets the id of the pending message with its client key, which is of another group. 2150: a
     leader proposes an occurrence in time, and all machines are suspended before it is applied; then a question for the
@@ -42,7 +44,9 @@ def test_a_seed_that_failed_once_holds(seed: int):
     incarnations. 5000022: in interval mode a leader falls before it recorded a webhook's answer with a Retry-After.
     7405221: a planned transfer begins while the answer to a change of a topic waits for deliveries to be due. 7405556:
     in interval mode a leader is held up between fetching a message for a webhook and calling it. 7405719: limits are
-    set while a producer waits for hours to repeat its request."""
+    set while a producer waits for hours to repeat its request. 8100083: a message waits for its group for longer than a
+    second. 8100240: after hours pass, a message is due when the drain is over. 8100724: a message that its group blocks
+    is left at the end."""
     assert not run_seed(seed).failure
 
 
