@@ -115,3 +115,20 @@ def test_a_question_for_the_oldest_drops_nothing_of_another_hour() -> None:
     d.run(50)
     assert d.answer(poll).names == ["after"]  # type: ignore[union-attr]
     assert d.delivery.sweeper_found == 0
+
+
+def test_a_leader_in_interval_mode_hands_groups_out_with_commits() -> None:
+    """The mode was changed after the setting was made."""
+    d = Desk(commit_ms=20, sync="interval")
+    d.put(group_concurrency=1, max_attempts=100)
+    d.lead()
+    d.publish("a", "b", group="g")
+    d.stuck = True
+    poll = d.poll()
+    d.run(500)
+    assert d.answer(poll) is None
+    d.unstick()
+    d.run(100)
+    received = d.answer(poll)
+    assert received is not None
+    assert received.names == ["a"]

@@ -76,13 +76,16 @@ def _advance(ledger: Ledger, now_ms: int) -> None:
 
 def _begin_hour(ledger: Ledger, hour: int) -> None:
     """Begin to count the unsettled entries in each second of an hour that has just begun."""
-    hour_state = ledger.hour_state(hour)
-    seconds = ledger.store.heads(hour).count.astype(np.uint32)
-    uncounted = indexes_of(hour_state.settled | hour_state.blocked)
-    for at in range(0, len(uncounted), _CHUNK):
-        rows = ledger.store.entries(hour, uncounted[at : at + _CHUNK])
-        seconds -= np.bincount(rows["second"], minlength=SECONDS_PER_HOUR).astype(np.uint32)
-    hour_state.open_seconds = seconds
+    hour_state, count = ledger.hour_state(hour), ledger.store.count(hour)
+    uncounted = hour_state.settled | hour_state.blocked
+    # Read the fewer entries: a million take 0.1 s or more.
+    subtract = 2 * len(uncounted) <= count
+    indexes = indexes_of(uncounted if subtract else uncounted.flip(0, count))
+    seconds = np.zeros(SECONDS_PER_HOUR, np.uint32)
+    for at in range(0, len(indexes), _CHUNK):
+        rows = ledger.store.entries(hour, indexes[at : at + _CHUNK])
+        seconds += np.bincount(rows["second"], minlength=SECONDS_PER_HOUR).astype(np.uint32)
+    hour_state.open_seconds = ledger.store.heads(hour).count.astype(np.uint32) - seconds if subtract else seconds
 
 
 def _apply_noop(ledger: Ledger, command: None) -> Done:

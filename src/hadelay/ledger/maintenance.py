@@ -23,6 +23,8 @@ MAX_KEYS = 512
 _WITHOUT_GROUP = np.uint64(pack_id(1, 0, 0) - 1)
 #: Limit of entries that one maintenance command looks at, which takes two to three milliseconds.
 MAX_SLICE = 16_384
+#: Limit of cancelled entries that one maintenance command ends in topics with message groups: some table rows each.
+MAX_GROUPED = 512
 
 
 def _waiting(ledger: Ledger, hour: int, start: int, limit: int) -> tuple[Rows, int]:
@@ -31,6 +33,10 @@ def _waiting(ledger: Ledger, hour: int, start: int, limit: int) -> tuple[Rows, i
     rows = ledger.store.entries(hour, slice(start, end))
     if hour_state := ledger.hours.get(hour):
         rows = rows[~is_in(rows["index"], hour_state.settled, hour_state.leased)]
+    if any(topic.group_rows for topic in ledger.topics.unfinished()):
+        ending = np.flatnonzero(~ledger.topics.owed(rows))
+        if len(ending) > MAX_GROUPED:
+            rows, end = rows[: ending[MAX_GROUPED]], int(rows["index"][ending[MAX_GROUPED]])
     return rows, end
 
 

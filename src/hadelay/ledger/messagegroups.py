@@ -114,6 +114,8 @@ class _Change:
             if limit is None:
                 return
             group = self.groups[key] = Group(limit)
+        elif group.limit != limit:
+            self.fill(key, group)
         if len(group.heads) >= group.limit and head[:2] < group.heads[-1][:2]:
             last = next((each for each in reversed(group.heads) if self._waits(each)), head)
             if head[:2] < last[:2]:

@@ -130,7 +130,11 @@ class DeliveryLoop:
 
     def _make_handout(self, grants: Grants) -> Handout:
         if self.config.dispatch.sync == "interval":
-            return IntervalHandout(grants, lambda: self.has_leader_lease())
+            grouped = [topic.name for topic in self.ledger.topics.all if topic.settings.group_concurrency]
+            if not grouped:
+                return IntervalHandout(grants, lambda: self.has_leader_lease())
+            # The mode was changed after the setting was made. A crash in interval mode would break its promise.
+            log.error("groups_need_commit_mode", extra={"topic": grouped[0], "topics": len(grouped)})
         return CommitHandout(grants, self._latency)
 
     def on_follower(self) -> None:
