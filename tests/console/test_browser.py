@@ -240,11 +240,14 @@ def test_topics_are_searched_while_typing(cluster: Cluster, ids: dict[str, str],
         page.wait_for_url("**q=remind*")
         page.fill("#q", "")
         page.wait_for_function("() => document.querySelectorAll('#topics tbody tr').length > 4")
-        page.click("#topics th:has-text('Scheduled') a")
+        page.focus("#topics th:has-text('Scheduled') a")
+        page.keyboard.press("Enter")
         page.wait_for_selector("#topics th[aria-sort=descending]:has-text('Scheduled')")
         assert page.inner_text("#topics tbody tr:first-child td:first-child a").startswith("reminders")
+        assert page.evaluate("document.activeElement.textContent").startswith("Scheduled"), "the focus stays"
         page.select_option("#show", "paused")
         page.wait_for_function("() => document.querySelectorAll('#topics tbody tr').length === 1")
+        assert page.locator("#topics th[aria-sort=descending]:has-text('Scheduled')").count() == 1, "so does the order"
         assert "trials" in page.inner_text("#topics tbody")
         page.go_back()
         page.wait_for_selector("#topics tbody tr:nth-child(3)")

@@ -206,6 +206,6 @@ def test_sessions_end_and_are_few() -> None:
     clock[0] += IDLE_S
     assert sessions.find(second) is None
     third = sessions.open("Bearer x")
-    names = [sessions.open("Bearer x") for _ in range(MOST)]
+    names = [sessions.open(f"Bearer {n}") for n in range(MOST)]
     assert sessions.find(third) is None, "the least recently used one makes room"
     assert sessions.find(names[0]) is not None

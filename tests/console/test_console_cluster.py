@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import time
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from hadelay.console.samples import KEPT, Sampler, _rates, _Ring, last_point
 from hadelay.server.service.overview import summarize
@@ -146,6 +148,40 @@ def test_a_node_stops_at_once_with_streams_open(tmp_path_factory: pytest.TempPat
             connection.close()
 
 
+def test_a_node_without_a_leader_shows_what_it_has(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with Cluster(tmp_path_factory.mktemp("alone")) as cluster:
+        message = cluster.publish("n1", "alone", b"x", "?delay=1h")
+        here = next(name for name in cluster.names if name != cluster.leader())
+        until(
+            lambda: cluster.ask(here, "GET", f"/v1/messages/{message}?stale=true").status == 200, "it has the message"
+        )
+        browser = Browser(cluster.urls[here])
+        cluster.kill(*(name for name in cluster.names if name != here))
+        until(lambda: cluster.ask(here, "GET", "/v1/cluster?stale=true").json["leader"] is None, "no leader is known")
+        for path, words in (
+            ("/console/", "nothing is accepted"), ("/console/topics", "alone 1 0"),
+            ("/console/topics/alone", "Scheduled 1"),
+            (f"/console/messages/{message}", "Due in"), ("/console/messages?topic=alone", message),
+            ("/console/dead", "No topic has dead letters"), ("/console/schedules", "There are no schedules"),
+            ("/console/cluster", "Members"),
+        ):  # fmt: skip
+            browser.go(path)
+            assert browser.answer.status == 200, path
+            assert "No leader is known. Pages show what" in browser.text
+            assert words in browser.text
+        browser.go(f"/console/messages/{message}")
+        browser.send(f"/console/messages/{message}/cancel")
+        assert browser.answer.status == 503
+        assert "Nothing was changed." in browser.text
+        cluster.restart(*(name for name in cluster.names if name != here))
+        until(lambda: cluster.leader(), "there is a leader")
+        until(lambda: "No leader is known" not in browser.go("/console/topics"), "the page is as usual")
+
+
+def _reports(*rows: tuple[int, ...]) -> NDArray[np.int64]:
+    return np.array(rows, np.int64).reshape(-1, 6)
+
+
 def test_samples_are_bounded_and_in_order() -> None:
     ring = _Ring(2)
     for n in range(KEPT + 17):
@@ -169,7 +205,7 @@ def test_topics_that_were_looked_at_are_few() -> None:
 
 
 def test_lateness_over_topics_is_never_too_low() -> None:
-    one = summarize([(3, 500, 1_000, 10, 90, 200)])
+    one = summarize(_reports((3, 500, 1_000, 10, 90, 200)))
     assert (one.ready, one.oldest_ms, one.handed_out, one.p50_ms, one.p99_ms, one.max_ms) == (
         3,
         500,
@@ -178,10 +214,10 @@ def test_lateness_over_topics_is_never_too_low() -> None:
         90,
         200,
     )
-    assert summarize([]) == (0, 0, 0, 0, 0, 0)
-    assert summarize([(2, 700, 0, 0, 0, 0), (1, 600, 0, 0, 0, 0)])[:2] == (3, 600)
+    assert summarize(_reports()) == (0, 0, 0, 0, 0, 0)
+    assert summarize(_reports((2, 700, 0, 0, 0, 0), (1, 600, 0, 0, 0, 0)))[:2] == (3, 600)
     # 1,000 messages of up to 10 ms and 1,000 of up to 1,000 ms.
-    both = summarize([(0, 0, 1_000, 5, 10, 10), (0, 0, 1_000, 500, 900, 1_000)])
+    both = summarize(_reports((0, 0, 1_000, 5, 10, 10), (0, 0, 1_000, 500, 900, 1_000)))
     assert both.p50_ms >= 10
     assert both.p99_ms >= 900
     assert both.max_ms == 1_000

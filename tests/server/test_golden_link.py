@@ -98,11 +98,11 @@ def reports() -> Any:
     """Of one topic with ready messages, and one that something was handed out of."""
     recent = {1: (3, 10, 20, 30), 4: (5, 6, 7, 8)}
     stub: Any = SimpleNamespace(
-        ready_counts=lambda: {1: (2, START_MS)},
-        lateness=SimpleNamespace(recent=lambda now: recent),
+        ready_counts=lambda numbers: {1: (2, START_MS)},
+        lateness=SimpleNamespace(recent=lambda now, numbers: recent),
         _now=lambda: START_MS,
     )
-    return DeliveryLoop.topic_reports(stub)
+    return DeliveryLoop.topic_reports(stub, [1, 4])
 
 
 def u(*values: int, kind: type = np.uint8) -> Any:

@@ -3,7 +3,7 @@
 import secrets
 
 from hadelay.api.text import format_instant, parse_duration
-from hadelay.console.visit import Pages, Visit
+from hadelay.console.visit import Pages, Visit, whole
 from hadelay.errors import BadRequest, NotFound
 from hadelay.http.access import PREFIX, hash_token
 from hadelay.http.answers import Answer
@@ -25,8 +25,7 @@ async def _page(visit: Visit, secret: str = "", name: str = "") -> Answer:
     visit.need("admin")
     tokens = await visit.service.access.list_tokens()
     entries = await visit.service.access.audit(0, MAX_AUDIT)
-    before = visit.query.get("before", "")
-    limit = int(before) if before.isdigit() and len(before) < 12 else 1 << 62
+    limit = whole(visit.query.get("before", ""), 12) or 1 << 62
     older = [entry for entry in reversed(entries) if entry.number < limit]
     now_ms = visit.service.access.now_ms()
     return visit.page(

@@ -11,6 +11,13 @@ _DEEPEST = 24
 _ROW = 16
 
 
+class _Number(str):
+    """A number as the body writes it: as a float, it might lose digits."""
+
+
+_JSON = msgspec.json.Decoder(float_hook=_Number)
+
+
 class Body(NamedTuple):
     #: How the body is shown: text, json or hex; "" for an empty body.
     kind: str
@@ -62,7 +69,7 @@ def _tree(body: bytes) -> Any:
     if len(body) > MOST_TEXT:
         return None
     try:
-        value = msgspec.json.decode(body)
+        value = _JSON.decode(body)
     except (msgspec.DecodeError, RecursionError):
         return None
     left = [MOST_VALUES]
@@ -72,6 +79,8 @@ def _tree(body: bytes) -> Any:
         if left[0] < 0 or depth > _DEEPEST:
             return None
         if not isinstance(value, dict | list):
+            if isinstance(value, _Number):
+                return label, "plain", value, []
             kind = "text" if isinstance(value, str) else "plain"
             return label, kind, msgspec.json.encode(value).decode(), []
         items = value.items() if isinstance(value, dict) else enumerate(value)

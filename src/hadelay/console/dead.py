@@ -6,7 +6,7 @@ from typing import Any
 
 from hadelay.api.messages import DeadLetter
 from hadelay.api.text import parse_id
-from hadelay.console.visit import Pages, Visit
+from hadelay.console.visit import Pages, Visit, whole
 from hadelay.errors import BadRequest, Conflict
 from hadelay.http.answers import Answer
 from hadelay.model import MAX_RATE
@@ -25,7 +25,7 @@ _NUMBERS = re.compile(r"\d+")
 async def overview(visit: Visit) -> Answer:
     """Topics with dead letters."""
     found, count = await visit.service.overview.find_topics(
-        "", "dead", 0, _TOPICS, may=lambda name: visit.may("read", name), choice="dead"
+        "", "dead", 0, _TOPICS, may=lambda name: visit.may("read", name), stale=visit.stale, choice="dead"
     )
     return visit.page("dead.html", active="dead", title="Dead letters", topics=found, count=count)
 
@@ -38,11 +38,11 @@ async def letters(visit: Visit) -> Answer:
     if cursor and not _CURSOR.fullmatch(cursor):
         raise BadRequest("after: expected a value from a link of this page")
     found, after = await visit.service.messages.dead_letters(
-        visit.topic, bytes.fromhex(cursor), PAGE, body=False, stale=False
+        visit.topic, bytes.fromhex(cursor), PAGE, body=False, stale=visit.stale
     )
     groups = group(found)
     shown = found if wanted is None else [letter for letter in found if error_of(letter) == wanted]
-    topic = await visit.service.topics.get_topic(visit.topic, stale=False)
+    topic = await visit.service.topics.get_topic(visit.topic, stale=visit.stale)
     values: dict[str, Any] = {
         "topic": topic, "letters": shown, "groups": groups, "wanted": wanted, "cursor": cursor, "read": len(found),
         "after": "" if after is None else after.hex(), "error_of": error_of,
@@ -105,9 +105,10 @@ async def redrive_all(visit: Visit) -> Answer:
 def check_typed(typed: str, shown: str, present: int) -> None:
     """Check the count that a person typed before a purge. shown: count that the page showed. Raises BadRequest, and
     Conflict if the count has changed by more than a tenth since."""
-    if typed.replace(",", "") != shown or not shown.isdigit():
+    count = whole(shown, 15)
+    if count is None or typed.replace(",", "") != shown:
         raise BadRequest(f"type the count, {shown[:20]}, to confirm")
-    if abs(present - int(shown)) > max(10, int(shown) // 10):
+    if abs(present - count) > max(10, count // 10):
         raise Conflict(f"the count changed meanwhile: it is {present:,} now; open the page again")
 
 
@@ -115,7 +116,7 @@ def check_typed(typed: str, shown: str, present: int) -> None:
 async def delete(visit: Visit) -> Answer:
     """Delete all letters of the topic, after the person typed their number."""
     visit.need("admin", visit.topic)
-    topic = await visit.service.topics.get_topic(visit.topic, stale=False)
+    topic = await visit.service.topics.get_topic(visit.topic, stale=visit.stale)
     check_typed(visit.text("typed"), visit.text("shown"), topic.dead)
     await visit.service.messages.purge(visit.topic, ["dead"], visit.actor)
     return _home(visit, f"Deleted: {topic.dead:,} dead letters.")

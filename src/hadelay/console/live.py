@@ -24,6 +24,9 @@ log = structlog.get_logger("hadelay")
 MOST = 300
 #: Interval between two frames (updates of a page) of a stream, in seconds.
 TICK_S = 2.0
+#: Pause after a rendering: this multiple of its CPU time, so 33 means at most 3 % of a core for all pages together. The
+#: limit of the CPU time, in seconds, bounds the pause: the thread runs other tasks during a rendering, too.
+_PAUSE, _MOST_S = 33, 0.5
 
 #: Frame, one update of a page: `html` maps ids of elements to their new HTML; console.js reads the other members.
 Frame = dict[str, Any]
@@ -36,6 +39,8 @@ class Streams:
         self._stopping = asyncio.Event()
         #: Name of the content that streams show → (monotonic time of the latest rendering, frame with the rendering).
         self._frames: dict[str, tuple[float, asyncio.Task[Frame]]] = {}
+        #: Monotonic time from which on another frame may be rendered.
+        self._free = 0.0
 
     def stop(self) -> None:
         self._stopping.set()
@@ -84,17 +89,25 @@ class Streams:
         await response.write(b"event: over\ndata: This node is stopping: open the console of another node.\n\n")
 
     async def _frame(self, key: str, make: Make) -> Frame:
-        """The newest frame for `key`, rendered at most once per TICK_S for all streams together."""
+        """The newest frame for `key`, rendered at most once per TICK_S for all streams together, and more rarely while
+        many different pages are open. Empty if none was rendered yet."""
         now = time.monotonic()
         known = self._frames.get(key)
-        if known is None or (known[1].done() and now - known[0] >= TICK_S * 0.9):
-            for other in [name for name, (at, task) in self._frames.items() if task.done() and now - at > TICK_S]:
+        if now >= self._free and (known is None or (known[1].done() and now - known[0] >= TICK_S * 0.9)):
+            for other in [name for name, (at, task) in self._frames.items() if task.done() and now - at > 30 * TICK_S]:
                 del self._frames[other]
-            known = self._frames[key] = now, asyncio.create_task(_made(make))
-        return await asyncio.shield(known[1])
+            known = self._frames[key] = now, asyncio.create_task(self._made(make))
+        return await asyncio.shield(known[1]) if known is not None else {}
+
+    async def _made(self, make: Make) -> Frame:
+        began = time.thread_time()
+        try:
+            return await _tried(make)
+        finally:
+            self._free = max(self._free, time.monotonic()) + _PAUSE * min(_MOST_S, time.thread_time() - began)
 
 
-async def _made(make: Make) -> Frame:
+async def _tried(make: Make) -> Frame:
     try:
         return await make()
     except HadelayError as error:

@@ -25,7 +25,7 @@ pages = Pages()
 #: Number of messages on one page of a search.
 _PAGE = 50
 _ID = re.compile(r"[0-9A-Fa-f][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{12}")
-_POSITION = re.compile(r"(\d{1,15})-(\d{1,20})")
+_POSITION = re.compile(r"([0-9]{1,15})-([0-9]{1,20})")
 _DURATION = re.compile(r"\d+(\.\d+)?((ms|s|m|h|d)(\d+(\.\d+)?(ms|s|m|h|d))*)?")
 STATES = ("pending", *map(str, State), "all")
 _SETS = {str(state): frozenset((state,)) for state in State} | {"pending": PENDING, "all": frozenset(State)}
@@ -63,11 +63,11 @@ async def _find_one(visit: Visit, topic: str, text: str) -> str:
         visit.need("read", check_topic(topic))
         with suppress(NotFound):
             target: Target = (topic, text.encode())
-            return (await visit.service.messages.describe(target, body=False, stale=False)).id
+            return (await visit.service.messages.describe(target, body=False, stale=visit.stale)).id
         if not _ID.fullmatch(text):
             raise NotFound(f"{topic} has no message under the key {text[:100]!r}, or the message is past its retention")
     message_id = parse_id(text)
-    await visit.service.messages.describe(message_id, body=False, stale=False)
+    await visit.service.messages.describe(message_id, body=False, stale=visit.stale)
     return encode_id(message_id)
 
 
@@ -83,7 +83,7 @@ async def _find_many(visit: Visit, asked: dict[str, str]) -> tuple[list[Message[
     position = _POSITION.fullmatch(asked["after"])
     after = FIRST if position is None else (int(position[1]), int(position[2]))
     ask = ListRequest(_SETS[asked["state"]], start, end, tags, after, _PAGE)
-    found, behind = await visit.service.messages.list_messages(asked["topic"], ask, stale=False)
+    found, behind = await visit.service.messages.list_messages(asked["topic"], ask, stale=visit.stale)
     return found, "" if behind is None else f"{behind[0]}-{behind[1]}"
 
 
@@ -114,11 +114,11 @@ async def show(visit: Visit) -> Answer:
 
 async def look(visit: Visit, *, body: bool) -> dict[str, Any]:
     """Values for a message's page. Raises NotFound; Forbidden without the right to read the message's topic."""
-    message = await visit.service.messages.describe(parse_id(visit.path["id"]), body=body, stale=False)
+    message = await visit.service.messages.describe(parse_id(visit.path["id"]), body=body, stale=visit.stale)
     visit.access.need_of("read", message.topic, "message")
     topic: dict[str, Any] = {}
     with suppress(NotFound):  # the topic is deleted: show the page without the topic's settings
-        topic = msgspec.to_builtins(await visit.service.topics.get_topic(message.topic, stale=False))
+        topic = msgspec.to_builtins(await visit.service.topics.get_topic(message.topic, stale=visit.stale))
     document, at = msgspec.to_builtins(msgspec.structs.replace(message, body=None)), now(visit)
     said = verdict(document, topic, [], at)
     return {
@@ -168,7 +168,7 @@ def live(visit: Visit) -> tuple[str, Any]:
 
 
 async def _target(visit: Visit, scope: str) -> Message[str]:
-    message = await visit.service.messages.describe(parse_id(visit.path["id"]), body=False, stale=False)
+    message = await visit.service.messages.describe(parse_id(visit.path["id"]), body=False, stale=visit.stale)
     visit.access.need_of(scope, message.topic, "message")
     return message
 

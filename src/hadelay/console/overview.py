@@ -5,7 +5,7 @@ from typing import Any
 
 from hadelay.api.cluster import CheckOut, Cluster
 from hadelay.console.samples import Look, last_point
-from hadelay.console.visit import Pages, Visit
+from hadelay.console.visit import Pages, Visit, whole
 from hadelay.errors import BadRequest
 from hadelay.http.answers import Answer
 from hadelay.server.service.overview import LATE_MS
@@ -141,7 +141,6 @@ async def due(visit: Visit) -> Answer:
 
 
 def _bound(visit: Visit, name: str) -> int:
-    text = visit.query.get(name, "")
-    if not text.isdigit() or len(text) > 14:
+    if (found := whole(visit.query.get(name, ""), 14)) is None:
         raise BadRequest(f"{name}: write the time in Unix milliseconds")
-    return int(text)
+    return found

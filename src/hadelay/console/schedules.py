@@ -25,7 +25,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 async def overview(visit: Visit) -> Answer:
     """All schedules by name, and a preview of a pattern."""
     prefix, after = visit.query.get("q", "").strip()[:128], visit.query.get("after", "")[:128]
-    page = await visit.service.schedules.page(prefix, after, _PAGE, stale=False)
+    page = await visit.service.schedules.page(prefix, after, _PAGE, stale=visit.stale)
     found = [schedule for schedule in page.schedules if visit.may("read", schedule.topic)]
     cron, timezone = visit.query.get("cron", "").strip()[:200], visit.query.get("timezone", "").strip()[:64] or "UTC"
     preview, problem = None, ""
@@ -78,7 +78,7 @@ def _name(visit: Visit) -> str:
 
 @pages.get("/console/schedules/{schedule}")
 async def show(visit: Visit) -> Answer:
-    found = await visit.service.schedules.get(_name(visit), body=False, stale=False)
+    found = await visit.service.schedules.get(_name(visit), body=False, stale=visit.stale)
     visit.access.need_of("read", found.topic, "schedule")
     values: dict[str, Any] = {"schedule": found, "health": health(found), "tones": TONES, "now": now(visit)}
     return visit.page("schedule.html", active="schedules", title=found.schedule, **values)

@@ -113,14 +113,14 @@ class Console:
             call.context.failed("console", error, call.request.method)
             return self._refused(visit, unexpected(error, call.request.method))
 
-    def _admit(self, call: Call) -> Visit:
+    def _admit(self, call: Call, *, looks: bool = True) -> Visit:
         """Check a request's session. Raises Unauthorized if its token is invalid; NoLeader while no tokens are
-        known."""
+        known. looks: see Sessions.find."""
         authenticator = call.context.authenticator
         if authenticator is None:
             return Visit(self, call, None, UNRESTRICTED)
         name = call.request.cookies.get(self._cookie)
-        session = self.sessions.find(name)
+        session = self.sessions.find(name, looks=looks)
         if session is None:
             raise Unauthorized("no session, or one that is over: sign in")
         try:
@@ -144,7 +144,8 @@ class Console:
             return _over(error.detail)
         if visit.partial:
             return as_answer(error.http_status, {}, self.renderer.block("error.html", {"error": error}), packs=False)
-        return visit.page("error.html", status=error.http_status, error=error, active="")
+        back = visit.call.target if visit.call.request.method == "GET" else visit.origin
+        return visit.page("error.html", status=error.http_status, error=error, back=back or HOME, active="")
 
     async def _redirect(self, call: Call) -> Answer:
         if call.target == "/" and "text/html" not in call.request.headers.get("Accept", ""):
@@ -153,7 +154,7 @@ class Console:
 
     async def _stream(self, live: LiveHandler, visit: Visit) -> web.StreamResponse:
         key, make = live(visit)
-        return await self.streams.run(visit, key, make, partial(self._admit, visit.call))
+        return await self.streams.run(visit, key, make, partial(self._admit, visit.call, looks=False))
 
     async def _static(self, call: Call) -> Answer:
         file = self.renderer.static.get(call.path["name"])
@@ -187,6 +188,7 @@ class Console:
         except (Unauthorized, Forbidden, BadRequest, NoLeader) as error:
             call.context.denials.note("console", error)
             return self._ask_token(visit, error.detail, error.http_status)
+        self.sessions.close(call.request.cookies.get(self._cookie))
         after = visit.text("next")
         headers = CIMultiDict({"Location": after if NEXT.fullmatch(after) else HOME, "Cache-Control": "no-store"})
         headers.add("Set-Cookie", self.cookie(self._cookie, self.sessions.open(header)))

@@ -13,7 +13,7 @@ from hadelay.api.topics import PutTopic, Topic
 from hadelay.console.dead import check_typed
 from hadelay.console.messages import TONES, now
 from hadelay.console.samples import last_point
-from hadelay.console.visit import Pages, Visit
+from hadelay.console.visit import Pages, Visit, whole
 from hadelay.errors import BadRequest, TooLarge
 from hadelay.http.answers import Answer
 from hadelay.http.decoding import decoded
@@ -40,11 +40,10 @@ async def overview(visit: Visit) -> Answer:
     """The table of topics. The node searches, filters, sorts and pages."""
     text, order, choice = (visit.query.get(name, "") for name in ("q", "sort", "show"))
     order, choice = order if order in ORDERS else "name", choice if choice in CHOICES else "all"
-    number = visit.query.get("page", "")
-    page = min(int(number), _PAGES - 1) if number.isdigit() and len(number) < 6 else 0
+    page = min(whole(visit.query.get("page", ""), 5) or 0, _PAGES - 1)
     text = text.strip()[:128]
     found, count = await visit.service.overview.find_topics(
-        text, order, page * _PAGE, _PAGE, choice=choice, may=lambda name: visit.may("read", name)
+        text, order, page * _PAGE, _PAGE, choice=choice, may=lambda name: visit.may("read", name), stale=visit.stale
     )
     values: dict[str, Any] = {
         "topics": found, "count": count, "page": page, "pages": min(_PAGES, -(-count // _PAGE)), "q": text,
@@ -59,10 +58,10 @@ async def overview(visit: Visit) -> Answer:
 async def show(visit: Visit) -> Answer:
     """One topic: counts, charts, consumers, settings."""
     visit.need("read", visit.topic)
-    topic = await visit.service.topics.get_topic(visit.topic, stale=False)
+    topic = await visit.service.topics.get_topic(visit.topic, stale=visit.stale)
     shown = msgspec.to_builtins(topic)
     peek, _ = await visit.service.messages.list_messages(
-        visit.topic, ListRequest(frozenset((State.READY,)), 0, LARGEST_MS, (), FIRST, _PEEK), stale=False
+        visit.topic, ListRequest(frozenset((State.READY,)), 0, LARGEST_MS, (), FIRST, _PEEK), stale=visit.stale
     )
     settings = [(shown_name(name), SETTINGS[name].help, _written(shown.get(shown_name(name)))) for name in _IN_FORM]
     values = {
@@ -79,7 +78,7 @@ def live(visit: Visit) -> tuple[str, Any]:
     visit.site.sampler.looked_at(visit.topic)
 
     async def frame() -> dict[str, Any]:
-        topic = await visit.service.topics.get_topic(visit.topic, stale=False)
+        topic = await visit.service.topics.get_topic(visit.topic, stale=visit.stale)
         values = {**await consumers(visit, topic), "topic": topic, "shown": msgspec.to_builtins(topic)}
         html = {part: visit.render(f"{part}.html", values) for part in ("counts", "consumers")}
         return {"html": html, "point": last_point(visit.site.sampler.topic_charts(visit.topic))}
@@ -131,14 +130,14 @@ async def change(visit: Visit) -> Answer:
     settings = settings_in(put)
     if settings.get("dead_letter") not in (None, "keep"):
         visit.need("publish", settings["dead_letter"])
-    await visit.service.topics.get_topic(name, stale=False)
+    await visit.service.topics.get_topic(name, stale=visit.stale)
     await visit.service.topics.put_topic(name, settings, visit.actor)
     return visit.go(f"/console/topics/{name}", f"Changed: {', '.join(wanted)}.")
 
 
 async def _pause(visit: Visit, config: dict[str, Any], notice: str) -> Answer:
     visit.need("admin", visit.topic)
-    await visit.service.topics.get_topic(visit.topic, stale=False)
+    await visit.service.topics.get_topic(visit.topic, stale=visit.stale)
     await visit.service.topics.put_topic(visit.topic, config, visit.actor)
     return visit.go(f"/console/topics/{visit.topic}", notice)
 
@@ -158,7 +157,7 @@ async def resume(visit: Visit) -> Answer:
 async def purge(visit: Visit) -> Answer:
     """Cancel scheduled and ready messages. As a confirmation, the user has to type the number of messages."""
     visit.need("admin", visit.topic)
-    topic = await visit.service.topics.get_topic(visit.topic, stale=False)
+    topic = await visit.service.topics.get_topic(visit.topic, stale=visit.stale)
     states: list[str] = [state for state in ("scheduled", "ready") if state in visit.texts("state")]
     if not states:
         raise BadRequest("choose the messages to purge: scheduled, ready, or both")

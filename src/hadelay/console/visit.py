@@ -67,6 +67,19 @@ class Visit:
         return self.site.csrf if self.session is None else self.session.csrf
 
     @property
+    def stale(self) -> bool:
+        """Whether the page shows what this node knows by itself, because there is no leader to ask. Actions ask it."""
+        return self.service.leader_name is None and self.call.request.method != "POST"
+
+    @property
+    def origin(self) -> str:
+        """Target of the page that this request comes from; "" if that is no page of the console."""
+        _, _, rest = self.call.request.headers.get("Referer", "").partition("://")
+        host, slash, target = rest.partition("/")
+        same = host == self.call.request.headers.get("Host") and NEXT.fullmatch(slash + target)
+        return slash + target if same else ""
+
+    @property
     def packs(self) -> bool:
         return "gzip" in self.call.request.headers.get("Accept-Encoding", "")
 
@@ -105,7 +118,8 @@ class Visit:
     def page(self, template: str, *, status: int = HTTPStatus.OK, **values: Any) -> Answer:
         """Render a page."""
         jar = self.call.request.cookies.get(self.site.notice_cookie)
-        values = {"visit": self, "notice": _notice(jar), "leader": self.service.leader_name, **values}
+        stale = self.stale and status == HTTPStatus.OK
+        values = {"visit": self, "notice": _notice(jar), "leader": self.service.leader_name, "stale": stale, **values}
         headers = {"Set-Cookie": self.site.cookie(self.site.notice_cookie, "", 0)} if jar else {}
         return as_answer(status, headers, self.site.renderer.render(template, values), packs=self.packs)
 
@@ -127,6 +141,11 @@ class Visit:
             text = urlsafe_b64encode(notice[:_MAX_NOTICE].encode()).decode().rstrip("=")
             headers.add("Set-Cookie", self.site.cookie(self.site.notice_cookie, text, 30))
         return Answer(HTTPStatus.SEE_OTHER, headers, b"")
+
+
+def whole(text: str, digits: int) -> int | None:
+    """The number that `text` writes in at most `digits` decimal digits; None for any other text."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= digits else None
 
 
 def _notice(text: str | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 #: Timeout, in seconds, of a planned transfer requested from another node: longer than any transfer takes.
 TRANSFER_S = 5.0
+#: Number of topics that a report covers before other tasks of the event loop have a turn.
+_REPORTS_AT_ONCE = 500
 _NOT_LEADING = "this node does not lead (any more)"
 
 
@@ -182,10 +184,18 @@ class Leadership:
             self.link.call(leader, op, payload, timeout_s, done)
 
     def _on_ready(self, peer: str, payload: Any, reply: Reply) -> None:
-        if self.leading:
-            reply(self.delivery.topic_reports(), None)
-        else:
+        self._report(self.delivery.active_topics(), 0, {}, reply)
+
+    def _report(self, numbers: Sequence[int], start: int, found: dict[int, tuple[int, ...]], reply: Reply) -> None:
+        """Reply with reports of the topics `numbers`, of which `found` has those before index `start`."""
+        end = start + _REPORTS_AT_ONCE
+        found |= self.delivery.topic_reports(numbers[start:end])
+        if not self.leading:
             reply(None, NoLeader(_NOT_LEADING, retry_after_ms=50))
+        elif end < len(numbers):
+            self._raft.runtime.call_soon(self._report, numbers, end, found, reply)
+        else:
+            reply(found, None)
 
     def _on_consumers(self, peer: str, topic: Any, reply: Reply) -> None:
         reply(self.delivery.askers.of(str(topic)) if self.leading else None, None)

@@ -50,6 +50,8 @@
       document.getElementById("leader").textContent = frame.leader || "nobody";
       document.getElementById("leader-dot").className = "dot " + (frame.leader ? "good" : "bad");
       say("leader", frame.leader ? `Leader changed: ${frame.leader} leads since ${at} UTC.` : `No leader since ${at} UTC; the page goes on when there is one.`);
+      const stale = document.getElementById("stale");
+      if (stale && frame.leader) stale.textContent = "There is a leader again: reload the page.";
       leader = frame.leader;
     }
     if (frame.state && stage.dataset.state && frame.state !== stage.dataset.state) {

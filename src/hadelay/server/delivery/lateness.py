@@ -83,11 +83,16 @@ class LatenessCounts:
             mine = slice(None) if count == len(topics) else topics == number
             minute.setdefault(number, _Counted()).add(codes[mine].tolist(), int(late[mine].max()))
 
+    def topics(self, now_ms: int) -> dict[int, None]:
+        """Numbers of the topics with hand-outs in the last minutes."""
+        self._minute(now_ms)
+        return dict.fromkeys(chain.from_iterable(self._minutes.values()))
+
     def recent(self, now_ms: int, numbers: Iterable[int] | None = None) -> dict[int, Late]:
         """Lateness of the last minutes by topic number, of `numbers` or of all topics with hand-outs."""
         self._minute(now_ms)
         minutes = list(self._minutes.values())
-        wanted = dict.fromkeys(chain.from_iterable(minutes)) if numbers is None else numbers
+        wanted = self.topics(now_ms) if numbers is None else numbers
         parts = {number: [minute[number] for minute in minutes if number in minute] for number in wanted}
         parts = {number: found for number, found in parts.items() if found}
         if not parts:

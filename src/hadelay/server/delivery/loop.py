@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -352,11 +352,17 @@ class DeliveryLoop:
         oldest = core.oldest_ready_ms(counts)
         return {number: (count, oldest[number]) for number, count in counts.items()}
 
-    def topic_reports(self) -> dict[int, tuple[int, ...]]:
-        """Topic number → number of ready messages, time at which the oldest fell due, and recent lateness."""
-        ready, late = self.ready_counts(), self.lateness.recent(self._now())
-        numbers = {**ready, **late}
-        return {number: (*ready.get(number, (0, 0)), *late.get(number, (0, 0, 0, 0))) for number in numbers}
+    def active_topics(self) -> list[int]:
+        """Numbers of the topics that may have ready messages, or messages that were handed out lately."""
+        ready = self._grants.core.windows.ready_counts if self._grants is not None else ()
+        return list({**dict.fromkeys(ready), **dict.fromkeys(self.lateness.topics(self._now()))})
+
+    def topic_reports(self, numbers: Sequence[int]) -> dict[int, tuple[int, ...]]:
+        """Of the topics `numbers`: topic number → number of ready messages, time at which the oldest fell due, and
+        recent lateness. Topics with neither are left out."""
+        ready, late = self.ready_counts(numbers), self.lateness.recent(self._now(), numbers)
+        active = (number for number in numbers if number in ready or number in late)
+        return {number: (*ready.get(number, (0, 0)), *late.get(number, (0, 0, 0, 0))) for number in active}
 
 
 class Askers:

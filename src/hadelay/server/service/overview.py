@@ -4,11 +4,12 @@ All work over many topics, grants or hours is done in slices, and each answer ha
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from heapq import nsmallest
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hadelay.api.topics import Topic
 from hadelay.codec.formats import TOPIC
@@ -124,8 +125,13 @@ class Overview(Service):
 
     async def recent(self) -> Recent:
         """Ask the leader for ready messages and lateness. Raises NoLeader."""
-        reports = await self._topics.ready(stale=False)
-        return summarize(reports.values())
+        reports = list((await self._topics.ready(stale=False)).values())
+        rows = np.zeros((len(reports), 6), np.int64)
+        for first in range(0, len(reports), _TOPICS_AT_ONCE):
+            few = reports[first : first + _TOPICS_AT_ONCE]
+            rows[first : first + len(few)] = [(*report[:5], report[-1]) for report in few]
+            await asyncio.sleep(0)
+        return summarize(rows)
 
     async def busiest(self, limit: int) -> list[str]:
         """Names of the topics to which most messages were published."""
@@ -145,12 +151,20 @@ class Overview(Service):
         return TopicCounts(topic.published, topic.settled[Event.ACKED], topic.settled[Event.DEAD], topic.pending)
 
     async def find_topics(
-        self, text: str, order: str, skip: int, limit: int, *, may: Callable[[str], bool], choice: str = "all"
+        self,
+        text: str,
+        order: str,
+        skip: int,
+        limit: int,
+        *,
+        may: Callable[[str], bool],
+        stale: bool,
+        choice: str = "all",
     ) -> tuple[list[Topic[str]], int]:
         """Find topics of a choice (CHOICES) whose names contain `text`. Returns (one page in an order of ORDERS, number
         of topics found). may: whether the caller may see the topic of this name."""
-        await self._confirm()
-        reports, key, chosen = await self._topics.ready(stale=False), ORDERS[order], CHOICES[choice]
+        await self._confirm(stale)
+        reports, key, chosen = await self._topics.ready(stale=stale), ORDERS[order], CHOICES[choice]
         best: list[tuple[Any, TopicState]] = []
         known, text, count, now_ms = self._node.ledger.topics.all, text.lower(), 0, self._node.now_ms()
         for first in range(0, len(known), _TOPICS_AT_ONCE):
@@ -215,26 +229,17 @@ def _row(topic: TopicState) -> tuple[int, ...]:
     )  # fmt: skip
 
 
-def summarize(reports: Iterable[_Report]) -> Recent:
-    """Summarize the leader's reports of topics. Each topic counts with half of its messages at its p50, 49 % at its p99
-    and 1 % at its maximum, so the quantiles over all topics are upper bounds, and exact for a single topic."""
-    ready = handed_out = largest = 0
-    oldest_ms, points = 0, list[tuple[int, float]]()
-    for count, since_ms, messages, p50, p99, *_, most in reports:
-        ready += count
-        if count and not 0 < oldest_ms <= since_ms:
-            oldest_ms = since_ms
-        if messages:
-            handed_out += messages
-            largest = max(largest, most)
-            points += [(p50, 0.5 * messages), (p99, 0.49 * messages), (most, 0.01 * messages)]
-    points.sort()
-    found, passed = [], 0.0
-    wanted = [0.5 * handed_out, 0.99 * handed_out]
-    for value, weight in points:
-        passed += weight
-        while wanted and passed >= wanted[0] - 1e-6:
-            wanted.pop(0)
-            found.append(value)
-    p50, p99 = found if len(found) == 2 else (0, 0)
-    return Recent(ready, oldest_ms, handed_out, p50, p99, largest)
+def summarize(reports: NDArray[np.int64]) -> Recent:
+    """Summarize the leader's reports, one row per topic. Each topic counts with half of its messages at its p50, 49 %
+    at its p99 and 1 % at its maximum, so the quantiles over all topics are upper bounds, and exact for one topic."""
+    count, since_ms, messages, p50, p99, most = reports.T
+    since_ms = since_ms[(count > 0) & (since_ms > 0)]
+    values = np.concatenate((p50, p99, most))
+    order = np.argsort(values, kind="stable")
+    passed = np.cumsum(np.concatenate((0.5 * messages, 0.49 * messages, 0.01 * messages))[order])
+    handed_out = int(messages.sum())
+    found = values[order][passed.searchsorted(np.array([0.5, 0.99]) * handed_out - 1e-6)] if handed_out else (0, 0)
+    oldest_ms, largest = int(since_ms.min(initial=1 << 62)), int(most.max(initial=0))
+    return Recent(
+        int(count.sum()), oldest_ms if len(since_ms) else 0, handed_out, int(found[0]), int(found[1]), largest
+    )

@@ -43,7 +43,11 @@ class TopicService(Service):
 
     async def get_topic(self, name: str, *, stale: bool) -> Topic[str]:
         await self._confirm(stale)
-        view = self.document(self._topic(name), await self.ready(stale=stale))
+        topic = self._topic(name)
+        # The leader looks at this topic alone; its answer to another node has all topics.
+        leading, delivery = self._node.leading, self._node.delivery
+        reports = delivery.topic_reports([topic.number]) if leading else await self.ready(stale=stale)
+        view = self.document(topic, reports)
         return replace(view, consumers=await self._consumers(name, stale))
 
     async def _consumers(self, topic: str, stale: bool) -> list[Consumer[str]] | None:
@@ -97,7 +101,11 @@ class TopicService(Service):
             raise Conflict("webhook: masked headers are accepted only once every node is upgraded (feature_level)")
         if "defaults" in config and self._node.ledger.level < RETRY_DEFAULTS:
             raise Conflict("defaults: accepted only once every node is upgraded (feature_level)")
-        await self._administer(by, *_put_in_words(name, config), commands.encode_topic_put(name, config))
+        try:
+            command = commands.encode_topic_put(name, config)
+        except OverflowError:
+            raise BadRequest("a number among the settings has more than 64 bits") from None
+        await self._administer(by, *_put_in_words(name, config), command)
         with once_begun():
             return await self.get_topic(name, stale=False)
 
