@@ -132,7 +132,11 @@ def _known(old: History, began: float, ended: float) -> History:
     and answered at `ended`: requests answered before `began` are in the backup, and requests sent before `ended` may be
     in it. Messages that may be missing have no id. Attempts are 0: grants after the backup are lost, and their attempts
     repeat."""
-    acks = {h.id: replace(h, attempt=0, nack_invoked=0.0) for h in old.hand_outs if (h.ack_invoked or inf) < ended}
+    acks = {
+        h.id: replace(h, attempt=0, nack_invoked=0.0, result_taken=False)
+        for h in old.hand_outs
+        if (h.ack_invoked or inf) < ended
+    }
     for h in acks.values():
         h.acked = h.acked if (h.acked or inf) < began else None
     messages = [*map(replace, old.messages)]

@@ -33,6 +33,8 @@ _REPEATING, _REPEATED = 0.3, 0.5
 _LAZY = 0.2
 #: Share of runs whose consumers may end a message of the administrator's topic as dead.
 _GIVING_UP = 0.2
+#: Share of runs whose consumers' acks carry results.
+_RESULTS = 0.3
 #: Share of receives whose consumer cannot follow a redirect: a follower relays them to the leader.
 _RELAYED = 0.3
 
@@ -93,6 +95,7 @@ class Consumer(Client):
         lazy = random.Random(f"{cluster.seed} gives back").random() < _LAZY
         uncounted = _Verdict("nack", 300, False) if lazy else _Verdict("nack")
         self.nacks = (_Verdict("nack"), uncounted, *(_Verdict("nack", delay_ms) for delay_ms in (0, 300, 2000)))
+        self.has_results = random.Random(f"{cluster.seed} results").random() < _RESULTS
         #: Whether nacks of 300 ms end messages as dead, in the topic whose administrator redrives dead letters.
         self.gives_up = random.Random(f"{cluster.seed} gives up").random() < _GIVING_UP
 
@@ -289,15 +292,17 @@ class Consumer(Client):
                 self.note(f"{kind} of {hand_out.id:x} attempt {hand_out.attempt}: {outcome}", hand_out.id)
                 if kind == "ack" and outcome != "lease_lost" and hand_out.acked is None:
                     hand_out.acked = self.world.now
+                hand_out.result_taken |= bool(results) and outcome == "acked"
                 if verdict.dead and outcome == "nacked" and hand_out.dead is None:
                     hand_out.dead = self.world.now
             if extended := [h for h, outcome in zip(some, outcomes, strict=True) if outcome == "extended"]:
                 self._settle(_Verdict("ack"), extended, _RETRIES["ack"])
 
         leases = [h.lease for h in some]
+        results = [b'"%x %d %s"' % (h.id, h.attempt, h.consumer.encode()) for h in some] if self._leaves(kind) else []
         asked = self.ask(
             lambda service: service.consume.settle(
-                kind, leases, delay_ms, reason, count=verdict.count, dead=verdict.dead
+                kind, leases, delay_ms, reason, count=verdict.count, dead=verdict.dead, results=results
             ),
             replied,
         )
@@ -306,3 +311,8 @@ class Consumer(Client):
                 setattr(hand_out, f"{kind}_invoked", self.world.now)
             hand_out.excused |= not verdict.count
             hand_out.given_up |= verdict.dead
+        for hand_out, result in zip(some, results, strict=False):
+            hand_out.result = result
+
+    def _leaves(self, kind: SettleKind) -> bool:
+        return self.has_results and kind == "ack"

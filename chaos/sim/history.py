@@ -100,6 +100,9 @@ class HandOut:
     ack_invoked: float | None = None
     #: Time of the answer `acked` or `already_acked` to the ack; None without such an answer.
     acked: float | None = None
+    #: Result that the consumer's ack carried, and whether the answer was `acked`: then the cluster has to have it.
+    result: bytes | None = None
+    result_taken: bool = False
     extend_invoked: float | None = None
     #: Webhook calls only: time at which the receiver had handled the call, and the Retry-After in its answer to the
     #: node.

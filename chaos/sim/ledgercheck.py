@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from chaos.sim import groupcheck
-from hadelay.codec.formats import SECONDS_PER_HOUR
+from hadelay.codec.formats import RESULT_ATTEMPT, SECONDS_PER_HOUR
 from hadelay.codec.schedules import State, Stored
-from hadelay.ledger import dead, schedules, ttl
+from hadelay.ledger import ackresults, dead, schedules, ttl
 from hadelay.ledger.hourstate import bitmap, indexes_of
 from hadelay.ledger.transitions import FLAG_KEYED, FLAG_TTL, ID_KEY, PLACE, PLACE_VALUE
 from hadelay.model import DEAD_HOURS, NEVER_MS, Event
@@ -28,10 +28,9 @@ def check(ledger: Ledger) -> None:
     counted = np.zeros((3, len(ledger.topics.all)), np.int64)
     for hour, rows in alive.items():
         _check_hour(ledger, hour, rows, counted)
-    for topic, (opened, size, tombstoned) in zip(ledger.topics.all, counted.T.tolist(), strict=True):
+    for topic, (opened, _, tombstoned) in zip(ledger.topics.all, counted.T.tolist(), strict=True):
         name = f"topic {topic.name}"
         assert topic.open == opened, f"{name}: open {topic.open}, {opened}"
-        assert topic.bytes == size, f"{name}: {topic.bytes} ≠ {size} bytes"
         assert topic.tombstoned == tombstoned, f"{name}: tombstoned {topic.tombstoned}"
         redriven = topic.settled[Event.REDRIVEN]
         ended = sum(topic.settled) - topic.settled[Event.MOVED] - 2 * redriven
@@ -41,6 +40,9 @@ def check(ledger: Ledger) -> None:
         with_work = bool(topic.tombstoned or topic.marks or topic.redrive)
         assert with_work == (topic.number in ledger.topics.with_work), f"{name}: with_work"
         assert topic.alerted <= topic.settled[Event.DEAD], f"{name}: alerted"
+    _check_results(ledger, {hour: rows for hour, rows in hours.items() if hour not in alive}, counted[1])
+    for topic, size in zip(ledger.topics.all, counted[1].tolist(), strict=True):
+        assert topic.bytes == size, f"topic {topic.name}: {topic.bytes} ≠ {size} bytes"
     _check_dead(ledger, {hour: rows for hour, rows in hours.items() if hour not in alive})
     _check_ttl(ledger, alive)
     _check_schedules(ledger)
@@ -104,6 +106,24 @@ def _check_seconds(ledger: Ledger, hour: int, open_rows: np.ndarray, unblocked: 
         assert not len(open_rows), f"hour {hour}: not counted by second, {len(open_rows)} open"
     else:
         assert (seconds == np.bincount(unblocked["second"], minlength=SECONDS_PER_HOUR)).all(), f"hour {hour}: seconds"
+
+
+def _check_results(ledger: Ledger, hours: dict[int, np.ndarray], sizes: np.ndarray) -> None:
+    """Check that each result of an ack has one row and one index entry, which is settled; adds its bytes to `sizes` of
+    its topic."""
+    found: dict[bytes, bytes] = {}
+    for hour, rows in hours.items():
+        hour_state = ledger.hours.get(hour)
+        results = rows[rows["attempt"] == RESULT_ATTEMPT]
+        results = results[results["index"] >= (hour_state.retire_at if hour_state else 0)]
+        assert len(results) == (hour_state.results if hour_state else 0), f"hour {hour}: {len(results)} results"
+        for row in results:
+            assert hour_state is not None, f"hour {hour}: a result, but no state"
+            assert row["index"] in hour_state.settled, f"hour {hour}: an open result"
+            found[ID_KEY.pack(int(row["first_id"]))] = PLACE_VALUE.pack(hour, int(row["index"]))
+            sizes[row["topic"]] += row["size"]
+    known = dict(ledger.tables.range(ackresults.RESULTS, limit=1 << 30))
+    assert known == found, f"{len(known)} rows of results, {len(found)} results"
 
 
 def _check_dead(ledger: Ledger, hours: dict[int, np.ndarray]) -> None:

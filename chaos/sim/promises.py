@@ -15,6 +15,7 @@ from chaos.sim.history import Message, Violation, number_of
 from chaos.sim.leases import calls_apart, dead_is_over, double_leases, fenced, resurrected
 from chaos.sim.replicas import conserved, diverged, honest, nothing_forgotten, one_per_key
 from chaos.sim.times import clock_runs_true, debounced, early, in_time, late
+from hadelay.ledger.ackresults import result_of
 from hadelay.ledger.bulkjob import JOB_COUNTS
 from hadelay.ledger.lookup import EntryRef
 from hadelay.ledger.topicchanges import DEAD, READY, SCHEDULED
@@ -67,6 +68,18 @@ def _may_end(cluster: SimCluster, message: Message, message_id: int, state: str,
         given_up = any(h.given_up for h in history.hand_outs if h.id == message_id)
         return message.topic == workload.limited and (tried or given_up)
     return state == "gone" and bool(purged & DEAD)
+
+
+def results_kept(cluster: SimCluster) -> None:
+    """Results: what an ack carried that was answered `acked` is what a reader gets. In the administrator's topic,
+    retention may be over."""
+    nodes, history = latest(cluster), cluster.history
+    for h in history.hand_outs if nodes and not history.slept else ():
+        message = history.message_of(h.body)
+        if h.result_taken and message is not None and message.topic != cluster.workload.limited:
+            found = result_of(nodes[0].ledger, h.id)
+            text = f"the ack of {h.id:x} carried {h.result!r}, and the cluster has {found!r}"
+            history.decide("results", found != h.result, text, h.id)
 
 
 def cancelled_means_never(cluster: SimCluster) -> None:
@@ -194,8 +207,8 @@ def jobs_once(cluster: SimCluster) -> None:
 
 #: Checks that read the clients' history, and checks that compare the nodes after all faults are healed.
 OUTSIDE = (
-    as_published, two_ids, lost, cancelled_means_never, purged_means_never, fenced, resurrected, dead_is_over,
-    double_leases, early, clock_runs_true, calls_apart, in_time, debounced, nothing_forgotten, late, groups_apart,
-    groups_in_order, groups_released,
+    as_published, two_ids, lost, cancelled_means_never, purged_means_never, results_kept, fenced, resurrected,
+    dead_is_over, double_leases, early, clock_runs_true, calls_apart, in_time, debounced, nothing_forgotten, late,
+    groups_apart, groups_in_order, groups_released,
 )  # fmt: skip
 REPLICAS = (diverged, conserved, one_per_key, honest, jobs_once)

@@ -85,8 +85,8 @@ def state_parts(ledger: Ledger, storage: Storage) -> dict[str, Any]:
 
 def _tables(storage: Storage) -> list[list[tuple[bytes, bytes]]]:
     names = (
-        b"place", b"key", b"keyof", b"ttl", b"ttlof", b"dead", b"sched", b"schedst", b"schednext", b"schedof",
-        b"group", b"groupq", b"groupof",
+        b"ackres", b"place", b"key", b"keyof", b"ttl", b"ttlof", b"dead", b"sched", b"schedst", b"schednext",
+        b"schedof", b"group", b"groupq", b"groupof",
     )  # fmt: skip
     return [storage.tables.range(name, limit=100_000) for name in names]
 

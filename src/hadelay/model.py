@@ -27,6 +27,8 @@ KEEP, REPLACE, REJECT = 0, 1, 2
 MAX_SUBSCRIPTIONS = 16
 #: Limits of the reason of a nack, and of the name of a message group, in bytes.
 MAX_REASON = MAX_GROUP = 128
+#: Limit of the result of an ack, in bytes of JSON.
+MAX_RESULT = 64 << 10
 
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _VALUE = {c: i for i, c in enumerate(_ALPHABET)} | {c.lower(): i for i, c in enumerate(_ALPHABET)}
@@ -110,6 +112,8 @@ class Description:
     #: Location of the message's current index entry: hour, and number of the entry in the hour.
     hour: int = 0
     index: int = 0
+    #: JSON that the message's ack carried; None without a result.
+    result: bytes | None = None
 
 
 class Draft(Struct, frozen=True, gc=False):

@@ -33,6 +33,7 @@ from hadelay.cli import remote
 from hadelay.cli.certs import make_authority, make_certificate
 from hadelay.codec import commands, meta, schedules
 from hadelay.codec import records as messages_in_files
+from hadelay.codec.ackresults import encode_results
 from hadelay.codec.checksums import crc32c
 from hadelay.codec.commandtypes import Grant, Job
 from hadelay.codec.entries import decode_entry, encode_entry, members_in
@@ -141,6 +142,7 @@ def entries() -> list[bytes]:
         commands.encode_ack("n1", lease), commands.encode_nack("n1", lease, 50, "why"),
         commands.encode_nack("n1", lease, commands.uncounted(0)),
         commands.encode_nack("n1", lease, commands.DEAD_NOW, "no such customer"),
+        commands.encode_settle(commands.encode_ack("n1", lease), None, encode_results([b'{"paid":7}'] * len(lease))),
         commands.encode_extend("n1", lease, 50), commands.encode_expire([(1, 1), (1, 2)]),
         commands.encode_cancel("n1", [first], [(topic, b"key")]),
         commands.encode_reschedule("n1", 50, True, [first], [(topic, b"key")]),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -84,6 +84,8 @@ class Stored:
     lease: str = ""
     until_ms: int = 0
     history: list[PastEvent] = field(default_factory=list)
+    #: JSON that the ack carried.
+    result: bytes | None = None
 
 
 class MemoryJobs:
@@ -331,18 +333,18 @@ class MemoryService:
 
     async def settle(
         self, kind: str, leases: list[str], value_ms: int | None, reason: str = "", *, count: bool = True,
-        dead: bool = False,
+        dead: bool = False, results: Sequence[bytes | None] = (),
     ) -> list[str]:  # fmt: skip
         self.reason, self.count, self.dead = reason, count, dead
         if self.fail is not None:
             raise self.fail
         _, ok = decode_leases(0, leases)
         return [
-            self._settle(kind, token, value_ms) if fine else "lease_lost"
-            for token, fine in zip(leases, ok, strict=True)
+            self._settle(kind, token, value_ms, result) if fine else "lease_lost"
+            for token, fine, result in zip(leases, ok, results or [None] * len(leases), strict=True)
         ]
 
-    def _settle(self, kind: str, token: str, value_ms: int | None) -> str:
+    def _settle(self, kind: str, token: str, value_ms: int | None, result: bytes | None) -> str:
         message_id, attempt = self.leases.get(token.upper(), (None, 0))
         m = self.stored.get(message_id) if message_id is not None else None
         if m is None or m.attempt != attempt:
@@ -353,7 +355,7 @@ class MemoryService:
             return "lease_lost"
         now = self.now_ms()
         if kind == "ack":
-            m.state = "acked"
+            m.state, m.result = "acked", result
         elif kind == "nack":
             m.state, m.deliver_at_ms = "scheduled", now + (value_ms or 0)
             self._wake.set()
@@ -371,8 +373,11 @@ class MemoryService:
             raise NotFound("no message has this id, or its retention is over")
         return m
 
-    async def describe(self, target: Target, *, body: bool, stale: bool) -> Message[str]:
+    async def describe(self, target: Target, *, body: bool, stale: bool, wait_ms: int = 0) -> Message[str]:
         m = self._find(target)
+        until = time.monotonic() + wait_ms / 1000
+        while m.state in ("scheduled", "ready", "leased") and time.monotonic() < until:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
         state = "ready" if m.state == "scheduled" and m.deliver_at_ms <= self.now_ms() else m.state
         found = Description(
             m.id,
@@ -385,6 +390,7 @@ class MemoryService:
             len(m.draft.body),
             m.history,
             m.draft.body if body else None,
+            result=m.result,
         )
         return message_of(found, [event_of(event) for event in m.history])
 

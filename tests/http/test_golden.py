@@ -51,8 +51,8 @@ class GoldenService(MemoryService):
     def now_ms() -> int:
         return GoldenService.clock_ms
 
-    async def describe(self, target: Target, *, body: bool, stale: bool) -> Message[str]:
-        found = await super().describe(target, body=body, stale=stale)
+    async def describe(self, target: Target, *, body: bool, stale: bool, wait_ms: int = 0) -> Message[str]:
+        found = await super().describe(target, body=body, stale=stale, wait_ms=wait_ms)
         if found.topic == "traced":
             at, hour = START_MS, START_MS // HOUR_MS
             events = [

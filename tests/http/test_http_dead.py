@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -135,3 +136,41 @@ async def test_what_is_not_understood_changes_nothing(node: Node, method: str, p
 )
 async def test_there_has_to_be_such_a_topic(node: Node, method: str, path: str, body: Any) -> None:
     assert (await node.ask(method, f"/v1/topics/nowhere{path}", body)).status == 404
+
+
+async def test_an_ack_may_carry_a_result(node: Node) -> None:
+    """A reader that waits for the message gets it with the message's end."""
+    made = [await node.ask("POST", "/v1/topics/results/messages", b"x") for _ in range(3)]
+    ids = [answer.json["id"] for answer in made]
+    waiting = asyncio.create_task(node.ask("GET", f"/v1/messages/{ids[0]}?wait=20s"))
+    leases = [m["lease"] for m in (await node.ask("POST", "/v1/topics/results/receive", {})).json["messages"]]
+    assert (await node.ask("GET", f"/v1/messages/{ids[0]}?wait=10ms")).json["state"] == "leased"
+    answer = await node.ask("POST", "/v1/leases:ack", {"leases": leases[:1], "result": {"paid": 7}})
+    assert answer.json["results"] == [{"lease": leases[0], "outcome": "acked"}]
+    told = (await waiting).json
+    assert (told["state"], told["result"]) == ("acked", {"paid": 7})
+    await node.ask("POST", "/v1/leases:ack", {"leases": leases[1:], "results": [None, "x" * 65_000]})
+    assert (await node.ask("GET", f"/v1/messages/{ids[1]}")).json["result"] is None
+    assert len((await node.ask("GET", f"/v1/messages/{ids[2]}")).json["result"]) == 65_000
+
+
+@pytest.mark.parametrize(
+    ("wish", "status"),
+    [
+        ({"leases": ["x", "y"], "result": 1}, 400),
+        ({"leases": ["x"], "result": 1, "results": [1]}, 400),
+        ({"leases": ["x", "y"], "results": [1]}, 400),
+        ({"leases": ["x"], "result": "x" * 65_535}, 413),
+        ({"leases": ["x"] * 20, "results": ["x" * 65_000] * 20}, 413),
+        ({"leases": ["x"], "result": "x" * 65_534}, 200),
+    ],
+)
+async def test_results_are_bounded(node: Node, wish: dict[str, Any], status: int) -> None:
+    assert (await node.ask("POST", "/v1/leases:ack", wish)).status == status
+
+
+async def test_a_read_waits_no_longer_than_allowed(node: Node) -> None:
+    made = (await node.ask("POST", "/v1/topics/results/messages?delay=1h", b"x")).json["id"]
+    assert (await node.ask("GET", f"/v1/messages/{made}?wait=2h")).status == 400
+    assert (await node.ask("GET", f"/v1/messages/{made}?wait=0")).json["state"] == "scheduled"
+    assert "result" not in (await node.ask("GET", f"/v1/messages/{made}")).json

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from chaos.sim import ledgercheck
 from hadelay.codec import commands, schedules
+from hadelay.codec.ackresults import encode_results
 from hadelay.codec.commands import Malformed, decode
 from hadelay.codec.commandtypes import Command, Grant, Job
 from hadelay.codec.entries import decode_entry, encode_entry
@@ -250,6 +251,9 @@ def test_the_examples_of_the_specification() -> None:
             "n1", digest.hex()[:12], "shop", "topic.delete", "orders", commands.encode_topic_delete("orders", True)
         ),
         "SETTLE": commands.encode_settle(commands.encode_ack("n1", lease), np.array([42], np.uint32)),
+        "SETTLE_RESULT": commands.encode_settle(
+            commands.encode_ack("n1", lease), None, encode_results([b'{"paid":7}'])
+        ),
         "MEMBERS": commands.encode_members(
             (Member("n1", "10.0.0.1"), Member("n2", "10.0.0.2", voter=False, joined=True))
         ),

@@ -11,6 +11,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from hadelay.codec import commands
+from hadelay.codec.ackresults import encode_results
 from hadelay.codec.checksums import crc32c
 from hadelay.codec.commandtypes import Grant, Job
 from hadelay.codec.formats import DISPATCH, DISPATCH_SIZE, HOUR_ROW, INDEX_SIZE
@@ -97,7 +98,8 @@ def one_of_each() -> tuple[World, dict[str, list[int]]]:
         world.nack(world.lease(message_id), reason="no such order")
     world.one(commands.encode_redrive("n1", "dying", [redriven]))
     world.now = 7 * SECOND
-    world.ack(world.lease(redriven))
+    ack = commands.encode_ack("n1", world.lease(redriven))
+    world.one(commands.encode_settle(ack, None, encode_results([b'"a result is no message"'])))
 
     world.now = 10 * SECOND - 90  # a grant ahead of its time is no early hand-out
     world.ack(_hand_out(world, ids[0]))

@@ -110,7 +110,7 @@ def test_a_job_says_how_far_it_is(tmp_path: Path) -> None:
     given = ReconcileOptions(options(world, write(world, tmp_path)))
     run(None, given, lambda done, total: told.append((done, total)))
     assert told[0][0] == 1
-    assert told[-1][0] == told[-1][1] == len(told) == 4 * 6  # three files and a verdict of each hour
+    assert told[-1][0] == told[-1][1] == len(told) == 4 * 7  # three files and a verdict of each hour
 
 
 def test_a_session_of_spark_connect_is_refused_in_words(tmp_path: Path) -> None:

@@ -9,9 +9,11 @@ import pytest
 
 from chaos.sim.cluster import SimCluster
 from hadelay.codec import commands
+from hadelay.codec.ackresults import encode_results
 from hadelay.codec.commandtypes import Command
 from hadelay.codec.formats import handout_delay_ms
 from hadelay.codec.leasetokens import LEASE
+from hadelay.ledger.describe import describe
 from hadelay.ledger.state import Ledger
 from hadelay.model import Event
 from hadelay.server.delivery.lateness import HandoutDelays
@@ -44,6 +46,23 @@ def test_a_settlement_says_what_is_known_of_its_leases() -> None:
         2: 19_700,
     }
     assert (delays.histogram.sum, sum(delays.histogram.counts)) == (pytest.approx(20.2), 3)
+
+
+def test_delays_and_results_go_together() -> None:
+    world, delays = World(), HandoutDelays()
+    (message_id,) = world.ids(draft())
+    held = world.lease(message_id)
+    ack, results = commands.encode_ack("n1", held), encode_results([b"[1]"])
+    with_result = commands.encode_settle(ack, None, results)
+    assert delays.settling(world.ledger, with_result) == with_result
+    key = int(held["term"][0]), int(held["seq"][0])
+    delays.answered(world.ledger, key, np.array([0]), START_MS, START_MS + 250)
+    command = delays.settling(world.ledger, with_result)
+    assert command == commands.encode_settle(ack, np.array([250], np.uint32), results)
+    world.one(command)
+    found = describe(world.ledger, message_id)
+    assert found is not None
+    assert found.result == b"[1]"
 
 
 def test_below_the_level_commands_stay_as_they_are() -> None:

@@ -14,7 +14,7 @@ CHECKED = (
     "I16 fenced leader, grant", "I16 fenced leader, interval", "I17 fail-stop, own error", "I17 fail-stop, failed sync",
     "I18 metrics honesty", "I18 metrics honesty, waiting", "attempts", "TTL, leased", "TTL, ended", "TTL, written",
     "max_wait", "one per key", "filters", "stale read", "reads", "forgotten", "campaigns",
-    "what leaders count", "hang-ups", "webhooks, one at a time", "webhooks, Retry-After", "backup",
+    "what leaders count", "results", "hang-ups", "webhooks, one at a time", "webhooks, Retry-After", "backup",
     "G1 groups", "G2 groups apart", "G3 groups in order", "G4 groups released", "J1 jobs, twice", "J1 jobs, counts",
     "S1 schedules", "S2 schedules, counts", "S2 schedules, catch-up", "S2 schedules, overlap",
     "S4 schedules, cancelled", "S4 schedules, version",

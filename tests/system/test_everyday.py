@@ -259,3 +259,21 @@ def test_a_handler_gives_a_message_up(cluster: Cluster) -> None:
         assert [one.outcome for one in client.redrive("hopeless", [message])] == ["redriven"]
         (given,) = client.receive("hopeless", wait="10s")
         assert (given.attempt, given.ack()) == (1, "acked")
+
+
+def test_a_result_is_read_on_every_node(cluster: Cluster) -> None:
+    """Waited for at a follower, and kept over a restart of the leader that took it."""
+    until(lambda: cluster.ask("n1", "GET", "/v1/cluster").json["feature_level"] >= OUTCOMES_LEVEL, "all nodes know how")
+    message = cluster.publish("n2", "asked", b"how much?")
+    waiting = cluster.later(cluster.ask, cluster.followers()[0], "GET", f"/v1/messages/{message}?wait=30s")
+    with Client(list(cluster.urls.values())) as client:
+        (given,) = client.receive("asked", wait="10s")
+        assert given.ack({"euro": 7}) == "acked"
+        assert waiting.result(60).json["result"] == {"euro": 7}
+        for node in cluster.names:
+            assert cluster.describe(node, message)["result"] == {"euro": 7}
+        leader = cluster.leader()
+        cluster.kill(leader)
+        cluster.restart(leader)
+        for node in cluster.names:
+            until(lambda node=node: cluster.describe(node, message).get("result") == {"euro": 7}, "it is kept")  # type: ignore[misc]

@@ -111,6 +111,10 @@ stub(
     "shifted_twice", "what a job rescheduled keeps its generation", "kill", ("J1",),
     (bulk, "_generations", lambda ledger, job, rows: rows["generation"]),
 )  # fmt: skip
+stub(
+    "lost_result", "the result of an ack is lost", "", ("results",),
+    (leases, "keep_results", lambda ledger, command, done: None),
+)  # fmt: skip
 stub("lost_timer", "no lease ever runs out", "", ("I15",), (LeaseExpiry, "add", _nothing))
 
 

@@ -65,6 +65,10 @@ class ReceivedMessages(Document, frozen=True):
 
 class Ack(Request):
     leases: list[str]
+    #: Result of the only lease: any JSON, at most 64 KiB, kept with the message.
+    result: Any = UNSET
+    #: Results of all leases, in their order. A request has at most 512 KiB.
+    results: list[Any] | None = None
 
 
 class Nack(Request):

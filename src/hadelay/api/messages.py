@@ -1,10 +1,10 @@
 """HTTP API types about messages and dead letters: queries, changes and their answers."""
 
-from typing import Generic, Literal
+from typing import Any, Generic, Literal
 
-from msgspec import field
+from msgspec import UNSET, field
 
-from hadelay.api.base import At, Document, Instant, Request
+from hadelay.api.base import At, Document, Duration, Instant, Request
 
 
 class ReadQuery(Request):
@@ -14,6 +14,8 @@ class ReadQuery(Request):
 class MessageQuery(Request):
     body: bool = False
     stale: bool = False
+    #: Time to wait for the end of a pending message; the answer comes at its end, or after this time.
+    wait: Duration | None = None
 
 
 class History(Document, Generic[At], frozen=True):
@@ -55,6 +57,8 @@ class Message(Document, Generic[At], frozen=True):
     #: Name of the schedule that made the message, and planned time of the occurrence; None for other messages.
     schedule: str | None = None
     occurrence: At | None = None
+    #: JSON that the ack carried; omitted without one, in lists, and once the topic's retention is over.
+    result: Any = UNSET
 
 
 class ListQuery(Request, rename={"from_": "from"}):

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
 
 from hadelay.client.message import GIVE_BACK, AsyncMessage, How, Leasing, settled
 from hadelay.client.wire import each
@@ -54,6 +55,8 @@ class Consumer:
         self._room = asyncio.Event()
         #: Leases to settle, with the futures of their outcomes.
         self._orders: dict[How, dict[str, asyncio.Future[str]]] = {}
+        #: Results of acks, by lease token.
+        self._results: dict[str, Any] = {}
         #: Tasks of the running consumer: the poll, and the extension of leases.
         self._tasks: list[asyncio.Task[None]] = []
         self._sender: asyncio.Task[None] | None = None
@@ -277,7 +280,9 @@ class Consumer:
         if self.held.pop(lease, None) is not None:
             self._room.set()
 
-    async def settle(self, message: AsyncMessage, how: How) -> str:
+    async def settle(self, message: AsyncMessage, how: How, result: Any = None) -> str:
+        if how.results:
+            self._results.setdefault(message.lease, result)
         # Shielded: a cancelled caller must not cancel the settlement, nor its outcome for other callers.
         return await asyncio.shield(self._order(message, how))
 
@@ -319,12 +324,16 @@ class Consumer:
             how = next(iter(self._orders))
             leases = list(self._orders[how])
             try:
-                outcomes: Sequence[str | Exception] = await settled(self.client, how, leases)
+                outcomes: Sequence[str | Exception] = await settled(
+                    self.client, how, leases, [self._results.get(lease) for lease in leases] if how.results else ()
+                )
             except Exception as error:
                 outcomes = [error] * len(leases)
             futures = self._orders.pop(how)
             for lease, outcome in zip(leases, outcomes, strict=True):
                 future = futures.pop(lease)
+                if how.results:
+                    self._results.pop(lease, None)
                 if isinstance(outcome, str):
                     future.set_result(outcome)
                 else:

@@ -5,10 +5,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, Protocol, cast
+from typing import Any, Literal, NamedTuple, Protocol, cast
+
+import msgspec
+from msgspec import UNSET
 
 from hadelay.client.types import AckOutcome, Delay, ExtendOutcome, Leases, Message, NackOutcome
 from hadelay.errors import BadRequest
+from hadelay.model import MAX_RESULT
 
 log = logging.getLogger(__name__)
 
@@ -21,16 +25,18 @@ class How(NamedTuple):
     reason: str | None = None
     counts: bool = True
     dead: bool = False
+    #: Whether each ack carries a result.
+    results: bool = False
 
 
-ACK = How("ack")
+ACK, ACK_WITH_RESULT = How("ack"), How("ack", results=True)
 GIVE_BACK = How("nack", 0, "the consumer stopped", counts=False)
 
 
 class Leasing(Protocol):
     """Requests of a client about leases."""
 
-    async def ack(self, leases: Leases) -> list[AckOutcome]: ...
+    async def ack(self, leases: Leases, *, results: Sequence[Any] | None = None) -> list[AckOutcome]: ...
     async def nack(
         self, leases: Leases, *, delay: Delay | None = None, reason: str | None = None, count: bool = True,
         dead: bool = False,
@@ -41,12 +47,14 @@ class Leasing(Protocol):
 class Settler(Protocol):
     """A consumer, to its messages."""
 
-    async def settle(self, message: AsyncMessage, how: How) -> str: ...
+    async def settle(self, message: AsyncMessage, how: How, result: Any = None) -> str: ...
     async def give_back(self, message: AsyncMessage, why: BaseException) -> None: ...
 
 
-async def settled(client: Leasing, how: How, leases: list[str]) -> Sequence[str]:
-    """Settle leases; returns an outcome for each."""
+async def settled(client: Leasing, how: How, leases: list[str], results: Sequence[Any] = ()) -> Sequence[str]:
+    """Settle leases; returns an outcome for each. results: of each ack, where `how` says that there are."""
+    if how.results:
+        return await client.ack(leases, results=results)
     if how.verb == "ack":
         return await client.ack(leases)
     try:
@@ -72,10 +80,17 @@ class AsyncMessage(Message, kw_only=True):
     _consumer: Settler | None = None
     _settled: bool = False
 
-    async def ack(self) -> AckOutcome:
+    async def ack(self, result: Any = UNSET) -> AckOutcome:
         """Ack the message: done, or not worth doing. Returns `acked`, `already_acked` or `lease_lost` (others may have
-        the message now)."""
-        return cast(AckOutcome, await self._settle(ACK))
+        the message now). result: whatever msgspec encodes as JSON, at most 64 KiB; kept with the message, and shown by
+        `get` to whoever waits for it."""
+        if result is UNSET:
+            return cast(AckOutcome, await self._settle(ACK))
+        # Encode here: an error in the common request of several acks would be everybody's.
+        encoded = msgspec.json.encode(result)
+        if len(encoded) > MAX_RESULT:
+            raise ValueError(f"the result has {len(encoded)} bytes of JSON; at most {MAX_RESULT} are allowed")
+        return cast(AckOutcome, await self._settle(ACK_WITH_RESULT, msgspec.Raw(encoded)))
 
     async def nack(
         self, delay: Delay | None = None, *, reason: str | None = None, count: bool = True, dead: bool = False
@@ -93,11 +108,11 @@ class AsyncMessage(Message, kw_only=True):
         """Extend the lease to `lease` from now, in addition to the extensions by a consumer."""
         return (await self._leasing().extend(self, lease=lease))[0]
 
-    async def _settle(self, how: How) -> str:
+    async def _settle(self, how: How, result: Any = None) -> str:
         if self._consumer is not None:
-            return await self._consumer.settle(self, how)
+            return await self._consumer.settle(self, how, result)
         self._settled = True
-        return (await settled(self._leasing(), how, [self.lease]))[0]
+        return (await settled(self._leasing(), how, [self.lease], [result]))[0]
 
     def _leasing(self) -> Leasing:
         assert self._client is not None, "a client made this message"

@@ -1,6 +1,7 @@
 """Requests of AsyncClient, except publishes: messages, leases, topics, dead letters, members and files."""
 
 import os
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal, TypeVar, Unpack, cast
 
@@ -44,6 +45,8 @@ Topics = str | Sequence[str]
 
 #: Time in seconds that the answer to a poll may take beyond the poll's wait; then the node counts as unreachable.
 _POLL_GRACE_S = 5.0
+#: Time that one request of `wait_for` waits for the end of a message, in seconds.
+_LONG_POLL_S = 20.0
 #: Limit of leases in one request; nodes have the same limit.
 _MAX_LEASES = 10_000
 
@@ -65,9 +68,35 @@ class Requests:
         key: str | None = None,
         body: bool = False,
         stale: bool = False,
+        wait: Delay = 0,
     ) -> MessageInfo:
-        """State and history of a message: by id, or by topic and key (the message published last with the key)."""
-        return await self._get(message_path(message_id, topic, key), MessageInfo, body=body, stale=stale)
+        """State and history of a message: by id, or by topic and key (the message published last with the key).
+
+        wait: time to wait for the end of a message that is pending; nodes allow 60 s unless configured otherwise.
+        """
+        wait_s = seconds_of(wait)
+        path = with_query(
+            message_path(message_id, topic, key), {"body": body, "stale": stale, "wait": plain(wait) or None}
+        )
+        return await self._transport.request(
+            "GET",
+            path,
+            wire.read(MessageInfo),
+            timeout_s=wait_s + self._transport.timeout_s if wait_s else None,
+            answer_within_s=wait_s + _POLL_GRACE_S if wait_s else None,
+        )
+
+    async def wait_for(self, message_id: str, *, timeout: float | None = None) -> MessageInfo:
+        """Wait until a message is settled or dead: acked, with its `result` if the ack carried one, cancelled, expired
+        or dead. Raises TimeoutError after `timeout` seconds."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left_s = _LONG_POLL_S if until is None else min(_LONG_POLL_S, until - time.monotonic())
+            found = await self.get(message_id, wait=max(left_s, 0.0))
+            if found.state not in ("scheduled", "ready", "blocked", "leased"):
+                return found
+            if left_s < _LONG_POLL_S and until is not None and time.monotonic() >= until:
+                raise TimeoutError(f"message {message_id} is {found.state} after {timeout} s")
 
     async def messages(
         self,
@@ -167,9 +196,22 @@ class Requests:
             message._client = self
         return messages
 
-    async def ack(self, leases: Leases) -> list[AckOutcome]:
-        """Acknowledge messages as done; returns `acked`, `already_acked` or `lease_lost` for each lease."""
-        return cast(list[AckOutcome], await self._settle("ack", leases))
+    async def ack(self, leases: Leases, *, results: Sequence[Any] | None = None) -> list[AckOutcome]:
+        """Acknowledge messages as done; returns `acked`, `already_acked` or `lease_lost` for each lease.
+
+        results: one for each lease, kept with the message and shown by `get`: whatever msgspec encodes as JSON, at most
+        64 KiB each. Of several acks of one message, the result of the ack that answers `acked` counts.
+        """
+        if results is None:
+            return cast(list[AckOutcome], await self._settle("ack", leases))
+        given = [leases] if isinstance(leases, str | Message) else list(leases)
+        if len(given) != len(results):
+            raise ValueError(f"{len(given)} leases, {len(results)} results: give one for each lease")
+        outcomes: list[str] = []
+        for some in wire.result_batches(given, results):
+            tokens, encoded = zip(*some, strict=True)
+            outcomes += await self._settle("ack", list(tokens), results=list(encoded))
+        return cast(list[AckOutcome], outcomes)
 
     async def nack(
         self, leases: Leases, *, delay: Delay | None = None, reason: str | None = None, count: bool = True,

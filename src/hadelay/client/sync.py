@@ -19,6 +19,8 @@ from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_any
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from msgspec import UNSET
+
 from hadelay.client.aio import AsyncClient
 from hadelay.client.consumer import DRAIN_S, Consumer
 from hadelay.client.message import AsyncMessage
@@ -176,8 +178,8 @@ class SyncMessage(Message, kw_only=True):
             raise RuntimeError("this message belongs to the parent process; consume again after a fork")
         return _wait(coroutine)
 
-    def ack(self) -> AckOutcome:
-        return self._settle(self._message.ack())
+    def ack(self, result: Any = UNSET) -> AckOutcome:
+        return self._settle(self._message.ack(result))
 
     def nack(
         self, delay: Delay | None = None, *, reason: str | None = None, count: bool = True, dead: bool = False
@@ -376,6 +378,7 @@ class Client:
 
     put_many.__doc__ = AsyncClient.put_many.__doc__
     get = _blocking(AsyncClient.get, _wait)
+    wait_for = _blocking(AsyncClient.wait_for, _wait)
     cancel = _blocking(AsyncClient.cancel, _wait)
     reschedule = _blocking(AsyncClient.reschedule, _wait)
     deliver_now = _blocking(AsyncClient.deliver_now, _wait)

@@ -5,7 +5,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Generic, TypeVar
@@ -22,6 +22,7 @@ from hadelay.client.types import (
     Bucket,
     Delay,
     JobInfo,
+    Message,
     Put,
     PutResult,
     Receipt,
@@ -38,6 +39,8 @@ HEADER_VALUE = re.compile(r"([^\0-\x20\x7f]([^\0-\x1f\x7f]*[^\0-\x20\x7f])?)?")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 #: Limits of one request of put_many, in messages and bytes: large for throughput, small for latency.
 BATCH_ITEMS, _BATCH_BYTES = 1_000, 8 << 20
+#: Limit of the results of one ack, in bytes; nodes have a higher one.
+_RESULT_BYTES = 1 << 18
 _HEADERS = {
     "delay": "Hadelay-Delay", "deliver_at": "Hadelay-Deliver-At", "key": "Hadelay-Key", "tags": "Hadelay-Tags",
     "on_conflict": "Hadelay-On-Conflict", "max_wait": "Hadelay-Max-Wait", "ttl": "Hadelay-TTL",
@@ -195,6 +198,21 @@ def _header_text(value: Any) -> str:
         return ",".join(value)
     # Write a float without an exponent: str would write 0.00001 as 1e-05.
     return format(Decimal(repr(value)), "f") if isinstance(value, float) else str(value)
+
+
+def result_batches(leases: Sequence[str | Message], results: Sequence[Any]) -> Iterator[list[tuple[Any, msgspec.Raw]]]:
+    """Split acks with results into requests: (lease, result as JSON) of each."""
+    some: list[tuple[Any, msgspec.Raw]] = []
+    size = 0
+    for lease, result in zip(leases, results, strict=True):
+        encoded = msgspec.json.encode(result)
+        if some and (size + len(encoded) > _RESULT_BYTES or len(some) == BATCH_ITEMS):
+            yield some
+            some, size = [], 0
+        some.append((lease, msgspec.Raw(encoded)))
+        size += len(encoded)
+    if some:
+        yield some
 
 
 class WirePage(msgspec.Struct, Generic[T]):

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hadelay.codec import schedules
+from hadelay.codec.ackresults import decode_results
 from hadelay.codec.commandtypes import (
     MAX_GRANT,
     MAX_REQUEST_ID,
@@ -67,8 +68,8 @@ _PAIR = struct.Struct("<II")
 _WHEN = struct.Struct("<q?")
 _CURSOR = struct.Struct("<III")
 _LONG = struct.Struct("<Q")
-#: Section number of the hand-out delays, the only section of a SETTLE command.
-_DELAYS = 1
+#: Section numbers of a SETTLE command: hand-out delays, and results of an ACK.
+_DELAYS, _RESULTS = 1, 2
 #: Value of a NACK after which its messages are dead, whatever their attempts; from the feature level OUTCOMES_LEVEL on.
 #: Below that level, apply takes the value for an uncounted NACK with a delay that is too long, and refuses it.
 DEAD_NOW = -(1 << 63)
@@ -128,10 +129,20 @@ def encode_extend(node: str, rows: Rows, lease_ms: int) -> bytes:
     return _leases(Command.EXTEND, node, rows, lease_ms)
 
 
-def encode_settle(command: bytes, delays: U32) -> bytes:
-    """Encode a SETTLE: an encoded ACK or NACK with the hand-out delay in ms of each lease (NONE32: unknown)."""
-    section = np.asarray(delays, _U32).tobytes()
-    return _frame(Command.SETTLE, command, COMMAND.pack(_DELAYS, len(section)), section)
+def encode_settle(command: bytes, delays: U32 | None, results: bytes = b"") -> bytes:
+    """Encode a SETTLE: an encoded ACK or NACK with the hand-out delay in ms of each lease (NONE32: unknown), and with
+    an ACK's results as encoded (`encode_results`)."""
+    given = (_DELAYS, b"" if delays is None else np.asarray(delays, _U32).tobytes()), (_RESULTS, results)
+    sections = [COMMAND.pack(section, len(data)) + data for section, data in given if data]
+    return _frame(Command.SETTLE, command, *sections)
+
+
+def take_apart(command: bytes) -> tuple[bytes, bytes]:
+    """The ACK or NACK in a SETTLE without delays, and its encoded results; (command, b"") for every other command."""
+    if command[0] != Command.SETTLE:
+        return command, b""
+    end = 2 * COMMAND.size + COMMAND.unpack_from(command, COMMAND.size)[1]
+    return command[COMMAND.size : end], command[end + COMMAND.size :]
 
 
 def encode_expire(grants: Iterable[tuple[int, int]]) -> bytes:
@@ -297,10 +308,17 @@ def _decode_settle(reader: WireReader) -> tuple[int, SettleLeases]:
     if kind not in (Command.ACK, Command.NACK):
         raise Malformed("a SETTLE must contain an ACK or a NACK")
     leases: SettleLeases = decode(kind, reader.take(size))
-    section, size = reader.unpack(COMMAND)
-    if section != _DELAYS or size != len(leases.rows) * _U32.itemsize:
-        raise Malformed("a SETTLE must have one section, with a delay for each lease")
-    return kind, leases._replace(delays=reader.array(_U32, len(leases.rows)))
+    count, last = len(leases.rows), 0
+    while not last or reader.at < len(reader.view):
+        section, size = reader.unpack(COMMAND)
+        if section == _DELAYS and not last and size == count * _U32.itemsize:
+            leases = leases._replace(delays=reader.array(_U32, count))
+        elif section == _RESULTS and last < _RESULTS and kind == Command.ACK:
+            leases = leases._replace(results=decode_results(reader.take(size), count))
+        else:
+            raise Malformed("a SETTLE has sections in order: a delay for each lease, and results of an ACK")
+        last = section
+    return kind, leases
 
 
 def _decode_publish2(reader: WireReader) -> Publish:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hadelay.codec.ackresults import AckResults
 from hadelay.codec.formats import U32, Rows
 from hadelay.version import MEMBERS_LEVEL, SCHEDULER_LEVEL, SETTLE_LEVEL
 
@@ -137,6 +138,8 @@ class SettleLeases(NamedTuple):
     reason: str = ""
     #: Hand-out delay of each lease: ms from the grant until the message was handed to the consumer; NONE32: unknown.
     delays: U32 | None = None
+    #: Results of an ACK, of some of its leases.
+    results: AckResults | None = None
 
 
 class RedriveCommand(NamedTuple):

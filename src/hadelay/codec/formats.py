@@ -40,6 +40,8 @@ INDEX = np.dtype(
     ]
 )
 INDEX_SIZE = 64
+#: Value of `attempt` in entries that are results of acks and no messages (ledger/ackresults.py).
+RESULT_ATTEMPT = 0xFFFF
 
 #: Entry of `hours/<hour>.dsp`: an event (lease, ack, …), possibly after the hour, of a message in the hour's .idx.
 DISPATCH = np.dtype(

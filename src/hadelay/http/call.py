@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from email.utils import formatdate
 from http import HTTPStatus
@@ -13,7 +14,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from hadelay.api.service import Actor
 from hadelay.api.text import check_topic
-from hadelay.errors import HadelayError, TooLarge
+from hadelay.errors import HadelayError, LimitReached, TooLarge
 from hadelay.http.access import UNRESTRICTED, Authenticator, Denials, Hosts, RequestRights
 from hadelay.http.answers import JSON_TYPE, MSGPACK_TYPE, Answer, header_lines, refusal, unexpected
 from hadelay.http.bodies import ByteBudget, RequestTurns, Reservation, read_body
@@ -49,13 +50,27 @@ class Context:
         self.metrics = Metrics(service, self.denials.counts, self.turns)
         self.log_limit = LogLimit(time.monotonic)
         self.budget = ByteBudget(config.max_reading_bytes)
-        #: Number of receives that wait for messages at this node, or for a leader.
+        #: Number of receives and reads that wait at this node.
         self.waiting = 0
         #: Number of client connections within the limits; spares, which exceed a limit, do not count.
         self.connections = 0
         #: Encoded body of /openapi.json; empty until the first request for it.
         self.openapi = b""
         self._common: tuple[int, str | None, bytes] = (-1, None, b"")
+
+    @contextmanager
+    def one_more_waits(self) -> Iterator[None]:
+        """Count a request that waits. Raises LimitReached if too many wait."""
+        if self.waiting >= self.config.max_waiting:
+            raise LimitReached(
+                f"too many receives wait on this node ({self.waiting}); ask another node, or try again later",
+                retry_after_ms=1_000,
+            )
+        self.waiting += 1
+        try:
+            yield
+        finally:
+            self.waiting -= 1
 
     @property
     def draining(self) -> bool:

@@ -13,12 +13,12 @@ import msgspec
 from hadelay.api import consuming
 from hadelay.api.service import Handed, Leader, ReceiveRequest, SettleKind
 from hadelay.api.text import check_topic
-from hadelay.errors import BadRequest, HadelayError, Impossible, LimitReached, NoLeader
+from hadelay.errors import BadRequest, HadelayError, Impossible, NoLeader, TooLarge
 from hadelay.http.answers import Answer
 from hadelay.http.call import Call
 from hadelay.http.options import check_tags
 from hadelay.http.routes import Routes
-from hadelay.model import MAX_REASON
+from hadelay.model import MAX_REASON, MAX_RESULT
 
 routes = Routes()
 
@@ -55,18 +55,9 @@ async def receive_topics(call: Call) -> Answer:
 
 
 async def _receive(call: Call, topics: list[str]) -> Answer:
-    context = call.context
     ask = _request(call, topics)
-    if context.waiting >= context.config.max_waiting:
-        raise LimitReached(
-            f"too many receives wait on this node ({context.waiting}); ask another node, or try again later",
-            retry_after_ms=1_000,
-        )
-    context.waiting += 1
-    try:
+    with call.context.one_more_waits():
         return await _from_leader(call, ask)
-    finally:
-        context.waiting -= 1
 
 
 async def _from_leader(call: Call, ask: ReceiveRequest) -> Answer:
@@ -154,10 +145,30 @@ _TEXTUAL = ("application/json", "application/xml", "application/x-ndjson", "appl
 _SETTLING: Any = {"short": True, "scope": "consume", "own_topics": True, "max_bytes": _MAX_LEASES * 48}
 
 
-@routes.add("POST", "/v1/leases:ack", body=consuming.Ack, returns={200: consuming.AckResults}, **_SETTLING)
+#: Options of the route of acks, whose results may be larger than its leases.
+_ACKING: Any = {**_SETTLING, "max_bytes": 512 << 10}
+
+
+@routes.add("POST", "/v1/leases:ack", body=consuming.Ack, returns={200: consuming.AckResults}, **_ACKING)
 async def ack(call: Call) -> Answer:
-    """Acknowledge messages: they are never handed out again"""
-    return await _settle(call, "ack", None)
+    """Acknowledge messages, with results if there are any: they are never handed out again"""
+    return await _settle(call, "ack", None, results=_results(call.body))
+
+
+def _results(ack: consuming.Ack) -> list[bytes]:
+    """JSON of each lease's result; [] if no result is given."""
+    if ack.result is msgspec.UNSET and ack.results is None:
+        return []
+    results = [ack.result] if ack.results is None else ack.results
+    if (ack.results is not None and ack.result is not msgspec.UNSET) or len(results) != len(ack.leases):
+        raise BadRequest(f"{len(ack.leases)} leases: give a result for one lease, or results with one for each lease")
+    try:
+        encoded = [msgspec.json.encode(result) for result in results]
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadRequest(f"result: {error}") from None
+    if max(map(len, encoded), default=0) > MAX_RESULT:
+        raise TooLarge(f"result: at most {MAX_RESULT} bytes of JSON")
+    return encoded
 
 
 @routes.add("POST", "/v1/leases:nack", body=consuming.Nack, returns={200: consuming.NackResults}, **_SETTLING)
@@ -180,7 +191,7 @@ async def extend(call: Call) -> Answer:
     return await _settle(call, "extend", _lease(call, call.body.lease))
 
 
-async def _settle(call: Call, kind: SettleKind, value_ms: int | None, reason: str = "", **how: bool) -> Answer:
+async def _settle(call: Call, kind: SettleKind, value_ms: int | None, reason: str = "", **how: Any) -> Answer:
     leases = call.body.leases
     if len(leases) > _MAX_LEASES:
         raise BadRequest(f"leases: {len(leases)} given; at most {_MAX_LEASES} are allowed per request")

@@ -56,7 +56,18 @@ def _target(call: Call) -> Target:
 @routes.add("GET", _ID, **_READ, **_OWN)
 async def get_message(call: Call) -> Answer:
     """A message, its state and its history"""
-    message = await call.service.messages.describe(_target(call), body=call.query.body, stale=call.query.stale)
+    query, context, messages = call.query, call.context, call.service.messages
+    wait_ms = int(query.wait or 0)
+    if wait_ms > context.config.max_wait_ms:
+        raise BadRequest(
+            f"wait: {wait_ms} ms is too long; wait at most {context.config.max_wait_ms} ms, then ask again"
+        )
+    reading = messages.describe(_target(call), body=query.body, stale=query.stale, wait_ms=wait_ms)
+    if wait_ms:
+        with context.one_more_waits():
+            message = await context.polls.run(reading, "ask another node")
+    else:
+        message = await reading
     call.access.need_of("read", message.topic, "message")
     return call.answer(message)
 

@@ -18,6 +18,9 @@ _RELAYED = ("Content-Type", "Accept", "Accept-Body", "Authorization")
 _ANSWERED = ("Content-Type", "Retry-After", "Location")
 
 
+_RECEIVE_AGAIN = "repeat the receive at another node, with the same request_id"
+
+
 class Polls:
     """Waiting receives. When the node drains, they are answered 503, or 504 if a grant may have been made; the consumer
     then asks another node with the same request_id."""
@@ -26,10 +29,11 @@ class Polls:
         self.tasks: set[asyncio.Task[Any]] = set()
         self.draining = False
 
-    async def run(self, poll: Coroutine[Any, Any, T]) -> T:
+    async def run(self, poll: Coroutine[Any, Any, T], again: str = _RECEIVE_AGAIN) -> T:
+        """Await the poll. again: what to do when the node stops."""
         if self.draining:
             poll.close()
-            raise self._gone()
+            raise self._gone(again)
         task = asyncio.current_task()
         assert task is not None
         self.tasks.add(task)
@@ -37,7 +41,7 @@ class Polls:
             return await poll
         except asyncio.CancelledError as cancelled:
             if self.draining and task.uncancel() == 0:
-                raise self._gone(sure=not isinstance(cancelled, Granting)) from None
+                raise self._gone(again, sure=not isinstance(cancelled, Granting)) from None
             raise
         finally:
             self.tasks.discard(task)
@@ -48,8 +52,8 @@ class Polls:
             task.cancel()
 
     @staticmethod
-    def _gone(*, sure: bool = True) -> HadelayError:
-        detail = "this node is shutting down: repeat the receive at another node, with the same request_id"
+    def _gone(again: str, *, sure: bool = True) -> HadelayError:
+        detail = f"this node is shutting down: {again}"
         return Overloaded(detail, retry_after_ms=0) if sure else OutcomeUnknown(detail)
 
 

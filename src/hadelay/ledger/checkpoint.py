@@ -97,7 +97,8 @@ def dump_hour(hour_state: HourState, *, canonical: bool = False) -> bytes:
             hour_state.keyed,
             hour_state.settled_at_ms,
             _dump_bits(hour_state.topics, canonical),
-            *([_dump_bits(hour_state.blocked, canonical)] if hour_state.blocked else []),
+            *([_dump_bits(hour_state.blocked, canonical)] if hour_state.blocked or hour_state.results else []),
+            *([hour_state.results] if hour_state.results else []),
         ]
     )
 
@@ -230,6 +231,7 @@ def _load_hour(blob: bytes) -> HourState:
         hour_state.open_seconds = np.frombuffer(seconds, "<u4").astype(np.uint32)
     hour_state.returned, hour_state.carried, hour_state.retire_at = returned, carried, retire_at
     hour_state.keyed, hour_state.settled_at_ms = keyed, at_ms
-    for blocked in more:
-        hour_state.blocked = BitMap.deserialize(blocked)
+    if more:
+        hour_state.blocked = BitMap.deserialize(more[0])
+        hour_state.results = more[1] if len(more) > 1 else 0
     return hour_state

@@ -24,6 +24,7 @@ from hadelay.codec.commandtypes import Maintain, RedriveCommand
 from hadelay.codec.formats import INDEX, NODE, Rows
 from hadelay.codec.results import JobResult, RedriveOutcome, RedriveResult, Refused
 from hadelay.ledger import messagegroups, ttl
+from hadelay.ledger.ackresults import forget_results
 from hadelay.ledger.hourstate import bitmap, groups, is_in
 from hadelay.ledger.keys import forget_key, forget_keys, take_again
 from hadelay.ledger.lookup import find_entries, find_entry, state_of
@@ -231,11 +232,13 @@ def drop_hour(ledger: Ledger, command: Maintain) -> JobResult | Refused:
     start = hour_state.retire_at
     end = min(start + min(max(command.limit, 1), MAX_SLICE), count)
     rows = ledger.store.entries(hour, slice(start, end))
+    if hour_state.results:
+        forget_results(ledger, hour_state, rows)
     rows = rows[~is_in(rows["index"], hour_state.settled)]
     if len(rows):
         _forget(ledger, hour, rows)
     hour_state.retire_at = end
-    if end < count and ledger.open_entries(hour):
+    if end < count and (ledger.open_entries(hour) or hour_state.results):
         return JobResult(False, len(rows))
     ledger.retire_hour(hour)
     return JobResult(True, len(rows))

@@ -9,6 +9,7 @@ import numpy as np
 from hadelay.codec.commandtypes import MAX_AHEAD_MS
 from hadelay.codec.formats import CONSUMER, NODE, REASON, nack_reason
 from hadelay.codec.records import decode_record
+from hadelay.ledger.ackresults import result_of
 from hadelay.ledger.lookup import EntryRef, find_entry, state_of
 from hadelay.ledger.state import NO_NODE, Ledger
 from hadelay.ledger.topics import TopicState
@@ -32,7 +33,10 @@ def describe(ledger: Ledger, message_id: int, now_ms: int = 0, *, body: bool = F
     found, topic = state_of(ledger, place, now_ms), ledger.topics[int(row["topic"])]
     if found in _OVER and history and history[-1].at_ms + _kept_ms(topic) <= now_ms:
         return None  # a message that ended longer ago than its topic's retention is gone, even if its files still exist
-    return described(ledger, place.hour, row, found, max(attempts, int(row["attempt"])), history, body=body)
+    view = described(ledger, place.hour, row, found, max(attempts, int(row["attempt"])), history, body=body)
+    if found is State.ACKED:
+        view.result = result_of(ledger, message_id)
+    return view
 
 
 def described(

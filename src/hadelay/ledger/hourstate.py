@@ -52,7 +52,7 @@ class HourState:
     """State of one hour's index entries. An entry that is not in `settled` is open; leased entries are open, too."""
 
     __slots__ = (
-        "blocked", "carried", "keyed", "late", "leased", "open_seconds", "others", "retire_at", "returned",
+        "blocked", "carried", "keyed", "late", "leased", "open_seconds", "others", "results", "retire_at", "returned",
         "settled", "settled_at_ms", "topics",
     )  # fmt: skip
 
@@ -74,6 +74,8 @@ class HourState:
         self.returned = 0
         #: Number of entries whose message has a client key.
         self.keyed = 0
+        #: Number of results of acks in an hour of dead letters (ledger/ackresults.py).
+        self.results = 0
         #: When the last message of this hour ended, and topics of ended messages: decide when the hour is deleted.
         self.settled_at_ms = 0
         self.topics = BitMap()

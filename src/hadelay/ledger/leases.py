@@ -16,6 +16,7 @@ from hadelay.codec.commandtypes import SettleLeases
 from hadelay.codec.formats import I64, INDEX, MAX_NACK_DELAY_MS, NO_REASON, NODE, REASON, REASON_BITS, U32, Rows
 from hadelay.codec.results import ExpireResult, LeaseOutcome, LeaseResult, Refused
 from hadelay.ledger import ttl
+from hadelay.ledger.ackresults import keep_results
 from hadelay.ledger.dead import die
 from hadelay.ledger.grants import HeldGrant
 from hadelay.ledger.hourstate import groups
@@ -104,6 +105,8 @@ def apply_ack(ledger: Ledger, command: SettleLeases) -> LeaseResult:
             _let_go(ledger, grant, positions)
     for at in np.flatnonzero(outcomes == LeaseOutcome.LEASE_LOST).tolist():
         outcomes[at] = _late_ack(ledger, command.rows[at], node)
+    if command.results is not None:
+        keep_results(ledger, command, outcomes == LeaseOutcome.DONE)
     return LeaseResult(outcomes)
 
 

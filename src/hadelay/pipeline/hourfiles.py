@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from hadelay.codec.checksums import RowCrc
-from hadelay.codec.formats import DISPATCH, DISPATCH_SIZE, INDEX, INDEX_SIZE, RECORD_SIZE
+from hadelay.codec.formats import DISPATCH, DISPATCH_SIZE, INDEX, INDEX_SIZE, RECORD_SIZE, RESULT_ATTEMPT
 from hadelay.codec.linking import DISPATCH_CRC, INDEX_CRC, group
 from hadelay.codec.records import check_record, decode_record
 from hadelay.errors import BadRequest, DamagedFile
-from hadelay.model import NONE32, hour_name, proves_record
+from hadelay.model import DEAD_HOURS, NONE32, hour_name, proves_record
 from hadelay.storage.names import KINDS, decode_names
 
 Rows = npt.NDArray[np.void]
@@ -144,13 +144,16 @@ def usable(
     dtype = ROW[suffix].dtype
     found = store.read(files, suffix, start * dtype.itemsize, stop * dtype.itemsize).view(dtype)
     bad = _bad(found, suffix, start, crc=verify)
+    # In hours of dead letters, entries that are results of acks are no messages.
+    messages: npt.NDArray[np.bool_] = np.ones(len(found), np.bool_)
+    if suffix == "idx" and files.hour >= DEAD_HOURS:
+        messages = found["attempt"] != RESULT_ATTEMPT
     if not len(bad):
-        return found, None
+        return found, None if messages.all() else messages
     if not skip:
         raise _bad_row(store, files, suffix, found, start, int(bad[0]))
-    good = np.ones(len(found), np.bool_)
-    good[bad] = False
-    return found, good
+    messages[bad] = False
+    return found, messages
 
 
 def events_of(

@@ -1,6 +1,7 @@
 """Receiving messages, and settling their leases."""
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -10,6 +11,7 @@ from hadelay.api.consuming import Received
 from hadelay.api.service import Granting, Handed, ReceiveRequest, SettleKind, settled_by
 from hadelay.api.text import format_instant
 from hadelay.codec import commands
+from hadelay.codec.ackresults import encode_results
 from hadelay.codec.leasetokens import decode_leases, encode_leases
 from hadelay.codec.meta import Meta, unpack
 from hadelay.codec.results import LeaseOutcome, LeaseResult
@@ -110,19 +112,21 @@ class ConsumingService(Service):
 
     async def settle(
         self, kind: SettleKind, leases: list[str], value_ms: int | None, reason: str = "", *, count: bool = True,
-        dead: bool = False,
+        dead: bool = False, results: Sequence[bytes | None] = (),
     ) -> list[str]:  # fmt: skip
         """Settle leases; returns the outcome per lease after the commit: acked | nacked | extended, already_acked, or
         lease_lost (also for a malformed lease).
 
         value_ms: the delay of a nack (None: the topic's), the new lease of an extend (required), None for ack. reason:
         of a nack, at most 128 bytes. count: whether a nack counts as an attempt; below feature level 3 each nack does.
-        dead: whether a nack ends the message as dead. Raises Conflict below the feature level of that.
+        dead: whether a nack ends the message as dead. results: of an ack, JSON per lease. Raises Conflict below the
+        feature level of the last two.
         """
         node = self._node
+        if (dead or results) and node.ledger.level < OUTCOMES_LEVEL:
+            what = "dead" if dead else "result"
+            raise Conflict(f"{what}: not before every node is upgraded (feature_level of GET /v1/cluster)")
         if dead:
-            if node.ledger.level < OUTCOMES_LEVEL:
-                raise Conflict("dead: not before every node is upgraded (feature_level of GET /v1/cluster)")
             value_ms = commands.DEAD_NOW
         if not count:
             value_ms = value_ms or 0
@@ -140,7 +144,8 @@ class ConsumingService(Service):
         while len(left):
             some = left[:_SETTLED_AT_ONCE]
             with once_begun(len(left) < int(fine.sum())):
-                result = await self._propose(self._settlement(kind, rows[some], value_ms, reason))
+                given = [results[at] for at in some.tolist()] if results else []
+                result = await self._propose(self._settlement(kind, rows[some], value_ms, reason, given))
             assert isinstance(result, LeaseResult)
             again = result.outcomes == LeaseOutcome.AGAIN
             for place, outcome in zip(some[~again].tolist(), result.outcomes[~again].tolist(), strict=True):
@@ -148,9 +153,13 @@ class ConsumingService(Service):
             left = np.concatenate((some[again], left[_SETTLED_AT_ONCE:]))
         return outcomes
 
-    def _settlement(self, kind: SettleKind, rows: NDArray[np.void], value_ms: int | None, reason: str) -> bytes:
+    def _settlement(
+        self, kind: SettleKind, rows: NDArray[np.void], value_ms: int | None, reason: str,
+        results: Sequence[bytes | None],
+    ) -> bytes:  # fmt: skip
         if kind == "ack":
-            return commands.encode_ack(self._node.name, rows)
+            command, section = commands.encode_ack(self._node.name, rows), encode_results(results)
+            return commands.encode_settle(command, None, section) if section else command
         if kind == "nack":
             return commands.encode_nack(self._node.name, rows, -1 if value_ms is None else value_ms, reason)
         assert value_ms is not None

@@ -3,7 +3,9 @@
 import asyncio
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec import UNSET
 
 from hadelay.api.messages import DeadLetter, Failure, History, Message
 from hadelay.api.service import Actor, ListRequest, Target
@@ -26,10 +28,10 @@ from hadelay.ledger import dead, topicchanges
 from hadelay.ledger.describe import describe, described, over
 from hadelay.ledger.keys import find_key
 from hadelay.ledger.listing import ListQuery, listing
-from hadelay.ledger.lookup import find_entry
+from hadelay.ledger.lookup import find_entry, state_of
 from hadelay.ledger.topics import TopicState
 from hadelay.ledger.transitions import failures_of
-from hadelay.model import DEAD_HOURS, NONE32, Description, Key, PastEvent, State, encode_id, hour_name
+from hadelay.model import DEAD_HOURS, NONE32, PENDING, Description, Key, PastEvent, State, encode_id, hour_name
 from hadelay.server.reading import LISTS, extents_of
 from hadelay.server.service.part import Service, once_begun
 
@@ -41,15 +43,20 @@ _RECORD_COST, _HOUR_COST = 8_192, 128 << 10
 #: Limit of a page of dead letters in bytes, exceeded only by a single larger letter; and number of letters read before
 #: other tasks of the event loop have a turn.
 _DEAD_PAGE_BYTES, _LETTERS = 4 << 20, 50
+#: First and longest pause between two looks for the end of a message that a reader waits for, in seconds, and factor by
+#: which the pauses grow.
+_FIRST_LOOK_S, _LAST_LOOK_S, _LOOK_LATER = 0.01, 0.25, 1.2
 _SETTLED = (State.ACKED, State.CANCELLED, State.EXPIRED)
 
 
 class MessageService(Service):
-    async def describe(self, target: Target, *, body: bool, stale: bool) -> Message[str]:
+    async def describe(self, target: Target, *, body: bool, stale: bool, wait_ms: int = 0) -> Message[str]:
         """Describe one message. Raises NotFound for an id never issued, or past its retention. stale: use this node's
-        state without confirming that it is current."""
+        state without confirming that it is current. wait_ms: time to wait for the end of a message that is pending."""
         await self._confirm(stale)
         node = self._node
+        if wait_ms:
+            await self._ended(target, wait_ms)
         message_id = target if isinstance(target, int) else find_key(node.ledger, target[0], hash_client_key(target[1]))
         if message_id is None:
             raise _not_found(target)
@@ -58,6 +65,19 @@ class MessageService(Service):
         if view is None:
             raise _not_found(target)
         return message_of(view, [event_of(event) for event in view.history])
+
+    async def _ended(self, target: Target, wait_ms: int) -> None:
+        """Wait until the message is settled or dead, as this node knows, but no longer than wait_ms. Reads the state
+        now and then: an event for each message that ends would cost more than the few that somebody waits for."""
+        node, loop, pause_s = self._node, asyncio.get_running_loop(), _FIRST_LOOK_S
+        until = loop.time() + wait_ms / 1000
+        while (left_s := until - loop.time()) > 0:
+            found = target if isinstance(target, int) else find_key(node.ledger, target[0], hash_client_key(target[1]))
+            place = None if found is None else find_entry(node.ledger, found)
+            if place is None or state_of(node.ledger, place, node.now_ms()) not in PENDING:
+                return
+            await asyncio.sleep(min(pause_s, left_s))
+            pause_s = min(pause_s * _LOOK_LATER, _LAST_LOOK_S)
 
     async def cancel(self, target: Target, by: Actor | None = None) -> str:
         """Cancel a message; returns cancelled (also if repeated) | leased | acked | expired | dead. by:
@@ -222,6 +242,7 @@ def message_of(view: Description, history: list[History[str]] | None = None) -> 
         traceparent=meta.tp or None, group=meta.group, history=history,
         body=None if view.body is None else bytes(view.body),
         schedule=meta.sch, occurrence=None if meta.sch is None else format_instant(meta.oc),
+        result=UNSET if view.result is None else msgspec.json.decode(view.result),
     )  # fmt: skip
 
 
