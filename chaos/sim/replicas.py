@@ -9,7 +9,7 @@ from chaos.sim.cluster import SimCluster
 from chaos.sim.door import whole
 from chaos.sim.evidence import WAITING, found_by_key_of, where
 from chaos.sim.fuzz import TOPICS
-from chaos.sim.scheduler import TOPIC as TIMED
+from chaos.sim.scheduler import PATIENT, TOPIC
 from hadelay.ledger import checkpoint
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.transitions import FLAG_KEYED
@@ -36,7 +36,7 @@ def honest(cluster: SimCluster) -> None:
     for node in cluster.nodes():
         values = measured(node)
         messages, settled = values["messages"], values["settled_messages_total"]
-        aside = [topic for topic in node.ledger.topics.all if topic.name in (*TOPICS, TIMED)]
+        aside = [topic for topic in node.ledger.topics.all if topic.name in {*TOPICS, TOPIC, PATIENT}]
         published, done = sum(t.published for t in aside), sum(t.settled[Event.ACKED] for t in aside)
         bounds = {
             "published": (values["published_messages_total"] - published, stored, len(history.messages)),

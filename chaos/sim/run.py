@@ -20,7 +20,7 @@ from chaos.sim.nemesis import Nemesis
 from chaos.sim.producer import Producer
 from chaos.sim.receiver import HOOKED, Receiver
 from chaos.sim.replicas import conserved
-from chaos.sim.scheduler import ScheduleOwner
+from chaos.sim.scheduler import PatientOwner, ScheduleOwner
 from chaos.sim.workload import HOUR_S, Workload
 from hadelay.codec.commands import decode
 from hadelay.codec.commandtypes import Cancel, Command, Grant, SettleLeases
@@ -204,7 +204,7 @@ def play(cluster: SimCluster, nemesis: Nemesis, shape: Shape, report: Report) ->
         Consumer(cluster, f"c{n}") for n in range(shape.consumers)
     ]
     others += [AdminClient(cluster, "admin"), Reader(cluster, "reader"), BulkClient(cluster, "jobs")]
-    others.append(ScheduleOwner(cluster, "scheduler"))
+    others += [ScheduleOwner(cluster, "scheduler"), PatientOwner(cluster, "patient")]
     for producer in producers:
         producer.start(shape.faults_s + 1.0, interval_s=shape.interval_s)
     for client in others:

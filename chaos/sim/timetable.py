@@ -17,7 +17,7 @@ from typing import Any
 from hadelay.codec.commands import decode
 from hadelay.codec.commandtypes import Command
 from hadelay.codec.results import Done, FireOutcome, Refused
-from hadelay.codec.schedules import LAST, REMOVE, CatchUp, Firing, Put, Spec, Stored
+from hadelay.codec.schedules import LAST, REMOVE, CatchUp, Firing, Overlap, Put, Spec, Stored
 from hadelay.ledger import schedules
 from hadelay.ledger.lookup import find_entry, state_of
 from hadelay.ledger.state import Ledger
@@ -146,7 +146,11 @@ class Timetable:
             if entry is None:
                 continue
             row = entry.rows[0]
-            ahead = state_of(ledger, entry, ledger.now_ms) is State.SCHEDULED and not int(row["attempt"])
+            state = state_of(ledger, entry, ledger.now_ms)
+            waits = state is State.SCHEDULED
+            if state is State.BLOCKED:
+                waits = int(row["deliver_at_ms"]) > ledger.now_ms
+            ahead = waits and not int(row["attempt"])
             text = f"{name} changed, and its message {id_:x} still waits for its time"
             self.sim.decide("S4 schedules, cancelled", ahead and not int(row["flags"]) & _WAS_DUE, text, id_)
 
@@ -184,19 +188,22 @@ class Timetable:
         known.last = firing.last
         self._note_filed(firing.name, ledger)
         if spec.overlap and times:
-            self._overlaps(firing.name, ledger)
+            self._overlaps(firing.name, times, ledger)
 
     def _decided(self, at_ms: int) -> bool:
         """Whether a leader may have proposed an occurrence in time, just before all machines were suspended: its
         proposal is applied after the suspension, and then the occurrence is late."""
         return any(nap_ms - _GRACE_MS < at_ms < nap_ms + _SLACK_MS for nap_ms in self.sim.naps_ms)
 
-    def _overlaps(self, name: str, ledger: Ledger) -> None:
+    def _overlaps(self, name: str, times: list[int], ledger: Ledger) -> None:
         found = schedules.find(ledger, name)
-        before = found.state.ring[-2:-1] if found is not None else ()
-        pending = [made.id for made in before if self._state(made.id, ledger) in PENDING]
-        fresh = found is not None and found.state.ring and not found.state.ring[-1].manual
-        self.sim.decide("S2 schedules, overlap", bool(pending and fresh), f"{name} made one beside {pending}", *pending)
+        ring = found.state.ring if found is not None else ()
+        if found is None or not ring or ring[-1].manual or ring[-1].occurrence not in times:
+            return
+        pending = [made.id for made in ring[:-1] if self._state(made.id, ledger) in PENDING]
+        most = 1 if Overlap(found.stored.spec.overlap) is Overlap.WAIT else 0
+        branch = "S2 schedules, wait" if most else "S2 schedules, overlap"
+        self.sim.decide(branch, len(pending) > most, f"{name} made one beside {pending}", *pending)
 
     def _note_filed(self, name: str, ledger: Ledger) -> None:
         found, known = schedules.find(ledger, name), self.known[name]

@@ -6,6 +6,7 @@ from unittest.mock import patch
 from chaos.sim.mutations.table import Original, bug, stub
 from hadelay.codec.commandtypes import Command
 from hadelay.codec.results import FireOutcome
+from hadelay.codec.schedules import Overlap
 from hadelay.ledger import schedules
 from hadelay.ledger.apply import _APPLY
 from hadelay.timing import plan
@@ -52,3 +53,14 @@ def lost_agenda_row(store: Original, ledger: Any, name: str, before: Any, after:
 def left_out(firing: Original, *args: Any) -> Any:
     *others, made = args
     return firing(*others, made[1:] if len(made) > 3 else made)
+
+
+@bug("any number of messages waits for a pending one", "", "S2 schedules, wait", at=(schedules, "_without_overlap"))
+def all_wait(without_overlap: Original, ledger: Any, found: Any, count: int) -> int:
+    waits = found.stored.spec.overlap == Overlap.WAIT
+    return count if waits else without_overlap(ledger, found, count)
+
+
+@bug("a repeated trigger makes another message", "", "S1 schedules, triggers", at=(_APPLY, Command.SCHEDULE_RUN))
+def triggers_again(apply: Original, ledger: Any, command: Any) -> Any:
+    return apply(ledger, command._replace(key=None))

@@ -394,7 +394,7 @@ def _remembered(ledger: Ledger, spec: Spec, ring: tuple[Made, ...]) -> tuple[Mad
     since_ms, older = ledger.now_ms - spec.jitter_ms, ring[:-_RING]
     if spec.overlap:
         # Those of a backfill last: there may be a thousand.
-        more = sorted(pending_of(ledger, older), key=lambda made: -made.manual)
+        more = sorted(pending_of(ledger, older), key=lambda made: (-made.manual, made.occurrence))
     else:
         more = [made for made in older if made.occurrence > since_ms and not made.manual]
     return (*more[-_MAX_FILED:], *ring[-_RING:])

@@ -16,7 +16,7 @@ GRACE_MS = 60_000
 #: Limits of one firing of a schedule: occurrences made, and late occurrences examined beside those that may still be
 #: made; the next firing continues with the rest. A slow pattern takes 70 µs per occurrence, on the leader's loop.
 FIRED = 200
-_LOOKED = 250
+_LOOKED = 240
 #: Latest occurrence, in Unix ms: the year 9900. cronsim searches up to 50 years ahead, and the calendar of Python ends
 #: with the year 9999.
 LATEST_MS = 250_246_627_200_000
