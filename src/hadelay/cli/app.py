@@ -64,6 +64,7 @@ class CliCommand(NamedTuple):
 COMMANDS = (
     CliCommand("serve", "hadelay.cli.serve:serve", "Run one node, from a TOML file or from defaults on loopback."),
     CliCommand("dev", "hadelay.cli.dev:dev", "Run a cluster of real processes on this machine, in the foreground."),
+    CliCommand("work", "hadelay.cli.work:work", "Run the tasks of an app: worker processes."),
     CliCommand("msg put", "hadelay.cli.msg:put", "Publish one message."),
     CliCommand("msg get", "hadelay.cli.msg:get", "Show a message: its state, times and history."),
     CliCommand("msg list", "hadelay.cli.msg:list_", "List the messages of a topic in due order."),

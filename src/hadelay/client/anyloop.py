@@ -1,0 +1,16 @@
+"""Requests that any event loop may await."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from hadelay.client.aio import AsyncClient
+from hadelay.client.sync import Client, _loop
+
+R = TypeVar("R")
+
+
+async def awaited(client: Client, request: Callable[[AsyncClient], Coroutine[Any, Any, R]]) -> R:
+    """Await a request on the event loop that blocking clients share. Unlike an AsyncClient, the client belongs to no
+    event loop of the caller, survives a fork, and need not be closed. The caller's context variables hold."""
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(request(client._async()), _loop()))

@@ -1,0 +1,177 @@
+"""`App`: the tasks of a program, and the cluster that keeps their messages."""
+
+import inspect
+import os
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, ParamSpec, TypeVar, overload
+
+import msgspec
+
+from hadelay.client import Client, Delay, Put, Receipt
+from hadelay.client.anyloop import awaited
+from hadelay.client.wire import seconds_of
+from hadelay.tasks.attempt import Attempt
+from hadelay.tasks.inline import Inline
+from hadelay.tasks.outcomes import Rules
+from hadelay.tasks.task import Task
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Retry = Mapping[type[BaseException], Delay | Sequence[Delay]]
+#: Code around each attempt: gets the attempt, and a function that runs the task or the next middleware.
+Middleware = Callable[[Attempt, Callable[[], Awaitable[None]]], Awaitable[None]]
+_NO_RETRY: Retry = {}
+M = TypeVar("M", bound=Middleware)
+B = TypeVar("B", bound=Callable[[Put], None])
+
+
+class App:
+    """Tasks, by name. `hadelay work MODULE:APP` runs them.
+
+        app = App("http://n1:8400,http://n2:8400,http://n3:8400")
+
+        @app.task(retry={ConnectionError: ["1s", "1m"]}, timeout="30s")
+        async def remind(order: int) -> None: ...
+
+        await remind.options(delay="3d").put(4711)
+
+    urls, token, ca: as of AsyncClient. Default of urls: the variable HADELAY_SERVERS, or a node on loopback. topic:
+    topic of tasks that name none.
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str] | None = None,
+        token: str | None = None,
+        *,
+        ca: str | None = None,
+        topic: str = "tasks",
+    ) -> None:
+        self.urls = urls or os.environ.get("HADELAY_SERVERS") or "http://127.0.0.1:8400"
+        self.token, self.ca, self.topic = token, ca, topic
+        self.tasks: dict[str, Task[..., Any]] = {}
+        self.around: list[Middleware] = []
+        self._before_put: list[Callable[[Put], None]] = []
+        self._inline: Inline | None = None
+
+    @cached_property
+    def client(self) -> Client:
+        """The client of all publishes. Any thread may use it."""
+        return Client(self.urls, self.token, ca=self.ca)
+
+    @property
+    def topics(self) -> list[str]:
+        return sorted({task.topic for task in self.tasks.values()})
+
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
+    def task(
+        self, /, *, name: str | None = None, topic: str | None = None, retry: Retry = ...,
+        max_attempts: int | None = None, timeout: Delay | None = None, unique: bool = False, cpu: bool = False,
+    ) -> Callable[[Callable[P, R]], Task[P, R]]: ...  # fmt: skip
+    def task(
+        self, function: Any = None, /, *, name: str | None = None, topic: str | None = None, retry: Retry = _NO_RETRY,
+        max_attempts: int | None = None, timeout: Delay | None = None, unique: bool = False, cpu: bool = False,
+    ) -> Any:  # fmt: skip
+        """Make a function, async or plain, a task. Plain functions run in threads.
+
+        name: default: module and name of the function. retry: waits before the next attempt by class of the
+        exception, the most specific one; a list has a wait for each attempt. Other exceptions wait the topic's backoff.
+        max_attempts: then the message is dead; None: as the topic says. timeout: limit of one attempt. unique: drop a
+        publish while a message with the same arguments is pending. cpu: run the plain function in a process of its own,
+        which the timeout kills.
+        """
+        rules = Rules(
+            retry=retry, max_attempts=max_attempts, timeout_s=None if timeout is None else seconds_of(timeout),
+            unique=unique, cpu=cpu,
+        )  # fmt: skip
+
+        def add(function: Callable[P, R]) -> Task[P, R]:
+            of = name or f"{_module(function)}.{function.__qualname__}"
+            if of in self.tasks:
+                raise ValueError(f"there are two tasks {of!r}: give one of them another name=")
+            if cpu and inspect.iscoroutinefunction(function):
+                raise TypeError(f"{of}: cpu=True is for plain functions, not for async def")
+            self.tasks[of] = task = Task(self, function, of, topic or self.topic, rules)
+            return task
+
+        return add if function is None else add(function)
+
+    def periodic(
+        self,
+        cron: str | None = None,
+        tz: str = "UTC",
+        *,
+        every: Delay | None = None,
+        jitter: Delay | None = None,
+        catch_up: Literal["one", "none", "all"] = "one",
+        overlap: Literal["allow", "skip", "wait"] = "skip",
+        **options: Any,
+    ) -> Callable[[Callable[[], R]], Task[[], R]]:
+        """Make a function a task that the cluster calls again and again: by `cron` in the time zone `tz`, or `every`.
+
+        Workers store it as a schedule of the cluster when they start. Each occurrence is one message, however many
+        workers there are. jitter, catch_up, overlap: as of `put_schedule`. options: as of `task`.
+        """
+
+        def add(function: Callable[[], R]) -> Task[[], R]:
+            task: Task[[], R] = self.task(**options)(function)
+            task.arguments.encode((), {})  # the cluster passes no arguments
+            task.schedule = {
+                "cron": cron, "every": every, "timezone": tz, "jitter": jitter, "catch_up": catch_up, "overlap": overlap
+            }  # fmt: skip
+            return task
+
+        return add
+
+    def middleware(self, around: M) -> M:
+        """Run `async def around(attempt, proceed)` around each attempt in the worker; it awaits `proceed()`."""
+        self.around.append(around)
+        return around
+
+    def before_put(self, change: B) -> B:
+        """Call `change(put)` before each publish; it may set fields of the Put, such as `meta`."""
+        self._before_put.append(change)
+        return change
+
+    def testing(self, *, inline: bool = False) -> Inline:
+        """For tests, a context without a cluster: publishes are collected, in the `puts` of what `with` gives. inline:
+        a publish runs the task at once, whatever its delay, and raises what it raises."""
+        return Inline(self.tasks, inline, self._set_inline)
+
+    def _set_inline(self, inline: Inline | None) -> Inline | None:
+        before, self._inline = self._inline, inline
+        return before
+
+    async def publish(self, put: Put) -> Receipt:
+        """Publish a message of a task; from any event loop."""
+        self._prepare(put)
+        if self._inline is not None:
+            return await self._inline.put(put)
+        fields = msgspec.structs.asdict(put)
+        return await awaited(self.client, lambda client: client.put(**fields))
+
+    def publish_sync(self, put: Put) -> Receipt:
+        self._prepare(put)
+        if self._inline is not None:
+            return self._inline.put_sync(put)
+        return self.client.put(**msgspec.structs.asdict(put))
+
+    def _prepare(self, put: Put) -> None:
+        for change in self._before_put:
+            change(put)
+
+
+def _module(function: Callable[..., Any]) -> str:
+    """The function's module by the name that workers import, also if that is the program that runs now."""
+    if function.__module__ != "__main__":
+        return function.__module__
+    main = sys.modules["__main__"]
+    spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if spec is not None:
+        return str(spec.name)
+    return Path(path).stem if path else "__main__"

@@ -1,0 +1,62 @@
+"""Arguments of a task as JSON, and back.
+
+The JSON is an object by parameter name, so that a new version of a function may move its parameters. The types are
+those of the annotations, checked by the publisher: a wrong call fails there, not in a worker at night.
+"""
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+
+class Arguments:
+    """The parameters of a function. Every method raises TypeError with the task's name."""
+
+    def __init__(self, task: str, function: Callable[..., Any]) -> None:
+        self.task, self._function = task, function
+        self._signature = inspect.signature(function)
+
+    @cached_property
+    def _decoder(self) -> msgspec.json.Decoder[dict[str, Any]]:
+        """Made on first use: annotations may name classes that are defined after the function."""
+        try:
+            hints = typing.get_type_hints(self._function, include_extras=True)
+            types = {name: _type(one, hints.get(name, Any)) for name, one in self._signature.parameters.items()}
+            return msgspec.json.Decoder(typing.TypedDict("Parameters", types, total=False))  # type: ignore[operator]
+        except (NameError, TypeError) as error:
+            raise TypeError(f"{self.task}: its annotations are of no use for JSON: {error}") from None
+
+    def check(self) -> None:
+        """Check that all annotations are types that JSON can carry."""
+        _ = self._decoder
+
+    def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+        """JSON of a call's arguments. TypeError if the function does not take them."""
+        try:
+            encoded = msgspec.json.encode(self._signature.bind(*args, **kwargs).arguments)
+            self._decoder.decode(encoded)
+        except (TypeError, msgspec.ValidationError) as error:
+            text = str(error)
+            raise TypeError(text if text.startswith(self.task) else f"{self.task}: {text}") from None
+        return encoded
+
+    def decode(self, encoded: bytes | msgspec.Raw) -> inspect.BoundArguments:
+        try:
+            # Unknown names are found by hand, because a TypedDict ignores them.
+            given = msgspec.json.decode(encoded, type=dict[str, msgspec.Raw])
+            unknown = given.keys() - self._signature.parameters.keys()
+            if unknown:
+                raise TypeError(f"{self.task}: this version of the function has no parameter {min(unknown)!r}")
+            return inspect.BoundArguments(self._signature, self._decoder.decode(encoded))
+        except msgspec.ValidationError as error:
+            raise TypeError(f"{self.task}: {error}") from None
+
+
+def _type(parameter: inspect.Parameter, hint: Any) -> Any:
+    if parameter.kind is parameter.VAR_POSITIONAL:
+        return list[hint]
+    return dict[str, hint] if parameter.kind is parameter.VAR_KEYWORD else hint

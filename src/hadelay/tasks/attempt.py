@@ -1,0 +1,45 @@
+"""`current()`: what a running task may know about its attempt."""
+
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import datetime
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One attempt to run a task."""
+
+    #: Name of the task.
+    task: str
+    #: Id of the message, its topic and key.
+    id: str
+    topic: str
+    key: str | None = None
+    #: Number of this hand-out, from 1; attempts that do not count (snoozes, stops) have numbers, too.
+    number: int
+    #: End of the task's timeout; None without a timeout.
+    deadline: datetime | None = None
+    meta: Mapping[str, str] = field(default_factory=dict)
+    _over: Callable[[], bool] = _never
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether to stop: the timeout is over, the worker gave the message back, or the lease was lost. A function in
+        a thread has to look, because a thread cannot be ended."""
+        return self._over()
+
+
+CURRENT: ContextVar[Attempt] = ContextVar("hadelay_attempt")
+
+
+def current() -> Attempt:
+    """The attempt of the task that runs here. RuntimeError outside of a task."""
+    try:
+        return CURRENT.get()
+    except LookupError:
+        raise RuntimeError("no task runs here: call current() inside a task's function") from None

@@ -1,0 +1,46 @@
+"""Lines of JSON between the supervisor, its workers and their CPU processes, over a socket pair.
+
+The end of the stream means that the process at the other end has ended, also after kill -9.
+"""
+
+import contextlib
+import socket
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+T = TypeVar("T")
+
+#: Limit of a line in bytes: a message of the size limit, as JSON.
+LINE_BYTES = 8 << 20
+
+
+class Start(Struct, frozen=True):
+    """The supervisor to a new worker."""
+
+    app: str
+    concurrency: int
+    drain_s: float
+    lease_s: float
+    #: Leases of a worker that crashed, to give back.
+    orphans: list[str] = []
+    #: Whether to end after that.
+    only_orphans: bool = False
+
+
+class Report(Struct, frozen=True, omit_defaults=True):
+    """A worker to the supervisor: `take` a lease, or `end` one, after an attempt at `task`; neither: the worker is
+    alive."""
+
+    take: str = ""
+    end: str = ""
+    task: str = ""
+    outcome: str = ""
+    seconds: float = 0.0
+
+
+def send(to: socket.socket, line: Struct) -> None:
+    """Send a line; nothing happens if the other process has ended."""
+    with contextlib.suppress(OSError):
+        to.sendall(msgspec.json.encode(line) + b"\n")

@@ -1,0 +1,60 @@
+"""A process that runs tasks with `cpu=True`: `python -m hadelay.tasks.cpu_process FD MODULE:APP`."""
+
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from datetime import UTC, datetime
+
+import msgspec
+
+from hadelay.tasks.app import App
+from hadelay.tasks.attempt import CURRENT, Attempt
+from hadelay.tasks.channel import send
+from hadelay.tasks.cpu import Work
+from hadelay.tasks.load import load
+from hadelay.tasks.outcomes import DONE, Outcome, outcome_of
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker decides when this process ends
+    worker = socket.socket(fileno=int(sys.argv[1]))
+    logging.basicConfig(level=logging.INFO)
+    app = load(sys.argv[2])
+    works: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(worker, works), daemon=True).start()
+    while True:
+        send(worker, _run(app, msgspec.json.decode(works.get(), type=Work)))
+
+
+def _read(worker: socket.socket, works: "queue.SimpleQueue[bytes]") -> None:
+    """Read calls in a thread, which ends the process when the worker has ended, in the middle of a function, too: the
+    function's message goes to another worker."""
+    for line in worker.makefile("rb"):
+        works.put(line)
+    os._exit(1)
+
+
+def _run(app: App, work: Work) -> Outcome:
+    task = app.tasks[work.call.task]
+    deadline = None if work.deadline_ms is None else datetime.fromtimestamp(work.deadline_ms / 1000, UTC)
+    attempt = Attempt(
+        task=task.name, id=work.id, topic=work.topic, key=work.key, number=work.number, deadline=deadline,
+        meta=work.meta,
+    )  # fmt: skip
+    token = CURRENT.set(attempt)
+    try:
+        bound = task.arguments.decode(work.call.args)
+        task.function(*bound.args, **bound.kwargs)
+    except Exception as error:
+        return outcome_of(error, task.rules, work.number)
+    finally:
+        CURRENT.reset(token)
+    return DONE
+
+
+if __name__ == "__main__":
+    main()

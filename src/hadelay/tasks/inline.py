@@ -1,0 +1,80 @@
+"""`app.testing()`: tasks without a cluster and without workers."""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from hadelay.client import Put, Receipt
+from hadelay.client.wire import seconds_of
+from hadelay.tasks.attempt import CURRENT, Attempt
+from hadelay.tasks.task import Call, Task
+
+
+class Inline(AbstractContextManager["Inline"]):
+    """Publishes of an app, collected instead of sent."""
+
+    def __init__(
+        self, tasks: Mapping[str, Task[..., Any]], inline: bool, switch: Callable[["Inline | None"], "Inline | None"]
+    ) -> None:
+        #: What was published, in order.
+        self.puts: list[Put] = []
+        self._tasks, self._inline, self._switch = tasks, inline, switch
+        self._before: Inline | None = None
+
+    def __enter__(self) -> "Inline":
+        self._before = self._switch(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._switch(self._before)
+
+    async def put(self, put: Put) -> Receipt:
+        receipt = self._receipt(put)
+        if self._inline:
+            result = self._call(put, receipt)
+            if inspect.isawaitable(result):
+                await result
+        return receipt
+
+    def put_sync(self, put: Put) -> Receipt:
+        receipt = self._receipt(put)
+        if self._inline:
+            result = self._call(put, receipt)
+            if inspect.iscoroutine(result):
+                with ThreadPoolExecutor(1) as thread:  # this thread may have an event loop, which runs
+                    thread.submit(asyncio.run, result).result()
+        return receipt
+
+    def _receipt(self, put: Put) -> Receipt:
+        self.puts.append(put)
+        due = put.at if isinstance(put.at, datetime) else datetime.now(UTC)
+        due += timedelta(seconds=seconds_of(put.delay or 0))
+        return Receipt(id=f"inline-{len(self.puts)}", deliver_at=due, topic=put.topic, duplicate=False, key=put.key)
+
+    def _call(self, put: Put, receipt: Receipt) -> Any:
+        call = msgspec.json.decode(put.body, type=Call)
+        task = self._tasks[call.task]
+        bound = task.arguments.decode(call.args)
+        attempt = Attempt(
+            task=task.name, id=receipt.id, topic=put.topic, key=put.key, number=1, meta=put.meta or {}
+        )  # fmt: skip
+        token = CURRENT.set(attempt)
+        try:
+            result = task.function(*bound.args, **bound.kwargs)
+        finally:
+            CURRENT.reset(token)
+        return _within(attempt, result) if inspect.iscoroutine(result) else result
+
+
+async def _within(attempt: Attempt, coroutine: Any) -> None:
+    token = CURRENT.set(attempt)
+    try:
+        await coroutine
+    finally:
+        CURRENT.reset(token)

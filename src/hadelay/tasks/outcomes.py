@@ -1,0 +1,114 @@
+"""How an attempt ended, and what becomes of the message."""
+
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from msgspec import Struct
+
+from hadelay.client import AsyncMessage, Delay, MessageInfo
+from hadelay.client.message import GIVE_BACK, reason_of
+from hadelay.client.wire import seconds_of
+
+#: Beginning of the reason of a snooze.
+SNOOZED = "snoozed: "
+
+
+class Dead(Exception):
+    """Raise it in a task when no further attempt helps: the message is a dead letter now."""
+
+
+class Snooze(Exception):
+    """Raise it in a task to run it again after `delay`. The attempt does not count."""
+
+    def __init__(self, delay: Delay, reason: str = "") -> None:
+        super().__init__(reason)
+        self.delay = delay
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What a task's decorator says about attempts."""
+
+    #: Waits by class of the exception; a list has a wait for each attempt, of which the last repeats.
+    retry: Mapping[type[BaseException], Delay | Sequence[Delay]] = field(default_factory=dict)
+    #: Attempts before the message is dead. None: what the topic says.
+    max_attempts: int | None = None
+    #: Limit of one attempt, in seconds.
+    timeout_s: float | None = None
+    #: Whether a publish is dropped while a message with the same arguments is pending.
+    unique: bool = False
+    #: Whether the function runs in a process of its own.
+    cpu: bool = False
+
+    def __post_init__(self) -> None:
+        for waits in self.retry.values():
+            for wait in _listed(waits):
+                seconds_of(wait)
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    """The end of an attempt, as worker processes tell each other."""
+
+    kind: Literal["done", "failed", "snoozed", "dead"]
+    #: Seconds until the next attempt; None: the topic's backoff.
+    delay_s: float | None = None
+    reason: str | None = None
+    #: Traceback for the log.
+    trace: str = ""
+
+
+class Failed(Exception):
+    """A task failed in another process, which judged the exception."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.reason)
+        self.outcome = outcome
+
+
+DONE = Outcome(kind="done")
+
+
+def outcome_of(error: Exception, rules: Rules, attempt: int) -> Outcome:
+    """What becomes of the message after an exception, apart from `max_attempts`. The most specific class in `retry`
+    decides about the wait."""
+    if isinstance(error, Failed):
+        return error.outcome
+    reason = reason_of(error)
+    if isinstance(error, Snooze):
+        return Outcome(kind="snoozed", delay_s=seconds_of(error.delay), reason=f"{SNOOZED}{error}"[:100])
+    trace = "".join(traceback.format_exception(error))
+    if isinstance(error, Dead):
+        return Outcome(kind="dead", reason=reason, trace=trace)
+    waits = next((rules.retry[kind] for kind in type(error).__mro__ if kind in rules.retry), None)
+    if waits is None:
+        return Outcome(kind="failed", reason=reason, trace=trace)
+    listed = _listed(waits)
+    return Outcome(kind="failed", delay_s=seconds_of(listed[min(attempt, len(listed)) - 1]), reason=reason, trace=trace)
+
+
+def uncounted(info: MessageInfo) -> int:
+    """Number of attempts that do not count: snoozes, and stops of workers. A hand-out's number counts them, too."""
+    reasons = [event.reason or "" for event in info.history if event.event == "nacked"]
+    return sum(reason == GIVE_BACK.reason or reason.startswith(SNOOZED) for reason in reasons)
+
+
+def _listed(waits: Delay | Sequence[Delay]) -> Sequence[Delay]:
+    if isinstance(waits, str) or not isinstance(waits, Sequence):
+        return [waits]
+    if not waits:
+        raise ValueError("retry: a list of waits must not be empty")
+    return waits
+
+
+async def settle(message: AsyncMessage, outcome: Outcome) -> None:
+    match outcome.kind:
+        case "done":
+            await message.ack()
+        case "dead":
+            await message.nack(reason=outcome.reason, dead=True)
+        case "snoozed":
+            await message.snooze(outcome.delay_s or 0, reason=outcome.reason)
+        case "failed":
+            await message.nack(outcome.delay_s, reason=outcome.reason)

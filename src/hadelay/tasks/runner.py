@@ -1,0 +1,110 @@
+"""Runs one message's task, and settles the message by the outcome."""
+
+import asyncio
+import contextvars
+import inspect
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from hadelay.client import AsyncClient, AsyncMessage
+from hadelay.client.threads import HandlerThreads
+from hadelay.tasks.app import App
+from hadelay.tasks.attempt import CURRENT, Attempt
+from hadelay.tasks.channel import Report
+from hadelay.tasks.cpu import CpuPool
+from hadelay.tasks.outcomes import DONE, Rules, outcome_of, settle, uncounted
+from hadelay.tasks.task import Call, Task
+from hadelay.tasks.tracing import span
+
+log = logging.getLogger(__name__)
+
+
+class Runner:
+    """A handler for `Consumer.work`. tell: called when an attempt begins and when its message is settled."""
+
+    def __init__(self, app: App, client: AsyncClient, cpu: CpuPool, tell: Callable[[Report], None]) -> None:
+        self._app, self._client, self._cpu, self._tell = app, client, cpu, tell
+        self._threads = HandlerThreads()
+
+    async def __call__(self, message: AsyncMessage) -> None:
+        self._tell(Report(take=message.lease))
+        begun, name, rules = time.monotonic(), "unknown", Rules()
+        try:
+            call = msgspec.json.decode(message.body, type=Call)
+            if call.task not in self._app.tasks:
+                raise LookupError(f"this worker has no task {call.task!r}")
+            task = self._app.tasks[call.task]
+            name, rules = task.name, task.rules
+            with span(name, message.id, message.traceparent):
+                await self._attempt(task, call, message)
+            outcome = DONE
+        except Exception as error:
+            outcome = outcome_of(error, rules, message.attempt)
+        except asyncio.CancelledError as error:
+            asking = asyncio.current_task()
+            if asking is not None and asking.cancelling():
+                raise  # the worker stops: the consumer gives the message back
+            outcome = outcome_of(RuntimeError(f"the task cancelled itself: {error}"), rules, message.attempt)
+        if outcome.kind == "failed" and rules.max_attempts is not None and message.attempt >= rules.max_attempts:
+            counted = message.attempt - uncounted(await self._client.get(message.id))
+            if counted >= rules.max_attempts:
+                outcome = msgspec.structs.replace(outcome, kind="dead")
+        if outcome.trace:
+            log.warning("%s, attempt %d, %s:\n%s", name, message.attempt, outcome.kind, outcome.trace)
+        await settle(message, outcome)
+        self._tell(Report(end=message.lease, task=name, outcome=outcome.kind, seconds=time.monotonic() - begun))
+
+    async def _attempt(self, task: Task[..., Any], call: Call, message: AsyncMessage) -> None:
+        over = False
+        timeout_s = task.rules.timeout_s
+        attempt = Attempt(
+            task=task.name, id=message.id, topic=message.topic, key=message.key, number=message.attempt,
+            deadline=None if timeout_s is None else datetime.now(UTC) + timedelta(seconds=timeout_s),
+            meta=message.meta, _over=lambda: over or message.lost,
+        )  # fmt: skip
+        token = CURRENT.set(attempt)
+        run: Callable[[], Awaitable[None]] = partial(self._call, task, call, attempt)
+        for around in reversed(self._app.around):
+            run = partial(around, attempt, run)
+        try:
+            await run()
+        finally:
+            over = True
+            CURRENT.reset(token)
+
+    async def _call(self, task: Task[..., Any], call: Call, attempt: Attempt) -> None:
+        timeout_s = task.rules.timeout_s
+        if task.rules.cpu:
+            async with self._cpu.process() as process, _limit(timeout_s):
+                await process.run(call, attempt)
+            return
+        bound = task.arguments.decode(call.args)
+        function = partial(task.function, *bound.args, **bound.kwargs)
+        async with _limit(timeout_s):
+            if inspect.iscoroutinefunction(task.function):
+                await function()
+            else:
+                await self._threads.run(contextvars.copy_context().run, function)
+
+    def close(self) -> None:
+        self._threads.close()
+        self._cpu.close()
+
+
+@asynccontextmanager
+async def _limit(seconds: float | None) -> AsyncIterator[None]:
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise TimeoutError(f"the task ran longer than {seconds:g} s") from None

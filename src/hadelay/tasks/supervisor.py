@@ -1,0 +1,144 @@
+"""`hadelay work`: starts worker processes, starts them again, and gives back what a crashed one had.
+
+A worker reports the leases that it has, so the worker that replaces a crashed one can give them back at once instead of
+when they run out.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from hadelay.tasks.channel import LINE_BYTES, Report, Start, send
+from hadelay.tasks.health import Counts
+from hadelay.tasks.worker import UNUSABLE
+
+log = logging.getLogger(__name__)
+
+#: A worker that lived for less than this starts again after a pause: minimum and maximum, in seconds.
+_YOUNG_S, _PAUSE_S, _LONGEST_PAUSE_S = 5.0, 1.0, 30.0
+#: Interval of looking for changed files, in seconds.
+_LOOK_S = 0.3
+
+
+class Supervisor:
+    """Runs `processes` workers, all started with `start`. reload: start them again when a Python file below the present
+    directory changes."""
+
+    def __init__(self, start: Start, *, processes: int = 1, reload: bool = False) -> None:
+        self._start, self._processes, self._reload = start, processes, reload
+        self.counts = Counts()
+        self._stops = 0
+        self._code = 0
+        self._running: set[asyncio.subprocess.Process] = set()
+        self._changed = asyncio.Event()
+
+    async def run(self) -> int:
+        """Until SIGTERM or SIGINT; returns the exit code. A second signal gives unfinished messages back now."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        watch = asyncio.create_task(self._watch()) if self._reload else None
+        await asyncio.gather(*(self._keep(number) for number in range(self._processes)))
+        if watch is not None:
+            watch.cancel()
+        return self._code
+
+    def stop(self) -> None:
+        self._stops += 1
+        self._changed.set()
+        self._terminate()
+
+    def _terminate(self) -> None:
+        for process in self._running:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+
+    async def _keep(self, number: int) -> None:
+        """Keep one worker running."""
+        orphans: set[str] = set()
+        pause_s = 0.0
+        while not self._stops or orphans:
+            begun, only = time.monotonic(), bool(self._stops)
+            start = msgspec.structs.replace(self._start, orphans=sorted(orphans), only_orphans=only)
+            code, orphans = await self._run(number, start)
+            if self._stops:
+                if only:
+                    break  # the leases run out by themselves
+                continue
+            if code == UNUSABLE and not self._reload:
+                self._code = code
+                self.stop()
+                break
+            if code:
+                log.error("worker %d ended with code %d, having %d messages", number, code, len(orphans))
+                self.counts.restarts += 1
+                young = time.monotonic() - begun < _YOUNG_S
+                pause_s = min(max(2 * pause_s, _PAUSE_S), _LONGEST_PAUSE_S) if young else 0.0
+                self._changed.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), None if code == UNUSABLE else pause_s)
+
+    async def _run(self, number: int, start: Start) -> tuple[int, set[str]]:
+        """Run one worker until it ends; returns its exit code, and the leases that it had when it crashed."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "hadelay.tasks.worker", str(theirs.fileno()), pass_fds=(theirs.fileno(),),
+                process_group=0,  # Ctrl-C in a terminal comes from the supervisor alone
+            )  # fmt: skip
+        self._running.add(process)
+        send(ours, start)
+        leases = set(start.orphans)  # the worker reports their ends, too
+        reader, writer = await asyncio.open_connection(sock=ours, limit=LINE_BYTES)
+        try:
+            with contextlib.suppress(ConnectionError):
+                while line := await reader.readline():
+                    self._note(number, msgspec.json.decode(line, type=Report), leases)
+            code = await process.wait()
+        finally:
+            writer.close()
+            self._running.discard(process)
+            self.counts.ended(number)
+        return code, leases if code else set()
+
+    def _note(self, number: int, report: Report, leases: set[str]) -> None:
+        if report.take:
+            leases.add(report.take)
+        elif report.end:
+            leases.discard(report.end)
+            if report.task:
+                self.counts.attempt(report)
+        self.counts.seen(number, len(leases))
+
+    async def _watch(self) -> None:
+        before = dict(_files())
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            now = dict(_files())
+            if now != before:
+                log.info("a file changed: starting the workers again")
+                before = now
+                self._changed.set()
+                self._terminate()
+
+
+def _files() -> Iterator[tuple[str, int]]:
+    """Python files below the present directory, with their times of change."""
+    for directory, names, files in os.walk("."):
+        names[:] = [
+            name for name in names if not name.startswith((".", "__pycache__", "node_modules", "site-packages"))
+        ]
+        for name in files:
+            if name.endswith(".py"):
+                path = Path(directory, name)
+                with contextlib.suppress(OSError):
+                    yield str(path), path.stat().st_mtime_ns

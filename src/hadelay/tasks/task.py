@@ -1,0 +1,95 @@
+"""A task: a function that can be called later."""
+
+import copy
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import update_wrapper
+from typing import Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack
+
+import msgspec
+
+from hadelay.client import Delay, OnConflict, Put, Receipt, When
+from hadelay.tasks.arguments import Arguments
+from hadelay.tasks.outcomes import Rules
+
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
+
+
+class Options(TypedDict, total=False):
+    """Options of a publish; they mean what the arguments of the client's `put` mean."""
+
+    delay: Delay | None
+    at: When | None
+    key: str | None
+    on_conflict: OnConflict | None
+    max_wait: Delay | None
+    tags: Sequence[str] | None
+    ttl: Delay | None
+    group: str | None
+    meta: Mapping[str, str] | None
+    traceparent: str | None
+    idempotency_key: str | None
+
+
+class Publisher(Protocol):
+    """Publishes messages of tasks: the app."""
+
+    async def publish(self, put: Put) -> Receipt: ...
+    def publish_sync(self, put: Put) -> Receipt: ...
+
+
+class Call(msgspec.Struct, frozen=True):
+    """Payload of a task's message. args: JSON object by parameter name."""
+
+    task: str
+    args: msgspec.Raw
+
+
+class Task(Generic[P, R]):
+    """A function with a name and a topic. Calling the task calls the function, here and now; `put` publishes a message,
+    and a worker calls the function.
+
+    Python's types cannot add options to a function's parameters, so options come first:
+    `await remind.options(delay="3d", key="order-4711").put(4711)`.
+    """
+
+    def __init__(
+        self, publisher: Publisher, function: Callable[P, R], name: str, topic: str, rules: Rules
+    ) -> None:  # fmt: skip
+        self._publisher, self.function = publisher, function
+        self.name, self.topic, self.rules = name, topic, rules
+        self.arguments = Arguments(name, function)
+        self._options: Options = {}
+        #: Settings of the schedule of a periodic task.
+        self.schedule: dict[str, Any] | None = None
+        update_wrapper(self, function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
+
+    def options(self, **options: Unpack[Options]) -> "Task[P, R]":
+        """The same task with options for its publishes: `delay`, `at`, `key`, … ."""
+        unknown = options.keys() - Options.__annotations__.keys()
+        if unknown:
+            raise TypeError(f"{self.name}: a publish has no option {min(unknown)!r}")
+        task = copy.copy(self)
+        task._options = {**self._options, **options}
+        return task
+
+    async def put(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
+        """Publish a call; from any event loop. TypeError if the function does not take these arguments."""
+        return await self._publisher.publish(self.message(*args, **kwargs))
+
+    def put_sync(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
+        """`put` without the await."""
+        return self._publisher.publish_sync(self.message(*args, **kwargs))
+
+    def message(self, *args: P.args, **kwargs: P.kwargs) -> Put:
+        """The message of a call, for the client's `put_many`."""
+        encoded = self.arguments.encode(args, kwargs)
+        options = dict(self._options)
+        if self.rules.unique and options.get("key") is None:
+            options["key"] = f"{self.name[-200:]}:{hashlib.sha256(encoded).hexdigest()[:32]}"
+        body = msgspec.json.encode(Call(self.name, msgspec.Raw(encoded)))
+        return Put(topic=self.topic, body=body, content_type="application/json", **options)  # type: ignore[arg-type]

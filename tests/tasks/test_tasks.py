@@ -1,0 +1,258 @@
+"""Tasks without a cluster: arguments, outcomes, types, and the inline mode."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import dataclasses
+import subprocess
+import sys
+import uuid
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from hadelay import Put
+from hadelay.errors import ConfigError
+from hadelay.tasks import App, Attempt, Dead, Snooze, current
+from hadelay.tasks.load import load
+from hadelay.tasks.outcomes import Rules, outcome_of
+from hadelay.tasks.tracing import span
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclasses.dataclass
+class Order:
+    number: uuid.UUID
+    due: datetime
+
+
+app = App("http://127.0.0.1:1")
+called: list[object] = []
+
+
+@app.task(topic="orders", unique=True)
+async def remind(order: Order, *parts: int, loud: bool = False, **names: str) -> None:
+    called.append((order, parts, loud, names))
+
+
+@app.task(name="plain")
+def add(a: int, b: int = 1, /) -> int:
+    called.append((a, b, current().number))
+    return a + b
+
+
+def test_arguments_come_back_with_their_types() -> None:
+    order = Order(uuid.uuid4(), datetime(2026, 11, 23, tzinfo=UTC))
+    encoded = remind.arguments.encode((order, 1, 2), {"loud": True, "x": "y"})
+    bound = remind.arguments.decode(encoded)
+    assert (bound.args, bound.kwargs) == ((order, 1, 2), {"loud": True, "x": "y"})
+    assert add.arguments.decode(add.arguments.encode((1,), {})).args == (1,)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "said"),
+    [
+        ((), {}, "plain: missing a required argument: 'a'"),
+        (("1",), {}, "plain: Expected `int`, got `str` - at `$.a`"),
+        ((1, 2, 3), {}, "plain: too many positional arguments"),
+        ((object(),), {}, "plain: Encoding objects of type object is unsupported"),
+    ],
+)
+async def test_wrong_arguments_are_refused_where_they_are_published(args: object, kwargs: object, said: str) -> None:
+    with app.testing() as box, pytest.raises(TypeError) as refused:
+        await add.put(*args, **kwargs)  # type: ignore[arg-type, misc]
+    assert str(refused.value) == said
+    assert box.puts == []
+
+
+def test_a_parameter_of_another_version_is_named() -> None:
+    with pytest.raises(TypeError, match="plain: this version of the function has no parameter 'c'"):
+        add.arguments.decode(b'{"a":1,"c":2}')
+
+
+def test_a_message_names_its_task_and_parameters() -> None:
+    order = Order(uuid.UUID(int=7), datetime(2026, 11, 23, tzinfo=UTC))
+    put = remind.options(delay="3d", meta={"tenant": "a"}).message(order)
+    assert (put.topic, put.delay, put.meta) == ("orders", "3d", {"tenant": "a"})
+    assert msgspec.json.decode(put.body) == {
+        "task": f"{remind.__module__}.remind",
+        "args": {"order": {"number": str(order.number), "due": "2026-11-23T00:00:00Z"}},
+    }
+    # unique: the key follows from the arguments, unless the caller gives one.
+    assert put.key == remind.message(order).key != remind.message(order, 1).key
+    assert remind.options(key="mine").message(order).key == "mine"
+    with pytest.raises(TypeError, match="a publish has no option 'dealy'"):
+        remind.options(dealy="1s")  # type: ignore[call-arg]
+
+
+RULES = Rules(retry={OSError: "1h", ConnectionError: ["1s", timedelta(minutes=1)]})
+
+
+@pytest.mark.parametrize(
+    ("error", "attempt", "kind", "delay"),
+    [
+        (ConnectionResetError(), 1, "failed", 1),
+        (ConnectionResetError(), 2, "failed", 60),
+        (ConnectionResetError(), 3, "failed", 60),
+        (PermissionError(), 1, "failed", 3600),
+        (ValueError(), 1, "failed", None),
+        (Dead("no such order"), 1, "dead", None),
+        (Snooze("2m"), 9, "snoozed", 120),
+    ],
+)
+def test_outcomes(error: Exception, attempt: int, kind: str, delay: float | None) -> None:
+    outcome = outcome_of(error, RULES, attempt)
+    assert (outcome.kind, outcome.delay_s) == (kind, delay)
+
+
+def test_wrong_declarations() -> None:
+    with pytest.raises(ValueError, match="duration"):
+        app.task(retry={OSError: "soon"})
+    with pytest.raises(ValueError, match="must not be empty"):
+        app.task(retry={OSError: []})
+    with pytest.raises(ValueError, match="two tasks 'plain'"):
+        app.task(name="plain")(lambda: None)
+
+    async def unready() -> None: ...
+
+    with pytest.raises(TypeError, match="not for async def"):
+        app.task(cpu=True)(unready)
+    with pytest.raises(TypeError, match="missing a required argument"):
+        app.periodic("* * * * *")(lambda order: None)  # type: ignore[misc, arg-type]
+    with pytest.raises(RuntimeError, match="no task runs here"):
+        current()
+
+
+def test_annotations_that_json_cannot_carry_are_named_at_the_start() -> None:
+    def odd(value: Callable[[], None] | complex) -> None: ...
+
+    task = App().task(odd)
+    with pytest.raises(TypeError, match=r"odd: its annotations are of no use for JSON"):
+        task.arguments.check()
+
+
+@pytest.mark.parametrize("where", ["no_such_module", "json:app", "json"])
+def test_apps_that_are_not_there(where: str) -> None:
+    with pytest.raises(ConfigError, match=where.partition(":")[0]):
+        load(where)
+
+
+async def test_inline() -> None:
+    order = Order(uuid.uuid4(), datetime.now(UTC))
+    called.clear()
+    with app.testing(inline=True) as box:
+        await remind.options(delay="3d").put(order, loud=True)
+        remind.put_sync(order)
+        await add.put(1)
+        with pytest.raises(RuntimeError, match="no task runs here"):
+            current()
+    assert called == [(order, (), True, {}), (order, (), False, {}), (1, 1, 1)]
+    assert [put.delay for put in box.puts] == ["3d", None, None]
+    await remind(order)  # a task is still a function
+    assert called.pop() == (order, (), False, {})
+    with app.testing() as box:
+        add.put_sync(5)
+    assert len(box.puts) == 1
+
+
+tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="none")
+
+
+async def test_middleware_of_publishes() -> None:
+    own = App()
+
+    @own.before_put
+    def mark(put: Put) -> None:
+        put.meta = {**(put.meta or {}), "tenant": tenant.get()}
+
+    @own.middleware
+    async def enter(attempt: Attempt, proceed: Callable[[], Awaitable[None]]) -> None:
+        tenant.set(attempt.meta["tenant"])
+        await proceed()
+
+    @own.task
+    async def work() -> None: ...
+
+    tenant.set("a")
+    with own.testing() as box:
+        await work.put()
+    assert box.puts[0].meta == {"tenant": "a"}
+
+
+def test_a_span_is_the_child_of_the_publisher_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert span("t", "1", None).__enter__() is None
+    begun: list[tuple[str, object]] = []
+
+    class Tracer:
+        def start_as_current_span(self, name: str, *, context: object, **_: object) -> None:
+            begun.append((name, context))
+
+    api = SimpleNamespace(
+        SpanContext=lambda trace, parent, is_remote, trace_flags: (trace, parent, trace_flags), TraceFlags=int,
+        NonRecordingSpan=lambda parent: parent, set_span_in_context=lambda parent: parent,
+        get_tracer=lambda name: Tracer(), SpanKind=SimpleNamespace(CONSUMER=1),
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "opentelemetry.trace", api)  # type: ignore[arg-type]
+    span("mail", "1", f"00-{7:032x}-{9:016x}-01")
+    span("mail", "1", None)
+    assert begun == [("process mail", (7, 9, 1)), ("process mail", None)]
+
+
+def test_mypy_refuses_wrong_arguments(tmp_path: Path) -> None:
+    page = (tmp_path / "typed").with_suffix(".py")
+    page.write_text(
+        "from hadelay.tasks import App\n"
+        "app = App()\n"
+        "@app.task\n"
+        "async def remind(order: int, loud: bool = False) -> None: ...\n"
+        "@app.task(timeout='1m')\n"
+        "def add(a: int, b: int) -> int: return a + b\n"
+        "@app.periodic('0 9 * * *', tz='Europe/Vienna')\n"
+        "async def daily() -> None: ...\n"
+        "async def main() -> None:\n"
+        "    await remind.put(4711, loud=True)\n"
+        "    await remind.options(delay='3d', key='k').put(4711)\n"
+        "    number: int = add(1, 2)\n"
+        "    add.put_sync(1, 2)\n"
+        "    await remind(4711)\n"
+        "    await remind.put('4711')\n"
+        "    await remind.options(delay='1s').put(4711, lout=True)\n"
+        "    remind.options(dealy='1s')\n"
+        "    add.put_sync(1)\n"
+        "    await daily.put(1)\n"
+    )
+    options = ("--config-file", ROOT / "pyproject.toml")  # as `make check` does, whose cache makes this quick
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *options, page],
+        capture_output=True, text=True, cwd=ROOT, check=False,
+    )  # fmt: skip
+    errors = [line for line in done.stdout.splitlines() if ": error:" in line]
+    assert [int(line.split(":")[1]) for line in errors] == [15, 16, 17, 18, 19], done.stdout + done.stderr
+
+
+def test_the_import_brings_neither_numpy_nor_the_server() -> None:
+    code = (
+        "import sys, hadelay.tasks, hadelay.tasks.worker\n"
+        "print([m for m in sys.modules if m.split('.')[0] in ('numpy', 'lmdb', 'uvloop') "
+        "or m.startswith(('hadelay.server', 'hadelay.storage'))])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": str(ROOT / "src")}
+    )
+    assert done.stdout == "[]\n"
+
+
+def test_put_sync_in_a_program_with_an_event_loop() -> None:
+    async def main() -> None:
+        with app.testing(inline=True):
+            remind.put_sync(Order(uuid.uuid4(), datetime.now(UTC)))
+
+    called.clear()
+    asyncio.run(main())
+    assert len(called) == 1
