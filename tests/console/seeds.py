@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import time
@@ -56,6 +55,9 @@ def fill(cluster: Cluster) -> dict[str, str]:
     items += [{"topic": "payments", "key": f"pay-{n}", "body": {"payment": n, "amount": 12.5 * n}} for n in range(40)]
     items += [{"topic": "hostile", "body": HOSTILE, "content_type": "text/html", "delay": "2h"}]
     items += [{"topic": "acts", "body": "x", "delay": "1h", "key": f"act-{n}"} for n in range(20)]
+    grouped = cluster.ask(node, "PUT", "/v1/topics/tenants", {"group_concurrency": 1})
+    assert grouped.status == 200, grouped
+    items += [{"topic": "tenants", "body": "x", "delay": "5m", "group": f"customer-{n % 3 + 17}"} for n in range(24)]
     for name, wish in (
         ("report", {"cron": "0 9 * * mon-fri", "timezone": "Europe/Vienna"}), ("cleanup", {"every": "15m"}),
         ("newsletter", {"cron": "30 7 * * 2", "paused": True}),
@@ -66,6 +68,9 @@ def fill(cluster: Cluster) -> dict[str, str]:
     answer = cluster.ask(node, "POST", "/v1/messages:batch", items)
     assert answer.status == 200, answer
     ids = [result["id"] for result in answer.json["results"]]
+
+    wish = {"action": "reschedule", "filter": {"topic": "invoices"}, "shift": "1h", "rate": 25}
+    job = cluster.ask(node, "POST", "/v1/jobs", wish).json["id"]
 
     def all_dead() -> bool:
         found = cluster.receive(
@@ -80,4 +85,4 @@ def fill(cluster: Cluster) -> dict[str, str]:
     cluster.receive(cluster.leader(), "orders", consumer="shop-1", wait="0s")
     hostile = next(one for one, item in zip(ids, items, strict=True) if item["topic"] == "hostile")
     dead = next(one for one, item in zip(ids, items, strict=True) if item.get("key") == "pay-7")
-    return {"hostile": hostile, "dead": dead, "scheduled": ids[0], "json": json.dumps(items[0]["body"])}
+    return {"hostile": hostile, "dead": dead, "scheduled": ids[0], "job": str(job)}

@@ -31,7 +31,8 @@ PATHS = {
     "find": "/console/messages?topic=orders", "message": "/console/messages/{dead}", "dead": "/console/dead",
     "letters": "/console/topics/payments/dead", "cluster": "/console/cluster", "access": "/console/access",
     "scheduled": "/console/messages/{scheduled}", "schedules": "/console/schedules?cron=0+9+*+*+mon-fri",
-    "schedule": "/console/schedules/report",
+    "schedule": "/console/schedules/report", "jobs": "/console/jobs?action=cancel&topic=orders",
+    "job": "/console/jobs/{job}", "group": "/console/topics/tenants/group?q=customer-17",
 }  # fmt: skip
 #: Pictures of docs/images; the others are for the eyes of who changes a page.
 IN_DOCS = {
@@ -339,6 +340,21 @@ def test_a_page_is_small(cluster: Cluster, ids: dict[str, str], chromium: Any) -
             kib = page.evaluate(size) / 1024
             print(f"{name}: {kib:.1f} KiB, first paint after {page.evaluate(paint):.0f} ms")
             assert kib < 60, name
+
+
+def test_many_messages_are_counted_and_then_changed(cluster: Cluster, ids: dict[str, str], chromium: Any) -> None:
+    with opened(chromium, cluster.urls["n2"]) as page:
+        page.goto("/console/jobs")
+        page.select_option("#action", "reschedule")
+        page.fill("#topic", "emails")
+        page.fill("#tags", "us")
+        page.fill("#shift", "2d")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#count button.danger:has-text('Reschedule 27')")
+        page.fill("#typed", "27")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".verdict:has-text('27 messages changed')")
+        assert re.search(r"/console/jobs/\d+$", page.url)
 
 
 def test_dead_letters_are_redriven(cluster: Cluster, ids: dict[str, str], chromium: Any) -> None:

@@ -74,7 +74,7 @@ async def _find_one(visit: Visit, topic: str, text: str) -> str:
 async def _find_many(visit: Visit, asked: dict[str, str]) -> tuple[list[Message[str]], str]:
     """Search a topic for messages; returns (messages of one page, cursor of the next page or "")."""
     visit.need("read", check_topic(asked["topic"]))
-    start, end = _instant("from", asked["from"], 0), _instant("to", asked["to"], LARGEST_MS)
+    start, end = to_instant("from", asked["from"], 0), to_instant("to", asked["to"], LARGEST_MS)
     if end <= start:
         raise BadRequest("to: must be after from")
     if asked["state"] not in _SETS:
@@ -87,7 +87,7 @@ async def _find_many(visit: Visit, asked: dict[str, str]) -> tuple[list[Message[
     return found, "" if behind is None else f"{behind[0]}-{behind[1]}"
 
 
-def _instant(name: str, text: str, default: int) -> int:
+def to_instant(name: str, text: str, default: int) -> int:
     """Parse a time from a form, in the API's or a browser's format (in UTC), to Unix ms."""
     if not text:
         return default
@@ -192,7 +192,7 @@ async def reschedule(visit: Visit) -> Answer:
     if not text:
         raise BadRequest("when: expected a delay such as 15m, or a time such as 2026-12-24T18:00:00Z")
     relative = _DURATION.fullmatch(text) is not None and len(text) < 12
-    at = text if relative else format_instant(_instant("when", text, 0))
+    at = text if relative else format_instant(to_instant("when", text, 0))
     times = when(visit.call.context.max_delay_ms, at if relative else None, None if relative else at)
     _, due_ms, _ = await visit.service.messages.reschedule(parse_id(message.id), *times, visit.actor)
     return _back(visit, f"Rescheduled: the message falls due at {format_instant(due_ms)}.")

@@ -11,7 +11,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from hadelay.codec.checksums import crc32c
-from hadelay.console import access, cluster, dead, messages, overview, schedules, topics
+from hadelay.console import access, cluster, dead, jobs, messages, overview, schedules, topics
 from hadelay.console.live import Streams
 from hadelay.console.render import SECURITY, Renderer, as_answer
 from hadelay.console.samples import Sampler
@@ -33,6 +33,7 @@ _NAV = (
     ("messages", "Messages", "search", "read", False),
     ("dead", "Dead letters", "dead", "read", False),
     ("schedules", "Schedules", "clock", "read", False),
+    ("jobs", "Bulk jobs", "layers", "read", False),
     ("cluster", "Cluster", "cluster", "read", True),
     ("access", "Access", "key", "admin", True),
 )
@@ -59,7 +60,7 @@ class Console:
         self._add("GET", _SIGN_IN, self._sign_in_page, plain=True)
         self._add("POST", _SIGN_IN, self._sign_in, plain=True)
         self._add("POST", "/console/sign-out", self._sign_out)
-        for part in (overview, topics, messages, dead, schedules, cluster, access):
+        for part in (overview, topics, messages, dead, schedules, jobs, cluster, access):
             for method, path, handler in part.pages.all:
                 self._add(method, path, handler)
             for path, live in part.pages.streams:

@@ -14,7 +14,7 @@ from hadelay.console.dead import check_typed
 from hadelay.console.messages import TONES, now
 from hadelay.console.samples import last_point
 from hadelay.console.visit import Pages, Visit, whole
-from hadelay.errors import BadRequest, TooLarge
+from hadelay.errors import BadRequest, NotFound, TooLarge
 from hadelay.http.answers import Answer
 from hadelay.http.decoding import decoded
 from hadelay.http.options import draft_of, when
@@ -69,6 +69,20 @@ async def show(visit: Visit) -> Answer:
         "tones": TONES, "now": now(visit),
     }  # fmt: skip
     return visit.page("topic.html", active="topics", title=visit.topic, **values)
+
+
+@pages.get("/console/topics/{topic}/group")
+async def group(visit: Visit) -> Answer:
+    """A message group of the topic: its first messages, and how many wait behind them."""
+    visit.need("read", visit.topic)
+    wanted, found, problem = visit.query.get("q", "").strip(), None, ""
+    if wanted:
+        try:
+            found = await visit.service.topics.get_group(visit.topic, wanted, stale=visit.stale)
+        except NotFound as error:
+            problem = error.detail
+    values: dict[str, Any] = {"topic": visit.topic, "wanted": wanted, "group": found, "problem": problem}
+    return visit.page("group.html", active="topics", title=f"Groups of {visit.topic}", tones=TONES, **values)
 
 
 @pages.live("/console/live/topics/{topic}")

@@ -12,10 +12,12 @@ from hadelay.api.text import LONGEST_TOPIC, check_topic, parse_duration, parse_i
 from hadelay.codec.checksums import crc32c
 from hadelay.codec.jobcommands import JobCursor, JobSpec
 from hadelay.errors import BadRequest, NotFound
+from hadelay.http.access import RequestRights
 from hadelay.http.answers import Answer
 from hadelay.http.call import Call
 from hadelay.http.options import check_tags
 from hadelay.http.routes import Routes
+from hadelay.settings.node import HttpConfig
 
 routes = Routes()
 
@@ -34,10 +36,10 @@ _OWN: Any = {"own_topics": True}
 )  # fmt: skip
 async def begin_job(call: Call) -> Answer:
     """Begin to change all messages that a filter selects"""
-    spec, request_id = _spec(call), call.body.request_id or ""
+    spec, request_id = spec_of(call.body, call.context.config), call.body.request_id or ""
     if call.body.request_id is not None and not 0 < len(request_id.encode()) <= _LONGEST_REQUEST_ID:
         raise BadRequest(f"request_id: 1 to {_LONGEST_REQUEST_ID} bytes, not {len(request_id.encode())}")
-    _need(call, spec.action, spec.topic)
+    need_for(call.access, spec.action, spec.topic)
     job = await call.service.jobs.begin(spec, request_id, call.actor)
     return call.answer(job, 202, {"Location": f"/v1/jobs/{job.id}"})
 
@@ -48,8 +50,8 @@ async def begin_job(call: Call) -> Answer:
 )  # fmt: skip
 async def count_job(call: Call) -> Answer:
     """Count the messages that a job would change, part by part; changes nothing"""
-    spec = _spec(call)
-    call.access.need("read", _topic(spec.topic))
+    spec = spec_of(call.body, call.context.config)
+    call.access.need("read", covered(spec.topic))
     question = crc32c(repr(spec).encode())
     after = (0, 0) if call.body.cursor is None else _decode(call.body.cursor, question)
     found, cursor = await call.service.jobs.count(spec, after)
@@ -61,7 +63,7 @@ async def count_job(call: Call) -> Answer:
 async def list_jobs(call: Call) -> Answer:
     """Running jobs and the latest ended ones, oldest first"""
     jobs = await call.service.jobs.list_jobs(stale=call.query.stale)
-    return call.answer(api.Jobs([job for job in jobs if call.access.may("read", _topic(job.filter.topic))]))
+    return call.answer(api.Jobs([job for job in jobs if call.access.may("read", covered(job.filter.topic))]))
 
 
 @routes.add("GET", _ONE, query=ReadQuery, returns=_JOB, errors=(404, 503), scope="read", **_OWN)
@@ -76,16 +78,21 @@ async def get_job(call: Call) -> Answer:
 async def stop_job(call: Call) -> Answer:
     """Stop a job; messages that it changed stay changed"""
     job = await call.service.jobs.get_job(_number(call), stale=False)
-    _need(call, job.action, job.filter.topic)
+    need_for(call.access, job.action, job.filter.topic)
     return call.answer(await call.service.jobs.stop(job.id, call.actor))
 
 
-def _need(call: Call, action: str, topic: str) -> None:
+def need_for(access: RequestRights, action: str, topic: str) -> None:
     """Raises Forbidden if the token lacks the scope of the action for all topics of the pattern."""
-    call.access.need("admin" if action == "redrive" else "publish", _topic(topic))
+    access.need(scope_of(action), covered(topic))
 
 
-def _topic(pattern: str) -> str | None:
+def scope_of(action: str) -> str:
+    """Scope that a token needs to begin a job of this action, or to stop it."""
+    return "admin" if action == "redrive" else "publish"
+
+
+def covered(pattern: str) -> str | None:
     """Topic or pattern for the check of rights: the token must cover all topics that match. None: all topics."""
     return None if not pattern.strip("*") else pattern
 
@@ -97,8 +104,9 @@ def _number(call: Call) -> int:
     return int(text)
 
 
-def _spec(call: Call) -> JobSpec:
-    wish, of = call.body, call.body.filter
+def spec_of(wish: api.JobWish | api.CountJob, config: HttpConfig) -> JobSpec:
+    """Specification of a job from a document of the API. Raises BadRequest."""
+    of = wish.filter
     if "*" not in of.topic:
         check_topic(of.topic)
     elif not _PATTERN.fullmatch(of.topic):
@@ -106,7 +114,7 @@ def _spec(call: Call) -> JobSpec:
     return JobSpec(
         wish.action,
         of.topic,
-        check_tags(call.context.config, of.tags),
+        check_tags(config, of.tags),
         of.key_prefix,
         None if of.from_ is None else int(of.from_),
         None if of.to is None else int(of.to),

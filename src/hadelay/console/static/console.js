@@ -55,7 +55,7 @@
       leader = frame.leader;
     }
     if (frame.state && stage.dataset.state && frame.state !== stage.dataset.state) {
-      say("state", `The message is ${frame.state} now. Reload the page for what can be done with it.`, "good");
+      say("state", `The ${stage.dataset.noun || "message"} is ${frame.state} now. Reload the page for what can be done with it.`, "good");
       stage.dataset.state = frame.state;
     }
     say("problem", frame.problem);

@@ -1,0 +1,137 @@
+"""The pages of bulk jobs and message groups, at real nodes without a browser."""
+
+from __future__ import annotations
+
+import html
+import re
+import urllib.parse
+
+from tests.console.conftest import Browser, make_token, signed_in
+from tests.system.cluster import Cluster, ask, until
+
+
+def counted(browser: Browser, **asked: str) -> str:
+    """The page with a form for a job, and the last part of its count as the page's text."""
+    browser.go(f"/console/jobs?{urllib.parse.urlencode(asked)}")
+    found = re.search(r'hx-get="(/console/jobs/count[^"]+)"', browser.page)
+    while found:
+        browser.go(html.unescape(found[1]), HX_Request="true")
+        assert browser.answer.status == 200
+        found = re.search(r'hx-get="(/console/jobs/count[^"]+)"', browser.page)
+    return browser.text
+
+
+def begin(browser: Browser, typed: str) -> str:
+    fields = dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', browser.page))
+    csrf = fields.pop("csrf")
+    return browser.send("/console/jobs/begin", csrf, typed=typed, **{k: html.unescape(v) for k, v in fields.items()})
+
+
+def test_a_job_is_counted_begun_once_and_watched(node: Cluster, browser: Browser) -> None:
+    node.publish_many("n1", "bulk", ["x"] * 30, delay="2h", tags=["eu"])
+    node.publish_many("n1", "bulk", ["x"] * 5, delay="2h", tags=["us"])
+    assert "Reschedule: 30 messages" in counted(browser, action="reschedule", topic="bul*", tags="eu", shift="1d")
+    form = browser.page
+    begin(browser, "31")
+    assert browser.answer.status == 400
+    assert "type the count, 30, to confirm" in browser.text
+    browser.page = form
+    begin(browser, "30")
+    assert re.search(r"Job \d+ has begun\.", browser.text)
+    job = re.findall(r"Job (\d+): reschedule", browser.text)[0]
+    until(lambda: browser.go(f"/console/jobs/{job}") and "30 messages changed" in browser.text, "the job is done")
+    assert "bul*; tagged eu" in browser.text
+    assert "Stop the job" not in browser.page
+    browser.page = form
+    begin(browser, "30")
+    assert f"Job {job} has begun." in browser.text, "the same form begins no second job"
+    assert re.search(
+        rf"{job} Reschedule bul\*; tagged eu done 30", " ".join(browser.go("/console/jobs") and browser.text.split())
+    )
+    assert "No message is like that" in counted(browser, action="cancel", topic="bulk", key_prefix="none-")
+
+
+def test_a_slow_job_is_stopped(node: Cluster, browser: Browser) -> None:
+    node.publish_many("n1", "slowly", ["x"] * 50, delay="2h")
+    assert "Cancel: 50 messages" in counted(browser, action="cancel", topic="slowly", rate="1")
+    begin(browser, "50")
+    job = re.findall(r"Job (\d+): cancel", browser.text)[0]
+    assert "1 per second" in browser.text
+    browser.send(f"/console/jobs/{job}/stop")
+    assert "The job is stopped." in browser.text
+    assert "Stop the job" not in browser.page
+    assert int(node.topic("n1", "slowly")["scheduled"]) > 40
+
+
+def test_wrong_jobs_are_refused_in_words(browser: Browser) -> None:
+    for asked, words in (
+        ({"action": "reschedule", "topic": "x", "shift": "1d", "at": "2027-01-01T00:00"}, "give either a shift"),
+        ({"action": "reschedule", "topic": "x", "shift": "soon"}, "shift"),
+        ({"action": "cancle", "topic": "x"}, "action:"),
+        ({"action": "cancel", "topic": "a b*"}, "neither a name nor a pattern"),
+        ({"action": "cancel", "topic": "x", "rate": "fast"}, "rate"),
+    ):  # fmt: skip
+        browser.go(f"/console/jobs?{urllib.parse.urlencode(asked)}")
+        assert browser.answer.status == 200
+        assert words in browser.text
+        assert "Counting" not in browser.text
+    browser.go("/console/jobs/count?action=cancel&topic=none-such")
+    assert browser.answer.status == 404
+    for job in ("0", "x", "²", "9" * 30):
+        browser.go(f"/console/jobs/{urllib.parse.quote(job)}")
+        assert browser.answer.status == 404
+
+
+def test_a_token_sees_and_begins_jobs_of_its_topics_alone(guarded: Cluster, admin_token: str) -> None:
+    url, head = guarded.urls["n1"], {"Authorization": f"Bearer {admin_token}"}
+    for topic in ("mine-jobs", "other-jobs"):
+        assert ask(url, "POST", f"/v1/topics/{topic}/messages?delay=1h", b"x", head).status == 201
+    made = {
+        topic: ask(url, "POST", "/v1/jobs", {"action": "deliver_now", "filter": {"topic": topic}}, head).json["id"]
+        for topic in ("mine-jobs", "other-jobs", "*")
+    }
+    browser = signed_in(guarded, make_token(guarded, admin_token, "read:mine-*", "publish:mine-*", name="some"))
+    browser.go("/console/jobs")
+    assert "mine-jobs" in browser.text
+    assert "other-jobs" not in browser.text
+    for topic in ("other-jobs", "*"):
+        browser.go(f"/console/jobs/{made[topic]}")
+        assert browser.answer.status == 403
+        assert "other-jobs" not in browser.page
+        browser.go(f"/console/jobs/count?action=cancel&topic={topic}")
+        assert browser.answer.status == 403
+        browser.go("/console/jobs")
+        begun = browser.post(
+            "/console/jobs/begin", action="cancel", topic=topic, typed="1", matched="1", request_id="a"
+        )
+        assert begun.status == 403
+        assert browser.post(f"/console/jobs/{made[topic]}/stop").status == 403
+    redrive = browser.post("/console/jobs/begin", action="redrive", topic="mine-jobs", typed="1", matched="1")
+    assert redrive.status == 403, "redriving needs the scope admin"
+    reader = signed_in(guarded, make_token(guarded, admin_token, "read", name="looks"))
+    assert "Change many messages" not in reader.go("/console/jobs")
+    assert "Stop the job" not in reader.go(f"/console/jobs/{made['*']}")
+    entries = ask(url, "GET", "/v1/audit?limit=1000", headers=head).json["entries"]
+    assert not [entry for entry in entries if entry["token"] == "some"]
+    counted(browser, action="cancel", topic="mine-jobs")
+    browser.go("/console/jobs")
+    browser.send("/console/jobs/begin", action="cancel", topic="mine-*", typed="1", matched="1", request_id="b")
+    assert browser.answer.status == 200
+    entries = ask(url, "GET", "/v1/audit?limit=1000", headers=head).json["entries"]
+    assert [entry["action"] for entry in entries if entry["token"] == "some"] == ["job.cancel"]
+
+
+def test_a_group_shows_who_blocks_it(node: Cluster, browser: Browser) -> None:
+    node.ask("n1", "PUT", "/v1/topics/grouped", {"group_concurrency": 1})
+    ids = node.publish_many("n1", "grouped", ["x"] * 4, delay="1h", group="customer 17 <b>")
+    assert "Groups" in browser.go("/console/topics/grouped")
+    browser.go(f"/console/messages/{ids[2]}")
+    link = re.search(r'href="(/console/topics/grouped/group[^"]+)"', browser.page)
+    assert link
+    browser.go(html.unescape(link[1]))
+    assert "Group customer 17 <b>" in browser.text
+    assert "3 messages wait behind 1" in browser.text
+    assert ids[0] in browser.text
+    browser.go("/console/topics/grouped/group?q=nobody")
+    assert "no pending message" in browser.text
+    assert browser.answer.status == 200
