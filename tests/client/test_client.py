@@ -20,9 +20,10 @@ import hadelay
 from hadelay.api.problems import error_of
 from hadelay.api.service import Leader
 from hadelay.client import AsyncClient, AsyncMessage, Client, Put, Receipt, Unreachable, sync
+from hadelay.client.connector import Connector
 from hadelay.client.consumer import Consumer
 from hadelay.client.message import reason_of
-from hadelay.client.transport import HttpAnswer, _Connector, addresses
+from hadelay.client.transport import HttpAnswer, addresses
 from hadelay.errors import (
     BadRequest,
     Conflict,
@@ -424,7 +425,7 @@ async def test_a_leader_whose_name_means_nothing_here_is_asked_through_the_follo
             raise OSError("Name or service not known")
         return await aiohttp.TCPConnector._resolve_host(self, host, *options, **more)
 
-    monkeypatch.setattr(_Connector, "_resolve_host", resolve, raising=False)
+    monkeypatch.setattr(Connector, "_resolve_host", resolve, raising=False)
     async with AsyncClient(follower.url) as client:
         await client.put("a", b"x")
         await client.receive("a")

@@ -179,6 +179,19 @@ async def test_concurrency_is_raised_and_lowered(node: Node) -> None:
         await consumer.close()
 
 
+async def test_the_order_of_topics_is_asked_for(node: Node) -> None:
+    async with AsyncClient(node.url) as client:
+        await client.put("a")
+        consumer = client.consume(["b", "a"], order="listed")
+        await (await anext(consumer)).ack()
+        await consumer.close()
+        assert all(poll.listed for poll in node.service.polls)
+        await client.receive(["b", "a"])
+        assert not node.service.polls[-1].listed
+        assert [topic.topic for topic in await client.topics(prefix="a")] == ["a"]
+        assert await client.topics(prefix="b") == []
+
+
 async def test_topics_are_added_and_removed(node: Node) -> None:
     """While a poll waits: it is asked anew."""
     async with AsyncClient(node.url) as client:

@@ -234,7 +234,7 @@ class Desk:
 
     def poll(
         self, *topics: str, max: int = 10, wait: int = 60_000, lease: int = 30_000, consumer: str = "",
-        request: bytes = b"", tags: Sequence[str] = (), any_tags: Sequence[str] = (),
+        request: bytes = b"", tags: Sequence[str] = (), any_tags: Sequence[str] = (), listed: bool = False,
     ) -> Poll:  # fmt: skip
         if not consumer:
             self._counter += 1
@@ -243,7 +243,7 @@ class Desk:
         def done(delivery: Delivery | None, error: HadelayError | None) -> None:
             self.received.append(Received(self, poll, delivery, error))
 
-        poll = Poll(consumer, request, topics or ("t",), max, lease, wait, done, filter_of(tags, any_tags))
+        poll = Poll(consumer, request, topics or ("t",), max, lease, wait, done, filter_of(tags, any_tags), listed)
         self.delivery.poll(poll)
         return poll
 

@@ -234,6 +234,37 @@ def test_a_poll_of_several_topics_is_filled_from_all() -> None:
     assert len(set(desk.delivered())) == 3
 
 
+def test_a_poll_takes_topics_in_the_order_of_its_list() -> None:
+    """Whatever topic was served longest ago: priorities by topic. A later topic fills what is left of the answer."""
+    desk = Desk()
+    desk.lead()
+    for n in range(3):
+        desk.publish(f"low{n}", topic="low", at=100 + n)
+        desk.publish(f"high{n}", topic="high", at=500 + n)
+    desk.run_to(1_000)
+    polls = [desk.poll("high", "none", "low", max=2, listed=True)]
+    desk.run(10)
+    polls.append(desk.poll("high", "low", max=3, listed=True))
+    desk.run(10)
+    polls.append(desk.poll("low", "high", max=2))
+    desk.run(10)
+    answers = [desk.answer(poll) for poll in polls]
+    assert [sorted(answer.names) for answer in answers if answer is not None] == [
+        ["high0", "high1"], ["high2", "low0", "low1"], ["low2"],
+    ]  # fmt: skip
+
+
+def test_a_listed_poll_waits_for_all_of_its_topics() -> None:
+    desk = Desk()
+    desk.lead()
+    poll = desk.poll("high", "low", listed=True)
+    desk.publish("low", topic="low", at=100)
+    desk.run_to(300)
+    answer = desk.answer(poll)
+    assert answer is not None
+    assert answer.names == ["low"]
+
+
 def test_many_topics_share_a_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hadelay.handout.windows._TOTAL", 300)
     monkeypatch.setattr("hadelay.handout.windows._SMALL_WINDOW", 20)

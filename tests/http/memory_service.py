@@ -499,8 +499,8 @@ class MemoryService:
         head = GroupHead(encode_id(first.id), "scheduled", format_instant(first.deliver_at_ms), 0)
         return Group(name, group, limit, len(mine) - 1, [head])
 
-    async def list_topics(self, *, stale: bool) -> list[Topic[str]]:
-        return [self._topic(name) for name in self.configs]
+    async def list_topics(self, *, stale: bool, prefix: str = "") -> list[Topic[str]]:
+        return [self._topic(name) for name in self.configs if name.startswith(prefix)]
 
     async def delete_topic(self, name: str, *, force: bool, by: Actor) -> None:
         if name in self.deleted and name not in self.configs:

@@ -174,3 +174,19 @@ async def test_a_read_waits_no_longer_than_allowed(node: Node) -> None:
     assert (await node.ask("GET", f"/v1/messages/{made}?wait=2h")).status == 400
     assert (await node.ask("GET", f"/v1/messages/{made}?wait=0")).json["state"] == "scheduled"
     assert "result" not in (await node.ask("GET", f"/v1/messages/{made}")).json
+
+
+async def test_a_receive_may_keep_to_the_order_of_its_topics(node: Node) -> None:
+    for order, listed in (("turns", False), ("listed", True)):
+        answer = await node.ask("POST", "/v1/receive", {"topics": ["a", "b"], "order": order})
+        assert (answer.status, node.service.polls[-1].listed) == (200, listed)
+    assert (await node.ask("POST", "/v1/receive", {"topics": ["a"], "order": "random"})).status == 400
+    assert (await node.ask("POST", "/v1/topics/a/receive", {"order": "listed"})).status == 400
+
+
+async def test_topics_by_the_beginning_of_their_names(node: Node) -> None:
+    for name in ("shop-orders", "shop-mail", "other"):
+        await node.ask("PUT", f"/v1/topics/{name}", {})
+    answer = await node.ask("GET", "/v1/topics?prefix=shop-")
+    assert sorted(topic["topic"] for topic in answer.json["topics"]) == ["shop-mail", "shop-orders"]
+    assert len((await node.ask("GET", "/v1/topics")).json["topics"]) == 3

@@ -205,7 +205,7 @@ AIOHTTP_PRIVATE: dict[tuple[str, str], set[str]] = {
         "_pause_transport_reading", "_paused", "_process_keepalive", "_request_in_progress",
         "_resume_transport_reading", "_waiter",
     },
-    ("client/transport.py", "_Connector"): set(),
+    ("client/connector.py", "Connector"): set(),
 }  # fmt: skip
 #: Modules of aiohttp that are imported by name; `aiohttp` and `aiohttp.web` are its documented ones.
 AIOHTTP_MODULES = {"http/privates.py": {"aiohttp.web_protocol"}}
@@ -229,7 +229,7 @@ async def _members() -> dict[tuple[str, str], set[str]]:
         ("http/connection.py", "Connection"): protocol,
         ("http/privates.py", "Server"): server,
         ("http/privates.py", "Protocol"): protocol,
-        ("client/transport.py", "_Connector"): connector,
+        ("client/connector.py", "Connector"): connector,
     }
     found = {where: {*dir(instance)} for where, instance in instances.items()}
     await connector.close()

@@ -26,6 +26,8 @@ class Receive(Request):
 
 class ReceiveTopics(Receive, kw_only=True):
     topics: list[str]
+    #: turns: the topics take turns. listed: messages of a topic go only when no earlier topic of the list has any due.
+    order: Literal["turns", "listed"] = "turns"
 
 
 class Received(Struct, Generic[At], omit_defaults=True, kw_only=True):

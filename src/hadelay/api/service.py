@@ -53,6 +53,8 @@ class ReceiveRequest(Struct):
     #: Filter: only messages with all `tags`, and with one of `any_tags` if there are any.
     tags: tuple[str, ...] = ()
     any_tags: tuple[str, ...] = ()
+    #: Whether messages of earlier topics go first; otherwise topics take turns.
+    listed: bool = False
 
 
 class Handed(NamedTuple):

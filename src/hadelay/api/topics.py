@@ -74,6 +74,12 @@ class Pause(Request):
     reason: str | None = None
 
 
+class TopicsQuery(Request):
+    stale: bool = False
+    #: Beginning of the names of the wanted topics.
+    prefix: str = ""
+
+
 class DeleteTopicQuery(Request):
     force: bool = False
 

@@ -12,7 +12,7 @@ import msgspec
 from hadelay.client import wire
 from hadelay.client.consumer import DRAIN_S, Consumer, OnError
 from hadelay.client.message import AsyncMessage
-from hadelay.client.requests import Topics
+from hadelay.client.requests import Order, Topics
 from hadelay.client.schedules import ScheduleRequests
 from hadelay.client.transport import Transport
 from hadelay.client.types import Body, Delay, OnConflict, Put, PutResult, Receipt, When
@@ -148,17 +148,18 @@ class AsyncClient(ScheduleRequests):
         wait: Delay = 20,
         tags: Sequence[str] = (),
         any_tags: Sequence[str] = (),
+        order: Order = "turns",
         consumer: str | None = None,
     ) -> Consumer:
         """Receive messages as they fall due, at most `concurrency` unsettled messages at a time. Leases are extended
         until their messages are settled.
 
-        tags, any_tags: as in `receive`. `stop` of the returned consumer ends its loop; `concurrency` and `topics` may
-        be set meanwhile.
+        tags, any_tags, order: as in `receive`. `stop` of the returned consumer ends its loop; `concurrency` and
+        `topics` may be set meanwhile.
         """
         lease_s, wait_s = wire.seconds_of(lease), wire.seconds_of(wait)
         poll = partial(
-            self.receive, wait=wait_s, lease=lease_s, consumer=consumer, tags=wire.each(tags),
+            self.receive, wait=wait_s, lease=lease_s, consumer=consumer, order=order, tags=wire.each(tags),
             any_tags=wire.each(any_tags),
         )  # fmt: skip
         return Consumer(self, topics, poll, lease_s, concurrency, self._consumers)
@@ -172,6 +173,7 @@ class AsyncClient(ScheduleRequests):
         lease: Delay = 30,
         tags: Sequence[str] = (),
         any_tags: Sequence[str] = (),
+        order: Order = "turns",
         on_error: OnError | None = None,
         stop: asyncio.Event | None = None,
         drain: Delay = DRAIN_S,
@@ -185,7 +187,7 @@ class AsyncClient(ScheduleRequests):
         ends the wait. `consume(…).work` does the same, with a consumer to stop or to change meanwhile.
         """
         drain_s = wire.seconds_of(drain)
-        consumer = self.consume(topics, concurrency=concurrency, lease=lease, tags=tags, any_tags=any_tags)
+        consumer = self.consume(topics, concurrency=concurrency, lease=lease, tags=tags, any_tags=any_tags, order=order)
         stopper = None if stop is None else asyncio.create_task(_stop_on(stop, consumer))
         try:
             await consumer.work(handler, on_error=on_error, drain=drain_s)

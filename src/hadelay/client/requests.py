@@ -42,6 +42,8 @@ from hadelay.paths import message_path, segment, with_query
 
 T = TypeVar("T")
 Topics = str | Sequence[str]
+#: Order of a receive over several topics.
+Order = Literal["turns", "listed"]
 
 #: Time in seconds that the answer to a poll may take beyond the poll's wait; then the node counts as unreachable.
 _POLL_GRACE_S = 5.0
@@ -165,13 +167,15 @@ class Requests:
         lease: Delay | None = None,
         tags: Sequence[str] = (),
         any_tags: Sequence[str] = (),
+        order: Order = "turns",
         consumer: str | None = None,
         request_id: str | None = None,
         timeout: float | None = None,
     ) -> list[AsyncMessage]:
         """Lease up to `max` messages that are due, waiting for the first for up to `wait`.
 
-        tags, any_tags: only messages that have all of the former and, if there are any, one of the latter.
+        tags, any_tags: only messages that have all of the former and, if there are any, one of the latter. order:
+        "turns" lets the topics take turns; "listed" takes messages of a topic only when no earlier topic has any due.
         """
         query: dict[str, Any] = {
             "topics": each(topics),
@@ -181,6 +185,8 @@ class Requests:
             "request_id": request_id or new_key(),
         }
         query |= _present({"lease": plain(lease), "tags": each(tags) or None, "any_tags": each(any_tags) or None})
+        if order != "turns":
+            query["order"] = order
         wait_s = seconds_of(wait)
         messages = await self._transport.request(
             "POST",
@@ -241,8 +247,9 @@ class Requests:
             outcomes += [result.outcome for result in answer.results]
         return outcomes
 
-    async def topics(self, *, stale: bool = False) -> list[TopicInfo]:
-        return (await self._get("/v1/topics", wire.WireTopics, stale=stale)).topics
+    async def topics(self, *, prefix: str = "", stale: bool = False) -> list[TopicInfo]:
+        """The topics whose names begin with `prefix`."""
+        return (await self._get("/v1/topics", wire.WireTopics, prefix=prefix or None, stale=stale)).topics
 
     async def topic(self, name: str, *, stale: bool = False) -> TopicInfo:
         return await self._get(f"/v1/topics/{segment(name)}", TopicInfo, stale=stale)

@@ -24,7 +24,7 @@ from msgspec import UNSET
 from hadelay.client.aio import AsyncClient
 from hadelay.client.consumer import DRAIN_S, Consumer
 from hadelay.client.message import AsyncMessage
-from hadelay.client.requests import Topics
+from hadelay.client.requests import Order, Topics
 from hadelay.client.threads import HandlerThreads
 from hadelay.client.types import AckOutcome, Delay, ExtendOutcome, Message, NackOutcome, Put, PutResult
 from hadelay.client.wire import batches, own_or_new_key, seconds_of
@@ -430,6 +430,7 @@ class Client:
         lease: Delay = 30,
         tags: Sequence[str] = (),
         any_tags: Sequence[str] = (),
+        order: Order = "turns",
         on_error: OnError | None = None,
         stop: threading.Event | None = None,
         drain: Delay = DRAIN_S,
@@ -439,7 +440,9 @@ class Client:
         `Consuming.work` says what happens on exceptions and on a stop; `consume(…).work` does the same, with a consumer
         to stop or to change meanwhile.
         """
-        consuming = self.consume(topics, concurrency=concurrency, lease=lease, tags=tags, any_tags=any_tags)
+        consuming = self.consume(
+            topics, concurrency=concurrency, lease=lease, tags=tags, any_tags=any_tags, order=order
+        )
         consuming.work(handler, on_error=on_error, drain=drain, stop=stop)
 
     messages = _blocking(AsyncClient.messages, _each)

@@ -4,6 +4,8 @@ Every request may be sent twice: publishes carry an Idempotency-Key, receives a 
 So a request with an unknown outcome (broken connection, 504) is repeated at the next address until its timeout.
 """
 
+from __future__ import annotations
+
 import asyncio
 import io
 import os
@@ -12,18 +14,17 @@ import re
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from urllib.parse import urlsplit
-
-import aiohttp
-import yarl
 
 from hadelay import errors
 from hadelay.api.problems import NO_NEWS, NONSENSE, NotANode, Unreachable, not_a_node, refusal
 from hadelay.errors import HadelayError, NoLeader, OutcomeUnknown
 from hadelay.paths import encrypted_too, relayed
 from hadelay.version import VERSION
+
+if TYPE_CHECKING:
+    import aiohttp
 
 T = TypeVar("T")
 
@@ -76,35 +77,14 @@ def _address(text: str) -> bool:
     return bool(found) and not parts.path and not parts.query and not re.search(r"\s", text)
 
 
-#: Whether the request of the current task got a connection; if not, nothing was sent.
-_connected = ContextVar("connected", default=False)
-
-
-class _Connector(aiohttp.TCPConnector):
-    """Connector that only the process that made it closes. After a fork, parent and child share the selector, and
-    closing the child's copy would remove the parent's sockets from it."""
-
-    _pid = 0
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._pid = os.getpid()
-
-    async def connect(self, *request: Any, **options: Any) -> Any:
-        connection = await super().connect(*request, **options)
-        _connected.set(True)
-        return connection
-
-    def __del__(self, *options: Any) -> None:
-        if self._pid == os.getpid():
-            super().__del__(*options)
-
-
 class Transport:
     """Requests to one cluster. Belongs to the event loop that first uses it."""
 
     def __init__(self, urls: str | Sequence[str], token: str | None, timeout_s: float, ca: str | None = None) -> None:
         """ca: path of a PEM file with CA certificates. Raises OSError if the file cannot be read."""
+        from hadelay.client import connector  # takes a tenth of a second: here, and not at the first request
+
+        self._connector = connector
         self.urls = addresses(urls)
         try:
             self._ssl = ssl.create_default_context(cafile=ca) if ca else True
@@ -137,11 +117,13 @@ class Transport:
             self._session = None
 
     def _open(self) -> aiohttp.ClientSession:
+        import aiohttp
+
         loop = asyncio.get_running_loop()
         if self._session is None:
             self._loop = loop
             self._session = aiohttp.ClientSession(
-                connector=_Connector(limit=0, ttl_dns_cache=30, ssl=self._ssl),
+                connector=self._connector.Connector(limit=0, ttl_dns_cache=30, ssl=self._ssl),
                 headers=self._headers,
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
                 auto_decompress=False,
@@ -208,6 +190,10 @@ class Transport:
     ) -> T:
         """Try a request at one address, redirects included. at: address to use instead of the current one. If this
         machine cannot reach the address that a node redirects to, the redirecting node relays the request."""
+        import aiohttp
+        import yarl
+
+        connected = self._connector.connected
         method, path, data, headers, to_leader = request
         until = time.monotonic() + within_s
         base = at or (self.leader if to_leader and self.leader else self.urls[self._at])
@@ -217,7 +203,7 @@ class Transport:
         try:
             async with asyncio.timeout(within_s):
                 for _ in range(_MAX_REDIRECTS):
-                    _connected.set(False)
+                    connected.set(False)
                     body = data if len(data) < _STREAMED_BYTES else io.BytesIO(data)
                     async with session.request(
                         method, yarl.URL(url, encoded=True), data=body or None, headers=headers, allow_redirects=False
@@ -246,11 +232,11 @@ class Transport:
             raise
         except (aiohttp.ClientError, TimeoutError, ConnectionError, asyncio.IncompleteReadError) as error:
             self._turn(base)
-            if redirected_by and not _connected.get():
+            if redirected_by and not connected.get():
                 self._avoided[base] = time.monotonic() + _AVOIDED_S
                 if (left_s := until - time.monotonic()) > 0:
                     return await self._try(request, read, left_s, resent, redirected_by)
-            raise _in_words(error, base, request, answered=answered) from None
+            raise _in_words(error, base, request, sent=connected.get(), answered=answered) from None
 
     def _turn(self, failed: str) -> None:
         """Switch from the failed address to the next, unless another request has switched already."""
@@ -260,12 +246,12 @@ class Transport:
             self._at = (self._at + 1) % len(self.urls)
 
 
-def _in_words(error: BaseException, base: str, request: _Request, *, answered: bool) -> HadelayError:
-    """The error for a request that got no complete answer. answered: whether the answer had begun."""
-    if not _connected.get():
-        why = "no connection in time" if isinstance(error, TimeoutError) else error
-        if isinstance(error, aiohttp.ClientConnectorError):
-            why = error.strerror or error
+def _in_words(error: BaseException, base: str, request: _Request, *, sent: bool, answered: bool) -> HadelayError:
+    """The error for a request that got no complete answer. sent: whether there was a connection. answered: whether the
+    answer had begun."""
+    if not sent:
+        # A ClientConnectorError of aiohttp has the system's words for why there is no connection.
+        why = "no connection in time" if isinstance(error, TimeoutError) else getattr(error, "strerror", None) or error
         return Unreachable(f"{base}: {why}; is a node running there?")
     words = "no answer in time" if isinstance(error, TimeoutError) else f"the connection broke: {error}"
     if request.method in ("GET", "HEAD"):

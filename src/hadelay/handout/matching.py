@@ -96,10 +96,12 @@ class Matcher:
                         self._turns.activate(each.queue)
 
     def _offer(self, poll: Poll, first: WaitQueue, room: int, now_ms: int) -> Offer | None:
-        """Offer messages of the queue `first`, then of the poll's other queues; None if there are no messages."""
+        """Offer messages of the queue `first`, then of the poll's other queues, or of all of them in the order in which
+        the poll lists them; None if there are no messages."""
         want, size, until_ms = min(poll.max, room), GRANT_BYTES, now_ms
         parts: list[OfferPart] = []
-        for queue in (first, *(queue for queue in self._waiting.queues[poll] if queue is not first)):
+        queues = self._waiting.queues[poll]
+        for queue in queues if poll.listed else (first, *(queue for queue in queues if queue is not first)):
             for window in queue.windows:
                 while want > 0 and size > 0 and window.entries:
                     if (most := min(want, self._turns.allowed(window).most)) <= 0:

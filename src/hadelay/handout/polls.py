@@ -98,6 +98,8 @@ class Poll:
     done: Callable[[Delivery | None, HadelayError | None], None]
     #: Tag filter; None: every message matches.
     filter: Filter | None = None
+    #: Whether messages of earlier topics go first; otherwise topics take turns.
+    listed: bool = False
     #: Set by the leader: phase (WAITING, PROPOSED or DONE), and the monotonic time at which the poll times out.
     phase: int = WAITING
     deadline: float = 0.0

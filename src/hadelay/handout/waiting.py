@@ -72,7 +72,8 @@ class Waiting:
         self.deadlines.set(poll, poll.deadline)
         queues = self.queues[poll] = []
         # Begin with the topic served longest ago: topics without waiting polls had no place in the order of turns.
-        for topic in sorted(map(self._windows.named, poll.topics), key=lambda topic: topic.served):
+        topics = list(map(self._windows.named, poll.topics))
+        for topic in topics if poll.listed else sorted(topics, key=lambda topic: topic.served):
             queue = topic.any if poll.filter is None else self._queue(topic, poll.filter)
             queue.waiters[poll] = None
             queues.append(queue)

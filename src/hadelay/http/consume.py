@@ -104,8 +104,9 @@ def _request(call: Call, topics: list[str]) -> ReceiveRequest:
     lease_ms = None if wish.lease is None else _lease(call, wish.lease)
     tags, any_tags = check_tags(limits, wish.tags), check_tags(limits, wish.any_tags)
     return ReceiveRequest(
-        list(dict.fromkeys(topics)), consumer, request_id, count, int(wait_ms), lease_ms, tags, any_tags
-    )
+        list(dict.fromkeys(topics)), consumer, request_id, count, int(wait_ms), lease_ms, tags, any_tags,
+        getattr(wish, "order", "turns") == "listed",
+    )  # fmt: skip
 
 
 def _lease(call: Call, lease_ms: int) -> int:

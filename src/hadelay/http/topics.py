@@ -9,7 +9,18 @@ from hadelay.api.base import Nothing
 from hadelay.api.messages import ReadQuery
 from hadelay.api.settings import settings_in
 from hadelay.api.text import DOTS, check_new_topic
-from hadelay.api.topics import Bucket, Buckets, DeleteTopicQuery, DueQuery, Group, Pause, PutTopic, Topic, Topics
+from hadelay.api.topics import (
+    Bucket,
+    Buckets,
+    DeleteTopicQuery,
+    DueQuery,
+    Group,
+    Pause,
+    PutTopic,
+    Topic,
+    Topics,
+    TopicsQuery,
+)
 from hadelay.errors import BadRequest
 from hadelay.http.answers import NOTHING, Answer
 from hadelay.http.call import Call
@@ -74,10 +85,10 @@ async def get_group(call: Call) -> Answer:
     return call.answer(await call.service.topics.get_group(call.topic, group, stale=call.query.stale))
 
 
-@routes.add("GET", "/v1/topics", query=ReadQuery, returns={200: Topics}, errors=(503,), scope="read", own_topics=True)
+@routes.add("GET", "/v1/topics", query=TopicsQuery, returns={200: Topics}, errors=(503,), scope="read", own_topics=True)
 async def list_topics(call: Call) -> Answer:
     """All topics that the token may read, with counts"""
-    found = await call.service.topics.list_topics(stale=call.query.stale)
+    found = await call.service.topics.list_topics(stale=call.query.stale, prefix=call.query.prefix)
     topics: list[Any] = []
     for first in range(0, len(found), _TOPICS_AT_ONCE):
         few = found[first : first + _TOPICS_AT_ONCE]

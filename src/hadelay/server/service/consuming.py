@@ -56,6 +56,7 @@ class ConsumingService(Service):
             wait_ms=ask.wait_ms,
             done=settled_by(future),
             filter=filter_of(ask.tags, ask.any_tags),
+            listed=ask.listed,
         )
         node.delivery.poll(poll)
         try:

@@ -60,12 +60,12 @@ class TopicService(Service):
             return None
         return None if found is None else [Consumer(str(name), format_instant(int(at_ms))) for name, at_ms in found]
 
-    async def list_topics(self, *, stale: bool) -> list[Topic[str]]:
+    async def list_topics(self, *, stale: bool, prefix: str = "") -> list[Topic[str]]:
         await self._confirm(stale)
         ready, known, found = await self.ready(stale=stale), self._node.ledger.topics.all, list[Topic[str]]()
         for first in range(0, len(known), _TOPICS_AT_ONCE):
             few = known[first : first + _TOPICS_AT_ONCE]
-            found += [self.document(topic, ready) for topic in few if topic.exists]
+            found += [self.document(topic, ready) for topic in few if topic.exists and topic.name.startswith(prefix)]
             await asyncio.sleep(0)
         return found
 
