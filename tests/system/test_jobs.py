@@ -99,3 +99,35 @@ def test_letters_are_redriven_by_tag(cluster: Cluster) -> None:
     assert ended(cluster, cluster.ask(node, "POST", "/v1/jobs", wish).json)["done"] == 3
     assert [message["tags"] for message in cluster.drain("letters", 3)] == [["b"]] * 3
     assert cluster.topic(node, "letters")["dead"] == 3
+
+
+def test_jobs_by_group_and_schedule_go_on_when_the_leader_dies(make_cluster: Make) -> None:
+    """The blocked messages of a group are meant, too; and each message of a schedule, also of a backfill."""
+    cluster = make_cluster()
+    assert insist(cluster, "PUT", "/v1/topics/lots", {"group_concurrency": 1}).status == 200
+    for group in ("a", "b"):
+        publish(cluster, "lots", 300, delay="2h", group=group, key=None, tags=[group])
+    wish = {"topic": "lots", "every": "1h", "body": "x", "tags": ["made"]}
+    assert insist(cluster, "PUT", "/v1/schedules/hourly", wish).status == 200
+    past = {"from": "2026-01-01T00:00:00Z", "to": "2026-01-11T00:00:00Z"}
+    assert len(insist(cluster, "POST", "/v1/schedules/hourly:backfill", past).json["results"]) == 240
+    node = cluster.names[0]
+
+    def left() -> dict[str, int]:
+        filters: dict[str, Any] = {"a": {"group": "a"}, "b": {"group": "b"}, "made": {"schedule": "hourly"}}
+        asked = {name: {"action": "cancel", "filter": {"topic": "lots", **of}} for name, of in filters.items()}
+        return {name: insist(cluster, "POST", "/v1/jobs:count", body).json["matched"] for name, body in asked.items()}
+
+    assert left() == {"a": 300, "b": 300, "made": 240}
+    by_group = {"action": "cancel", "filter": {"topic": "lots", "group": "a"}, "rate": 200, "request_id": "a"}
+    job = insist(cluster, "POST", "/v1/jobs", by_group).json
+    until(lambda: cluster.ask(node, "GET", f"/v1/jobs/{job['id']}").json.get("done", 0) > 50, "it is half-way")
+    cluster.kill(cluster.leader())
+    assert insist(cluster, "POST", "/v1/jobs", by_group).json["id"] == job["id"]
+    assert ended(cluster, job)["done"] == 300
+    assert left() == {"a": 0, "b": 300, "made": 240}
+    by_schedule = {"action": "cancel", "filter": {"topic": "lots", "schedule": "hourly"}}
+    assert ended(cluster, insist(cluster, "POST", "/v1/jobs", by_schedule).json)["done"] == 240
+    assert left() == {"a": 0, "b": 300, "made": 0}
+    topic = insist(cluster, "GET", "/v1/topics/lots", None).json
+    assert (topic["scheduled"], topic["blocked"], topic["ready"]) == (1, 299, 0)

@@ -86,3 +86,49 @@ def test_a_rolling_upgrade_loses_nothing_and_repeats_nothing(make_cluster: Make)
     assert f"feature level {NEW}; this hadelay reads up to {OLD}" in said
     start_as(cluster, NEW, "n1")
     cluster.assert_identical()
+
+
+#: Requests for schedules, jobs and message groups.
+_SCHEDULER = (
+    ("PUT", "/v1/schedules/s", {"topic": "t", "every": "1s"}),
+    ("POST", "/v1/jobs", {"action": "cancel", "filter": {"topic": "t"}}),
+    ("PUT", "/v1/topics/lines", {"group_concurrency": 1}),
+    ("POST", "/v1/messages:batch", [{"topic": "t", "body": "x", "group": "g"}]),
+)
+
+
+def with_scheduler(level: int) -> str:
+    """A program for which the scheduler's commands come with level NEW, and which knows them from that level on."""
+    unknown = f"[commands._DECODERS.pop(kind) for kind, level in LEVEL_OF.items() if level == {NEW}]"
+    levels = f"{level}\nversion.SCHEDULER_LEVEL = {NEW}"
+    return _PROGRAM.format(level=levels, change=unknown if level == OLD else "")
+
+
+def test_schedules_groups_and_jobs_wait_for_the_last_node(make_cluster: Make) -> None:
+    """Refused in words by every program while one node is of before, and used as soon as none is."""
+    cluster = make_cluster()
+    cluster.kill(*cluster.names)
+    cluster.restart(*cluster.names, program=with_scheduler(OLD))
+    kept = cluster.publish_many("n1", "t", ["x"] * 5, delay="1h")
+    for name in cluster.names[:2]:
+        cluster.kill(name, number=signal.SIGTERM)
+        cluster.restart(name, program=with_scheduler(NEW))
+        until(lambda name=name: levels(cluster, name)[1][name] == NEW, "its level is known")  # type: ignore[misc]
+    for name in cluster.names:
+        for method, path, body in _SCHEDULER:
+            answer = cluster.ask(name, method, path, body)
+            refusal = answer.json["results"][0]["error"] if "results" in answer.json else answer.json
+            assert (refusal["status"], refusal["outcome_known"]) == (409, True), (name, path, answer)
+            assert "feature_level" in refusal["detail"], (name, path, answer)
+        assert cluster.ask(name, "GET", "/v1/schedules").json["schedules"] == []
+        assert cluster.topic(name, "t")["scheduled"] == len(kept)
+    last = cluster.names[2]
+    cluster.kill(last, number=signal.SIGTERM)
+    cluster.restart(last, program=with_scheduler(NEW))
+    until(lambda: levels(cluster, cluster.leader())[0] == NEW, "all know it, so all use it")
+    for name in cluster.names:
+        for method, path, body in reversed(_SCHEDULER):
+            answer = cluster.ask(name, method, path, body)
+            assert answer.status < 300, (name, path, answer)
+            assert all("error" not in result for result in answer.json.get("results", ())), (name, path, answer)
+    assert cluster.drain("t", 2)
