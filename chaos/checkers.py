@@ -18,6 +18,8 @@ from itertools import pairwise
 from chaos.flat import BRANCHES, growing
 from chaos.history import Given, History, Put, checksum
 from chaos.lateness import late
+from chaos.planned import made as planned_by
+from chaos.planned import unplanned
 
 #: Largest rate error of cluster time: slewing changes the rate by at most 500 ppm, and quartz clocks drift.
 _RATE = 600e-6
@@ -454,9 +456,11 @@ def dishonest(history: History) -> Iterator[Case]:
     events = [event for event in history.of("counted") if event["ours"]]
     sure = sum(put.id is not None for put in history.puts.values())
     acked, given = {g.id for g in history.given if g.acked is not None}, {g.id for g in history.given}
+    planned, done = planned_by(history)
+    perhaps = sum(not put.refused for put in history.puts.values())
     limits = {
-        "published": ("published_messages_total", sure, sum(not put.refused for put in history.puts.values())),
-        "acked": (ACKED, len(acked), len(given)),
+        "published": ("published_messages_total", sure + planned, perhaps + planned),
+        "acked": (ACKED, len(acked) + done, len(given) + done),
     }
     for event in events:
         node, counts = event["node"], event["counts"]
@@ -576,6 +580,11 @@ CHECKERS: dict[str, Checker] = {
         "published": "a node counts other publishes than were seen",
         "acked": "a node counts other acks than were seen",
         "replicas": "a node's counter differs from another node's",
+    }),
+    "S1 schedules": Checker(unplanned, {
+        "once": "one occurrence of a schedule came out as two messages",
+        "each": "an occurrence of a schedule never came out, and was not counted as missed or refused",
+        "counts": "a schedule counts other messages than came out",
     }),
     "flat": Checker(growing, BRANCHES),
     "crash points": Checker(unmet, {"met": "no node ended at a crash point that the scenario lists"}),

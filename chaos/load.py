@@ -16,6 +16,7 @@ from typing import Any
 
 from chaos.cluster import Cluster
 from chaos.history import History, body_of, checksum, number_of, term_of
+from chaos.planned import Planned
 from chaos.scenario import Load
 from hadelay.client import AsyncClient, Message, Put, Receipt
 from hadelay.errors import HadelayError
@@ -58,6 +59,7 @@ class Traffic:
         self.limited = f"{self.name}-limited"
         #: Name of a topic without consumers: half of the messages with a TTL go there, and end when their TTL ends.
         self.unread = f"{self.name}-unread"
+        self.planned = Planned(self.name, history)
         self.publishing = True
         #: True at the end of the run: consumers only ack, and never hang up.
         self.draining = False
@@ -81,6 +83,7 @@ class Traffic:
         for topic in self.topics:
             await admin.put_topic(topic, max_attempts=0, backoff=["100ms", "1s"])
         await admin.put_topic(self.unread, max_attempts=0)
+        await self.planned.start(admin)
         await admin.put_topic(self.limited, max_attempts=self.load.attempts, backoff=["100ms", "1s"])
         self.history.record("topic", t=self.history.clock(), topic=self.limited, max_attempts=self.load.attempts)
         self._publishers = [self.spawn(self._publish(i)) for i in range(self.load.publishers)]
@@ -88,6 +91,7 @@ class Traffic:
         for i in range(self.load.consumers):
             every, some = _WANTED[i % len(_WANTED)] if i < choosy else ((), ())
             self.spawn(self._consume(f"{self.name}-c{i}", every, some))
+        self.spawn(self.planned.consume(self.client()))
         self.spawn(self._redrive())
         self.spawn(self._look_at_expired())
 

@@ -44,8 +44,8 @@ WAITING = PARTS[4]
 
 def counted(history: History, node: str = "n1", *, ours: bool = True, **other: int) -> None:
     """What `kept` publishes, and what becomes of it."""
-    counts = dict.fromkeys(COUNTED, 0) | {"raft_applied_index": 9, "published_messages_total": 8, ACKED: 6}
-    counts |= {CANCELLED: 1, EXPIRED: 1, DEAD: 1, REDRIVEN: 1, **other}
+    counts = dict.fromkeys(COUNTED, 0) | {"raft_applied_index": 9, "published_messages_total": 12, ACKED: 9}
+    counts |= {CANCELLED: 2, EXPIRED: 1, DEAD: 1, REDRIVEN: 1, **other}
     history.record("counted", t=20.0, node=node, ours=ours, counts=counts)
 
 
@@ -119,6 +119,10 @@ def kept(history: History) -> None:
     give(history, n=7, got=6.1, due_ms=6_000)
     settle(history, "ack", 7, 1, 6.2)
     history.record("asked-for", t=14.0, id="M7", state="acked")
+    # A schedule made three messages, the first of which came out twice, and was paused before the fourth was due.
+    for at_ms in (1_000, 2_000, 3_000, 1_000):
+        history.record("occurrence", t=10.0, id=f"O{at_ms}", at_ms=at_ms)
+    history.record("scheduled", t=19.5, made=3, missed=0, refused=0, cancelled=1, acked=3)
     sampled(history)
     for _ in range(2):
         said(history)
@@ -201,6 +205,11 @@ def leaks(kind: str, rate: float) -> Callable[[History], None]:
     return lambda history: sampled(history, "n2", kind, rate)
 
 
+def left_out(history: History) -> None:
+    history.record("occurrence", t=10.0, id="O5", at_ms=5_000)
+    history.of("scheduled")[0].update(made=4, cancelled=0)
+
+
 #: What each branch of each check has to notice, and no other one: planted into `kept`.
 PLANTED: dict[tuple[str, str], list[Callable[[History], Any]]] = {
     ("I1 lost", "never handed out"): [lambda history: history.given.remove(first(history, 2))],
@@ -269,16 +278,23 @@ PLANTED: dict[tuple[str, str], list[Callable[[History], Any]]] = {
     ("I17 fail-stop", "ended"): [notes("ended", t=11.0, node="n1", code=70, may=False)],
     ("I18 honesty", "one index"): [notes("uncounted", t=20.0, why="n2 is behind")],
     ("I18 honesty", "published"): [
-        lambda history: every_node(history, **{"published_messages_total": 9, WAITING: 1}),
-        lambda history: every_node(history, **{"published_messages_total": 7, ACKED: 5}),
+        lambda history: every_node(history, **{"published_messages_total": 13, WAITING: 1}),
+        lambda history: every_node(history, **{"published_messages_total": 11, ACKED: 8}),
     ],
     ("I18 honesty", "acked"): [
-        lambda history: every_node(history, **{ACKED: 4, CANCELLED: 3}),
-        lambda history: every_node(history, **{ACKED: 8, REDRIVEN: 3}),
+        lambda history: every_node(history, **{ACKED: 7, CANCELLED: 4}),
+        lambda history: every_node(history, **{ACKED: 11, REDRIVEN: 3}),
     ],
     ("I18 honesty", "replicas"): [
         lambda history: counted(history, "n3", raft_applied_index=8),
-        lambda history: counted(history, "n3", **{CANCELLED: 2, EXPIRED: 0}),
+        lambda history: counted(history, "n3", **{CANCELLED: 3, EXPIRED: 0}),
+    ],
+    ("S1 schedules", "once"): [notes("occurrence", t=10.0, id="O4", at_ms=3_000)],
+    ("S1 schedules", "each"): [left_out],
+    ("S1 schedules", "counts"): [
+        lambda history: history.of("scheduled")[0].update(made=4, cancelled=0),
+        notes("unscheduled", t=19.5, seen=2),
+        notes("occurrence", t=9.0, id="O4", at_ms=4_000),
     ],
     ("flat", "anonymous"): [leaks("anonymous", 2e6)],
     ("flat", "descriptors"): [leaks("descriptors", 1.0)],

@@ -1,0 +1,96 @@
+"""A schedule of the load: a message each second, and a consumer that acks all of them."""
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterator
+
+from chaos.history import History
+from hadelay.client import AsyncClient
+from hadelay.errors import HadelayError
+
+#: Interval of the schedule, in ms.
+EVERY_MS = 1_000
+#: Limits in seconds: of a request; and, at the end of a run, of the wait for messages that were made.
+_REQUEST_S, _END_S = 10.0, 60.0
+_PAUSE_S = 0.1
+
+
+class Planned:
+    """Records each hand-out of the schedule's messages ("occurrence"); at the end ("scheduled"), what the schedule says
+    that it made. Chaos neither deletes nor changes the schedule, so no occurrence may be left out."""
+
+    def __init__(self, name: str, history: History) -> None:
+        self.topic = self.schedule = f"{name}-planned"
+        self._history = history
+        self._seen: set[str] = set()
+        self._acked: set[str] = set()
+
+    async def start(self, client: AsyncClient) -> None:
+        await client.put_topic(self.topic, max_attempts=0)
+        await client.put_schedule(self.schedule, self.topic, b"planned", every=EVERY_MS / 1000, catch_up="all")
+
+    async def consume(self, client: AsyncClient) -> None:
+        while True:
+            try:
+                messages = await client.receive(
+                    [self.topic], max=20, wait=1.0, lease=3.0, consumer=self.topic, timeout=_REQUEST_S
+                )
+                now = self._history.clock()
+                for m in messages:
+                    assert m.occurrence is not None
+                    at_ms = round(m.occurrence.timestamp() * 1000)
+                    self._history.record("occurrence", t=now, id=m.id, at_ms=at_ms)
+                    self._seen.add(m.id)
+                outcomes = await client.ack(messages) if messages else []
+            except (HadelayError, OSError):
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            acked = (
+                m.id for m, outcome in zip(messages, outcomes, strict=True) if outcome in ("acked", "already_acked")
+            )
+            self._acked.update(acked)
+
+    async def finish(self, client: AsyncClient) -> None:
+        """Pause the schedule, wait for the messages that it made, and record its counts."""
+        end = self._history.clock() + _END_S
+        while self._history.clock() < end:
+            with contextlib.suppress(HadelayError, OSError):
+                found = await client.pause_schedule(self.schedule)
+                cancelled = [m async for m in client.messages(self.topic, state="cancelled")]
+                if self._acked >= self._seen and len(self._seen) >= found.made:
+                    break
+            await asyncio.sleep(_PAUSE_S)
+        else:
+            self._history.record("unscheduled", t=self._history.clock(), seen=len(self._seen))
+            return
+        self._history.record(
+            "scheduled", t=self._history.clock(), made=found.made, missed=found.missed, refused=found.refused,
+            cancelled=len(cancelled), acked=len(self._acked),
+        )  # fmt: skip
+
+
+def unplanned(history: History) -> Iterator[tuple[str, str]]:
+    """S1: each occurrence of the schedule was made once, none between the first and the last was left out unless it was
+    counted as missed or refused, and the counts of the schedule are those of its messages."""
+    ids = defaultdict[int, set[str]](set)
+    for event in history.of("occurrence"):
+        ids[event["at_ms"]].add(event["id"])
+    for at_ms, found in ids.items():
+        yield "once", f"occurrence {at_ms} came out as {', '.join(sorted(found))}" if len(found) > 1 else ""
+    for event in history.of("unscheduled"):
+        yield "counts", f"the schedule or its messages could not be asked for: {event['seen']} messages were seen"
+    for event in history.of("scheduled"):
+        counted = event["made"]
+        text = f"the schedule counts {counted} messages, and {len(ids)} occurrences came out"
+        yield "counts", text if counted != len(ids) else ""
+        least, most = min(ids, default=0), max(ids, default=0)
+        absent = (most - least) // EVERY_MS + 1 - len(ids) if ids else 0
+        text = f"{absent} occurrences between {least} and {most} never came out, and {event['missed']} were missed"
+        yield "each", text if absent > event["missed"] + event["refused"] else ""
+
+
+def made(history: History) -> tuple[int, int]:
+    """(messages that the schedule published, of these acked)"""
+    events = history.of("scheduled")
+    return sum(e["made"] + e["cancelled"] for e in events), sum(e["acked"] for e in events)
