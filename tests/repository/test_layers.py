@@ -37,6 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "api": {"settings"},
     "client": {"api"},
     "tasks": {"client"},
+    "testing": {"client", "http", "platform", "server", "settings", "storage"},
     "http": {"api", "codec", "platform", "server", "settings"},
     "console": {"api", "codec", "http", "server", "settings"},
     "server": {"api", "codec", "handout", "ledger", "platform", "raft", "settings", "storage", "timing"},
