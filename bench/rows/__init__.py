@@ -49,6 +49,7 @@ ROWS: dict[str, Callable[[Setup], list[Row]]] = {
     "failover": failure.failover,
     "rolling": failure.rolling,
     "console": console.console,
+    "lists": console.lists,
     "metrics": metrics.metrics,
     "worst": bounds.bounds,
     "restart": size.restart,

@@ -1,4 +1,5 @@
-"""200 people look at the leader's console: what their streams cost the leader, and how long a page takes."""
+"""200 people look at the leader's console: what their streams cost the leader, and how long a page takes. And the same
+pages where lists are as long as they may be."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from bench.cluster import Node, Void, cpu_seconds
 from bench.http1 import Connection, request
 from bench.load import PADDING
 from bench.result import Row, Setup, Target
+from bench.rows.metrics import Pings
 
 _STREAM = request("GET", "/console/live/overview")
 _PAGES = ("/console/", "/console/topics", "/console/topics/topic-1", "/console/dead", "/console/cluster")
@@ -77,4 +79,70 @@ def console(setup: Setup) -> list[Row]:
     with setup.cluster() as cluster:
         for _ in setup.each_round("console"):
             uvloop.run(_look(cluster.leader(), streams, setup.many(30, 10), row))
+    return [row]
+
+
+#: Number of messages per request when lists are filled.
+_BATCH = 1_000
+_LISTS = (
+    "/console/", "/console/topics", "/console/topics?q=7&sort=oldest&page=39", "/console/topics?show=idle&sort=ready",
+    "/console/topics/letters", "/console/dead", "/console/topics/letters/dead", "/console/cluster",
+    "/console/messages?topic=letters&state=dead", "/console/jobs/count?action=redrive&topic=letters",
+)  # fmt: skip
+
+
+async def _fill(address: str, topics: int, letters: int) -> None:
+    connection = await Connection.open(address)
+    await connection.call("PUT", "/v1/topics/letters", {"max_attempts": 1})
+    for first in range(0, topics, _BATCH):
+        names = (f"topic-{n}" for n in range(first, min(first + _BATCH, topics)))
+        items = [{"topic": name, "body": "x", "delay": "2h" if n % 3 else "0s"} for n, name in enumerate(names)]
+        await connection.call("POST", "/v1/messages:batch", items)
+    died = 0
+    while died < letters:
+        count = min(_BATCH, letters - died)
+        await connection.call("POST", "/v1/messages:batch", [{"topic": "letters", "body": "x"}] * count)
+        while count:
+            wish = {"max": count, "wait": "5s"}
+            found = (await connection.call("POST", "/v1/topics/letters/receive?redirect=false", wish))["messages"]
+            told = {"leases": [message["lease"] for message in found], "reason": f"HTTP 50{died % 4} from bank"}
+            await connection.call("POST", "/v1/leases:nack", told)
+            count, died = count - len(found), died + len(found)
+    connection.close()
+
+
+async def _turn_pages(node: Node, row: Row) -> None:
+    """Each page some times; beside it one asks for /livez all the time."""
+    connection, pings = await Connection.open(node.http), Pings(node.http)
+    pinging = asyncio.create_task(pings.run())
+    slowest = held = 0.0
+    for page in _LISTS:
+        began, took = time.perf_counter(), list[float]()
+        for _ in range(5):
+            start = time.perf_counter()
+            status, answer = await connection.send(request("GET", page))
+            took.append((time.perf_counter() - start) * 1000)
+            if status != 200:
+                raise Void(f"{page}: {status} {answer[:200]!r}")
+        slowest, held = max(slowest, statistics.median(took)), max(held, pings.longest(began, time.perf_counter()))
+        row.add(page, statistics.median(took), "ms")
+    pings.over = True
+    await pinging
+    row.add("slowest page", slowest, "ms")
+    row.add("held up", held, "ms")
+    connection.close()
+
+
+def lists(setup: Setup) -> list[Row]:
+    topics, letters = setup.many(99_990, 2_000), setup.many(1_000_000, 5_000)
+    row = Row(
+        "lists",
+        f"pages of a leader with {topics:,} topics and {letters:,} dead letters of one; the longest that they hold up "
+        "another request",
+        [Target("slowest page", 1_000, at_most=True), Target("held up", 100, at_most=True)],
+    )
+    with setup.cluster() as cluster:
+        uvloop.run(_fill(cluster.leader().http, topics, letters))
+        for _ in setup.each_round("lists"):
+            uvloop.run(_turn_pages(cluster.leader(), row))
     return [row]

@@ -94,7 +94,7 @@ def picture(page: Any, name: str) -> None:
     path = Path(PICTURES) / f"{IN_DOCS.get(name, name)}.png"
     page.screenshot(path=str(path))
     with Image.open(path) as image:
-        image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(path, optimize=True)
+        image.convert("RGB").quantize(256, Image.Quantize.MEDIANCUT).save(path, optimize=True)
 
 
 def axe() -> str:

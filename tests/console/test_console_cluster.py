@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import time
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from hadelay.api.topics import Topic, WebhookOut
 from hadelay.console.samples import KEPT, Sampler, _rates, _Ring, last_point
-from hadelay.server.service.overview import summarize
+from hadelay.console.topics import receiver
+from hadelay.server.service.overview import TopicCounts, summarize
 from tests.console.conftest import Browser, make_token, signed_in
 from tests.system.cluster import Cluster, ask, until
 
@@ -193,6 +196,35 @@ def test_samples_are_bounded_and_in_order() -> None:
     assert _rates(rows[:, 0], rows[:, 2][::-1]) == [0.0] * (KEPT - 1), "a counter that fell is no rate"
     assert last_point({"at": [1, 2], "rates": [[3, 4], [5, 6]]}) == {"at": 2, "rates": [4, 6]}
     assert last_point({"at": [], "rates": [[], []]}) is None
+
+
+def test_the_last_minute_of_a_topic() -> None:
+    sampler = Sampler(None)  # type: ignore[arg-type]
+    sampler.looked_at("a")
+    assert sampler.per_minute("a") is None
+    for n in range(20):
+        sampler._topics["a"].add(10_000 * n, (50 * n, 20 * n, n, 100 + n))
+    assert sampler.per_minute("a") == (300, 120, 6, 6)
+    assert sampler.per_minute("b") is None
+
+
+def test_the_receiver_of_a_webhook_is_judged_in_words() -> None:
+    def judged(minute: TopicCounts | None, ready: int = 0, age_ms: int | None = None, **more: Any) -> tuple[str, str]:
+        hook = {"webhook": WebhookOut("https://x.example/"), **more}
+        return receiver(Topic("t", 0, ready, 0, 0, age_ms, 0, None, defaults=3, **hook), minute)
+
+    fine, dying, silent = TopicCounts(9, 1_200, 0, 5), TopicCounts(9, 30, 2, 5), TopicCounts(9, 0, 0, 5)
+    assert judged(fine, webhook=None) == ("", "")
+    assert judged(fine, paused=True)[0] == "off"
+    assert judged(None)[0] == "off"
+    assert judged(fine) == ("good", "In the last minute the receiver took 1,200 messages, and 0 became dead letters.")
+    assert judged(dying)[0] == "bad"
+    assert judged(fine, 7, 9_000)[0] == "good"
+    assert judged(fine, 7, 60_000)[0] == "warn"
+    assert judged(silent, 7, 60_000) == (
+        "bad",
+        "In the last minute the receiver took 0 messages, and 0 became dead letters. 7 wait, the oldest for 1 min.",
+    )
 
 
 def test_topics_that_were_looked_at_are_few() -> None:

@@ -43,6 +43,7 @@ async def letters(visit: Visit) -> Answer:
     groups = group(found)
     shown = found if wanted is None else [letter for letter in found if error_of(letter) == wanted]
     topic = await visit.service.topics.get_topic(visit.topic, stale=visit.stale)
+    visit.site.sampler.looked_at(visit.topic)
     values: dict[str, Any] = {
         "topic": topic, "letters": shown, "groups": groups, "wanted": wanted, "cursor": cursor, "read": len(found),
         "after": "" if after is None else after.hex(), "error_of": error_of,

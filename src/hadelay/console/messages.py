@@ -162,7 +162,10 @@ def live(visit: Visit) -> tuple[str, Any]:
     async def frame() -> dict[str, Any]:
         values = await look(visit, body=False)
         message: Message[str] = values["message"]
-        return {"html": {"life": visit.render("verdict.html", values)}, "state": message.state}
+        html = {
+            name: visit.render(part, values) for name, part in (("said", "verdict.html"), ("life", "timeline.html"))
+        }
+        return {"html": html, "state": message.state}
 
     return f"message {message_id} {visit.actor.token_id}", frame
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hadelay.api.text import format_instant
 from hadelay.errors import HadelayError
 from hadelay.server.service.node import NodeService
-from hadelay.server.service.overview import Recent, Totals
+from hadelay.server.service.overview import Recent, TopicCounts, Totals
 
 log = structlog.get_logger("hadelay")
 
@@ -31,6 +31,8 @@ _CHOOSE = 30
 _FRESH_S, _WINDOW_S = 1.8, 10.0
 #: Pause after reading the counters: this multiple of its CPU time, so 100 means at most 1 % of a CPU.
 _PAUSE = 100
+#: Number of samples in a minute, the first and the last included.
+_MINUTE = 7
 #: Number of leader changes to keep for display.
 _CHANGES = 50
 _NOTHING = Recent(0, 0, 0, 0, 0, 0)
@@ -193,6 +195,14 @@ class Sampler:
             "pending": [pending[1:].tolist()],
             "deaths": [_rates(at, died)],
         }
+
+    def per_minute(self, topic: str) -> TopicCounts | None:
+        """Change of a topic's counters per minute, by the samples of the last minute; None without two samples."""
+        ring = self._topics.get(topic)
+        if ring is None or len(rows := ring.rows()[-_MINUTE:]) < 2:
+            return None
+        changes = (rows[-1] - rows[0])[1:] * 60_000 / max(1, int(rows[-1][0] - rows[0][0]))
+        return TopicCounts(*map(round, changes.tolist()))
 
     @property
     def last(self) -> str:

@@ -19,8 +19,9 @@ from hadelay.http.answers import Answer
 from hadelay.http.decoding import decoded
 from hadelay.http.options import draft_of, when
 from hadelay.model import FIRST, State, encode_id
-from hadelay.server.service.overview import CHOICES, ORDERS
+from hadelay.server.service.overview import CHOICES, ORDERS, TopicCounts
 from hadelay.settings.topic import SETTINGS, shown_name
+from hadelay.words import span
 
 pages = Pages()
 
@@ -28,6 +29,8 @@ pages = Pages()
 _PAGE, _PAGES = 50, 40
 #: Number of ready messages that the page of a topic shows without leasing them.
 _PEEK = 5
+#: Age of a topic's oldest ready message, in ms, from which on the receiver of its webhook counts as too slow.
+_SLOW_MS = 10_000
 #: Topic settings that the page Topic can change; it only shows the others, which `hadelay topic set` changes.
 _IN_FORM = (
     "lease_ms", "max_attempts", "backoff", "ttl_ms", "rate", "catch_up_rate", "concurrency", "publish_rate",
@@ -59,6 +62,7 @@ async def show(visit: Visit) -> Answer:
     """One topic: counts, charts, consumers, settings."""
     visit.need("read", visit.topic)
     topic = await visit.service.topics.get_topic(visit.topic, stale=visit.stale)
+    visit.site.sampler.looked_at(visit.topic)
     shown = msgspec.to_builtins(topic)
     peek, _ = await visit.service.messages.list_messages(
         visit.topic, ListRequest(frozenset((State.READY,)), 0, LARGEST_MS, (), FIRST, _PEEK), stale=visit.stale
@@ -107,7 +111,27 @@ async def consumers(visit: Visit, topic: Topic[str]) -> dict[str, Any]:
     for holder in holders[:50]:
         row: dict[str, Any] = rows.setdefault(holder.consumer, {"name": holder.consumer})
         row |= {"leased": holder.leased, "since_ms": holder.since_ms}
-    return {"consumers": list(rows.values()), "all_grants": complete, "now_ms": visit.service.access.now_ms()}
+    minute = visit.site.sampler.per_minute(topic.topic)
+    return {
+        "consumers": list(rows.values()), "all_grants": complete, "now_ms": visit.service.access.now_ms(),
+        "minute": minute, "receiver": receiver(topic, minute),
+    }  # fmt: skip
+
+
+def receiver(topic: Topic[str], minute: TopicCounts | None) -> tuple[str, str]:
+    """(tone, sentence) about the receiver of a topic's webhook; empty without a webhook."""
+    late_ms = topic.oldest_ready_age_ms or 0
+    if topic.webhook is None:
+        return "", ""
+    if topic.paused:
+        return "off", "The topic is paused: the receiver is not called."
+    if minute is None:
+        return "off", "Figures about the receiver come after two samples, in some seconds."
+    words = f"In the last minute the receiver took {minute.acked:,} messages, and {minute.died:,} became dead letters."
+    if topic.ready and late_ms >= _SLOW_MS:
+        words += f" {topic.ready:,} wait, the oldest for {span(late_ms)}."
+        return ("warn" if minute.acked and not minute.died else "bad"), words
+    return ("bad" if minute.died else "good"), words
 
 
 def _written(value: Any) -> str:
