@@ -279,6 +279,8 @@ class Consumer(Client):
         """Send a settlement of one message, or of all messages of a receive."""
         kind, delay_ms = verdict.kind, verdict.delay_ms
         reason = "cannot be done" if kind == "nack" and delay_ms is None else ""
+        if kind == "extend" and self.has_results:
+            reason = "half of it is done"
 
         def replied(outcomes: Any, error: HadelayError | None) -> None:
             if error is not None:

@@ -56,6 +56,7 @@ def _check_grants(ledger: Ledger) -> None:
         held = grant.rows[grant.rows["open"] == 1]
         assert grant.key == key, f"grant {key} says it is {grant.key}"
         assert grant.left == len(held) > 0, f"grant {key}: {grant.left} left of {len(held)}"
+        assert all(grant.rows["open"][at] for at in grant.progress), f"grant {key}: progress of a lease that ended"
         for row in held:
             leased.setdefault(int(row["hour"]), []).append(int(row["index"]))
             by_topic[row["topic"]] += 1

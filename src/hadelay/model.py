@@ -114,6 +114,8 @@ class Description:
     index: int = 0
     #: JSON that the message's ack carried; None without a result.
     result: bytes | None = None
+    #: Progress that the handler of a leased message reported.
+    progress: str | None = None
 
 
 class Draft(Struct, frozen=True, gc=False):

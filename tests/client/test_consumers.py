@@ -47,7 +47,8 @@ async def test_a_received_message_settles_itself(node: Node) -> None:
         assert (node.service.count, node.service.dead) == (False, False)
         assert await fourth.nack(dead=True, reason="no such customer") == "nacked"
         assert (node.service.reason, node.service.count, node.service.dead) == ("no such customer", True, True)
-        assert await fifth.extend("1m") == "extended"
+        assert await fifth.extend("1m", progress="page 7") == "extended"
+        assert (await client.get(fifth.id)).progress == "page 7"
         with pytest.raises(KeyError):
             async with fifth:
                 raise KeyError("x")

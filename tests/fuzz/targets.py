@@ -142,6 +142,7 @@ def entries() -> list[bytes]:
         commands.encode_ack("n1", lease), commands.encode_nack("n1", lease, 50, "why"),
         commands.encode_nack("n1", lease, commands.uncounted(0)),
         commands.encode_nack("n1", lease, commands.DEAD_NOW, "no such customer"),
+        commands.encode_extend("n1", lease, 60_000, "page 7"),
         commands.encode_settle(commands.encode_ack("n1", lease), None, encode_results([b'{"paid":7}'] * len(lease))),
         commands.encode_extend("n1", lease, 50), commands.encode_expire([(1, 1), (1, 2)]),
         commands.encode_cancel("n1", [first], [(topic, b"key")]),

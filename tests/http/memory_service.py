@@ -86,6 +86,8 @@ class Stored:
     history: list[PastEvent] = field(default_factory=list)
     #: JSON that the ack carried.
     result: bytes | None = None
+    #: Progress that came with an extend.
+    progress: str | None = None
 
 
 class MemoryJobs:
@@ -360,7 +362,7 @@ class MemoryService:
             m.state, m.deliver_at_ms = "scheduled", now + (value_ms or 0)
             self._wake.set()
         else:
-            m.until_ms = now + (value_ms or 0)
+            m.until_ms, m.progress = now + (value_ms or 0), self.reason or m.progress
         return {"ack": "acked", "nack": "nacked", "extend": "extended"}[kind]
 
     # ---- messages
@@ -391,6 +393,7 @@ class MemoryService:
             m.history,
             m.draft.body if body else None,
             result=m.result,
+            progress=m.progress if m.state == "leased" else None,
         )
         return message_of(found, [event_of(event) for event in m.history])
 

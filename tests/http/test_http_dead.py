@@ -190,3 +190,13 @@ async def test_topics_by_the_beginning_of_their_names(node: Node) -> None:
     answer = await node.ask("GET", "/v1/topics?prefix=shop-")
     assert sorted(topic["topic"] for topic in answer.json["topics"]) == ["shop-mail", "shop-orders"]
     assert len((await node.ask("GET", "/v1/topics")).json["topics"]) == 3
+
+
+async def test_progress_comes_with_an_extend(node: Node) -> None:
+    made = (await node.ask("POST", "/v1/topics/long/messages", b"x")).json["id"]
+    lease = (await node.ask("POST", "/v1/topics/long/receive", {})).json["messages"][0]["lease"]
+    answer = await node.ask("POST", "/v1/leases:extend", {"leases": [lease], "lease": "1m", "progress": "page 7"})
+    assert answer.json["results"][0]["outcome"] == "extended"
+    assert (await node.ask("GET", f"/v1/messages/{made}")).json["progress"] == "page 7"
+    answer = await node.ask("POST", "/v1/leases:extend", {"leases": [lease], "lease": "1m", "progress": "x" * 129})
+    assert answer.status == 400

@@ -168,3 +168,38 @@ def test_a_damaged_result_is_seen() -> None:
     world.store.files[DEAD_HOURS + START_HOUR + 24].log[-3] ^= 1
     with pytest.raises(DamagedFile):
         result_of(world, message_id)
+
+
+def test_progress_lasts_as_long_as_its_lease() -> None:
+    world = World()
+    first, second = world.ids(draft(), draft())
+    rows = world.lease(first, second)
+    plain = checkpoint.dump(world.ledger, everything=True)[0]
+    assert world.one(commands.encode_extend("n1", rows[:1], 60_000, "page 7")).outcomes.tolist() == [0]
+    world.extend(rows, 90_000)
+    world.restart()
+    assert [progress_of(world, i) for i in (first, second)] == ["page 7", None]
+    world.one(commands.encode_extend("n1", rows, 60_000, "ü" * 100))
+    assert [progress_of(world, i) for i in (first, second)] == ["ü" * 64] * 2
+    check(world.ledger)
+    world.ack(rows[:1])
+    world.nack(rows[1:], 0)
+    assert [progress_of(world, i) for i in (first, second)] == [None, None]
+    world.lease(second)
+    assert progress_of(world, second) is None
+    assert len(checkpoint.dump(world.ledger, everything=True)[0]) <= len(plain)
+    check(world.ledger)
+
+
+def progress_of(world: World, message_id: int) -> str | None:
+    found = describe(world.ledger, message_id)
+    assert found is not None
+    return found.progress
+
+
+def test_below_its_level_progress_is_refused() -> None:
+    world = World(level=OUTCOMES_LEVEL - 1)
+    rows = world.lease(*world.ids(draft()))
+    refused = world.one(commands.encode_extend("n1", rows, 60_000, "page 7"))
+    assert (isinstance(refused, Refused), refused.code) == (True, "needs_upgrade")
+    assert world.extend(rows, 60_000) == [LeaseOutcome.DONE]

@@ -22,6 +22,7 @@ from hadelay.handout.dispatcher import Dispatcher
 from hadelay.handout.polls import Filter
 from hadelay.ledger import bulk, changes, dead, describe, grant, idempotency, keys, leases, publish, ttl
 from hadelay.ledger.apply import _APPLY
+from hadelay.ledger.grants import HeldGrant
 from hadelay.ledger.hourstate import groups
 from hadelay.ledger.keys import Decision
 from hadelay.ledger.lookup import find_entry
@@ -115,6 +116,15 @@ stub(
     "lost_result", "the result of an ack is lost", "", ("results",),
     (leases, "keep_results", lambda ledger, command, done: None),
 )  # fmt: skip
+
+
+@bug("the progress of a lease that ended is kept", "", "I2 conservation", at=(HeldGrant, "close"))
+def kept_progress(close: Original, self: HeldGrant, positions: Any) -> None:
+    progress = dict(self.progress)
+    close(self, positions)
+    self.progress = progress
+
+
 stub("lost_timer", "no lease ever runs out", "", ("I15",), (LeaseExpiry, "add", _nothing))
 
 

@@ -87,6 +87,8 @@ class Nack(Request):
 class Extend(Request):
     leases: list[str]
     lease: Duration
+    #: Progress for people, shown with the message until its lease ends; at most 128 bytes.
+    progress: str | None = None
 
 
 class Acked(Document, frozen=True):

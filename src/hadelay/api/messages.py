@@ -59,6 +59,8 @@ class Message(Document, Generic[At], frozen=True):
     occurrence: At | None = None
     #: JSON that the ack carried; omitted without one, in lists, and once the topic's retention is over.
     result: Any = UNSET
+    #: Progress that the handler of a leased message reported with an extend.
+    progress: str | None = None
 
 
 class ListQuery(Request, rename={"from_": "from"}):

@@ -41,7 +41,7 @@ class Leasing(Protocol):
         self, leases: Leases, *, delay: Delay | None = None, reason: str | None = None, count: bool = True,
         dead: bool = False,
     ) -> list[NackOutcome]: ...  # fmt: skip
-    async def extend(self, leases: Leases, *, lease: Delay) -> list[ExtendOutcome]: ...
+    async def extend(self, leases: Leases, *, lease: Delay, progress: str | None = None) -> list[ExtendOutcome]: ...
 
 
 class Settler(Protocol):
@@ -104,9 +104,10 @@ class AsyncMessage(Message, kw_only=True):
         """Nack the message until later: it is due again after `delay`, and the attempt does not count."""
         return await self.nack(delay, reason=reason, count=False)
 
-    async def extend(self, lease: Delay) -> ExtendOutcome:
-        """Extend the lease to `lease` from now, in addition to the extensions by a consumer."""
-        return (await self._leasing().extend(self, lease=lease))[0]
+    async def extend(self, lease: Delay, *, progress: str | None = None) -> ExtendOutcome:
+        """Extend the lease to `lease` from now, in addition to the extensions by a consumer. progress: at most 128
+        bytes for people, shown by `get` until the lease ends."""
+        return (await self._leasing().extend(self, lease=lease, progress=progress))[0]
 
     async def _settle(self, how: How, result: Any = None) -> str:
         if self._consumer is not None:

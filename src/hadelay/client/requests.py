@@ -233,9 +233,14 @@ class Requests:
         options = {"delay": plain(delay), "reason": reason, "count": None if count else False, "dead": dead or None}
         return cast(list[NackOutcome], await self._settle("nack", leases, **options))
 
-    async def extend(self, leases: Leases, *, lease: Delay) -> list[ExtendOutcome]:
-        """Extend leases to `lease` from now; returns `extended`, `already_acked` or `lease_lost` for each lease."""
-        return cast(list[ExtendOutcome], await self._settle("extend", leases, lease=plain(lease)))
+    async def extend(self, leases: Leases, *, lease: Delay, progress: str | None = None) -> list[ExtendOutcome]:
+        """Extend leases to `lease` from now; returns `extended`, `already_acked` or `lease_lost` for each lease.
+
+        progress: at most 128 bytes for people, shown by `get` until the lease ends.
+        """
+        return cast(
+            list[ExtendOutcome], await self._settle("extend", leases, lease=plain(lease), progress=progress or None)
+        )
 
     async def _settle(self, verb: str, leases: Leases, **options: Any) -> list[str]:
         given = [leases] if isinstance(leases, str | Message) else leases

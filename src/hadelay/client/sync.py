@@ -189,8 +189,8 @@ class SyncMessage(Message, kw_only=True):
     def snooze(self, delay: Delay, *, reason: str | None = None) -> NackOutcome:
         return self._settle(self._message.snooze(delay, reason=reason))
 
-    def extend(self, lease: Delay) -> ExtendOutcome:
-        return self._settle(self._message.extend(lease))
+    def extend(self, lease: Delay, *, progress: str | None = None) -> ExtendOutcome:
+        return self._settle(self._message.extend(lease, progress=progress))
 
     def __enter__(self) -> SyncMessage:
         return self

@@ -121,12 +121,17 @@ def uncounted(delay_ms: int) -> int:
 def encode_nack(node: str, rows: Rows, delay_ms: int = -1, reason: str = "") -> bytes:
     """Encode a NACK. delay_ms: −1: the topic's backoff; DEAD_NOW; other negative values: see
     `uncounted`. reason: cut to MAX_REASON bytes."""
-    cut = reason.encode()[:MAX_REASON].decode(errors="ignore")
-    return _leases(Command.NACK, node, rows, delay_ms, pack_name(cut) if cut else b"")
+    return _leases(Command.NACK, node, rows, delay_ms, _text(reason))
 
 
-def encode_extend(node: str, rows: Rows, lease_ms: int) -> bytes:
-    return _leases(Command.EXTEND, node, rows, lease_ms)
+def encode_extend(node: str, rows: Rows, lease_ms: int, progress: str = "") -> bytes:
+    """Encode an EXTEND. progress: of the handler, cut to MAX_REASON bytes; from the feature level OUTCOMES_LEVEL on."""
+    return _leases(Command.EXTEND, node, rows, lease_ms, _text(progress))
+
+
+def _text(text: str) -> bytes:
+    cut = text.encode()[:MAX_REASON].decode(errors="ignore")
+    return pack_name(cut) if cut else b""
 
 
 def encode_settle(command: bytes, delays: U32 | None, results: bytes = b"") -> bytes:
@@ -293,7 +298,7 @@ def _decode_leases(reader: WireReader) -> SettleLeases:
     return SettleLeases(reader.text(node), value_ms, reader.array(LEASE, count))
 
 
-def _decode_nack(reader: WireReader) -> SettleLeases:
+def _decode_with_text(reader: WireReader) -> SettleLeases:
     leases = _decode_leases(reader)
     if reader.at == len(reader.view):
         return leases
@@ -385,8 +390,8 @@ _DECODERS: dict[int, Callable[[WireReader], Any]] = {
     Command.NOOP: lambda reader: None,
     Command.GRANT: _decode_grant,
     Command.ACK: _decode_leases,
-    Command.NACK: _decode_nack,
-    Command.EXTEND: _decode_leases,
+    Command.NACK: _decode_with_text,
+    Command.EXTEND: _decode_with_text,
     Command.EXPIRE: _decode_expire,
     Command.CANCEL: lambda reader: Cancel(reader.name(), *_decode_targets(reader)),
     Command.RESCHEDULE: _decode_reschedule,

@@ -134,7 +134,7 @@ class SettleLeases(NamedTuple):
     node: str
     value_ms: int
     rows: Rows
-    #: Reason of a NACK, for people; at most MAX_REASON bytes.
+    #: Reason of a NACK, or progress that comes with an EXTEND, for people; at most MAX_REASON bytes.
     reason: str = ""
     #: Hand-out delay of each lease: ms from the grant until the message was handed to the consumer; NONE32: unknown.
     delays: U32 | None = None

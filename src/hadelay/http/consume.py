@@ -189,7 +189,10 @@ async def nack(call: Call) -> Answer:
 @routes.add("POST", "/v1/leases:extend", body=consuming.Extend, returns={200: consuming.ExtendResults}, **_SETTLING)
 async def extend(call: Call) -> Answer:
     """Extend leases: from now on, for the given time"""
-    return await _settle(call, "extend", _lease(call, call.body.lease))
+    progress = call.body.progress or ""
+    if len(progress.encode()) > MAX_REASON:
+        raise BadRequest(f"progress: at most {MAX_REASON} bytes")
+    return await _settle(call, "extend", _lease(call, call.body.lease), progress)
 
 
 async def _settle(call: Call, kind: SettleKind, value_ms: int | None, reason: str = "", **how: Any) -> Answer:

@@ -69,7 +69,7 @@ def dump_main(ledger: Ledger) -> bytes:
             "named": sorted(ledger.named.items()),
             "settings": ledger.settings.to_map(),
             "topics": [_dump_topic(topic) for topic in ledger.topics.all],
-            "grants": [[*_values(grant, _GRANT), grant.rows.tobytes()] for grant in ledger.grants.values()],
+            "grants": [_dump_grant(grant) for grant in ledger.grants.values()],
             "requests": [[consumer, list(map(list, r.items()))] for consumer, r in ledger.requests.items()],
             "incarnations": sorted(ledger.incarnations.items()),
             "retired": _dump_bits(ledger.retired, True),
@@ -119,6 +119,11 @@ def _dump_topic(topic: TopicState) -> list[Any]:
     job = None if topic.redrive is None else _values(topic.redrive, _REDRIVE_JOB)
     groups = [_values(topic, _GROUPS)] if topic.group_rows else []
     return [*_values(topic, _TOPIC), job, [_values(mark, _MARK) for mark in topic.marks], *groups]
+
+
+def _dump_grant(grant: HeldGrant) -> list[Any]:
+    more = [sorted(grant.progress.items())] if grant.progress else []
+    return [*_values(grant, _GRANT), grant.rows.tobytes(), *more]
 
 
 def _dump_job(job: BulkJob) -> list[Any]:
@@ -203,8 +208,12 @@ def _fill(ledger: Ledger, whole: dict[str, Any], hours: dict[int, bytes]) -> Non
     ledger.ttl_from = b""
     ledger.hours = {hour: _load_hour(blob) for hour, blob in sorted(hours.items()) if blob}
     grants = [
-        HeldGrant(**dict(zip(_GRANT, plain, strict=True)), rows=np.frombuffer(rows, HELD).copy())
-        for *plain, rows in whole["grants"]
+        HeldGrant(
+            **dict(zip(_GRANT, values, strict=False)),
+            rows=np.frombuffer(values[len(_GRANT)], HELD).copy(),
+            progress=dict(*values[len(_GRANT) + 1 :]),
+        )
+        for values in whole["grants"]
     ]
     ledger.grants = {grant.key: grant for grant in grants}
     ledger.requests = {consumer: {rid: tuple(key) for rid, key in items} for consumer, items in whole["requests"]}

@@ -36,6 +36,9 @@ def describe(ledger: Ledger, message_id: int, now_ms: int = 0, *, body: bool = F
     view = described(ledger, place.hour, row, found, max(attempts, int(row["attempt"])), history, body=body)
     if found is State.ACKED:
         view.result = result_of(ledger, message_id)
+    if found is State.LEASED:
+        reporting = (grant for grant in ledger.grants.values() if grant.progress)
+        view.progress = next(filter(None, (grant.progress_of(place.hour, place.index) for grant in reporting)), None)
     return view
 
 

@@ -40,6 +40,8 @@ class HeldGrant:
     rows: Rows
     #: Number of messages still leased; at 0 the grant is deleted.
     left: int = field(init=False)
+    #: Progress that handlers reported, by position; of held leases only.
+    progress: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.left = int(np.count_nonzero(self.rows["open"]))
@@ -51,6 +53,12 @@ class HeldGrant:
     def next_until_ms(self) -> int:
         """Time at which the first open lease of the grant runs out."""
         return int(self.rows["until_ms"][self.rows["open"] == 1].min())
+
+    def progress_of(self, hour: int, index: int) -> str | None:
+        """Progress of the leased entry; None if its handler reported none."""
+        rows = self.rows
+        at = np.flatnonzero((rows["hour"] == hour) & (rows["index"] == index) & (rows["open"] == 1))
+        return self.progress.get(int(at[0])) if len(at) else None
 
     def take(self, leases: Rows) -> tuple[NDArray[np.intp], Mask]:
         """Look up LEASE rows in this grant: (positions, mask of held leases). held: leased, and of the same message.
@@ -71,4 +79,6 @@ class HeldGrant:
 
     def close(self, positions: NDArray[np.intp]) -> None:
         self.rows["open"][positions] = 0
+        for at in positions.tolist() if self.progress else ():
+            self.progress.pop(at, None)
         self.left -= len(positions)

@@ -288,11 +288,17 @@ def _tries(held: Rows, entries: Rows) -> NDArray[np.uint16]:
     return tries
 
 
-def apply_extend(ledger: Ledger, command: SettleLeases) -> LeaseResult:
+def apply_extend(ledger: Ledger, command: SettleLeases) -> LeaseResult | Refused:
+    if command.reason and ledger.level < OUTCOMES_LEVEL:
+        return Refused(
+            "needs_upgrade", "progress: not before every node is upgraded (feature_level of GET /v1/cluster)"
+        )
     outcomes = np.full(len(command.rows), LeaseOutcome.LEASE_LOST, np.uint8)
     until_ms = ledger.now_ms + min(max(command.value_ms, 1), ledger.settings.max_lease_ms)
     for grant, positions, _ in _held(ledger, command, outcomes):
         grant.rows["until_ms"][positions] = until_ms
+        if command.reason:
+            grant.progress.update(dict.fromkeys(positions.tolist(), command.reason))
         ledger.listener.on_extended(grant)
     _note_acked(ledger, command, outcomes)
     return LeaseResult(outcomes, until_ms)

@@ -119,13 +119,13 @@ class ConsumingService(Service):
         lease_lost (also for a malformed lease).
 
         value_ms: the delay of a nack (None: the topic's), the new lease of an extend (required), None for ack. reason:
-        of a nack, at most 128 bytes. count: whether a nack counts as an attempt; below feature level 3 each nack does.
-        dead: whether a nack ends the message as dead. results: of an ack, JSON per lease. Raises Conflict below the
-        feature level of the last two.
+        of a nack, or progress that comes with an extend, at most 128 bytes. count: whether a nack counts as an attempt;
+        below feature level 3 each nack does. dead: whether a nack ends the message as dead. results: of an ack, JSON
+        per lease. Raises Conflict for dead, results and progress below their feature level.
         """
         node = self._node
-        if (dead or results) and node.ledger.level < OUTCOMES_LEVEL:
-            what = "dead" if dead else "result"
+        if (dead or results or (kind == "extend" and reason)) and node.ledger.level < OUTCOMES_LEVEL:
+            what = "dead" if dead else "result" if results else "progress"
             raise Conflict(f"{what}: not before every node is upgraded (feature_level of GET /v1/cluster)")
         if dead:
             value_ms = commands.DEAD_NOW
@@ -164,7 +164,7 @@ class ConsumingService(Service):
         if kind == "nack":
             return commands.encode_nack(self._node.name, rows, -1 if value_ms is None else value_ms, reason)
         assert value_ms is not None
-        return commands.encode_extend(self._node.name, rows, value_ms)
+        return commands.encode_extend(self._node.name, rows, value_ms, reason)
 
     async def topics_of_leases(self, leases: list[str]) -> set[str]:
         """Names of the topics whose messages are leased by `leases`; invalid leases are ignored."""

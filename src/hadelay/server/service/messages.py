@@ -243,6 +243,7 @@ def message_of(view: Description, history: list[History[str]] | None = None) -> 
         body=None if view.body is None else bytes(view.body),
         schedule=meta.sch, occurrence=None if meta.sch is None else format_instant(meta.oc),
         result=UNSET if view.result is None else msgspec.json.decode(view.result),
+        progress=view.progress,
     )  # fmt: skip
 
 
