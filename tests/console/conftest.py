@@ -95,6 +95,9 @@ class Browser:
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """One node without tokens, shared by all tests here."""
     with Cluster(tmp_path_factory.mktemp("open"), nodes=1) as running:
+        # A topic that was looked at has a chart after two samples: other tests run meanwhile.
+        running.publish("n1", "charted", b"x", "?delay=1h")
+        Browser(running.urls["n1"]).go("/console/topics/charted")
         yield running
 
 

@@ -254,6 +254,24 @@ def test_topics_are_searched_while_typing(cluster: Cluster, ids: dict[str, str],
         page.wait_for_selector("#topics tbody tr:nth-child(3)")
 
 
+def test_a_hundred_thousand_topics_are_searched_and_sorted(
+    tmp_path_factory: pytest.TempPathFactory, chromium: Any
+) -> None:
+    with Cluster(tmp_path_factory.mktemp("many"), nodes=1) as many:
+        for first in range(0, 100_000, 1_000):
+            items = [{"topic": f"queue-{n}", "body": "x", "delay": "1h"} for n in range(first, first + 1_000)]
+            assert many.ask("n1", "POST", "/v1/messages:batch", items).status == 200
+        with opened(chromium, many.urls["n1"]) as page:
+            page.goto("/console/topics?sort=scheduled")
+            page.wait_for_selector("caption:has-text('100,000 topics, 1 to 50')")
+            assert page.locator("#topics tbody tr").count() == 50
+            page.type("#q", "queue-7654")
+            page.wait_for_selector("caption:has-text('11 topics')")
+            page.wait_for_url("**q=queue-7654*")
+            page.goto("/console/")
+            page.wait_for_selector("#tiles:has-text('100,000 topics')")
+
+
 def test_a_topic_is_paused_resumed_and_purged(cluster: Cluster, ids: dict[str, str], chromium: Any) -> None:
     with opened(chromium, cluster.urls["n3"]) as page:
         page.goto("/console/topics/acts")

@@ -98,7 +98,7 @@ def test_lists_are_in_pages(node: Cluster, browser: Browser) -> None:
 def test_the_life_of_a_message(node: Cluster, browser: Browser) -> None:
     message = dead_letter(node, "life", b'{"order": {"id": 4711}}', "card declined", Content_Type="application/json")
     browser.go(f"/console/messages/{message}")
-    assert "Dead after 1 attempts: card declined" in browser.text
+    assert "Dead after 1 attempt: card declined" in browser.text
     life = browser.text[browser.text.index("Published") :]
     order = [life.index(word) for word in ("Published", "Due", "Leased", "Given back", "Became a dead letter")]
     assert order == sorted(order)

@@ -39,7 +39,7 @@ def _standing(message: dict[str, Any], topic: dict[str, Any], now: str) -> str:
     if state == "acked":
         return f"done: acked {span(_ms(due, last['at']))} after it was due, attempt {attempt}"
     if state == "dead":
-        return f"dead after {attempt} attempts: {why or 'no reason given'}"
+        return f"dead after {attempt} attempt{'' if attempt == 1 else 's'}: {why or 'no reason given'}"
     return f"{state} at {last['at']}"
 
 

@@ -44,7 +44,12 @@ def load_static() -> dict[str, StaticFile]:
         kind = _TYPES.get(path.name.rpartition(".")[2])
         if kind is not None:
             body = path.read_bytes()
-            headers = {"Content-Type": kind, "Cache-Control": "public, max-age=31536000, immutable", **SECURITY}
+            headers = {
+                "Content-Type": kind,
+                "Cache-Control": "public, max-age=31536000, immutable",
+                "Vary": "Accept-Encoding",
+                **SECURITY,
+            }
             version = hashlib.sha256(body).hexdigest()[:12]
             found[path.name] = StaticFile(body, gzip.compress(body, 9, mtime=0), headers, version)
     return found

@@ -162,7 +162,7 @@ class Console:
         if file is None:
             raise NotFound("there is no such file of the console")
         if "gzip" in call.request.headers.get("Accept-Encoding", ""):
-            return Answer(200, {**file.headers, "Content-Encoding": "gzip", "Vary": "Accept-Encoding"}, file.packed)
+            return Answer(200, {**file.headers, "Content-Encoding": "gzip"}, file.packed)
         return Answer(200, file.headers, file.body)
 
     async def _sign_in_page(self, call: Call) -> Answer:
