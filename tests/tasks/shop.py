@@ -4,6 +4,8 @@ import asyncio
 import os
 import time
 
+import msgspec
+
 from hadelay.tasks import App, Dead, Snooze, current
 
 app = App()
@@ -28,6 +30,25 @@ def blocking(number: int) -> None:
 @app.task(cpu=True)
 def crunch(number: int) -> None:
     say("crunch", number, os.getpid(), current().number)
+
+
+class Sum(msgspec.Struct):
+    total: int
+
+
+@app.task(result=True)
+async def add(a: int, b: int) -> Sum:
+    return Sum(a + b)
+
+
+@app.task(cpu=True, result=True)
+def square(a: int) -> int:
+    return a * a
+
+
+@app.task(result=True, max_attempts=1)
+def too_large() -> str:
+    return "x" * 65_536
 
 
 @app.task(cpu=True, max_attempts=1)

@@ -161,6 +161,19 @@ async def test_inline() -> None:
     assert len(box.puts) == 1
 
 
+async def test_inline_results() -> None:
+    own = App()
+
+    @own.task(result=True)
+    async def order(number: int) -> Order:
+        return Order(uuid.UUID(int=number), datetime(2026, 11, 23, tzinfo=UTC))
+
+    with own.testing(inline=True):
+        assert await order.result(await order.put(7), timeout=1) == await order(7)
+    with own.testing(), pytest.raises(TimeoutError):
+        order.result_sync(order.put_sync(7))
+
+
 tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="none")
 
 
@@ -211,7 +224,7 @@ def test_mypy_refuses_wrong_arguments(tmp_path: Path) -> None:
         "app = App()\n"
         "@app.task\n"
         "async def remind(order: int, loud: bool = False) -> None: ...\n"
-        "@app.task(timeout='1m')\n"
+        "@app.task(timeout='1m', result=True)\n"
         "def add(a: int, b: int) -> int: return a + b\n"
         "@app.periodic('0 9 * * *', tz='Europe/Vienna')\n"
         "async def daily() -> None: ...\n"
@@ -219,13 +232,14 @@ def test_mypy_refuses_wrong_arguments(tmp_path: Path) -> None:
         "    await remind.put(4711, loud=True)\n"
         "    await remind.options(delay='3d', key='k').put(4711)\n"
         "    number: int = add(1, 2)\n"
-        "    add.put_sync(1, 2)\n"
+        "    number = await add.result(add.put_sync(1, 2))\n"
         "    await remind(4711)\n"
         "    await remind.put('4711')\n"
         "    await remind.options(delay='1s').put(4711, lout=True)\n"
         "    remind.options(dealy='1s')\n"
         "    add.put_sync(1)\n"
         "    await daily.put(1)\n"
+        "    text: str = add.result_sync('id')\n"
     )
     options = ("--config-file", ROOT / "pyproject.toml")  # as `make check` does, whose cache makes this quick
     done = subprocess.run(
@@ -233,7 +247,7 @@ def test_mypy_refuses_wrong_arguments(tmp_path: Path) -> None:
         capture_output=True, text=True, cwd=ROOT, check=False,
     )  # fmt: skip
     errors = [line for line in done.stdout.splitlines() if ": error:" in line]
-    assert [int(line.split(":")[1]) for line in errors] == [15, 16, 17, 18, 19], done.stdout + done.stderr
+    assert [int(line.split(":")[1]) for line in errors] == [15, 16, 17, 18, 19, 20], done.stdout + done.stderr
 
 
 def test_the_import_brings_neither_numpy_nor_the_server() -> None:

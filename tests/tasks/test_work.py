@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 
 from chaos.freeports import free_ports
 from hadelay import Client, Put
+from hadelay.tasks import TaskFailed
 from tests.system.cluster import Cluster, alive, environment, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
@@ -127,6 +129,24 @@ def test_every_kind_of_task(shop: Shop) -> None:
     worker.terminate()
     assert worker.wait(20) == 0
     shop.client.delete_schedule("task.shop.tick")
+
+
+async def test_results(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(HERE)
+    monkeypatch.setenv("HADELAY_SERVERS", shop.servers)
+    module = importlib.import_module("shop")
+    sums = [await module.add.put(1, n) for n in range(3)]
+    with pytest.raises(TimeoutError):
+        await module.add.result(sums[0], timeout=0.1)
+    worker = shop.start()
+    assert [await module.add.result(one, timeout=30) for one in sums] == [module.Sum(1), module.Sum(2), module.Sum(3)]
+    assert module.square.result_sync(module.square.put_sync(7), timeout=30) == 49
+    with pytest.raises(TaskFailed, match=r"the message is dead: ValueError: the result has 65538 bytes of JSON"):
+        await module.too_large.result(await module.too_large.put(), timeout=30)
+    worker.terminate()
+    assert worker.wait(20) == 0
+    module.app.client.close()
+    del sys.modules["shop"]
 
 
 def test_a_stop_drains_and_a_second_one_gives_back(shop: Shop) -> None:

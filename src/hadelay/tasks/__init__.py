@@ -6,3 +6,4 @@ from hadelay.tasks.attempt import current as current
 from hadelay.tasks.outcomes import Dead as Dead
 from hadelay.tasks.outcomes import Snooze as Snooze
 from hadelay.tasks.task import Task as Task
+from hadelay.tasks.task import TaskFailed as TaskFailed

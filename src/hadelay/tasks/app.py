@@ -10,13 +10,13 @@ from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 import msgspec
 
-from hadelay.client import Client, Delay, Put, Receipt
+from hadelay.client import Client, Delay, MessageInfo, Put, Receipt
 from hadelay.client.anyloop import awaited
 from hadelay.client.wire import seconds_of
 from hadelay.tasks.attempt import Attempt
 from hadelay.tasks.inline import Inline
 from hadelay.tasks.outcomes import Rules
-from hadelay.tasks.task import Task
+from hadelay.tasks.task import Finished, Task
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -72,10 +72,12 @@ class App:
     def task(
         self, /, *, name: str | None = None, topic: str | None = None, retry: Retry = ...,
         max_attempts: int | None = None, timeout: Delay | None = None, unique: bool = False, cpu: bool = False,
+        result: bool = False,
     ) -> Callable[[Callable[P, R]], Task[P, R]]: ...  # fmt: skip
     def task(
         self, function: Any = None, /, *, name: str | None = None, topic: str | None = None, retry: Retry = _NO_RETRY,
         max_attempts: int | None = None, timeout: Delay | None = None, unique: bool = False, cpu: bool = False,
+        result: bool = False,
     ) -> Any:  # fmt: skip
         """Make a function, async or plain, a task. Plain functions run in threads.
 
@@ -83,11 +85,11 @@ class App:
         exception, the most specific one; a list has a wait for each attempt. Other exceptions wait the topic's backoff.
         max_attempts: then the message is dead; None: as the topic says. timeout: limit of one attempt. unique: drop a
         publish while a message with the same arguments is pending. cpu: run the plain function in a process of its own,
-        which the timeout kills.
+        which the timeout kills. result: keep what the function returns, at most 64 KiB of JSON, for `result`.
         """
         rules = Rules(
             retry=retry, max_attempts=max_attempts, timeout_s=None if timeout is None else seconds_of(timeout),
-            unique=unique, cpu=cpu,
+            unique=unique, cpu=cpu, result=result,
         )  # fmt: skip
 
         def add(function: Callable[P, R]) -> Task[P, R]:
@@ -161,9 +163,25 @@ class App:
             return self._inline.put_sync(put)
         return self.client.put(**msgspec.structs.asdict(put))
 
+    async def finished(self, message_id: str, timeout: float | None) -> Finished:
+        """Wait for the end of a task's message."""
+        if self._inline is not None:
+            return self._inline.finished(message_id)
+        return _finished(await awaited(self.client, lambda client: client.wait_for(message_id, timeout=timeout)))
+
+    def finished_sync(self, message_id: str, timeout: float | None) -> Finished:
+        if self._inline is not None:
+            return self._inline.finished(message_id)
+        return _finished(self.client.wait_for(message_id, timeout=timeout))
+
     def _prepare(self, put: Put) -> None:
         for change in self._before_put:
             change(put)
+
+
+def _finished(info: MessageInfo) -> Finished:
+    reasons = [event.reason for event in info.history if event.reason]
+    return Finished(info.state, info.result, reasons[-1] if reasons else None)
 
 
 def _module(function: Callable[..., Any]) -> str:

@@ -55,6 +55,10 @@ class Arguments:
         except msgspec.ValidationError as error:
             raise TypeError(f"{self.task}: {error}") from None
 
+    def returned(self, value: Any) -> Any:
+        """What the function returned, from its JSON, by the annotation."""
+        return msgspec.convert(value, typing.get_type_hints(self._function, include_extras=True).get("return", Any))
+
 
 def _type(parameter: inspect.Parameter, hint: Any) -> Any:
     if parameter.kind is parameter.VAR_POSITIONAL:

@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 
@@ -34,8 +35,9 @@ class CpuProcess:
     def __init__(self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         self._process, self._reader, self._writer = process, reader, writer
 
-    async def run(self, call: Call, attempt: Attempt) -> None:
-        """Run a call. Raises Failed after an exception of the function, and ConnectionError if the process ended."""
+    async def run(self, call: Call, attempt: Attempt) -> Any:
+        """Run a call; returns its result. Raises Failed after an exception of the function, and ConnectionError if the
+        process ended."""
         work = Work(
             call, attempt.id, attempt.topic, attempt.key, attempt.number,
             attempt.deadline.timestamp() * 1000 if attempt.deadline else None, dict(attempt.meta),
@@ -48,6 +50,7 @@ class CpuProcess:
         outcome = msgspec.json.decode(line, type=Outcome)
         if outcome.kind != "done":
             raise Failed(outcome)
+        return outcome.result
 
     def kill(self) -> None:
         self._writer.close()

@@ -16,7 +16,7 @@ from hadelay.tasks.attempt import CURRENT, Attempt
 from hadelay.tasks.channel import send
 from hadelay.tasks.cpu import Work
 from hadelay.tasks.load import load
-from hadelay.tasks.outcomes import DONE, Outcome, outcome_of
+from hadelay.tasks.outcomes import Outcome, done, outcome_of
 
 
 def main() -> None:
@@ -48,12 +48,11 @@ def _run(app: App, work: Work) -> Outcome:
     token = CURRENT.set(attempt)
     try:
         bound = task.arguments.decode(work.call.args)
-        task.function(*bound.args, **bound.kwargs)
+        return done(task.function(*bound.args, **bound.kwargs), task.rules)
     except Exception as error:
         return outcome_of(error, task.rules, work.number)
     finally:
         CURRENT.reset(token)
-    return DONE
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import msgspec
 from hadelay.client import Put, Receipt
 from hadelay.client.wire import seconds_of
 from hadelay.tasks.attempt import CURRENT, Attempt
-from hadelay.tasks.task import Call, Task
+from hadelay.tasks.task import Call, Finished, Task
 
 
 class Inline(AbstractContextManager["Inline"]):
@@ -26,6 +26,8 @@ class Inline(AbstractContextManager["Inline"]):
         self.puts: list[Put] = []
         self._tasks, self._inline, self._switch = tasks, inline, switch
         self._before: Inline | None = None
+        #: Results by id.
+        self._results: dict[str, Any] = {}
 
     def __enter__(self) -> "Inline":
         self._before = self._switch(self)
@@ -38,8 +40,7 @@ class Inline(AbstractContextManager["Inline"]):
         receipt = self._receipt(put)
         if self._inline:
             result = self._call(put, receipt)
-            if inspect.isawaitable(result):
-                await result
+            self._keep(receipt, await result if inspect.isawaitable(result) else result)
         return receipt
 
     def put_sync(self, put: Put) -> Receipt:
@@ -48,8 +49,17 @@ class Inline(AbstractContextManager["Inline"]):
             result = self._call(put, receipt)
             if inspect.iscoroutine(result):
                 with ThreadPoolExecutor(1) as thread:  # this thread may have an event loop, which runs
-                    thread.submit(asyncio.run, result).result()
+                    result = thread.submit(asyncio.run, result).result()
+            self._keep(receipt, result)
         return receipt
+
+    def finished(self, message_id: str) -> Finished:
+        if message_id not in self._results:
+            raise TimeoutError(f"message {message_id} was not run: use testing(inline=True)")
+        return Finished("acked", self._results[message_id])
+
+    def _keep(self, receipt: Receipt, result: Any) -> None:
+        self._results[receipt.id] = msgspec.to_builtins(result)
 
     def _receipt(self, put: Put) -> Receipt:
         self.puts.append(put)
@@ -72,9 +82,9 @@ class Inline(AbstractContextManager["Inline"]):
         return _within(attempt, result) if inspect.iscoroutine(result) else result
 
 
-async def _within(attempt: Attempt, coroutine: Any) -> None:
+async def _within(attempt: Attempt, coroutine: Any) -> Any:
     token = CURRENT.set(attempt)
     try:
-        await coroutine
+        return await coroutine
     finally:
         CURRENT.reset(token)

@@ -3,13 +3,15 @@
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
+import msgspec
 from msgspec import Struct
 
 from hadelay.client import AsyncMessage, Delay, MessageInfo
 from hadelay.client.message import GIVE_BACK, reason_of
 from hadelay.client.wire import seconds_of
+from hadelay.model import MAX_RESULT
 
 #: Beginning of the reason of a snooze.
 SNOOZED = "snoozed: "
@@ -41,6 +43,8 @@ class Rules:
     unique: bool = False
     #: Whether the function runs in a process of its own.
     cpu: bool = False
+    #: Whether the ack carries what the function returned.
+    result: bool = False
 
     def __post_init__(self) -> None:
         for waits in self.retry.values():
@@ -57,6 +61,8 @@ class Outcome(Struct, frozen=True, kw_only=True):
     reason: str | None = None
     #: Traceback for the log.
     trace: str = ""
+    #: What the function returned, if its task has results.
+    result: Any = None
 
 
 class Failed(Exception):
@@ -67,7 +73,14 @@ class Failed(Exception):
         self.outcome = outcome
 
 
-DONE = Outcome(kind="done")
+def done(value: Any, rules: Rules) -> Outcome:
+    """The outcome of a function that returned. ValueError or TypeError if its result cannot be kept."""
+    if not rules.result:
+        return Outcome(kind="done")
+    size = len(msgspec.json.encode(value))
+    if size > MAX_RESULT:
+        raise ValueError(f"the result has {size} bytes of JSON; at most {MAX_RESULT} are kept")
+    return Outcome(kind="done", result=value)
 
 
 def outcome_of(error: Exception, rules: Rules, attempt: int) -> Outcome:
@@ -102,8 +115,10 @@ def _listed(waits: Delay | Sequence[Delay]) -> Sequence[Delay]:
     return waits
 
 
-async def settle(message: AsyncMessage, outcome: Outcome) -> None:
+async def settle(message: AsyncMessage, outcome: Outcome, rules: Rules) -> None:
     match outcome.kind:
+        case "done" if rules.result:
+            await message.ack(outcome.result)
         case "done":
             await message.ack()
         case "dead":

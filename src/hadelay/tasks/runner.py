@@ -19,7 +19,7 @@ from hadelay.tasks.app import App
 from hadelay.tasks.attempt import CURRENT, Attempt
 from hadelay.tasks.channel import Report
 from hadelay.tasks.cpu import CpuPool
-from hadelay.tasks.outcomes import DONE, Rules, outcome_of, settle, uncounted
+from hadelay.tasks.outcomes import Rules, done, outcome_of, settle, uncounted
 from hadelay.tasks.task import Call, Task
 from hadelay.tasks.tracing import span
 
@@ -27,14 +27,13 @@ log = logging.getLogger(__name__)
 
 
 class Runner:
-    """A handler for `Consumer.work`. tell: called when an attempt begins and when its message is settled."""
+    """A handler for `Consumer.work`. tell: called when a message is settled."""
 
     def __init__(self, app: App, client: AsyncClient, cpu: CpuPool, tell: Callable[[Report], None]) -> None:
         self._app, self._client, self._cpu, self._tell = app, client, cpu, tell
         self._threads = HandlerThreads()
 
     async def __call__(self, message: AsyncMessage) -> None:
-        self._tell(Report(take=message.lease))
         begun, name, rules = time.monotonic(), "unknown", Rules()
         try:
             call = msgspec.json.decode(message.body, type=Call)
@@ -43,8 +42,7 @@ class Runner:
             task = self._app.tasks[call.task]
             name, rules = task.name, task.rules
             with span(name, message.id, message.traceparent):
-                await self._attempt(task, call, message)
-            outcome = DONE
+                outcome = done(await self._attempt(task, call, message), rules)
         except Exception as error:
             outcome = outcome_of(error, rules, message.attempt)
         except asyncio.CancelledError as error:
@@ -58,11 +56,11 @@ class Runner:
                 outcome = msgspec.structs.replace(outcome, kind="dead")
         if outcome.trace:
             log.warning("%s, attempt %d, %s:\n%s", name, message.attempt, outcome.kind, outcome.trace)
-        await settle(message, outcome)
+        await settle(message, outcome, rules)
         self._tell(Report(end=message.lease, task=name, outcome=outcome.kind, seconds=time.monotonic() - begun))
 
-    async def _attempt(self, task: Task[..., Any], call: Call, message: AsyncMessage) -> None:
-        over = False
+    async def _attempt(self, task: Task[..., Any], call: Call, message: AsyncMessage) -> Any:
+        over, returned = False, None
         timeout_s = task.rules.timeout_s
         attempt = Attempt(
             task=task.name, id=message.id, topic=message.topic, key=message.key, number=message.attempt,
@@ -70,28 +68,34 @@ class Runner:
             meta=message.meta, _over=lambda: over or message.lost,
         )  # fmt: skip
         token = CURRENT.set(attempt)
-        run: Callable[[], Awaitable[None]] = partial(self._call, task, call, attempt)
+
+        async def call_it() -> None:
+            nonlocal returned
+            returned = await self._call(task, call, attempt)
+
+        run: Callable[[], Awaitable[None]] = call_it
         for around in reversed(self._app.around):
             run = partial(around, attempt, run)
         try:
             await run()
+            return returned
         finally:
             over = True
             CURRENT.reset(token)
 
-    async def _call(self, task: Task[..., Any], call: Call, attempt: Attempt) -> None:
+    async def _call(self, task: Task[..., Any], call: Call, attempt: Attempt) -> Any:
         timeout_s = task.rules.timeout_s
         if task.rules.cpu:
             async with self._cpu.process() as process, _limit(timeout_s):
-                await process.run(call, attempt)
-            return
+                return await process.run(call, attempt)
         bound = task.arguments.decode(call.args)
         function = partial(task.function, *bound.args, **bound.kwargs)
         async with _limit(timeout_s):
             if inspect.iscoroutinefunction(task.function):
-                await function()
-            else:
-                await self._threads.run(contextvars.copy_context().run, function)
+                return await function()
+            returned: list[Any] = []
+            await self._threads.run(contextvars.copy_context().run, lambda: returned.append(function()))
+            return returned[0]
 
     def close(self) -> None:
         self._threads.close()

@@ -2,9 +2,9 @@
 
 import copy
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import update_wrapper
-from typing import Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack
+from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
 import msgspec
 
@@ -14,6 +14,7 @@ from hadelay.tasks.outcomes import Rules
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
+T = TypeVar("T")
 
 
 class Options(TypedDict, total=False):
@@ -32,11 +33,29 @@ class Options(TypedDict, total=False):
     idempotency_key: str | None
 
 
+class Finished(NamedTuple):
+    """The end of a task's message: `acked` and the result, or another state and the last reason."""
+
+    state: str
+    result: Any = None
+    reason: str | None = None
+
+
+class TaskFailed(Exception):
+    """A task has no result: its message is dead, cancelled or expired."""
+
+    def __init__(self, state: str, reason: str | None) -> None:
+        super().__init__(f"the message is {state}" + (f": {reason}" if reason else ""))
+        self.state, self.reason = state, reason
+
+
 class Publisher(Protocol):
     """Publishes messages of tasks: the app."""
 
     async def publish(self, put: Put) -> Receipt: ...
     def publish_sync(self, put: Put) -> Receipt: ...
+    async def finished(self, message_id: str, timeout: float | None) -> "Finished": ...
+    def finished_sync(self, message_id: str, timeout: float | None) -> "Finished": ...
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -84,6 +103,33 @@ class Task(Generic[P, R]):
     def put_sync(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
         """`put` without the await."""
         return self._publisher.publish_sync(self.message(*args, **kwargs))
+
+    @overload
+    async def result(
+        self: "Task[P, Coroutine[Any, Any, T]]", of: Receipt | str, *, timeout: float | None = None
+    ) -> T: ...
+    @overload
+    async def result(self, of: Receipt | str, *, timeout: float | None = None) -> R: ...
+    async def result(self, of: Receipt | str, *, timeout: float | None = None) -> Any:
+        """Wait until the call with this receipt or id has ended; returns what the function returned, of a task with
+        `result=True`. Raises TimeoutError after `timeout` seconds, and TaskFailed if the message is dead, cancelled or
+        expired."""
+        return self._result(await self._publisher.finished(of if isinstance(of, str) else of.id, timeout))
+
+    @overload
+    def result_sync(
+        self: "Task[P, Coroutine[Any, Any, T]]", of: Receipt | str, *, timeout: float | None = None
+    ) -> T: ...
+    @overload
+    def result_sync(self, of: Receipt | str, *, timeout: float | None = None) -> R: ...
+    def result_sync(self, of: Receipt | str, *, timeout: float | None = None) -> Any:
+        """`result` without the await."""
+        return self._result(self._publisher.finished_sync(of if isinstance(of, str) else of.id, timeout))
+
+    def _result(self, finished: Finished) -> Any:
+        if finished.state != "acked":
+            raise TaskFailed(finished.state, finished.reason)
+        return self.arguments.returned(finished.result) if self.rules.result else None
 
     def message(self, *args: P.args, **kwargs: P.kwargs) -> Put:
         """The message of a call, for the client's `put_many`."""

@@ -7,10 +7,11 @@ import signal
 import socket
 import sys
 from functools import partial
+from typing import Any
 
 import msgspec
 
-from hadelay.client import AsyncClient
+from hadelay.client import AsyncClient, AsyncMessage
 from hadelay.errors import ConfigError, HadelayError
 from hadelay.tasks.app import App
 from hadelay.tasks.channel import Report, Start, send
@@ -40,8 +41,22 @@ def main() -> int:
     return 0
 
 
+class _ReportingClient(AsyncClient):
+    """A client that reports each lease to the supervisor before anything else can happen to the message."""
+
+    supervisor: socket.socket
+
+    async def receive(self, *args: Any, **options: Any) -> list[AsyncMessage]:
+        messages = await super().receive(*args, **options)
+        for message in messages:
+            send(self.supervisor, Report(take=message.lease))
+        return messages
+
+
 async def _run(app: App, start: Start, supervisor: socket.socket) -> None:
-    async with AsyncClient(app.urls, app.token, ca=app.ca) as client:
+    client = _ReportingClient(app.urls, app.token, ca=app.ca)
+    client.supervisor = supervisor
+    async with client:
         if start.orphans:
             outcomes = await client.nack(start.orphans, reason="the worker process ended")
             log.warning("gave back %d messages of a worker process that ended", outcomes.count("nacked"))
