@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from chaos.besides import counted, disordered, unmoved
 from chaos.flat import BRANCHES, growing
 from chaos.history import Given, History, Put, checksum
 from chaos.lateness import late
-from chaos.planned import made as planned_by
 from chaos.planned import unplanned
 
 #: Largest rate error of cluster time: slewing changes the rate by at most 500 ppm, and quartz clocks drift.
@@ -456,10 +456,10 @@ def dishonest(history: History) -> Iterator[Case]:
     events = [event for event in history.of("counted") if event["ours"]]
     sure = sum(put.id is not None for put in history.puts.values())
     acked, given = {g.id for g in history.given if g.acked is not None}, {g.id for g in history.given}
-    planned, done = planned_by(history)
+    others, done = counted(history)
     perhaps = sum(not put.refused for put in history.puts.values())
     limits = {
-        "published": ("published_messages_total", sure + planned, perhaps + planned),
+        "published": ("published_messages_total", sure + others, perhaps + others),
         "acked": (ACKED, len(acked) + done, len(given) + done),
     }
     for event in events:
@@ -585,6 +585,16 @@ CHECKERS: dict[str, Checker] = {
         "once": "one occurrence of a schedule came out as two messages",
         "each": "an occurrence of a schedule never came out, and was not counted as missed or refused",
         "counts": "a schedule counts other messages than came out",
+    }),
+    "G2 groups": Checker(disordered, {
+        "in order": "a message was handed out before the earlier ones of its group were acked (commit mode)",
+        "ended": "messages of groups were published, and not all were acked after healing",
+    }),
+    "J1 jobs": Checker(unmoved, {
+        "once": "a message was not moved by just the shift of a bulk job",
+        "counts": "a bulk job counts other messages than it meant",
+        "repeated": "a repeated request began a second bulk job",
+        "ended": "a bulk job did not end after healing",
     }),
     "flat": Checker(growing, BRANCHES),
     "crash points": Checker(unmet, {"met": "no node ended at a crash point that the scenario lists"}),

@@ -14,6 +14,7 @@ from datetime import datetime
 from operator import gt
 from typing import Any
 
+from chaos.besides import Lines, Moves
 from chaos.cluster import Cluster
 from chaos.history import History, body_of, checksum, number_of, term_of
 from chaos.planned import Planned
@@ -60,6 +61,7 @@ class Traffic:
         #: Name of a topic without consumers: half of the messages with a TTL go there, and end when their TTL ends.
         self.unread = f"{self.name}-unread"
         self.planned = Planned(self.name, history)
+        self.lines, self.moves = Lines(f"{self.name}-lines", history), Moves(f"{self.name}-moves", history)
         self.publishing = True
         #: True at the end of the run: consumers only ack, and never hang up.
         self.draining = False
@@ -91,7 +93,8 @@ class Traffic:
         for i in range(self.load.consumers):
             every, some = _WANTED[i % len(_WANTED)] if i < choosy else ((), ())
             self.spawn(self._consume(f"{self.name}-c{i}", every, some))
-        self.spawn(self.planned.consume(self.client()))
+        for work in (self.planned.consume, self.lines.publish, self.lines.consume, self.moves.work):
+            self.spawn(work(self.client()))
         self.spawn(self._redrive())
         self.spawn(self._look_at_expired())
 

@@ -65,9 +65,11 @@ class Planned:
             self._history.record("unscheduled", t=self._history.clock(), seen=len(self._seen))
             return
         self._history.record(
-            "scheduled", t=self._history.clock(), made=found.made, missed=found.missed, refused=found.refused,
-            cancelled=len(cancelled), acked=len(self._acked),
-        )  # fmt: skip
+            "scheduled", t=self._history.clock(), made=found.made, missed=found.missed, refused=found.refused
+        )
+        self._history.record(
+            "aside", t=self._history.clock(), published=found.made + len(cancelled), acked=len(self._acked)
+        )
 
 
 def unplanned(history: History) -> Iterator[tuple[str, str]]:
@@ -88,9 +90,3 @@ def unplanned(history: History) -> Iterator[tuple[str, str]]:
         absent = (most - least) // EVERY_MS + 1 - len(ids) if ids else 0
         text = f"{absent} occurrences between {least} and {most} never came out, and {event['missed']} were missed"
         yield "each", text if absent > event["missed"] + event["refused"] else ""
-
-
-def made(history: History) -> tuple[int, int]:
-    """(messages that the schedule published, of these acked)"""
-    events = history.of("scheduled")
-    return sum(e["made"] + e["cancelled"] for e in events), sum(e["acked"] for e in events)

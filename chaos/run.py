@@ -355,7 +355,8 @@ class Run:
         while (owed := self._owed()) and self.history.clock() < end:
             await asyncio.sleep(_DRAIN_LOOK_S)
             await self._ask_for_all(client, sorted(owed & self._owed())[:_AT_A_LOOK])
-        await self.traffic.planned.finish(client)
+        traffic = self.traffic
+        await asyncio.gather(traffic.planned.finish(client), traffic.lines.finish(), traffic.moves.finish())
         self.history.record("drained", t=self.history.clock())
         await self._ask_for_all(client, sorted(self._owed())[:_ASKED_FOR], at_last=True)
         await asyncio.to_thread(self._compare)

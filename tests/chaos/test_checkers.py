@@ -122,7 +122,14 @@ def kept(history: History) -> None:
     # A schedule made three messages, the first of which came out twice, and was paused before the fourth was due.
     for at_ms in (1_000, 2_000, 3_000, 1_000):
         history.record("occurrence", t=10.0, id=f"O{at_ms}", at_ms=at_ms)
-    history.record("scheduled", t=19.5, made=3, missed=0, refused=0, cancelled=1, acked=3)
+    history.record("scheduled", t=19.5, made=3, missed=0, refused=0)
+    history.record("aside", t=19.5, published=4, acked=3)
+    # Two messages of one group; a job, begun twice by one request.
+    for n, t in ((0, 10.0), (3, 11.0)):
+        history.record("line-given", t=t, n=n)
+        history.record("line-ack", t=t + 0.5, n=n)
+    history.record("moves", t=12.0, many=2, moved=2, cancelled=2, wrong=[])
+    history.record("job", t=12.0, request="r", numbers=[1, 1])
     sampled(history)
     for _ in range(2):
         said(history)
@@ -207,7 +214,7 @@ def leaks(kind: str, rate: float) -> Callable[[History], None]:
 
 def left_out(history: History) -> None:
     history.record("occurrence", t=10.0, id="O5", at_ms=5_000)
-    history.of("scheduled")[0].update(made=4, cancelled=0)
+    history.of("scheduled")[0].update(made=4)
 
 
 #: What each branch of each check has to notice, and no other one: planted into `kept`.
@@ -292,10 +299,19 @@ PLANTED: dict[tuple[str, str], list[Callable[[History], Any]]] = {
     ("S1 schedules", "once"): [notes("occurrence", t=10.0, id="O4", at_ms=3_000)],
     ("S1 schedules", "each"): [left_out],
     ("S1 schedules", "counts"): [
-        lambda history: history.of("scheduled")[0].update(made=4, cancelled=0),
+        lambda history: history.of("scheduled")[0].update(made=4),
         notes("unscheduled", t=19.5, seen=2),
         notes("occurrence", t=9.0, id="O4", at_ms=4_000),
     ],
+    ("G2 groups", "in order"): [notes("line-given", t=10.2, n=3), notes("line-given", t=12.0, n=6 + 3)],
+    ("G2 groups", "ended"): [notes("unended", t=20.0, topic="chaos-lines")],
+    ("J1 jobs", "once"): [notes("moves", t=12.0, many=2, moved=2, cancelled=2, wrong=["M1"])],
+    ("J1 jobs", "counts"): [
+        notes("moves", t=12.0, many=2, moved=1, cancelled=2, wrong=[]),
+        notes("moves", t=12.0, many=2, moved=2, cancelled=3, wrong=[]),
+    ],
+    ("J1 jobs", "repeated"): [notes("job", t=12.0, request="r", numbers=[1, 2])],
+    ("J1 jobs", "ended"): [notes("unended", t=20.0, topic="chaos-moves")],
     ("flat", "anonymous"): [leaks("anonymous", 2e6)],
     ("flat", "descriptors"): [leaks("descriptors", 1.0)],
     ("flat", "journal"): [leaks("journal", 2e7)],
