@@ -83,6 +83,7 @@ def test_a_message_from_put_to_ack(dev: Dev) -> None:
     assert told.returncode == 0
     assert "acked" in told.stdout
     assert dev.run("msg", "get", receipt["id"], "--body").stdout == "hello"
+    assert dev.run("msg", "get", receipt["id"], "--wait", "0.1").stdout == told.stdout
     empty = dev.run("msg", "receive", "cli")
     assert (empty.returncode, empty.stdout) == (3, "")
 
@@ -123,6 +124,8 @@ def test_topics(dev: Dev) -> None:
     assert dev.run("topic", "set", "tidy", "--lease", "5s").returncode == 0
     assert json.loads(dev.run("topic", "get", "tidy", "-o", "json").stdout)["lease"] == "5s"
     assert "tidy" in dev.run("topic", "list").stdout
+    assert "tidy" in dev.run("topic", "list", "--prefix", "ti").stdout
+    assert "tidy" not in dev.run("topic", "list", "--prefix", "id").stdout
     dev.run("msg", "put", "tidy", "x", "--delay", "1h")
     refused = dev.run("topic", "delete", "tidy", "--yes")
     assert (refused.returncode, "--force" in refused.stderr) == (1, True)

@@ -34,6 +34,10 @@ _OUTCOME = ("id", "topic", "key", "outcome", "detail")
 _HISTORY = ("event", "at", "attempt", "consumer", "node", "reason", "from", "to")
 
 
+#: Timeout of a request, in seconds, besides the time for which it waits.
+_TIMEOUT_S = 15.0
+
+
 def put(
     topic: str, body: str | None = None, /, *, delay: str | None = None, deliver_at: str | None = None,
     key: str | None = None, on_conflict: Literal["keep", "replace", "reject"] | None = None,
@@ -83,15 +87,17 @@ def put(
 
 def get(
     id: MessageId = None, /, *, topic: OfTopic = None, key: OfKey = None, body: bool = False, stale: Stale = False,
-    remote: Remote = Remote(),
+    wait: float = 0, remote: Remote = Remote(),
 ) -> None:  # fmt: skip
-    """Show a message: its state, times and history.
+    """Show a message: its state, times and history, and the result that its ack carried.
 
     Args:
         body: Print only the payload, as bytes; with -o json, add the payload.
+        wait: Seconds to wait for the end of a message that is pending; at most 60.
     """
-    query = {"body": body, "stale": stale}
-    found = call(remote, "GET", message_path(id, topic, key), needs="deliver_at", query=query)
+    query = {"body": body, "stale": stale, "wait": wait or None}
+    path, timeout_s = message_path(id, topic, key), _TIMEOUT_S + wait
+    found = call(remote, "GET", path, needs="deliver_at", query=query, timeout_s=timeout_s)
     if remote.output == "json":
         emit_json(found)
     elif body:

@@ -22,9 +22,13 @@ _STEP, _BUCKETS = "1h", 24
 _BAR = 30
 
 
-def list_(*, remote: Remote = Remote()) -> None:
-    """List all topics with their counts and states: paused, webhook."""
-    topics = call(remote, "GET", "/v1/topics", needs="topics")["topics"]
+def list_(*, prefix: str = "", remote: Remote = Remote()) -> None:
+    """List all topics with their counts and states: paused, webhook.
+
+    Args:
+        prefix: Only topics whose names begin so.
+    """
+    topics = call(remote, "GET", "/v1/topics", needs="topics", query={"prefix": prefix or None})["topics"]
     show(topics if remote.output == "json" else [_row(topic) for topic in topics], remote, _COLUMNS)
 
 
