@@ -132,3 +132,18 @@ def test_a_leader_in_interval_mode_hands_groups_out_with_commits() -> None:
     received = d.answer(poll)
     assert received is not None
     assert received.names == ["a"]
+
+
+def test_the_wait_behind_a_group_is_no_delay_of_the_cluster() -> None:
+    d = desk()
+    d.publish("a", "b", group="g")
+    poll = d.poll(max=1)
+    d.run(50)
+    received = d.answer(poll)
+    assert received is not None
+    waiting = d.poll(max=1)
+    d.run(9_000)
+    d.ack(received)
+    d.run(50)
+    assert d.answer(waiting).names == ["b"]  # type: ignore[union-attr]
+    assert d.delivery.delays.histogram.sum < 0.1

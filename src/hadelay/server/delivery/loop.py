@@ -250,7 +250,12 @@ class DeliveryLoop:
         self.handed_out += len(delivery.indexes)
         self.lateness.count(delivery)
         waited_ms = poll.wait_ms - 1000 * (poll.deadline - self.runtime.monotonic())
-        self.delays.count(delivery, waited_ms, lambda number: is_limited(self.ledger.topics[number].settings))
+        self.delays.count(delivery, waited_ms, self._may_hold_back)
+
+    def _may_hold_back(self, number: int) -> bool:
+        """Whether a limit or message groups may have held the topic's messages back when they were due."""
+        settings = self.ledger.topics[number].settings
+        return is_limited(settings) or settings.group_concurrency is not None
 
     def in_order(self, command: bytes, done: Done) -> Done:
         """Delay the answer to a command that may stop a topic's hand-outs (pause, purge, deletion) until the deferred
