@@ -147,3 +147,13 @@ def test_the_wait_behind_a_group_is_no_delay_of_the_cluster() -> None:
     d.run(50)
     assert d.answer(waiting).names == ["b"]  # type: ignore[union-attr]
     assert d.delivery.delays.histogram.sum < 0.1
+
+
+def test_a_message_that_ends_before_the_dispatcher_saw_its_hour_is_not_uncounted() -> None:
+    d = Desk()
+    d.lead()
+    d.publish("a")
+    d.cancel("a")
+    d.publish("b")
+    d.run(10)
+    assert d.delivery.ready_counts()[0][0] == 1

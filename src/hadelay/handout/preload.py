@@ -208,7 +208,7 @@ class Preload:
 
     def has_seen(self, hour: int) -> bool:
         """Whether entries of the hour may have been loaded or made ready already."""
-        return hour <= self._turns.now_ms // HOUR_MS or hour in self._open
+        return hour < self._turns.now_ms // HOUR_MS or hour in self._open
 
     def drop(self, hour: int, indexes: NDArray[np.uint32]) -> None:
         """Never make these entries of the hour ready: they were settled before they were due."""
