@@ -24,6 +24,7 @@ BY_HAND = {
     "carried_unblocked": ("Rule G, in the model of the ledger", 30),
     "purged_heads": ("Rule G, in the model of the ledger", 30),
     "old_round": ("stale read", 1),
+    "kept_log": ("I13 log safety, applied entry", 1),
 }
 
 HEAD = """<!-- Made by tools/mutations.py; change chaos/sim/mutations/ instead. -->
@@ -46,7 +47,8 @@ within 50 of its lives. The others are noticed by schedules: `wiped_node_votes` 
 node is down, `two_lists_at_once` by two leaders that change the members in two ways, `kept_change` by a leader that was
 cut off when it changed them, and `founder_joins` by another cluster's node that is added while commits are slow.
 `old_reply` takes an answer that is held up over two elections, and `old_round` one that is held up while another leader
-is elected and commits, all within one interval of heartbeats: tests of one node whose followers are played.
+is elected and commits, all within one interval of heartbeats: tests of one node whose followers are played. `kept_log`
+takes a leader that was cut off with a longer log than the snapshot that it gets later.
 `carried_unblocked` and `purged_heads` take message groups whose hour is over, or that are purged in part: the test
 of the ledger beside a model of message groups notices them.
 

@@ -14,6 +14,7 @@ from typing import Any
 from chaos.sim import groupcheck
 from chaos.sim.door import Door
 from chaos.sim.history import Violation
+from chaos.sim.jobcheck import left_over
 from chaos.sim.machines import Machine, Machines, Process
 from chaos.sim.network import NetworkProfile
 from chaos.sim.receiver import Caller, Receiver
@@ -25,7 +26,7 @@ from hadelay.api.service import Actor
 from hadelay.codec.commands import decode, encode_job_step
 from hadelay.codec.commandtypes import Command
 from hadelay.codec.entries import decode_entry, members_in
-from hadelay.codec.jobcommands import JobStep
+from hadelay.codec.jobcommands import LAST, JobStep
 from hadelay.codec.results import Done, LeaseOutcome, LeaseResult
 from hadelay.errors import DamagedFile, HadelayError
 from hadelay.raft.journal import Journal
@@ -123,6 +124,15 @@ class Watch(Machines):
             propose(command, done)
 
         node.raft.propose = proposed  # type: ignore[method-assign]
+        compact = node.raft.journal.compact
+
+        def compacted(index: int, keep_bytes: int) -> None:
+            at = node.storage.applied_index
+            text = f"{node.name} deletes entries up to {index} from its journal; its checkpoint ends at {at}"
+            self.decide("I14 durability, compacted", index > at, text, who=node.name)
+            compact(index, keep_bytes)
+
+        node.raft.journal.compact = compacted  # type: ignore[method-assign]
         self._observe_clock(node)
 
     def _observe_clock(self, node: Node) -> None:
@@ -168,7 +178,7 @@ class Watch(Machines):
                     text = f"grant {grant.term}.{grant.seq} is for {grant.consumer}, who hung up while it waited"
                     self.violate(Violation("hang-ups", text, who=node.name))
             elif kind == Command.JOB_STEP and isinstance(result, Done):
-                self._note_step(decode(kind, body))
+                self._note_step(decode(kind, body), node)
             elif kind in _SCHEDULES:
                 self.timetable.committed(kind, body, result, node.ledger)
             elif kind == Command.FEATURE:
@@ -182,8 +192,12 @@ class Watch(Machines):
         text = f"entry {index} counts as committed, and only the disks of {sorted(having)} have it"
         self.decide("I14 durability, majority", not stored, text)
 
-    def _note_step(self, step: JobStep) -> None:
-        """J1: no message is in two steps of one bulk job."""
+    def _note_step(self, step: JobStep, node: Node) -> None:
+        """J1: no message is in two steps of one bulk job. J2: a job that ends by itself has met all its messages."""
+        if step.cursor == LAST and not self.rotten:
+            left = left_over(node.ledger, node.ledger.jobs[step.job])
+            text = f"job {step.job} ended, and did not meet {[f'{i:x}' for i in left[:5]]}"
+            self.decide("J2 jobs, complete", bool(left), text, *left[:5])
         self.job_steps.append(encode_job_step(step.job, step.expected, step.cursor, step.ids))
         if step.expected == (0, 0):
             self.judged[step.job] = set()

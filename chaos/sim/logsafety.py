@@ -50,6 +50,7 @@ class LogSafety:
         self.at_send: dict[tuple[str, int], Callable[[], None]] = {}
         self._heard: dict[SimNetwork, _Heard] = {}
         self._commit: dict[RaftNode, int] = {}
+        self._applied: dict[RaftNode, int] = {}
         #: Newest vote that each node sent: (term, candidate).
         self._promised: dict[str, tuple[int, str]] = {}
         #: Nodes whose disks were replaced and lost their data.
@@ -123,8 +124,18 @@ class LogSafety:
             text = f"the commit index of {name} is {at}, and its log ends at {last}"
             self.decide("I13 log safety, commit index ahead", at > last, text, who=name)
             self._commit[raft] = at
+            self._look_at_applied(name, raft)
             text = f"{name} applied what its own disk does not have"
             self.decide("I14 durability, applied", raft.applied_index > raft.journal.synced_index, text, who=name)
+
+    def _look_at_applied(self, name: str, raft: RaftNode) -> None:
+        """Check that the journal has the entry that was applied last, also if a snapshot brought it."""
+        at, journal = raft.applied_index, raft.journal
+        if at != self._applied.get(raft) and journal.base_index < at <= journal.last_index:
+            self._applied[raft] = at
+            applied, kept = raft.applier.applied_term, journal.term_at(at)
+            text = f"{name} applied entry {at} of term {applied}; its journal has one of term {kept}"
+            self.decide("I13 log safety, applied entry", applied != kept, text, who=name)
 
     def _counted(self, process: SimNetwork, peer: str) -> None:
         """Check that each entry that a leader counts for a follower is on the follower's disk with the same content,

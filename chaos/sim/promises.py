@@ -18,12 +18,15 @@ from chaos.sim.times import clock_runs_true, debounced, early, in_time, late
 from hadelay.ledger.ackresults import result_of
 from hadelay.ledger.bulkjob import JOB_COUNTS
 from hadelay.ledger.lookup import EntryRef
+from hadelay.ledger.schedules import agenda
 from hadelay.ledger.topicchanges import DEAD, READY, SCHEDULED
 from hadelay.model import State
 
 #: Time in seconds after the end of all faults: messages due until then have to be settled at the end of a run. It is
 #: longer than the usual delays, and shorter than the drain.
 _SOON_S = 20.0
+#: Time, in ms, by which a schedule may be overdue at the end of a run.
+OVERDUE_MS = 2_000
 
 
 def lost(cluster: SimCluster) -> None:
@@ -205,10 +208,19 @@ def jobs_once(cluster: SimCluster) -> None:
             cluster.history.decide("J1 jobs, counts", judged != known, text)
 
 
+def schedules_fired(cluster: SimCluster) -> None:
+    """S5: after all faults are healed, the next occurrence of no active schedule is overdue."""
+    leader = cluster.leader()
+    if leader is not None and leader.ledger.schedules.count:
+        overdue = [(next_ms, name) for _, next_ms, name in agenda(leader.ledger, b"", leader.now_ms() - OVERDUE_MS, 5)]
+        text = f"at {leader.now_ms()}, these schedules wait for their times: {overdue}"
+        cluster.history.decide("S5 schedules, overdue", bool(overdue), text, who=leader.name)
+
+
 #: Checks that read the clients' history, and checks that compare the nodes after all faults are healed.
 OUTSIDE = (
     as_published, two_ids, lost, cancelled_means_never, purged_means_never, results_kept, fenced, resurrected,
     dead_is_over, double_leases, early, clock_runs_true, calls_apart, in_time, debounced, nothing_forgotten, late,
-    groups_apart, groups_in_order, groups_released,
+    groups_apart, groups_in_order, groups_released, schedules_fired,
 )  # fmt: skip
 REPLICAS = (diverged, conserved, one_per_key, honest, jobs_once)

@@ -6,6 +6,7 @@ S2  Every occurrence is made, missed, overlapped or refused, as an independent o
     minute, nothing late is made against the policy, and no message is made beside a pending one that forbids it.
 S3  The agenda has a row per active schedule (ledgercheck).
 S4  Nothing of a deleted, paused or replaced schedule is handed out that was not due then.
+S5  In the end no active schedule is overdue (promises).
 """
 
 import calendar

@@ -132,6 +132,20 @@ def test_an_unknown_outcome_is_proposed_again_and_counts_once(desk: Desk) -> Non
     assert desk.ledger.topic("t").published == state.made  # type: ignore[union-attr]
 
 
+def test_what_was_never_committed_is_proposed_again(desk: Desk) -> None:
+    put(desk, every(SECOND))
+    desk.run(SECOND)
+    before = found(desk).state
+    desk.refuse_with = OutcomeUnknown("lost")
+    desk.run(before.last - firing.LEAD_MS - START_MS - desk.now + 3 * SECOND)
+    assert found(desk).state == before, "nothing was committed"
+    desk.refuse_with = None
+    desk.run(SECOND)
+    state = found(desk).state
+    assert state.last - (START_MS + desk.now) >= firing.LEAD_MS - SECOND
+    assert (state.made, state.missed) == ((state.last - START_MS) // SECOND, 0)
+
+
 def test_nothing_is_fired_while_a_disk_is_full(desk: Desk) -> None:
     full = True
     desk.delivery.has_space = lambda: not full

@@ -415,6 +415,32 @@ def test_a_follower_behind_the_journal_gets_files_and_the_rest_from_the_log():
     assert len(cluster.machines[lagging].items) == 62
 
 
+def test_a_log_with_another_entry_at_a_snapshots_end_does_not_stay():
+    """A leader that was cut off comes back: its log is longer than the snapshot that it gets, with other entries."""
+    cluster = Cluster()
+    cluster.commit(b"before")
+    cluster.settle()
+    name = cluster.leader().name
+    cluster.isolate(name)
+    for n in range(90):
+        cluster.nodes[name].propose(b"y" * 1500 + b"%d" % n, lambda result, error: None)
+    cluster.until(lambda: not cluster.nodes[name].is_leader)
+    cluster.kill(name)
+    for n in range(60):
+        cluster.commit(b"x" * 1500 + b"%d" % n)
+    for other, machine in cluster.machines.items():
+        machine.take_checkpoint()
+        cluster.nodes[other].compact(machine.index)
+    cluster.net.heal()
+    back, leader = cluster.start(name), cluster.leader()
+    assert back.last_index > leader.last_index
+    assert leader.journal.base_index > 3
+    cluster.until(lambda: back.stats.snapshots_installed, seconds=30)
+    cluster.settle()
+    assert cluster.machines[name].items == cluster.machines[leader.name].items
+    assert (back.last_index, back.journal.last_term) == (leader.last_index, leader.journal.last_term)
+
+
 def test_damage_in_old_entries_makes_the_leader_send_files():
     cluster, lagging = one_lags_behind_the_journal(compact=False)
     leader = cluster.leader().name

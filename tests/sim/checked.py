@@ -10,6 +10,7 @@ CHECKED = (
     "I10 late", "I12 divergence, entries", "I12 divergence, results", "I12 divergence, replicas",
     "I13 log safety, leaders", "I13 log safety, votes", "I13 log safety, vote on disk", "I13 log safety, term",
     "I13 log safety, commit index back", "I13 log safety, commit index ahead", "I13 log safety, members",
+    "I13 log safety, applied entry", "I14 durability, compacted",
     "I14 durability, majority", "I14 durability, restart", "I14 durability, applied", "I15 liveness",
     "I16 fenced leader, grant", "I16 fenced leader, interval", "I17 fail-stop, own error", "I17 fail-stop, failed sync",
     "I18 metrics honesty", "I18 metrics honesty, waiting", "attempts", "TTL, leased", "TTL, ended", "TTL, written",
@@ -18,5 +19,5 @@ CHECKED = (
     "G1 groups", "G2 groups apart", "G3 groups in order", "G4 groups released", "J1 jobs, twice", "J1 jobs, counts",
     "S1 schedules", "S1 schedules, triggers", "S2 schedules, wait",
     "S2 schedules, counts", "S2 schedules, catch-up", "S2 schedules, overlap",
-    "S4 schedules, cancelled", "S4 schedules, version",
+    "S4 schedules, cancelled", "S4 schedules, version", "S5 schedules, overdue", "J2 jobs, complete",
 )  # fmt: skip

@@ -14,6 +14,7 @@ from chaos.sim.cli import Wish
 from chaos.sim.mutations import MUTATIONS, SEEDS, broken
 from chaos.sim.run import run_seed
 from tests.ledger.test_groups_model import Run, drive
+from tests.raft.test_cluster import test_a_log_with_another_entry_at_a_snapshots_end_does_not_stay as another_log
 from tests.raft.test_cluster import (
     test_an_answer_to_a_heartbeat_from_before_a_read_does_not_confirm_it as old_heartbeat,
 )
@@ -62,6 +63,11 @@ def test_a_forgotten_vote_is_noticed():
 def test_a_wiped_node_that_votes_is_noticed():
     with broken("wiped_node_votes"), pytest.raises(AssertionError):
         wiped()
+
+
+def test_a_log_that_a_snapshot_does_not_replace_is_noticed():
+    with broken("kept_log"), pytest.raises(AssertionError, match="its journal has one of term"):
+        another_log()
 
 
 def test_an_old_answer_that_counts_is_noticed():

@@ -2,7 +2,7 @@
 
 import errno
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 from unittest.mock import patch
 
@@ -216,6 +216,24 @@ def commit_past_snapshot(switch: Original, snapshots: Snapshots, *args: Any) -> 
     switch(snapshots, *args)
     if snapshots._stats.snapshots_installed == 1:
         snapshots._core.jump(snapshots._core.commit_index + 1)
+
+
+@bug(
+    "after a snapshot, a node keeps a log with another entry at the snapshot's index", "partition kill",
+    "I13 log safety, applied entry", at=(Snapshots, "_switch"), raft=True,
+)  # fmt: skip
+def kept_log(switch: Original, snapshots: Snapshots, pull: Any, *args: Any) -> None:
+    journal = snapshots._journal
+    here = journal.base_index <= pull.manifest.index <= journal.last_index
+    with patch.object(journal, "reset", _nothing) if here else nullcontext():
+        switch(snapshots, pull, *args)
+
+
+@bug("the journal is deleted up to the applied index, ahead of the checkpoint", "", "I14 durability, compacted",
+    at=(RaftNode, "compact"),
+)  # fmt: skip
+def compacted_ahead(compact: Original, node: RaftNode, index: int) -> None:
+    compact(node, node.applied_index)
 
 
 @bug("a node applies another entry", "", "I12 divergence, entries", at=(Applier, "_apply"))

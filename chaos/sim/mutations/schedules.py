@@ -9,6 +9,7 @@ from hadelay.codec.results import FireOutcome
 from hadelay.codec.schedules import Overlap
 from hadelay.ledger import schedules
 from hadelay.ledger.apply import _APPLY
+from hadelay.server.delivery.schedules import ScheduleRunner
 from hadelay.timing import plan
 
 
@@ -31,6 +32,10 @@ stub(
 stub(
     "all_caught_up", "every missed occurrence is made, whatever the policy", "", ("S2 schedules, catch-up",),
     (plan, "_caught_up", lambda spec, late, now_ms, following: late),
+)  # fmt: skip
+stub(
+    "deaf_runner", "the leader is not told of a schedule's new next occurrence", "", ("S5",),
+    (ScheduleRunner, "changed", lambda runner, next_ms: None),
 )  # fmt: skip
 
 

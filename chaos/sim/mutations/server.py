@@ -32,6 +32,7 @@ from hadelay.model import Draft, Event, State
 from hadelay.server import groupcommit
 from hadelay.server.clustertime import ClusterClock
 from hadelay.server.delivery import grants, modes
+from hadelay.server.delivery.bulk import Work
 from hadelay.server.delivery.grants import DeferredDeliveries, Grants
 from hadelay.server.delivery.loop import DeliveryLoop
 from hadelay.server.delivery.maintenance import LeaseExpiry, MaintenanceRunner
@@ -329,6 +330,12 @@ def miscounted_job(apply_step: Original, ledger: Any, step: Any) -> Any:
     if isinstance(result, Done) and len(step.ids):
         ledger.jobs[step.job].done += 1
     return result
+
+
+@bug("a job's last step leaves out what was found and did not fit", "", "J2", at=(Work, "take"))
+def early_end(take: Original, work: Work) -> Any:
+    _, ids = take(work)
+    return work.scan.cursor, ids
 
 
 @bug("a webhook's Retry-After is ignored", "", "webhooks, Retry-After", at=(Pool, "_called"))

@@ -1,0 +1,44 @@
+"""Check J2 of bulk jobs: a model of which messages a job means, without the job's search (ledger/bulkscan.py)."""
+
+from hadelay.codec.meta import unpack
+from hadelay.ledger.bulkjob import BulkJob
+from hadelay.ledger.keys import KEYOF
+from hadelay.ledger.lookup import EntryRef, find_entry, state_of
+from hadelay.ledger.state import Ledger
+from hadelay.ledger.transitions import ID_KEY
+from hadelay.model import DEAD_HOURS, State
+from hadelay.server.reading import split_record
+
+_WAITING = (State.SCHEDULED, State.READY, State.BLOCKED)
+
+
+def left_over(ledger: Ledger, job: BulkJob) -> list[int]:
+    """Ids of messages that a job should have changed before it ended. Filters by time, key, group and schedule are not
+    known here: no job of the simulator has one."""
+    found = []
+    for hour in ledger.store.hours():
+        rows = ledger.store.entries(hour, slice(0, ledger.store.count(hour)))
+        for first_id, index, number, generation in rows[["first_id", "index", "topic", "generation"]].tolist():
+            if generation < job.topics.get(number, 0):
+                entry = find_entry(ledger, first_id)
+                if entry is not None and (entry.hour, entry.index) == (hour, index) and _is_meant(ledger, job, entry):
+                    found.append(first_id)
+    return found
+
+
+def _is_meant(ledger: Ledger, job: BulkJob, entry: EntryRef) -> bool:
+    spec, row, state = job.spec, entry.rows[0], state_of(ledger, entry, ledger.now_ms)
+    if spec.tags:
+        record = ledger.store.record(entry.hour, int(row["offset"]), int(row["size"]), verify=True)
+        if not set(spec.tags) <= set(unpack(split_record(record)[0]).tags):
+            return False
+    due_ms = int(row["deliver_at_ms"])
+    if spec.action == "redrive":
+        # A letter stays dead if another message has its client key.
+        keyed = ledger.tables.get(KEYOF, ID_KEY.pack(int(row["first_id"]))) is not None
+        return state is State.DEAD and due_ms <= job.began_ms and not keyed
+    if entry.hour >= DEAD_HOURS or state not in _WAITING or spec.action == "cancel":
+        return state in _WAITING and spec.action == "cancel"
+    wanted_ms = job.began_ms + (spec.delay_ms or 0) if spec.shift_ms is None else due_ms + spec.shift_ms
+    moves = max(due_ms, wanted_ms) > ledger.now_ms and wanted_ms != due_ms
+    return moves and wanted_ms <= ledger.now_ms + ledger.settings.max_delay_ms
