@@ -14,8 +14,8 @@ from chaos.sim.history import HandOut, number_of
 from hadelay.api.service import Granting, Handed, ReceiveRequest, SettleKind, settled_by
 from hadelay.api.text import parse_instant
 from hadelay.codec.leasetokens import decode_leases
+from hadelay.codec.meta import filter_of
 from hadelay.errors import HadelayError, NoLeader
-from hadelay.handout.polls import filter_of
 from hadelay.model import decode_id
 
 if TYPE_CHECKING:

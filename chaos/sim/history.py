@@ -8,7 +8,7 @@ import struct
 from collections import deque
 from dataclasses import dataclass, field
 
-from hadelay.handout.polls import Filter
+from hadelay.codec.meta import Filter
 from hadelay.model import KEEP, REPLACE
 
 _NUMBER = struct.Struct("<I")

@@ -23,6 +23,8 @@ DEAD_HOURS = 1 << 23
 _DEAD = "dead-"
 #: Actions for a publish if a pending message has the same client key.
 KEEP, REPLACE, REJECT = 0, 1, 2
+#: Character between the names of a topic and of a subscription, in the name of the subscription's queue.
+SEPARATOR = "~"
 #: Limit of the subscriptions of a topic, and so of the copies of a message.
 MAX_SUBSCRIPTIONS = 16
 #: Limits of the reason of a nack, and of the name of a message group, in bytes.

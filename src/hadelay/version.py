@@ -18,9 +18,11 @@ RETRY_DEFAULTS = WEBHOOK_FLOOR = SETTLE_LEVEL = 3
 UNCOUNTED = 3
 #: From this feature level on, a masked header of a webhook is dropped if the URL changes to another origin (ADR 162).
 MASKED_OF_ORIGIN = 3
-#: Feature level from which schedules, message groups, bulk jobs and subscriptions exist, each with its own commands.
+#: Feature level from which schedules, message groups and bulk jobs exist, each with its own commands.
 SCHEDULER_LEVEL = 4
 #: Feature level from which a NACK may end a message at once as dead.
 OUTCOMES_LEVEL = 5
+#: Feature level from which topics have subscriptions (ADR 244).
+SUBSCRIPTION_LEVEL = 5
 #: Feature level of a new cluster, whatever its first nodes support: their versions may differ.
 FIRST_LEVEL = 1

@@ -17,13 +17,13 @@ from hadelay.codec import commands
 from hadelay.codec.commandtypes import Command
 from hadelay.codec.entries import encode_entry
 from hadelay.codec.leasetokens import LEASE
-from hadelay.codec.meta import Meta, mask_of, pack
+from hadelay.codec.meta import Meta, filter_of, mask_of, pack
 from hadelay.codec.publishcommand import hash_group
 from hadelay.codec.results import Done as Result
 from hadelay.errors import HadelayError
 from hadelay.handout.dispatcher import Dispatcher
 from hadelay.handout.matching import Offer
-from hadelay.handout.polls import Delivery, Poll, filter_of
+from hadelay.handout.polls import Delivery, Poll
 from hadelay.ledger.apply import apply_entry
 from hadelay.ledger.state import Ledger
 from hadelay.model import HOUR_MS, Draft

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from hadelay.codec.meta import Filter
 from hadelay.errors import DamagedFile, LimitReached
-from hadelay.handout.polls import Filter
 from tests.handout.desk import START_HOUR, Desk
 
 

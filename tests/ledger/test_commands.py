@@ -82,6 +82,7 @@ EXAMPLES = [
             schedules.encode_run("daily", 1, schedules.times([(0, 0)]), b"k1"),
         ]
     ),
+    commands.encode_subscription_put("t", "billing", {"lease_ms": 1}),
     commands.encode_settle(commands.encode_nack("n1", LEASES, 500), np.arange(len(LEASES), dtype=np.uint32)),
     commands.encode_job_begin(JobBegin("n1", "shop", b"", ["t"], JobSpec("reschedule", "t", shift_ms=5_000))),
     commands.encode_job_step(1, (0, 0), (START_HOUR, 7), [1, 2**64 - 1]),
@@ -233,6 +234,7 @@ def test_the_examples_of_the_specification() -> None:
         "CURSOR": commands.encode_cursor(498665, 1801, 3),
         "TOPIC_PUT": commands.encode_topic_put("orders", {"lease_ms": 30_000}),
         "TOPIC_DELETE": commands.encode_topic_delete("orders", True),
+        "SUBSCRIPTION_PUT": commands.encode_subscription_put("orders", "billing", {"tags": ["eu"]}),
         "SWEEP": commands.encode_maintain(Job.SWEEP),
         "CARRY": commands.encode_maintain(Job.ROLL_FORWARD, 498640),
         "RETIRE": commands.encode_maintain(Job.RETIRE, 498640),

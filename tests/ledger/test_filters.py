@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hadelay.codec.meta import mask_of
-from hadelay.handout.polls import Filter, filter_of
+from hadelay.codec.meta import Filter, filter_of, mask_of
 
 TAGS = st.lists(st.text(min_size=1, max_size=8), max_size=16, unique=True)
 FEW = st.lists(st.sampled_from("abcdef"), max_size=6, unique=True)

@@ -15,11 +15,11 @@ from chaos.sim.mutations.table import CRASHES, Bug, Original, bug, stub
 from hadelay.codec.commands import decode
 from hadelay.codec.commandtypes import Command
 from hadelay.codec.entries import decode_entry, encode_entry
+from hadelay.codec.meta import Filter
 from hadelay.codec.results import Done, GrantResult, LeaseOutcome, LeaseResult
 from hadelay.errors import HadelayError, NoLeader, OutcomeUnknown
 from hadelay.handout import owed
 from hadelay.handout.dispatcher import Dispatcher
-from hadelay.handout.polls import Filter
 from hadelay.ledger import bulk, changes, dead, describe, grant, idempotency, keys, leases, publish, ttl
 from hadelay.ledger.apply import _APPLY
 from hadelay.ledger.grants import HeldGrant

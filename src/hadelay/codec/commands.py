@@ -186,6 +186,11 @@ def encode_topic_put(name: str, config: dict[str, Any]) -> bytes:
     return _frame(Command.TOPIC_PUT, pack_name(name), msgpack.packb(config))
 
 
+def encode_subscription_put(topic: str, subscription: str, config: dict[str, Any]) -> bytes:
+    """Encode a SUBSCRIPTION_PUT: create a subscription of the topic, or change its settings like a TOPIC_PUT."""
+    return _frame(Command.SUBSCRIPTION_PUT, pack_name(topic), pack_name(subscription), msgpack.packb(config))
+
+
 def encode_topic_delete(name: str, force: bool = False) -> bytes:
     return _frame(Command.TOPIC_DELETE, pack_name(name), bytes([force]))
 
@@ -397,6 +402,7 @@ _DECODERS: dict[int, Callable[[WireReader], Any]] = {
     Command.RESCHEDULE: _decode_reschedule,
     Command.CURSOR: lambda reader: reader.unpack(_CURSOR),
     Command.TOPIC_PUT: lambda reader: (reader.named(), reader.msgpack()),
+    Command.SUBSCRIPTION_PUT: lambda reader: (reader.named(), reader.named(), reader.msgpack()),
     Command.TOPIC_DELETE: lambda reader: (reader.named(), bool(reader.take(1)[0])),
     Command.FEATURE: lambda reader: reader.unpack(_COUNT)[0],
     Command.INCARNATION: lambda reader: (reader.named(), reader.unpack(_LONG)[0]),

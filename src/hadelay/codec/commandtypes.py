@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from hadelay.codec.ackresults import AckResults
 from hadelay.codec.formats import U32, Rows
-from hadelay.version import MEMBERS_LEVEL, SCHEDULER_LEVEL, SETTLE_LEVEL
+from hadelay.version import MEMBERS_LEVEL, SCHEDULER_LEVEL, SETTLE_LEVEL, SUBSCRIPTION_LEVEL
 
 MAX_REQUEST_ID = 64
 #: Limit of messages in a grant: lease tokens hold the position in the grant as a u16.
@@ -57,6 +57,7 @@ class Command(IntEnum):
     SCHEDULE_FIRE = 98
     SCHEDULE_STATE = 99
     SCHEDULE_RUN = 100
+    SUBSCRIPTION_PUT = 101
     SETTLE = 113
     JOB_BEGIN = 120
     JOB_STEP = 121
@@ -92,7 +93,7 @@ LEVEL_OF: dict[int, int] = {
     Command.JOB_BEGIN: SCHEDULER_LEVEL, Command.JOB_STEP: SCHEDULER_LEVEL, Command.JOB_STOP: SCHEDULER_LEVEL,
     Command.SCHEDULE_PUT: SCHEDULER_LEVEL, Command.SCHEDULE_DELETE: SCHEDULER_LEVEL,
     Command.SCHEDULE_FIRE: SCHEDULER_LEVEL, Command.SCHEDULE_STATE: SCHEDULER_LEVEL,
-    Command.SCHEDULE_RUN: SCHEDULER_LEVEL,
+    Command.SCHEDULE_RUN: SCHEDULER_LEVEL, Command.SUBSCRIPTION_PUT: SUBSCRIPTION_LEVEL,
 }  # fmt: skip
 
 

@@ -6,15 +6,15 @@
     group  message group: the name whose hash the log has
     sch  name of the schedule that made the message     oc  its occurrence, in Unix ms: the last key, as a u64
 
-Apply never reads the map, and writes only `oc` (codec/schedules.py). The HTTP layer writes the map; the HTTP layer,
-webhooks and the matching of tags read it.
+Of this map, apply writes only `oc` (codec/schedules.py), and reads only `tags`, for subscriptions with a filter. The
+HTTP layer writes the map; the HTTP layer, webhooks and the matching of tags read it.
 
 Tag masks are the 64 bits of an index entry (S2). Each tag sets a few bits, and a message has those of all its tags. A
 mask answers "certainly not" or "perhaps"; the record has the tags. Four bits per tag, by measurement (ADR 70): with up
 to eight tags per message, as nearly all have, fewer than 3 in 100 messages without the tag pass the mask.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import lru_cache
 from hashlib import blake2b
 
@@ -42,8 +42,13 @@ class Meta(msgspec.Struct, omit_defaults=True):
     oc: int = 0
 
 
+class _Tags(msgspec.Struct):
+    tags: list[str] = []
+
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Meta).decode
+_decode_tags = msgspec.msgpack.Decoder(_Tags).decode
 _NOTHING = Meta()
 _EMPTY = b"\x80"
 
@@ -62,6 +67,14 @@ def retried(meta: bytes) -> bytes:
 def unpack(meta: bytes | memoryview) -> Meta:
     """Decode the meta map. The result may be shared: do not change it. Keys of newer versions are dropped."""
     return _decode(meta) if meta else _NOTHING
+
+
+def tags_in(meta: bytes | memoryview) -> list[str]:
+    """The tags in a meta map; none if the map is malformed, because apply, which calls this, never raises."""
+    try:
+        return _decode_tags(meta).tags if meta else []
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return []
 
 
 @lru_cache(4096)
@@ -93,3 +106,42 @@ def has_any(masks: NDArray[np.uint64], wanted: Iterable[str]) -> Mask:
     for tag in wanted:
         found |= has_all(masks, tag_bits(tag))
     return found
+
+
+class Filter:
+    """Tag filter of a consumer or a subscription: a message passes if it has all tags of `all_of` and, unless `any_of`
+    is empty, one of its tags. The 64-bit tag mask in the index says "certainly not" or "perhaps" (S2); the tags in the
+    record decide before a grant is proposed. Filters that accept the same messages are equal."""
+
+    __slots__ = ("_all_mask", "_hash", "all_of", "any_of")
+
+    def __init__(self, all_of: Iterable[str], any_of: Iterable[str]) -> None:
+        every, some = set(all_of), set(any_of)
+        if len(some) == 1:
+            every |= some
+        if some & every:  # `any_of` adds nothing: `all_of` has one of its tags
+            some = set()
+        self.all_of, self.any_of = tuple(sorted(every)), tuple(sorted(some))
+        self._all_mask = mask_of(self.all_of)
+        self._hash = hash((self.all_of, self.any_of))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Filter) and (self.all_of, self.any_of) == (other.all_of, other.any_of)
+
+    def may(self, masks: NDArray[np.uint64]) -> Mask:
+        """Mask of messages that may match, by their tag masks in the index; other messages certainly do not match."""
+        found = has_all(masks, self._all_mask)
+        return found & has_any(masks, self.any_of) if self.any_of else found
+
+    def matches(self, tags: Collection[str]) -> bool:
+        """Whether a message with these tags, read from its record, matches."""
+        return all(tag in tags for tag in self.all_of) and (not self.any_of or any(tag in tags for tag in self.any_of))
+
+
+def filter_of(tags: Iterable[str], any_tags: Iterable[str]) -> Filter | None:
+    """Filter for these tags; None if no tags are given, because then every message matches."""
+    wanted = Filter(tags, any_tags)
+    return wanted if wanted.all_of or wanted.any_of else None

@@ -35,6 +35,8 @@ class RowCode(IntEnum):
     TOO_FAST = 10
     #: The message names a webhook URL of its own, and the topic does not allow that (422).
     NO_CALLBACK = 12
+    #: A subscription that gets the message has max_messages pending messages, or would have more than max_bytes (429).
+    SUBSCRIPTION_FULL = 13
 
 
 class LeaseOutcome(IntEnum):
@@ -61,6 +63,8 @@ class TargetOutcome(IntEnum):
     TOO_FAR = 7
     #: The RESCHEDULE reached the limit of messages, or of moved bytes, of one command: propose this message again.
     AGAIN = 8
+    #: The outcomes of the message and its copies for subscriptions differ; see `copies` of the result.
+    PARTIAL = 9
 
 
 class CancelOutcome(IntEnum):
@@ -70,6 +74,8 @@ class CancelOutcome(IntEnum):
     EXPIRED = 3
     DEAD = 4
     NOT_FOUND = 5
+    #: As in TargetOutcome.
+    PARTIAL = 9
 
 
 class RedriveOutcome(IntEnum):
@@ -144,6 +150,8 @@ class ExpireResult:
 class CancelResult:
     #: a CancelOutcome for each message that the command names
     outcomes: NDArray[np.uint8]
+    #: As in RescheduleResult; a CancelOutcome for each copy.
+    copies: list[list[tuple[str, int, int]]] | None = None
 
 
 @dataclass(slots=True)
@@ -162,6 +170,9 @@ class RescheduleResult:
     deliver_at_ms: I64
     #: None if no message is blocked: the node link then sends a result without this field, as before feature level 4.
     blocked: Mask | None = None
+    #: For each named message, if it has copies for subscriptions: (topic or subscription, id, TargetOutcome) of itself
+    #: and of its copies. None if no message has copies; then it is not sent over the node link.
+    copies: list[list[tuple[str, int, int]]] | None = None
 
 
 class FireOutcome(IntEnum):

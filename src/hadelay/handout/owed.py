@@ -7,9 +7,8 @@ import numpy as np
 
 from hadelay.codec.formats import INDEX, RECORD_SIZE, SECONDS_PER_HOUR, U32, Mask, Rows
 from hadelay.codec.linking import INDEX_CRC
-from hadelay.codec.meta import unpack
+from hadelay.codec.meta import Filter, unpack
 from hadelay.errors import DamagedFile
-from hadelay.handout.polls import Filter
 from hadelay.ledger.hourstate import indexes_of, is_in
 from hadelay.ledger.lookup import expired
 from hadelay.ledger.state import Ledger

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,52 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hadelay.codec.formats import INDEX
-from hadelay.codec.meta import has_all, has_any, mask_of
+from hadelay.codec.meta import Filter
 from hadelay.errors import HadelayError
 
 U32 = NDArray[np.uint32]
 
 #: Phases of a poll: waiting; proposed (a grant is under way, or the wait is over); answered.
 WAITING, PROPOSED, DONE = 0, 1, 2
-
-
-class Filter:
-    """Tag filter of a consumer: a message passes if it has all tags of `all_of` and, unless `any_of` is empty, one of
-    its tags. The 64-bit tag mask in the index says "certainly not" or "perhaps" (S2); the tags in the record decide
-    before a grant is proposed. Filters that accept the same messages are equal."""
-
-    __slots__ = ("_all_mask", "_hash", "all_of", "any_of")
-
-    def __init__(self, all_of: Iterable[str], any_of: Iterable[str]) -> None:
-        every, some = set(all_of), set(any_of)
-        if len(some) == 1:
-            every |= some
-        if some & every:  # `any_of` adds nothing: `all_of` has one of its tags
-            some = set()
-        self.all_of, self.any_of = tuple(sorted(every)), tuple(sorted(some))
-        self._all_mask = mask_of(self.all_of)
-        self._hash = hash((self.all_of, self.any_of))
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Filter) and (self.all_of, self.any_of) == (other.all_of, other.any_of)
-
-    def may(self, masks: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Mask of messages that may match, by their tag masks in the index; other messages certainly do not match."""
-        found = has_all(masks, self._all_mask)
-        return found & has_any(masks, self.any_of) if self.any_of else found
-
-    def matches(self, tags: Collection[str]) -> bool:
-        """Whether a message with these tags, read from its record, matches."""
-        return all(tag in tags for tag in self.all_of) and (not self.any_of or any(tag in tags for tag in self.any_of))
-
-
-def filter_of(tags: Iterable[str], any_tags: Iterable[str]) -> Filter | None:
-    """Filter for these tags; None if no tags are given, because then every message matches."""
-    wanted = Filter(tags, any_tags)
-    return wanted if wanted.all_of or wanted.any_of else None
 
 
 class Delivery(NamedTuple):

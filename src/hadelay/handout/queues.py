@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hadelay.handout.polls import Filter, Poll
+from hadelay.codec.meta import Filter
+from hadelay.handout.polls import Poll
 from hadelay.ledger.flow import HandoutLimits
 
 

@@ -1,7 +1,8 @@
 """Waiting polls, by topic and filter."""
 
+from hadelay.codec.meta import Filter
 from hadelay.deadlines import Deadlines
-from hadelay.handout.polls import Filter, Poll
+from hadelay.handout.polls import Poll
 from hadelay.handout.queues import TopicTurn, WaitQueue
 from hadelay.handout.windows import Windows
 

@@ -179,6 +179,7 @@ _APPLY: dict[int, Callable[[Ledger, Any], Result]] = {
     Command.SCHEDULE_FIRE: schedules.apply_fire,
     Command.SCHEDULE_STATE: schedules.apply_state,
     Command.SCHEDULE_RUN: schedules.apply_run,
+    Command.SUBSCRIPTION_PUT: topicchanges.apply_subscription_put,
     Command.SETTLE: _apply_settle,
     Command.PUBLISH2: publish.apply_publish,
     Command.JOB_BEGIN: bulk.apply_begin,

@@ -1,5 +1,8 @@
 """Applies CANCEL and RESCHEDULE, for messages named by id or by client key; each message gets a definite outcome."""
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -8,7 +11,7 @@ from hadelay.codec.formats import I64, NODE
 from hadelay.codec.results import CancelOutcome, CancelResult, RescheduleResult, TargetOutcome
 from hadelay.ledger import ttl
 from hadelay.ledger.keys import find_key
-from hadelay.ledger.lookup import EntryRef, find_entry, is_blocked, state_of
+from hadelay.ledger.lookup import EntryRef, copies_of, find_entry, is_blocked, state_of
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.transitions import FLAG_LEASE_EXPIRED, FLAG_WAS_DUE, Leaving, move, settle
 from hadelay.model import Event, State
@@ -37,15 +40,49 @@ def _waiting(ledger: Ledger, message_id: int | None) -> tuple[EntryRef | None, T
 
 def apply_cancel(ledger: Ledger, command: Cancel) -> CancelResult:
     node = ledger.number_of(NODE, command.node)
-    outcomes = []
+    joint = _Joint(ledger)
     for message_id in _ids(ledger, command):
-        place, outcome = _waiting(ledger, message_id)
-        if outcome is TargetOutcome.DONE:
-            assert place is not None
-            settle(ledger, Leaving(place.hour, place.rows, node=node), Event.CANCELLED)
-        # A message that was cancelled before, or with its topic, counts as cancelled: a repeated CANCEL succeeds.
-        outcomes.append(CancelOutcome.CANCELLED if outcome is TargetOutcome.CANCELLED else CancelOutcome(outcome))
-    return CancelResult(np.array(outcomes, np.uint8))
+        joint.change(message_id, partial(_cancel, ledger, node))
+    return CancelResult(np.array(joint.outcomes, np.uint8), joint.answer())
+
+
+def _cancel(ledger: Ledger, node: int, message_id: int | None) -> CancelOutcome:
+    place, outcome = _waiting(ledger, message_id)
+    if outcome is TargetOutcome.DONE:
+        assert place is not None
+        settle(ledger, Leaving(place.hour, place.rows, node=node), Event.CANCELLED)
+    # A message that was cancelled before, or with its topic, counts as cancelled: a repeated CANCEL succeeds.
+    return CancelOutcome.CANCELLED if outcome is TargetOutcome.CANCELLED else CancelOutcome(outcome)
+
+
+class _Joint:
+    """Outcomes of a command, of each named message together with its copies for subscriptions."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.outcomes: list[int] = []
+        #: Of each named message with copies: (topic or subscription, id, outcome) of itself and of the copies.
+        self._parts: dict[int, list[tuple[str, int, int]]] = {}
+
+    def change(self, message_id: int | None, change: Callable[[int | None], int]) -> None:
+        """Change a message, and its copies unless their subscriptions were deleted or purged."""
+        ledger, outcome = self._ledger, change(message_id)
+        copies = [] if message_id is None else copies_of(ledger, message_id)
+        if copies and message_id is not None:
+            found = [(one, find_entry(ledger, one)) for one in (message_id, *copies)]
+            parts = [
+                (ledger.topics[int(place.rows["topic"][0])].name, one, outcome if one == message_id else change(one))
+                for one, place in found
+                if place is not None and (one == message_id or ledger.topics.alive(place.rows)[0])
+            ]
+            different = {each for _, _, each in parts}
+            outcome = TargetOutcome.PARTIAL if len(different) > 1 else different.pop() if parts else outcome
+            self._parts[len(self.outcomes)] = [(name, one, int(each)) for name, one, each in parts]
+        self.outcomes.append(outcome)
+
+    def answer(self) -> list[list[tuple[str, int, int]]] | None:
+        count = len(self.outcomes)
+        return [self._parts.get(n, []) for n in range(count)] if self._parts else None
 
 
 def refile(
@@ -65,34 +102,53 @@ def refile(
 def apply_reschedule(ledger: Ledger, command: RescheduleCommand) -> RescheduleResult:
     """Give messages another due time; id and attempt stay. A due message that is to be due now stays in its entry, so
     that a repeated command does no harm."""
-    node = ledger.number_of(NODE, command.node)
     ids = _ids(ledger, command)
     result = RescheduleResult(
         np.zeros(len(ids), np.uint8), np.array([i or 0 for i in ids], np.uint64), np.zeros(len(ids), np.int64)
     )
-    now_ms = ledger.now_ms
-    delay_ms = max(command.when_ms if command.relative else command.when_ms - now_ms, 0)
+    change, joint = _Reschedule(ledger, command), _Joint(ledger)
     bounded = ledger.level >= BOUNDED
-    room = MAX_MOVED_BYTES
     for n, message_id in enumerate(ids):
-        if bounded and (n >= MAX_TARGETS or room <= 0):
-            result.outcomes[n] = TargetOutcome.AGAIN
+        if bounded and (n >= MAX_TARGETS or change.room <= 0):
+            joint.outcomes.append(TargetOutcome.AGAIN)
             continue
-        place, outcome = _waiting(ledger, message_id)
-        if outcome is TargetOutcome.DONE and delay_ms > ledger.settings.max_delay_ms:
-            outcome = TargetOutcome.TOO_FAR
-        if outcome is TargetOutcome.DONE:
-            assert place is not None
-            before_ms = int(place.rows["deliver_at_ms"][0])
-            deliver_at_ms = before_ms if delay_ms == 0 and before_ms <= now_ms else now_ms + delay_ms
-            if deliver_at_ms != before_ms:
-                refile(ledger, Leaving(place.hour, place.rows, node=node), deliver_at_ms)
-                room -= int(place.rows["size"][0])
-            result.deliver_at_ms[n] = deliver_at_ms
-            if ledger.topics[int(place.rows["topic"][0])].blocked:
-                after = find_entry(ledger, int(result.ids[n]))
-                if after is not None and is_blocked(ledger, after):
-                    result.blocked = np.zeros(len(ids), np.bool_) if result.blocked is None else result.blocked
-                    result.blocked[n] = True
-        result.outcomes[n] = outcome
+        joint.change(message_id, change.make)
+        result.deliver_at_ms[n] = change.deliver_at_ms
+        if change.blocked:
+            result.blocked = np.zeros(len(ids), np.bool_) if result.blocked is None else result.blocked
+            result.blocked[n] = True
+        change.deliver_at_ms, change.blocked = 0, False
+    result.outcomes[:], result.copies = joint.outcomes, joint.answer()
     return result
+
+
+class _Reschedule:
+    """A RESCHEDULE that is being applied."""
+
+    def __init__(self, ledger: Ledger, command: RescheduleCommand) -> None:
+        self._ledger, self._node = ledger, ledger.number_of(NODE, command.node)
+        self._delay_ms = max(command.when_ms if command.relative else command.when_ms - ledger.now_ms, 0)
+        #: Number of bytes of records that may still be moved.
+        self.room = MAX_MOVED_BYTES
+        #: Of the present target: due time of the first message that was changed, and whether a group blocks one.
+        self.deliver_at_ms, self.blocked = 0, False
+
+    def make(self, message_id: int | None) -> TargetOutcome:
+        """Change one message, if it waits."""
+        ledger, now_ms = self._ledger, self._ledger.now_ms
+        place, outcome = _waiting(ledger, message_id)
+        if outcome is not TargetOutcome.DONE:
+            return outcome
+        if self._delay_ms > ledger.settings.max_delay_ms:
+            return TargetOutcome.TOO_FAR
+        assert place is not None
+        before_ms = int(place.rows["deliver_at_ms"][0])
+        deliver_at_ms = before_ms if self._delay_ms == 0 and before_ms <= now_ms else now_ms + self._delay_ms
+        if deliver_at_ms != before_ms:
+            refile(ledger, Leaving(place.hour, place.rows, node=self._node), deliver_at_ms)
+            self.room -= int(place.rows["size"][0])
+        self.deliver_at_ms = self.deliver_at_ms or deliver_at_ms
+        if ledger.topics[int(place.rows["topic"][0])].blocked:
+            after = find_entry(ledger, int(place.rows["first_id"][0]))
+            self.blocked |= after is not None and is_blocked(ledger, after)
+        return outcome

@@ -18,10 +18,10 @@ import numpy as np
 from hadelay.codec.formats import I64, NODE, U32, Mask, Rows
 from hadelay.codec.publishcommand import Publish
 from hadelay.codec.results import PublishResult, RowCode
-from hadelay.ledger.lookup import EntryRef, find_entry, state_of
+from hadelay.ledger.lookup import EntryRef, copies_of, find_entries, pending, published_id, waiting
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.transitions import FLAG_KEYED, ID_KEY, PLACE, PLACE_VALUE, Leaving, settle
-from hadelay.model import KEEP, PENDING, REJECT, Event, State
+from hadelay.model import KEEP, REJECT, Event, State
 
 KEY, KEYOF = b"key", b"keyof"
 _SCOPE = struct.Struct(">IH")
@@ -103,37 +103,38 @@ class Decision:
                     deliver_at_ms[row] = min(deliver_at_ms[row], latest)
 
     def _decide(self, row: int, key: bytes, stored: bytes | None, mode: int) -> None:
-        earlier, place, leased, start = self._last.get(key), None, False, self.ledger.now_ms
+        earlier, known, leased, start = self._last.get(key), None, False, self.ledger.now_ms
         if earlier is not None:
             start = self._starts.get(earlier, start)
         elif stored is not None:
             first_id, since = _VALUE.unpack(stored)
             place, leased = _pending(self.ledger, first_id)
-            start = start if place is None else since
-        if earlier is not None or place is not None:
+            if place is not None:
+                known, start = (first_id, int(place.rows["deliver_at_ms"][0])), since
+        if earlier is not None or known is not None:
             if mode == KEEP:
-                self._give_way(row, earlier, place, RowCode.OK)
+                self._give_way(row, earlier, known, RowCode.OK)
                 return
             if mode == REJECT or leased:
-                self._give_way(row, earlier, place, RowCode.KEY_PENDING if mode == REJECT else RowCode.KEY_LEASED)
+                self._give_way(row, earlier, known, RowCode.KEY_PENDING if mode == REJECT else RowCode.KEY_LEASED)
                 return
-            self._replaced.append((row, earlier, 0 if place is None else int(place.rows["first_id"][0])))
+            self._replaced.append((row, earlier, 0 if known is None else known[0]))
             self._starts[row] = start
         self._last[key] = row
         self._filed.append((row, key))
 
-    def _give_way(self, row: int, earlier: int | None, place: EntryRef | None, code: RowCode) -> None:
-        """Do not file the row: answer with the pending message that has its key (code OK), or refuse the row."""
+    def _give_way(self, row: int, earlier: int | None, known: tuple[int, int] | None, code: RowCode) -> None:
+        """Do not file the row: answer with the pending message that has its key (code OK), or refuse the row. known:
+        (id, deliver_at_ms) of a message from before this command."""
         self.batch.take[row] = False
         self.result.codes[row] = code
-        if place is None:
+        if known is None:
             assert earlier is not None
             self._same.append((row, earlier))
         elif code:
-            self.result.note_others(row, place.rows["first_id"][0])
+            self.result.note_others(row, known[0])
         else:
-            self.result.ids[row] = place.rows["first_id"][0]
-            self.result.deliver_at_ms[row] = place.rows["deliver_at_ms"][0]
+            self.result.ids[row], self.result.deliver_at_ms[row] = known
             self.result.duplicate[row] = True
 
     def replacing(self) -> set[int]:
@@ -154,10 +155,8 @@ class Decision:
         for row, before, first_id in self._replaced:
             if take[row] and (before is None or take[before]):
                 old = first_id if before is None else int(result.ids[before])
-                place = find_entry(ledger, old)
-                assert place is not None, "it was pending when this was decided"
                 result.note_others(row, old)
-                over.append(place)
+                over += waiting(ledger, old)
         if over:
             node = ledger.number_of(NODE, self.batch.command.node)
             for hour in dict.fromkeys(place.hour for place in over):
@@ -173,10 +172,10 @@ class Decision:
 
 
 def _pending(ledger: Ledger, message_id: int) -> tuple[EntryRef | None, bool]:
-    """(entry of the message, or None if it is not pending; whether the message is leased)"""
-    place = find_entry(ledger, message_id)
-    phase = None if place is None else state_of(ledger, place, ledger.now_ms)
-    return (place if phase in PENDING else None), phase is State.LEASED
+    """(entry of the message, or of its first pending copy for a subscription, None if none is pending; whether one of
+    them is leased)"""
+    found = pending(ledger, message_id)
+    return (found[0][0] if found else None), any(state is State.LEASED for _, state in found)
 
 
 def take_again(ledger: Ledger, first_id: int, with_it: Collection[int]) -> bool:
@@ -194,13 +193,23 @@ def take_again(ledger: Ledger, first_id: int, with_it: Collection[int]) -> bool:
 
 def forget_keys(ledger: Ledger, hour: int, rows: Rows) -> int:
     """Forget the client keys of messages whose present entry is among these INDEX rows of an hour to be deleted;
-    returns the number of rows with a key. To be called while the messages' rows in the table `place` still exist."""
+    returns the number of rows with a key. To be called while the messages' rows in the table `place` still exist. A
+    key of a message with copies for subscriptions goes with the last of them."""
     keyed = rows[rows["flags"] & FLAG_KEYED != 0]
     for first_id, index in zip(keyed["first_id"].tolist(), keyed["index"].tolist(), strict=True):
         place = ledger.tables.get(PLACE, ID_KEY.pack(first_id))
         if place is None or place.startswith(PLACE_VALUE.pack(hour, index)):  # the message's present entry is this row
-            forget_key(ledger, first_id)
+            published = published_id(ledger, first_id) if ledger.topics.subscriptions else first_id
+            if published is not None and not _stays(ledger, hour, published, first_id):
+                forget_key(ledger, published)
     return len(keyed)
+
+
+def _stays(ledger: Ledger, hour: int, published: int, leaving: int) -> bool:
+    """Whether the published message, or a copy of it, has its present entry in another hour. leaving: one that goes."""
+    others = [one for one in (published, *copies_of(ledger, published)) if one != leaving]
+    hours, _ = find_entries(ledger, others)
+    return bool(((hours >= 0) & (hours != hour)).any())
 
 
 def forget_key(ledger: Ledger, first_id: int) -> None:

@@ -2,13 +2,15 @@
 
 import struct
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 
 from hadelay.codec.formats import I64, Mask, Rows
+from hadelay.codec.records import decode_record
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.transitions import FLAG_TTL, ID_KEY, PLACE, PLACE_VALUE
-from hadelay.model import DEAD_HOURS, Event, State, unpack_id
+from hadelay.model import DEAD_HOURS, MAX_SUBSCRIPTIONS, PENDING, Event, State, unpack_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,34 @@ def find_entry(ledger: Ledger, message_id: int) -> EntryRef | None:
     return None if purged else EntryRef(hour, index, rows)
 
 
+def copies_of(ledger: Ledger, message_id: int) -> list[int]:
+    """Ids of the copies of a published message for subscriptions; none for other messages, and for a copy. Copies that
+    are gone may be left out."""
+    if not ledger.topics.subscriptions:
+        return []
+    _, hour, index = unpack_id(message_id)
+    after = range(message_id + 1, message_id + MAX_SUBSCRIPTIONS + 1)
+    if index >= ledger.store.count(hour):
+        return [copy for copy in after if published_id(ledger, copy) == message_id]
+    # Copies were filed directly behind the message, with its record: nothing else shares a record with a new id.
+    first = max(index - 1, 0)
+    rows = ledger.store.entries(hour, slice(first, index + 1 + MAX_SUBSCRIPTIONS))
+    offsets, ids, at = rows["offset"].tolist(), rows["first_id"].tolist(), index - first
+    if ids[at] != message_id or (at and offsets[0] == offsets[1]):
+        return []
+    shared = zip(after, ids[at + 1 :], offsets[at + 1 :], strict=False)
+    return [copy for copy, _, _ in takewhile(lambda one: one[0] == one[1] and one[2] == offsets[at], shared)]
+
+
+def published_id(ledger: Ledger, message_id: int) -> int | None:
+    """Id of the published message of which this message is a copy, or its own id; None for a message that is gone."""
+    place = find_entry(ledger, message_id)
+    if place is None:
+        return None
+    offset, size = int(place.rows["offset"][0]), int(place.rows["size"][0])
+    return decode_record(ledger.store.record(place.hour, offset, size, verify=True)).first_id
+
+
 def find_entries(ledger: Ledger, ids: list[int]) -> tuple[I64, I64]:
     """(hours, globalIndexes) of the messages' present entries, hour -1 if gone. Does not read the entries."""
     found = np.array([_present(ledger, message_id) for message_id in ids], np.int64).reshape(-1, 2)
@@ -79,6 +109,18 @@ def state_of(ledger: Ledger, place: EntryRef, now_ms: int) -> State:
     if int(place.rows["deliver_at_ms"][0]) > now_ms:
         return State.SCHEDULED
     return State.EXPIRED if expired(ledger, place.rows, now_ms)[0] else State.READY
+
+
+def pending(ledger: Ledger, message_id: int) -> list[tuple[EntryRef, State]]:
+    """Entries and states of those of the message and its copies for subscriptions that are pending."""
+    found = [find_entry(ledger, one) for one in (message_id, *copies_of(ledger, message_id))]
+    states = [(place, state_of(ledger, place, ledger.now_ms)) for place in found if place is not None]
+    return [(place, state) for place, state in states if state in PENDING]
+
+
+def waiting(ledger: Ledger, message_id: int) -> list[EntryRef]:
+    """Entries of those of the message and its copies for subscriptions that are pending and not leased."""
+    return [place for place, state in pending(ledger, message_id) if state is not State.LEASED]
 
 
 def is_blocked(ledger: Ledger, place: EntryRef) -> bool:

@@ -1,5 +1,7 @@
 """Applies PUBLISH: files the messages of a committed batch, whole columns at a time."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,13 +12,11 @@ from hadelay.ledger import idempotency, messagegroups, ttl
 from hadelay.ledger.flow import PLENTY, publish_bucket
 from hadelay.ledger.keys import Batch, Decision
 from hadelay.ledger.state import Ledger
+from hadelay.ledger.subscriptions import FanOut, Room, fan_out, is_bounded
 from hadelay.ledger.topicchanges import topic_or_new
-from hadelay.ledger.topics import TopicState, by_topic
+from hadelay.ledger.topics import TopicState, by_topic, by_topic_bytes
 from hadelay.ledger.transitions import FLAG_CALLBACK, FLAG_KEYED, FLAG_TTL, filed
-from hadelay.model import HOUR_MS, NONE32
-
-#: Number that stands for "no limit" of messages or bytes: more than there can be.
-_NO_BOUND = 1 << 62
+from hadelay.model import HOUR_MS, MAX_SUBSCRIPTIONS, NONE32
 
 
 def apply_publish(ledger: Ledger, command: Publish, *, limited: bool = True) -> PublishResult:
@@ -37,11 +37,11 @@ def apply_publish(ledger: Ledger, command: Publish, *, limited: bool = True) -> 
     _refuse_callbacks(ledger, batch)
     _find_topics(ledger, batch)
     keys = Decision(ledger, batch) if len(command.client_keys) else None
-    _refuse_full_hours(ledger, batch)
-    _refuse_beyond_quotas(ledger, batch, keys, limited)
-    _count(ledger, batch)
+    fan = fan_out(ledger, batch)
+    _refuse_full_hours(ledger, batch, 1 if fan is None else 1 + MAX_SUBSCRIPTIONS)
+    _refuse_beyond_quotas(ledger, batch, keys, fan, limited)
     if take.any():
-        _file(ledger, batch, slice(None) if take.all() else take)
+        _file(ledger, batch, slice(None) if take.all() else take, fan)
     if keys is not None:
         keys.finish()
     if new_keys:
@@ -71,12 +71,13 @@ def _refuse_callbacks(ledger: Ledger, batch: Batch) -> None:
             batch.refuse(callbacks & (rows["topic"] == at), RowCode.NO_CALLBACK)
 
 
-def _refuse_full_hours(ledger: Ledger, batch: Batch) -> None:
+def _refuse_full_hours(ledger: Ledger, batch: Batch, entries: int) -> None:
+    """Refuse rows whose hours have no room for them. entries: limit of the entries of one row."""
     # Add the whole batch to the count of each of its hours: near an hour's limit, refusing too early is good enough.
     hours = batch.deliver_at_ms // HOUR_MS
     if len(hours) > 1 and (hours != hours[0]).any():
-        full = ledger.store.counts(hours).astype(np.int64) + len(hours) >= NONE32
-    elif ledger.store.count(int(hours[0])) + len(hours) >= NONE32:
+        full = ledger.store.counts(hours).astype(np.int64) + len(hours) * entries >= NONE32
+    elif ledger.store.count(int(hours[0])) + len(hours) * entries >= NONE32:
         full = np.ones(len(hours), bool)
     else:
         return
@@ -84,51 +85,57 @@ def _refuse_full_hours(ledger: Ledger, batch: Batch) -> None:
         batch.refuse(full, RowCode.HOUR_FULL)
 
 
-def _refuse_beyond_quotas(ledger: Ledger, batch: Batch, keys: Decision | None, limited: bool) -> None:
-    """Refuse rows beyond the quotas of their topics: pending messages, pending bytes, publishes per second. Apply
-    decides, so that quotas hold for the whole cluster, also after a failover. Refused rows do not count.
+def _refuse_beyond_quotas(
+    ledger: Ledger, batch: Batch, keys: Decision | None, fan: FanOut | None, limited: bool
+) -> None:
+    """Refuse rows beyond the quotas of their topics: pending messages, pending bytes, publishes per second; and rows
+    for which a subscription has no room. Apply decides, so that quotas hold for the whole cluster, also after a
+    failover. Refused rows do not count.
 
-    Rows that replace another message need no room among the messages. Once a row with a client key was refused, the
-    topic's later rows with keys are too: they may build on it.
+    Rows that replace another message need no room among the topic's messages. Once a row with a client key was refused,
+    the topic's later rows with keys are too: they may build on it.
     """
     command, take = batch.command, batch.take
     for at, number in enumerate(batch.topics.tolist()):
         if number >= len(ledger.topics.all):
             continue
-        settings = ledger.topics[number].settings
-        if settings.publish_rate is None and settings.max_messages is None and settings.max_bytes is None:
+        topic = ledger.topics[number]
+        copies = [] if fan is None else [(to, mask) for to, mask in fan.copies if is_bounded(to)]
+        if topic.settings.publish_rate is None and not is_bounded(topic) and not copies:
             continue
         mine = np.flatnonzero(take & (command.rows["topic"] == at))
         if not len(mine):
             continue
         keyed, replacing = set(command.client_keys["row"].tolist()), keys.replacing() if keys is not None else set()
-        rows = [(row in keyed, row in replacing) for row in mine.tolist()]
-        refused = _judge(ledger, ledger.topics[number], command.sizes[mine].tolist(), rows, limited)
+        rooms = [(Room(topic), None if fan is None else fan.own), *((Room(to), mask) for to, mask in copies)]
+        rows = [
+            (row in keyed, row in replacing, [room for room, mask in rooms if mask is None or mask[row]])
+            for row in mine.tolist()
+        ]
+        refused = _judge(ledger, topic, command.sizes[mine].tolist(), rows, limited)
         batch.result.codes[mine] = refused
         take[mine] = np.array(refused) == RowCode.OK
 
 
 def _judge(
-    ledger: Ledger, topic: TopicState, sizes: list[int], rows: list[tuple[bool, bool]], limited: bool
+    ledger: Ledger, topic: TopicState, sizes: list[int], rows: list[tuple[bool, bool, list[Room]]], limited: bool
 ) -> list[RowCode]:
-    settings, verdicts, key_refused = topic.settings, [], RowCode.OK
-    rate = settings.publish_rate if limited else None
+    """Verdicts on rows of one topic. rows: whether each has a client key, whether it replaces a message, and the rooms
+    that it needs."""
+    verdicts, key_refused = [], RowCode.OK
+    rate = topic.settings.publish_rate if limited else None
     bucket = None if rate is None else publish_bucket(rate, topic.spent_ns)
     tokens = PLENTY if bucket is None else bucket.available(ledger.now_ms)
-    messages = _NO_BOUND if settings.max_messages is None else settings.max_messages - topic.pending
-    room = _NO_BOUND if settings.max_bytes is None else settings.max_bytes - topic.bytes
-    for size, (keyed, replacing) in zip(sizes, rows, strict=True):
-        verdict = RowCode.OK
-        if keyed and key_refused:
-            verdict = key_refused
-        elif messages <= 0 and not replacing:
-            verdict = RowCode.TOO_MANY_MESSAGES
-        elif size > room:
-            verdict = RowCode.TOO_MANY_BYTES
-        elif tokens <= 0:
+    for size, (keyed, replacing, rooms) in zip(sizes, rows, strict=True):
+        verdict = key_refused if keyed else RowCode.OK
+        for room in rooms:
+            verdict = verdict or room.refusal(size, replacing)
+        if not verdict and tokens <= 0:
             verdict = RowCode.TOO_FAST
-        else:
-            messages, room, tokens = messages - (not replacing), room - size, tokens - 1
+        if not verdict:
+            tokens -= 1
+            for room in rooms:
+                room.take(size, replacing)
         if keyed:
             key_refused = verdict
         verdicts.append(verdict)
@@ -153,58 +160,66 @@ def _find_topics(ledger: Ledger, batch: Batch) -> None:
             batch.topics[at] = topic.number
 
 
-def _count(ledger: Ledger, batch: Batch) -> None:
-    command, take = batch.command, batch.take
-    local, width = command.rows["topic"][take], len(batch.topics)
-    counts, sizes = np.bincount(local, minlength=width), np.bincount(local, command.sizes[take], minlength=width)
-    for number, count, size in zip(batch.topics.tolist(), counts.tolist(), sizes.tolist(), strict=True):
-        if count:
-            topic = ledger.topics[number]
-            topic.open += count
-            topic.published += count
-            topic.bytes += int(size)
+def _count(ledger: Ledger, entries: Rows) -> None:
+    for number, count, size in by_topic_bytes(entries):
+        topic = ledger.topics[number]
+        topic.open += count
+        topic.published += count
+        topic.bytes += size
 
 
-def _file(ledger: Ledger, batch: Batch, take: slice | Mask) -> None:
-    """File the rows of the command that `take` selects: append records, entries and TTLs, and set the rows' results."""
+def _file(ledger: Ledger, batch: Batch, take: slice | Mask, fan: FanOut | None) -> None:
+    """File the command's rows `take`, and their copies for subscriptions: append records, entries and TTLs to their
+    hours, and set the results."""
     command, topics = batch.command, batch.topics
-    rows, deliver = command.rows[take], batch.deliver_at_ms[take]
-    hours = deliver // HOUR_MS
+    rows, copies = command.rows[take], None
+    at: slice | NDArray[Any] = take
     numbers = topics[rows["topic"]] if len(topics) > 1 else topics
     headers = np.zeros(len(rows), RECORD)
     headers["meta_size"], headers["body_size"] = rows["meta_size"], rows["body_size"]
     headers["topic"] = numbers
     headers["published_at_ms"] = ledger.now_ms
-    headers["deliver_at_ms"] = deliver
+    headers["deliver_at_ms"] = batch.deliver_at_ms[take]
     headers["payload_crc"] = rows["payload_crc"]
+    if fan is not None:
+        at, numbers, copies = fan.entries(batch)
+        rows = command.rows[at]
+    deliver = batch.deliver_at_ms[at]
+    hours = deliver // HOUR_MS
     entries = np.zeros(len(rows), INDEX)
     entries["deliver_at_ms"] = deliver
     entries["tag_mask"] = rows["tag_mask"]
-    entries["flags"] = _flags(command)[take]
-    entries["size"] = command.sizes[take]
+    entries["flags"] = _flags(command)[at]
+    entries["size"] = command.sizes[at]
     entries["topic"] = numbers
     # The due time is never before now here, so the entry is filed under the second of the due time.
     entries["second"] = deliver // 1000 % 3600
     entries["generation"] = ledger.topics.generations[numbers]
+    _count(ledger, entries)
     one = int(hours[0])
     into: int | I64 = one if len(hours) == 1 or (hours == one).all() else hours
     limited = _with_ttl(ledger, rows, entries)
-    ledger.store.append(into, entries, _records(command, take), headers)
-    for at, ttl_ms in limited:
-        ttl.begin(ledger, int(entries["first_id"][at]), int(deliver[at]), ttl_ms)
-    batch.result.ids[take] = entries["first_id"]
-    batch.result.deliver_at_ms[take] = deliver
-    filed(ledger, into, entries, _grouped(ledger, batch, into, entries) if len(command.groups) else None)
+    ledger.store.append(into, entries, _records(command, take), headers, copies)
+    for n, ttl_ms in limited:
+        ttl.begin(ledger, int(entries["first_id"][n]), int(deliver[n]), ttl_ms)
+    published = slice(None) if copies is None else ~copies
+    batch.result.ids[take] = entries["first_id"][published]
+    batch.result.deliver_at_ms[take] = deliver[published]
+    blocked = None
+    if len(command.groups):
+        row = np.flatnonzero(batch.take) if isinstance(at, slice) or copies is None else at
+        blocked = _grouped(ledger, batch, into, entries, row)
+    filed(ledger, into, entries, blocked)
 
 
-def _grouped(ledger: Ledger, batch: Batch, into: int | I64, entries: Rows) -> Mask | None:
-    """Put the filed messages into their groups; returns which entries are blocked."""
-    groups = batch.command.groups[batch.take[batch.command.groups["row"]]]
-    if not len(groups):
+def _grouped(ledger: Ledger, batch: Batch, into: int | I64, entries: Rows, row: NDArray[np.intp]) -> Mask | None:
+    """Put the filed messages into their groups; returns which entries are blocked. row: row of each entry."""
+    groups = batch.command.groups
+    at = np.flatnonzero(np.isin(row, groups["row"]))
+    if not len(at):
         return None
-    # Position of each row among the rows that were filed.
-    at = np.cumsum(batch.take) - 1
-    return messagegroups.publish(ledger, into, entries, at[groups["row"]], groups["group"].tolist())
+    of = groups["group"][groups["row"].searchsorted(row[at])]
+    return messagegroups.publish(ledger, into, entries, at, of.tolist())
 
 
 def _flags(command: Publish) -> NDArray[np.uint16]:

@@ -43,11 +43,11 @@ from hadelay.codec.schedules import (
 )
 from hadelay.ledger import idempotency, topicchanges
 from hadelay.ledger.changes import MAX_MOVED_BYTES
-from hadelay.ledger.lookup import EntryRef, find_entry, state_of
+from hadelay.ledger.lookup import EntryRef, pending, state_of
 from hadelay.ledger.occurrences import Occurrences
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.transitions import FLAG_WAS_DUE, Leaving, settle
-from hadelay.model import NEVER_MS, PENDING, Event, encode_id
+from hadelay.model import NEVER_MS, Event, encode_id
 from hadelay.model import State as MessageState
 
 SCHED, STATE, AGENDA, OF_TOPIC = b"sched", b"schedst", b"schednext", b"schedof"
@@ -198,12 +198,13 @@ def _cancel_filed(ledger: Ledger, state: State) -> tuple[tuple[Made, ...], list[
     remembered messages, cancelled messages with their due times)."""
     kept, cancelled = [], []
     for made in state.ring:
-        entry = None if made.manual else find_entry(ledger, made.id)
-        if entry is None or not _is_ahead(ledger, entry):
+        entries = [] if made.manual else [entry for entry, _ in pending(ledger, made.id)]
+        if not entries or not all(_is_ahead(ledger, entry) for entry in entries):
             kept.append(made)
             continue
-        settle(ledger, Leaving(entry.hour, entry.rows), Event.CANCELLED)
-        cancelled.append((made, int(entry.rows["deliver_at_ms"][0])))
+        for entry in entries:
+            settle(ledger, Leaving(entry.hour, entry.rows), Event.CANCELLED)
+        cancelled.append((made, int(entries[0].rows["deliver_at_ms"][0])))
     return tuple(kept), cancelled
 
 
@@ -355,16 +356,13 @@ def _without_overlap(ledger: Ledger, found: Found, count: int) -> int:
     if policy is Overlap.ALLOW or not count:
         return count
     most = 2 if policy is Overlap.WAIT else 1
-    pending = sum(1 for _ in islice(pending_of(ledger, found.state.ring), most))
-    return min(count, most - pending)
+    left = sum(1 for _ in islice(pending_of(ledger, found.state.ring), most))
+    return min(count, most - left)
 
 
 def pending_of(ledger: Ledger, ring: tuple[Made, ...]) -> Iterator[Made]:
-    """Those of a schedule's messages that are pending, newest first."""
-    for made in reversed(ring):
-        entry = find_entry(ledger, made.id)
-        if entry is not None and state_of(ledger, entry, ledger.now_ms) in PENDING:
-            yield made
+    """Those of a schedule's messages of which a copy is pending, newest first."""
+    return (made for made in reversed(ring) if pending(ledger, made.id))
 
 
 def _note_fired(ledger: Ledger, judged: _Judged, codes: list[int], ids: list[int], result: FireResult) -> None:

@@ -6,8 +6,12 @@ from hadelay.codec.formats import TOPIC
 from hadelay.codec.results import Done, Refused
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.topics import PurgeMark, TopicState
+from hadelay.model import MAX_SUBSCRIPTIONS, SEPARATOR
 from hadelay.settings.topic import (
+    FAN_OUT_SETTINGS,
+    FILTER_SETTINGS,
     GROUP_SETTINGS,
+    TOPIC_NAME,
     disputed_url,
     group_problem,
     merged,
@@ -24,20 +28,26 @@ from hadelay.version import (
     PLAIN_URLS,
     RETRY_DEFAULTS,
     SCHEDULER_LEVEL,
+    SUBSCRIPTION_LEVEL,
 )
 
 MAX_GENERATION = 0xFFFF
 #: Limit of a topic's purges of scheduled or ready messages that SWEEP has not finished: look-ups check them all.
 MAX_MARKS = 100
+#: Limit of the name of a subscription's queue, in characters: topic, SEPARATOR, name of the subscription.
+_MAX_NAME = 128
 #: Bits for the states of messages in a PURGE.
 SCHEDULED, READY, DEAD = 1, 2, 4
 
 
-def topic_or_new(ledger: Ledger, name: str) -> TopicState | None:
-    """The topic of that name, created if missing. None if it is missing and max_topics topics exist."""
+def topic_or_new(ledger: Ledger, name: str, *, subscription: bool = False) -> TopicState | None:
+    """The topic of that name, created if missing. None if it is missing and max_topics topics exist; or if it is a
+    missing subscription, unless `subscription` says that it may be created."""
     topic = ledger.known_topic(name)
     if topic is not None and topic.exists:
         return topic
+    if SEPARATOR in name and not subscription and ledger.level >= SUBSCRIPTION_LEVEL:
+        return None
     if topic is None:
         if len(ledger.topics.all) >= ledger.settings.max_topics:
             return None
@@ -50,7 +60,21 @@ def topic_or_new(ledger: Ledger, name: str) -> TopicState | None:
     return topic
 
 
-def apply_put(ledger: Ledger, command: tuple[str, Any]) -> Done | Refused:
+def apply_subscription_put(ledger: Ledger, command: tuple[str, str, Any]) -> Done | Refused:
+    """Create a subscription, which gets what is published to its topic from now on, or change its settings."""
+    of, own, config = command
+    name = f"{of}{SEPARATOR}{own}"
+    if not TOPIC_NAME.fullmatch(of) or not TOPIC_NAME.fullmatch(own) or len(name) > _MAX_NAME:
+        return Refused("bad_config", f"{name!r}: names have A-Z a-z 0-9 . _ -, both together {_MAX_NAME - 1} of them")
+    if ledger.topic(of) is None:
+        return Refused("no_topic", f"there is no topic {of!r}")
+    if ledger.topic(name) is None and len(ledger.topics.subscriptions_of(of)) >= MAX_SUBSCRIPTIONS:
+        return Refused("too_many_subscriptions", f"{of!r} has {MAX_SUBSCRIPTIONS} subscriptions: delete one first")
+    return apply_put(ledger, (name, config), subscription=True)
+
+
+def apply_put(ledger: Ledger, command: tuple[str, Any], *, subscription: bool = False) -> Done | Refused:
+    """Change the settings of a topic, created if missing. subscription: whether a subscription may be created."""
     name, config = command
     wrong = problem(config, ledger.settings)
     if not wrong:
@@ -65,9 +89,12 @@ def apply_put(ledger: Ledger, command: tuple[str, Any]) -> Done | Refused:
         wrong = f"dead_letter: {name} would get its own dead letters back, for ever; name another topic, or keep"
     if wrong:
         return Refused("bad_config", wrong)
-    if (refused := _refuse_groups(ledger, name, config)) is not None:
-        return refused
-    topic = topic_or_new(ledger, name)
+    for refusal in (_refuse_groups, _refuse_fan_out):
+        if (refused := refusal(ledger, name, config)) is not None:
+            return refused
+    topic = topic_or_new(ledger, name, subscription=subscription)
+    if topic is None and SEPARATOR in name and not subscription:
+        return Refused("no_topic", f"there is no subscription {name!r}")
     if topic is None:
         return Refused("too_many_topics", f"there are {len(ledger.topics.all)} topics already")
     after = merged(topic.config, config)
@@ -75,6 +102,19 @@ def apply_put(ledger: Ledger, command: tuple[str, Any]) -> Done | Refused:
     topic.configure(after)
     ledger.listener.on_topic(topic)
     return Done(changed)
+
+
+def _refuse_fan_out(ledger: Ledger, name: str, config: dict[str, Any]) -> Refused | None:
+    """Refuse settings that only subscriptions have, or only topics."""
+    if ledger.level < SUBSCRIPTION_LEVEL:
+        new = [setting for setting in (*FILTER_SETTINGS, *FAN_OUT_SETTINGS) if setting in config]
+        return Refused("needs_upgrade", f"{new[0]}: upgrade every node first (feature_level)") if new else None
+    owners, others = ("topics", "subscriptions") if SEPARATOR in name else ("subscriptions", "topics")
+    foreign = (*FAN_OUT_SETTINGS, "publish_rate") if SEPARATOR in name else FILTER_SETTINGS
+    for setting in foreign:
+        if config.get(setting) is not None:
+            return Refused("bad_config", f"{setting}: a setting of {owners}, not of {others}")
+    return None
 
 
 def _refuse_groups(ledger: Ledger, name: str, config: dict[str, Any]) -> Refused | None:
@@ -101,8 +141,18 @@ def apply_delete(ledger: Ledger, command: tuple[str, bool]) -> Done | Refused:
         return Refused("no_topic", f"there is no topic {name!r}")
     if topic.pending and not force:
         return Refused("topic_not_empty", f"{topic.pending} messages of {name!r} are pending")
-    if topic.generation == MAX_GENERATION:
-        return Refused("too_many_generations", f"{name!r} was deleted {MAX_GENERATION} times: use another name")
+    subscriptions = ledger.topics.subscriptions_of(name)
+    if subscriptions and not force:
+        return Refused("topic_not_empty", f"{name!r} has subscriptions: {len(subscriptions)}; delete them first")
+    for one in (topic, *subscriptions):
+        if one.generation == MAX_GENERATION:
+            return Refused("too_many_generations", f"{one.name!r} was deleted {MAX_GENERATION} times: use another name")
+    for one in (topic, *subscriptions):
+        _delete(ledger, one)
+    return Done()
+
+
+def _delete(ledger: Ledger, topic: TopicState) -> None:
     begin_generation(ledger, topic)
     topic.lives += 1
     ledger.topics.end(topic)
@@ -111,7 +161,6 @@ def apply_delete(ledger: Ledger, command: tuple[str, bool]) -> Done | Refused:
     topic.configure({})
     ledger.listener.on_purged(topic)
     ledger.listener.on_topic(topic)
-    return Done()
 
 
 def begin_generation(ledger: Ledger, topic: TopicState) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from hadelay.codec.formats import U32, Mask, Rows
-from hadelay.model import Event
+from hadelay.codec.meta import Filter, filter_of
+from hadelay.model import SEPARATOR, Event
 from hadelay.settings.topic import TopicSettings, settings_of
 
 #: Below this number of rows, a Counter is faster than numpy.
@@ -76,6 +77,8 @@ class TopicState:
     #: Settings of the topic: as clients set them, and with all defaults (`settings`). Only `configure` changes both.
     config: dict[str, Any] = field(default_factory=dict)
     settings: TopicSettings = field(init=False, repr=False)
+    #: Tag filter of a subscription; None: every message passes.
+    filter: Filter | None = field(init=False, repr=False)
     #: Number of messages that wait or are leased, with cancelled messages whose end SWEEP has not written yet.
     open: int = 0
     leased: int = 0
@@ -109,6 +112,7 @@ class TopicState:
     def configure(self, config: dict[str, Any]) -> None:
         self.config = config
         self.settings = settings_of(config)
+        self.filter = filter_of(self.settings.tags, self.settings.any_tags)
 
     def last_death_ms(self, now_ms: int) -> int:
         """Latest time of death that a dead letter can have at now_ms. A death after a purge or the start of a redrive,
@@ -134,6 +138,8 @@ class TopicBook:
         #: By topic number: generation of new entries, and `floors`, the oldest valid generation.
         self.generations = np.zeros(64, np.uint16)
         self.floors = np.zeros(64, np.uint16)
+        #: Subscriptions by the name of their topic, in the order of their numbers; deleted ones, too.
+        self.subscriptions: dict[str, list[TopicState]] = {}
         #: Numbers of topics with cancelled messages to sweep, partial purges or a redrive.
         self.with_work: set[int] = set()
 
@@ -143,6 +149,9 @@ class TopicBook:
     def add(self, topic: TopicState) -> None:
         assert topic.number == len(self.all), "numbers of topics are given in order"
         self.all.append(topic)
+        of, separator, _ = topic.name.partition(SEPARATOR)
+        if separator:
+            self.subscriptions.setdefault(of, []).append(topic)
         if topic.number >= len(self.generations):
             self.generations = np.concatenate([self.generations, np.zeros_like(self.generations)])
             self.floors = np.concatenate([self.floors, np.zeros_like(self.floors)])
@@ -165,6 +174,10 @@ class TopicBook:
         """Mask of waiting INDEX rows that no deletion or purge (whole or partial) of their topic has cancelled."""
         alive = self.alive(rows)
         return alive & ~self.marked(rows) if self.with_work else alive
+
+    def subscriptions_of(self, name: str) -> list[TopicState]:
+        """The existing subscriptions of the topic with this name, in the order of their numbers."""
+        return [topic for topic in self.subscriptions.get(name, ()) if topic.exists]
 
     def end(self, topic: TopicState) -> None:
         """Cancel all waiting messages of the topic; leased messages are cancelled if they return unsettled."""

@@ -141,8 +141,9 @@ def _default(value: Any) -> Any:
         return value.item()
     if (name := _NAMES.get(type(value))) is not None:
         fields = [getattr(value, f.name) for f in dataclasses.fields(value)]
-        if isinstance(value, results.RescheduleResult) and value.blocked is None:
-            fields.pop()  # nodes older than message groups expect a RescheduleResult of three fields
+        if isinstance(value, results.RescheduleResult | results.CancelResult):
+            while fields[-1] is None:  # nodes older than message groups, or than subscriptions, expect fewer fields
+                fields.pop()
         return msgpack.ExtType(_RESULT, _pack([name, *fields]))
     if isinstance(value, memoryview):
         return bytes(value)

@@ -23,7 +23,9 @@ MAX_BACKOFF_STEPS = 32
 #: Limit of signing secrets: the newest, and older ones that receivers may still use.
 MAX_SECRETS = 4
 MAX_HEADERS = 16
-_TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+#: Limits of the tag filter of a subscription: number of tags in each of its lists, and bytes of a tag.
+MAX_FILTER_TAGS, MAX_TAG_BYTES = 16, 256
+TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
 #: Patterns: host and port of a URL; and a bracketed IPv6 address without a scope, with an optional port.
 _HOST = re.compile(r"[^/]*//([^/?#]*)")
@@ -101,9 +103,16 @@ _defaults = _must(
 )
 _reason = _must(lambda value, _: isinstance(value, str) and len(value.encode()) <= 256, "text of at most 256 bytes")
 _dead_letter = _must(
-    lambda value, _: isinstance(value, str) and _TOPIC_NAME.fullmatch(value) is not None,
+    lambda value, _: isinstance(value, str) and TOPIC_NAME.fullmatch(value) is not None,
     '"keep", or the name of another topic (A-Z a-z 0-9 . _ -), not {!r}',
 )
+
+
+def _tags(value: Any, settings: Settings) -> str:
+    if not isinstance(value, list) or len(value) > MAX_FILTER_TAGS:
+        return f"a list of at most {MAX_FILTER_TAGS} tags"
+    fine = all(isinstance(tag, str) and 0 < len(tag.encode(errors="surrogatepass")) <= MAX_TAG_BYTES for tag in value)
+    return "" if fine else f"each tag is text of 1 to {MAX_TAG_BYTES} bytes"
 
 
 def _backoff(value: Any, settings: Settings) -> str:
@@ -234,6 +243,9 @@ _HELP_BACKOFF = (
     "the default of topics created at feature level 3 or later: 84 attempts then last at least 72 hours."
 )
 _HELP_DEFAULTS = "Feature level of the topic's defaults: 3, or 1 for older topics."
+_HELP_TAGS = "Subscription: tags that a message must all have."
+_HELP_ANY_TAGS = "Subscription: tags of which a message must have one at least."
+_HELP_OWN_QUEUE = "With subscriptions: false keeps in the topic's own queue only what no subscription gets."
 _HELP_WEBHOOK = "URL that messages are pushed to. All settings of a webhook are replaced together."
 
 
@@ -271,6 +283,9 @@ class TopicSettings:
         None, "Limit of messages of one group that are handed out at once, in due order; 1: strictly one at a time.",
         _integer(1, 32, "messages of a group at once"),
     )  # fmt: skip
+    tags: tuple[str, ...] = _set((), _HELP_TAGS, _tags)
+    any_tags: tuple[str, ...] = _set((), _HELP_ANY_TAGS, _tags)
+    own_queue: bool = _set(True, _HELP_OWN_QUEUE, _flag)
     paused: bool = _set(False, "Stop handing out messages; publishing continues.", _flag)
     paused_reason: str = _set("", "Reason of the pause, shown with the topic.", _reason)
     #: None: the node's `dispatch.sync`.
@@ -294,6 +309,10 @@ WEBHOOK_FLOOR_MS = _SECOND
 
 #: Settings of message groups, which need the feature level SCHEDULER_LEVEL.
 GROUP_SETTINGS = ("group_concurrency",)
+
+
+#: Settings of subscriptions, and of topics with subscriptions; they need the feature level SUBSCRIPTION_LEVEL.
+FILTER_SETTINGS, FAN_OUT_SETTINGS = ("tags", "any_tags"), ("own_queue",)
 
 
 def group_problem(settings: TopicSettings) -> str:
@@ -379,6 +398,9 @@ def settings_of(config: dict[str, Any]) -> TopicSettings:
     if (webhook := values.get("webhook")) is not None:
         secrets, headers = tuple(webhook.get("secrets", ())), tuple(sorted(webhook.get("headers", {}).items()))
         values["webhook"] = Webhook(**{**webhook, "secrets": secrets, "headers": headers})
+    for name in ("tags", "any_tags"):
+        if name in values:
+            values[name] = tuple(values[name])
     if (alert := values.get("alert")) is not None:
         values["alert"] = Alert(**alert)
     return replace(defaults, **values)

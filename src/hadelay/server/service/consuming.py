@@ -13,10 +13,10 @@ from hadelay.api.text import format_instant
 from hadelay.codec import commands
 from hadelay.codec.ackresults import encode_results
 from hadelay.codec.leasetokens import decode_leases, encode_leases
-from hadelay.codec.meta import Meta, unpack
+from hadelay.codec.meta import Meta, filter_of, unpack
 from hadelay.codec.results import LeaseOutcome, LeaseResult
 from hadelay.errors import BadRequest, Conflict
-from hadelay.handout.polls import WAITING, Delivery, Poll, filter_of
+from hadelay.handout.polls import WAITING, Delivery, Poll
 from hadelay.ledger.hourstate import groups
 from hadelay.model import encode_id
 from hadelay.server.reading import split_record

@@ -1,0 +1,103 @@
+"""Fan-out of a PUBLISH: which messages are copied to which subscriptions of their topics.
+
+A subscription `orders~billing` is a topic whose messages are copies of those published to the topic `orders`: with an
+id, state, retries and dead letters of their own, but with the record of the published message (ADR 244).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hadelay.codec.formats import U32, Mask
+from hadelay.codec.meta import Filter, tags_in
+from hadelay.codec.publishcommand import GAP, Publish
+from hadelay.codec.results import RowCode
+from hadelay.ledger.keys import Batch
+from hadelay.ledger.state import Ledger
+from hadelay.ledger.topics import TopicState
+from hadelay.model import SEPARATOR
+
+
+@dataclass(slots=True)
+class FanOut:
+    #: Which rows of the command are filed in the queue of their own topic.
+    own: Mask
+    #: Subscriptions with the rows that each of them gets.
+    copies: list[tuple[TopicState, Mask]]
+
+    def entries(self, batch: Batch) -> tuple[NDArray[np.intp], U32, Mask]:
+        """Entries to file for the rows of batch.take, each message's behind one another: (row of each entry, number of
+        its topic, whether it shares the record of the entry before it)."""
+        own = np.flatnonzero(batch.take & self.own)
+        rows, numbers = [own], [batch.topics[batch.command.rows["topic"][own]]]
+        for subscription, mask in self.copies:
+            rows.append(np.flatnonzero(batch.take & mask))
+            numbers.append(np.full(len(rows[-1]), subscription.number, np.uint32))
+        row, number = np.concatenate(rows), np.concatenate(numbers)
+        order = row.argsort(kind="stable")
+        row = row[order]
+        return row, number[order], np.append(False, row[1:] == row[:-1])
+
+
+def fan_out(ledger: Ledger, batch: Batch) -> FanOut | None:
+    """Who gets copies of the rows of batch.take; None if nobody does. With own_queue false, the queue of a topic gets
+    only the rows that no subscription gets."""
+    command, copies = batch.command, []
+    own = np.ones(len(command.rows), np.bool_)
+    for at, name in enumerate(command.topics if ledger.topics.subscriptions else ()):
+        found = ledger.topics.subscriptions_of(name)
+        if not found:
+            continue
+        mine = batch.take & (command.rows["topic"] == at)
+        taken = np.zeros(len(own), np.bool_)
+        for subscription in found:
+            passing = mine if subscription.filter is None else _passing(command, mine, subscription.filter)
+            if passing.any():
+                copies.append((subscription, passing))
+                taken |= passing
+        topic = ledger.topic(name)
+        if topic is not None and not topic.settings.own_queue:
+            own &= ~taken
+    return FanOut(own, copies) if copies else None
+
+
+def _passing(command: Publish, rows: Mask, wanted: Filter) -> Mask:
+    """Which of these rows pass the filter, by the tags in their meta."""
+    passing = rows & wanted.may(command.rows["tag_mask"])
+    for row in np.flatnonzero(passing).tolist():
+        start = int(command.starts[row]) + len(GAP)
+        meta = command.blob[start : start + int(command.rows["meta_size"][row])]
+        passing[row] = wanted.matches(tags_in(meta))
+    return passing
+
+
+class Room:
+    """Room that a topic or a subscription has for further messages, by its quotas, while a PUBLISH is judged."""
+
+    def __init__(self, topic: TopicState) -> None:
+        settings = topic.settings
+        self._subscribed = SEPARATOR in topic.name
+        self.messages = _NO_BOUND if settings.max_messages is None else settings.max_messages - topic.pending
+        self.bytes = _NO_BOUND if settings.max_bytes is None else settings.max_bytes - topic.bytes
+
+    def refusal(self, size: int, replacing: bool) -> RowCode:
+        """Why the room does not suffice for a message of this size; OK if it does. replacing: whether the message
+        replaces another one, which makes room for it in the topic's own queue."""
+        if self.messages <= 0 and (self._subscribed or not replacing):
+            return RowCode.SUBSCRIPTION_FULL if self._subscribed else RowCode.TOO_MANY_MESSAGES
+        if size > self.bytes:
+            return RowCode.SUBSCRIPTION_FULL if self._subscribed else RowCode.TOO_MANY_BYTES
+        return RowCode.OK
+
+    def take(self, size: int, replacing: bool) -> None:
+        self.messages -= self._subscribed or not replacing
+        self.bytes -= size
+
+
+#: Number that stands for "no limit" of messages or bytes: more than there can be.
+_NO_BOUND = 1 << 62
+
+
+def is_bounded(topic: TopicState) -> bool:
+    return topic.settings.max_messages is not None or topic.settings.max_bytes is not None

@@ -1,0 +1,202 @@
+"""Random commands on a topic with subscriptions, against a model of copies in dicts: none is missing, doubled or early,
+and commands for the published id mean what the model says. `World` checks the ledger after each command."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from hadelay.codec import commands
+from hadelay.codec.commandtypes import Job
+from hadelay.codec.results import RowCode
+from hadelay.ledger.lookup import copies_of
+from hadelay.model import HOUR_MS, KEEP, REJECT, REPLACE
+from tests.ledger.test_subscriptions import message
+from tests.ledger.world import START_MS, World
+
+FILTERS: list[dict[str, list[str]]] = [{}, {"tags": ["eu"]}, {"tags": ["eu", "vip"]}, {"any_tags": ["us", "vip"]}]
+NAMES = ["orders", "orders~a", "orders~b", "orders~c"]
+WAITING, LEASED, OVER = "waiting", "leased", "over"
+
+
+@dataclass
+class Copy:
+    id: int
+    topic: str
+    due: int
+    state: str = WAITING
+    lease: Any = None
+
+
+@dataclass
+class Message:
+    id: int
+    copies: list[Copy]
+    deleted: set[int] = field(default_factory=set)
+
+    def pending(self) -> list[Copy]:
+        return [copy for copy in self.copies if copy.state != OVER]
+
+
+class Model:
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.world = World()
+        self.messages: list[Message] = []
+        self.filters: dict[str, dict[str, list[str]]] = {}
+        self.keys: dict[str, Message] = {}
+        self.own_queue = True
+        self.world.one(commands.encode_topic_put("orders", {}))
+
+    def passing(self, tags: tuple[str, ...]) -> list[str]:
+        found = []
+        # Topics have numbers in the order in which they first existed.
+        for topic in self.world.ledger.topics.all[1:]:
+            if (wanted := self.filters.get(topic.name)) is not None:
+                some = wanted.get("any_tags")
+                if set(wanted.get("tags", ())) <= set(tags) and (not some or set(some) & set(tags)):
+                    found.append(topic.name)
+        return found if found and not self.own_queue else ["orders", *found]
+
+    def publish(self) -> None:
+        rng, now = self.random, START_MS + self.world.now
+        for _ in range(rng.randint(1, 3)):
+            tags = tuple(rng.sample(("eu", "us", "vip"), rng.randint(0, 3)))
+            key, mode = rng.choice((None, None, "k", "l")), rng.choice((KEEP, REPLACE, REJECT))
+            delay = rng.choice((0, 0, 1_000, 600_000, HOUR_MS, 2 * HOUR_MS))
+            result = self.world.publish(message(delay, tags, key=key, mode=mode))
+            code, message_id = int(result.codes[0]), int(result.ids[0])
+            known = self.keys.get(key) if key is not None else None
+            if known is not None and known.pending():
+                leased = any(copy.state == LEASED for copy in known.copies)
+                if mode == KEEP:
+                    assert (code, message_id, bool(result.duplicate[0])) == (0, known.id, True)
+                    continue
+                if mode == REJECT or leased:
+                    assert code == (RowCode.KEY_PENDING if mode == REJECT else RowCode.KEY_LEASED)
+                    continue
+                for copy in known.pending():
+                    copy.state = OVER
+            assert code == 0 and not result.duplicate[0]
+            copies = [Copy(message_id + n, name, now + delay) for n, name in enumerate(self.passing(tags))]
+            self.messages.append(Message(message_id, copies))
+            assert copies_of(self.world.ledger, message_id) == [copy.id for copy in copies[1:]]
+            if key is not None:
+                self.keys[key] = self.messages[-1]
+
+    def some(self, state: str) -> list[Copy]:
+        now = START_MS + self.world.now
+        found = [copy for one in self.messages for copy in one.copies if copy.state == state and copy.due <= now]
+        return self.random.sample(found, min(len(found), self.random.randint(1, 4)))
+
+    def lease(self) -> None:
+        for copy in self.some(WAITING):
+            copy.lease = self.world.lease(copy.id, lease_ms=10**9)
+            copy.state = LEASED
+
+    def settle(self) -> None:
+        for copy in self.some(LEASED):
+            if self.random.random() < 0.5:
+                assert self.world.ack(copy.lease) == [0]
+                copy.state = OVER
+            else:
+                delay = self.random.choice((0, 1_000, HOUR_MS, 3 * HOUR_MS))
+                assert self.world.nack(copy.lease, delay_ms=delay) == [0]
+                copy.state = OVER if self.gone(copy) else WAITING
+                copy.due = START_MS + self.world.now + delay
+
+    def gone(self, copy: Copy) -> bool:
+        return any(copy.id in one.deleted for one in self.messages)
+
+    def target(self) -> tuple[int, list[Copy]] | None:
+        if not self.messages:
+            return None
+        one = self.random.choice(self.messages[-8:])
+        if self.random.random() < 0.6 or len(one.copies) == 1:
+            return one.id, one.copies
+        copy = self.random.choice(one.copies[1:])
+        return copy.id, [copy]
+
+    def cancel(self) -> None:
+        if (found := self.target()) is not None:
+            self.world.cancel(found[0])
+            for copy in found[1]:
+                copy.state = OVER if copy.state == WAITING else copy.state
+
+    def reschedule(self) -> None:
+        if (found := self.target()) is not None:
+            delay, now = self.random.choice((0, 5_000, HOUR_MS, 4 * HOUR_MS)), START_MS + self.world.now
+            self.world.one(commands.encode_reschedule("n1", delay, True, [found[0]]))
+            for copy in found[1]:
+                if copy.state == WAITING and (delay or copy.due > now):
+                    copy.due = now + delay
+
+    def subscribe(self) -> None:
+        name, wanted = self.random.choice(NAMES[1:]), self.random.choice(FILTERS)
+        reset = {"tags": None, "any_tags": None}
+        self.world.one(commands.encode_subscription_put("orders", name.partition("~")[2], reset | wanted))
+        self.filters[name] = wanted
+
+    def unsubscribe(self) -> None:
+        if self.filters:
+            name = self.random.choice(sorted(self.filters))
+            self.world.one(commands.encode_topic_delete(name, True))
+            del self.filters[name]
+            for one in self.messages:
+                for copy in one.copies:
+                    if copy.topic == name:
+                        one.deleted.add(copy.id)
+                        copy.state = OVER if copy.state == WAITING else copy.state
+
+    def switch(self) -> None:
+        self.own_queue = not self.own_queue
+        self.world.one(commands.encode_topic_put("orders", {"own_queue": self.own_queue}))
+
+    def advance(self) -> None:
+        self.world.now += self.random.choice((1_000, 60_000, HOUR_MS, 2 * HOUR_MS))
+        self.world.apply(commands.encode_noop())
+        hour = (START_MS + self.world.now) // HOUR_MS
+        self.world.maintain(Job.SWEEP)
+        for past in [past for past in self.world.store.hours() if past < hour]:
+            self.world.maintain(Job.ROLL_FORWARD, past)
+            self.world.maintain(Job.RETIRE, past)
+
+    def check(self) -> None:
+        now = START_MS + self.world.now
+        pending = {name: 0 for name in NAMES}
+        for copy in (copy for one in self.messages for copy in one.copies):
+            (state,) = self.world.states(copy.id)
+            if copy.state == OVER:
+                assert state in ("acked", "cancelled", "gone"), f"{copy}: {state}"
+                continue
+            expected = LEASED if copy.state == LEASED else "ready" if copy.due <= now else "scheduled"
+            assert state == expected, f"{copy}: {state}"
+            pending[copy.topic] += copy.id not in {each for one in self.messages for each in one.deleted}
+        for name, count in pending.items():
+            topic = self.world.ledger.known_topic(name)
+            assert topic is None or topic.exists is False or topic.pending - self.left(name) == count, name
+
+    def left(self, name: str) -> int:
+        """Number of leased messages of the deleted life of a topic, which count until their leases end."""
+        return sum(
+            copy.state == LEASED and copy.topic == name and copy.id in one.deleted
+            for one in self.messages
+            for copy in one.copies
+        )
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_random_commands(seed: int) -> None:
+    model = Model(seed)
+    steps = [
+        *[model.publish] * 6, *[model.lease] * 4, *[model.settle] * 5, *[model.cancel] * 2, *[model.reschedule] * 3,
+        *[model.subscribe] * 2, model.unsubscribe, model.switch, *[model.advance] * 2,
+    ]  # fmt: skip
+    for n in range(120):
+        model.random.choice(steps)()
+        model.check()
+        if n % 40 == 39:
+            model.world.restart()
