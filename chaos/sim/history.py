@@ -137,10 +137,30 @@ class Order:
         return self.invoked < end and (self.answered is None or self.answered > start)
 
 
+@dataclass(slots=True, eq=False)
+class FannedOut:
+    """A message published to a topic with subscriptions. `queues`: topic and subscriptions that must get it; those that
+    may get it, too, are in `unsure`."""
+
+    number: int
+    tags: tuple[str, ...]
+    queues: set[str]
+    unsure: set[str] = field(default_factory=set)
+    id: int = 0
+    #: True once all copies of the message were cancelled by a confirmed request.
+    cancelled: bool = False
+    cancel_invoked: bool = False
+    #: Queue → id under which the message was handed out there.
+    ids: dict[str, int] = field(default_factory=dict)
+    acked: set[str] = field(default_factory=set)
+
+
 @dataclass
 class History:
     messages: list[Message] = field(default_factory=list)
     hand_outs: list[HandOut] = field(default_factory=list)
+    #: Messages of the topic with subscriptions (chaos/sim/fanout.py).
+    fanned_out: list[FannedOut] = field(default_factory=list)
     #: Receives as (consumer, request_id) whose consumer hung up before messages were granted to them.
     hung_up: set[tuple[str, bytes]] = field(default_factory=set)
     #: Contradictory receipts: one idempotency key got two ids: (message number, first id, other id).

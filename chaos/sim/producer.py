@@ -15,6 +15,7 @@ from hadelay.codec.meta import Meta, mask_of, pack
 from hadelay.codec.publishcommand import hash_group
 from hadelay.errors import HadelayError, NotFound
 from hadelay.model import KEEP, REJECT, REPLACE, Draft
+from hadelay.server.service.node import NodeService
 
 if TYPE_CHECKING:
     from chaos.sim.machines import Process
@@ -204,8 +205,10 @@ class Producer(Client):
             if outcome == "cancelled" and not by_key and message.cancelled is None:
                 message.cancelled = self.world.now
 
-        what = f"cancel by {'key' if by_key else 'id'}"
-        self._change(message, lambda service: service.messages.cancel(target), what, replied, rng)
+        async def cancel(service: NodeService) -> str:
+            return (await service.messages.cancel(target))[0]
+
+        self._change(message, cancel, f"cancel by {'key' if by_key else 'id'}", replied, rng)
 
     def _reschedule(self, message: Message, by_key: bool, rng: random.Random, tries: int) -> None:
         """Reschedule to a near time, or to now."""

@@ -8,6 +8,7 @@ was committed. Each case counts (`History.decide`): what never came up was not t
 
 from collections import defaultdict
 
+from chaos.sim import fanout
 from chaos.sim.cluster import SimCluster
 from chaos.sim.evidence import WAITING, found_by_key_of, latest, lease_began, where
 from chaos.sim.grouporder import groups_apart, groups_in_order, groups_released
@@ -217,10 +218,16 @@ def schedules_fired(cluster: SimCluster) -> None:
         cluster.history.decide("S5 schedules, overdue", bool(overdue), text, who=leader.name)
 
 
+def fanned_out(cluster: SimCluster) -> None:
+    """F1: each message published to a topic with subscriptions has its copies, in the states that clients know."""
+    for node in cluster.nodes()[:1]:
+        fanout.check(cluster.history, node)
+
+
 #: Checks that read the clients' history, and checks that compare the nodes after all faults are healed.
 OUTSIDE = (
     as_published, two_ids, lost, cancelled_means_never, purged_means_never, results_kept, fenced, resurrected,
     dead_is_over, double_leases, early, clock_runs_true, calls_apart, in_time, debounced, nothing_forgotten, late,
     groups_apart, groups_in_order, groups_released, schedules_fired,
 )  # fmt: skip
-REPLICAS = (diverged, conserved, one_per_key, honest, jobs_once)
+REPLICAS = (diverged, conserved, one_per_key, honest, jobs_once, fanned_out)

@@ -8,12 +8,13 @@ from chaos.sim import ledgercheck
 from chaos.sim.cluster import SimCluster
 from chaos.sim.door import whole
 from chaos.sim.evidence import WAITING, found_by_key_of, where
+from chaos.sim.fanout import TOPIC as EVENTS
 from chaos.sim.fuzz import TOPICS
 from chaos.sim.scheduler import PATIENT, TOPIC
 from hadelay.ledger import checkpoint
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.transitions import FLAG_KEYED
-from hadelay.model import DEAD_HOURS, Event
+from hadelay.model import DEAD_HOURS, SEPARATOR, Event
 from hadelay.server.metrics import NodeMetrics
 from hadelay.server.node import Node
 from hadelay.storage.store import Storage
@@ -36,7 +37,8 @@ def honest(cluster: SimCluster) -> None:
     for node in cluster.nodes():
         values = measured(node)
         messages, settled = values["messages"], values["settled_messages_total"]
-        aside = [topic for topic in node.ledger.topics.all if topic.name in {*TOPICS, TOPIC, PATIENT}]
+        others = (*TOPICS, TOPIC, PATIENT, EVENTS)
+        aside = [topic for topic in node.ledger.topics.all if topic.name.partition(SEPARATOR)[0] in others]
         published, done = sum(t.published for t in aside), sum(t.settled[Event.ACKED] for t in aside)
         bounds = {
             "published": (values["published_messages_total"] - published, stored, len(history.messages)),

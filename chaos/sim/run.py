@@ -13,6 +13,7 @@ from chaos.sim.admin import AdminClient, Reader
 from chaos.sim.bulk import BulkClient
 from chaos.sim.cluster import SimCluster
 from chaos.sim.consumer import Consumer
+from chaos.sim.fanout import FanOutClient
 from chaos.sim.fuzz import FuzzClient
 from chaos.sim.history import Violation
 from chaos.sim.machines import Machines
@@ -200,11 +201,12 @@ def play(cluster: SimCluster, nemesis: Nemesis, shape: Shape, report: Report) ->
     cluster.start_all()
     nemesis.start()
     producers = [Producer(cluster, f"p{n}") for n in range(shape.producers)]
-    others: list[Consumer | AdminClient | Reader | BulkClient | ScheduleOwner] = [
+    others: list[Consumer | AdminClient | Reader | BulkClient | ScheduleOwner | FanOutClient] = [
         Consumer(cluster, f"c{n}") for n in range(shape.consumers)
     ]
     others += [AdminClient(cluster, "admin"), Reader(cluster, "reader"), BulkClient(cluster, "jobs")]
     others += [ScheduleOwner(cluster, "scheduler"), PatientOwner(cluster, "patient")]
+    others.append(FanOutClient(cluster, "fan-out"))
     for producer in producers:
         producer.start(shape.faults_s + 1.0, interval_s=shape.interval_s)
     for client in others:

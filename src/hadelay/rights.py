@@ -21,7 +21,7 @@ MAX_TOKEN_SCOPES = 64
 MAX_LIFETIME_MS = 100 * 365 * 86_400_000
 #: Limit of entries in the audit trail; the oldest are dropped first.
 MAX_AUDIT = 1_000
-_SCOPE = re.compile(r"(publish|consume|read|admin)(?::([A-Za-z0-9._*-]{1,128}))?")
+_SCOPE = re.compile(r"(publish|consume|read|admin)(?::([A-Za-z0-9._*~-]{1,128}))?")
 _ALL = "*"
 
 

@@ -411,18 +411,20 @@ class MemoryService:
         page = found[: ask.limit]
         return [view for view, _ in page], page[-1][1] if len(found) > ask.limit else None
 
-    async def cancel(self, target: Target) -> str:
+    async def cancel(self, target: Target) -> tuple[str, dict[str, str] | None]:
         m = self._find(target)
         if m.state == "scheduled":
             m.state = "cancelled"
-        return m.state
+        return m.state, None
 
-    async def reschedule(self, target: Target, when_ms: int, relative: bool) -> tuple[int, int, bool]:
+    async def reschedule(
+        self, target: Target, when_ms: int, relative: bool
+    ) -> tuple[int, int, bool, dict[str, str] | None]:
         m = self._find(target)
         if m.state != "scheduled":
             raise Conflict(f"the message cannot be rescheduled: it is {m.state}", outcome=m.state)
         m.deliver_at_ms = max(self.now_ms(), self.now_ms() + when_ms if relative else when_ms)
-        return m.id, m.deliver_at_ms, False
+        return m.id, m.deliver_at_ms, False, None
 
     # ---- topics
 
@@ -501,6 +503,10 @@ class MemoryService:
         first, limit = mine[0], self.configs[name]["group_concurrency"]
         head = GroupHead(encode_id(first.id), "scheduled", format_instant(first.deliver_at_ms), 0)
         return Group(name, group, limit, len(mine) - 1, [head])
+
+    async def list_subscriptions(self, name: str, *, stale: bool) -> list[Topic[str]]:
+        self._topic(name)
+        return [self._topic(other) for other in self.configs if other.startswith(f"{name}~")]
 
     async def list_topics(self, *, stale: bool, prefix: str = "") -> list[Topic[str]]:
         return [self._topic(name) for name in self.configs if name.startswith(prefix)]

@@ -112,7 +112,7 @@ def test_tags_that_only_share_bits_of_the_mask_do_not_pass() -> None:
     # Every bit is set, as if the hashes of other tags had set them.
     ids = world.ids(*(Draft("orders", 0, True, (1 << 64) - 1, 0, d.meta, d.body) for d in drafts))
     assert all(topics_of(world, one).keys() == {"orders"} for one in ids)
-    assert world.ids(Draft("orders", 0, True, (1 << 64) - 1, 0, b"\xc1", b"x")), "a malformed map of meta passes nothing"
+    assert world.ids(Draft("orders", 0, True, (1 << 64) - 1, 0, b"\xc1", b"x")), "malformed meta passes nothing"
     assert world.topic("orders~some").open == 0
 
 
@@ -246,7 +246,8 @@ def test_a_client_key_goes_with_the_last_copy() -> None:
     world.now += 3 * HOUR_MS
     world.apply(commands.encode_noop())
     assert world.maintain(Job.RETIRE, START_HOUR + 3).done
-    assert not world.tables.range(b"key") and not world.tables.range(b"keyof")
+    assert not world.tables.range(b"key")
+    assert not world.tables.range(b"keyof")
 
 
 def test_a_full_subscription_refuses_the_publish_and_counts_only_what_it_gets() -> None:

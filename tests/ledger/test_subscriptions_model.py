@@ -80,7 +80,8 @@ class Model:
                     continue
                 for copy in known.pending():
                     copy.state = OVER
-            assert code == 0 and not result.duplicate[0]
+            assert code == 0
+            assert not result.duplicate[0]
             copies = [Copy(message_id + n, name, now + delay) for n, name in enumerate(self.passing(tags))]
             self.messages.append(Message(message_id, copies))
             assert copies_of(self.world.ledger, message_id) == [copy.id for copy in copies[1:]]
@@ -166,7 +167,7 @@ class Model:
 
     def check(self) -> None:
         now = START_MS + self.world.now
-        pending = {name: 0 for name in NAMES}
+        pending = dict.fromkeys(NAMES, 0)
         for copy in (copy for one in self.messages for copy in one.copies):
             (state,) = self.world.states(copy.id)
             if copy.state == OVER:

@@ -14,11 +14,13 @@ from hadelay.codec import commands
 from hadelay.codec.commandtypes import Job
 from hadelay.codec.records import decode_record
 from hadelay.errors import BadRequest, DamagedFile, NotFound
-from hadelay.model import encode_id, hour_name
+from hadelay.model import HOUR_MS, encode_id, hour_name
 from hadelay.pipeline import arrow, batches, stores
+from hadelay.pipeline.hourfiles import find_damage
 from hadelay.pipeline.schema import KINDS, Options, parse_options
 from hadelay.platform.disk import Disk
 from hadelay.storage.inspect import inspect
+from tests.ledger.test_subscriptions import subscribed
 from tests.ledger.world import START_HOUR, START_MS, World
 from tests.pipeline.support import MINUTE, SECOND, at_random, message, options, write
 from tests.storage import support as storage_support
@@ -175,6 +177,26 @@ def small(directory: Path) -> World:
     world.ack(world.lease(*ids[:2]))
     write(world, directory)
     return world
+
+
+def test_copies_for_subscriptions_are_messages_with_the_body_of_the_published_one(tmp_path: Path) -> None:
+    """Also in the hour to which a retry took a copy, together with the record."""
+    world = World()
+    subscribed(world, "billing", "mail")
+    ids = world.ids(*[message("orders", 0, b"body %d" % n) for n in range(3)])
+    world.ack(world.lease(ids[0]))
+    world.nack(world.lease(ids[1] + 2), delay_ms=2 * HOUR_MS)
+    write(world, tmp_path)
+    found = read(options(world, tmp_path, body="true", verify="true"))
+    bodies = sorted((m["topic"], m["body"]) for m in found if m["state"] != "moved")
+    assert bodies == sorted(
+        (topic, b"body %d" % n) for topic in ("orders", "orders~billing", "orders~mail") for n in range(3)
+    )
+    assert len({m["id"] for m in found}) == 9
+    given = options(world, tmp_path)
+    store = stores.open_store(given)
+    for files in stores.listing(store, given).hours:
+        assert find_damage(store, files, "log") is None
 
 
 def test_zeroes_behind_the_end_are_nothing(tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ def test_topic_settings_have_these_keys() -> None:
     assert list(topic.SETTINGS) == [
         "lease_ms", "max_attempts", "backoff", "dead_letter", "dead_retention_ms", "rate", "publish_rate",
         "catch_up_rate", "concurrency", "max_messages", "max_bytes", "ttl_ms", "retention_ms", "webhook", "alert",
-        "group_concurrency", "paused", "paused_reason", "dispatch_sync", "defaults",
+        "group_concurrency", "paused", "paused_reason", "dispatch_sync", "defaults", "own_queue", "tags", "any_tags",
     ]  # fmt: skip
     assert list(topic.WEBHOOK) == ["url", "secrets", "timeout_ms", "headers", "allow_per_message"]
     assert list(topic.ALERT) == ["url", "secret"]

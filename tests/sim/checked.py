@@ -17,6 +17,7 @@ CHECKED = (
     "max_wait", "one per key", "filters", "stale read", "reads", "forgotten", "campaigns",
     "what leaders count", "results", "hang-ups", "webhooks, one at a time", "webhooks, Retry-After", "backup",
     "G1 groups", "G2 groups apart", "G3 groups in order", "G4 groups released", "J1 jobs, twice", "J1 jobs, counts",
+    "F1 fan-out, copies", "F1 fan-out, hand-outs",
     "S1 schedules", "S1 schedules, triggers", "S2 schedules, wait",
     "S2 schedules, counts", "S2 schedules, catch-up", "S2 schedules, overlap",
     "S4 schedules, cancelled", "S4 schedules, version", "S5 schedules, overdue", "J2 jobs, complete",

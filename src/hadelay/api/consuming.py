@@ -55,6 +55,8 @@ class Received(Struct, Generic[At], omit_defaults=True, kw_only=True):
     occurrence: At | None = None
     #: Message group.
     group: str | None = None
+    #: Id of the published message, for a message of a subscription.
+    published_id: str | None = None
     #: Whether the message may have been handed out before.
     redelivered: bool
     lease_until: At

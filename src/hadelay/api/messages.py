@@ -35,6 +35,16 @@ class History(Document, Generic[At], frozen=True):
     due_at: At | None = None
 
 
+class Copy(Document, Generic[At], frozen=True):
+    """Copy of a published message for a subscription, which is a message with a state of its own."""
+
+    id: str
+    topic: str
+    state: Literal["scheduled", "ready", "blocked", "leased", "acked", "cancelled", "expired", "dead"]
+    deliver_at: At
+    attempt: int
+
+
 class Message(Document, Generic[At], frozen=True):
     id: str
     topic: str
@@ -61,6 +71,10 @@ class Message(Document, Generic[At], frozen=True):
     result: Any = UNSET
     #: Progress that the handler of a leased message reported with an extend.
     progress: str | None = None
+    #: Id of the published message of which this message is a copy for a subscription; None for others, and in lists.
+    published_id: str | None = None
+    #: Copies of this message for subscriptions; None if it has none, and in lists.
+    copies: list[Copy[At]] | None = None
 
 
 class ListQuery(Request, rename={"from_": "from"}):
@@ -87,6 +101,8 @@ class Messages(Document, frozen=True):
 
 class Outcome(Document, frozen=True):
     outcome: Literal["cancelled"]
+    #: Outcome by topic and subscription, for a message with copies for subscriptions.
+    outcomes: dict[str, str] | None = None
 
 
 class Reschedule(Request):
@@ -103,6 +119,8 @@ class Rescheduled(Document, Generic[At], frozen=True):
     deliver_at: At
     #: Whether the message waits behind other messages of its group.
     blocked: bool = False
+    #: Outcome by topic and subscription, for a message with copies for subscriptions.
+    outcomes: dict[str, str] | None = None
 
 
 class DeadQuery(Request):

@@ -13,7 +13,7 @@ from decimal import Decimal
 from functools import lru_cache
 
 from hadelay.errors import BadRequest, Impossible
-from hadelay.model import decode_id
+from hadelay.model import SEPARATOR, decode_id
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 #: Pattern of most durations, such as "15m": a whole number of one unit, far below any limit.
@@ -26,7 +26,7 @@ _INSTANT = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)(?:\.(\d{1,18}))?(?:([Zz])|([+\- ])(\d\d):(\d\d))?", re.ASCII
 )
 _MAX_LIMIT = 1_000
-_TOPIC = re.compile(r"[A-Za-z0-9._-]+")
+_TOPIC = re.compile(rf"[A-Za-z0-9._-]+({SEPARATOR}[A-Za-z0-9._-]+)?")
 #: Limit in bytes of an existing topic's name (its length is one byte in the log); new topics have a lower one.
 LONGEST_TOPIC = 255
 #: Path segments that clients resolve to another path (RFC 3986, 5.2.4).
@@ -166,9 +166,12 @@ def check_topic(name: str, max_bytes: int = LONGEST_TOPIC) -> str:
 
 
 def check_new_topic(name: str, max_bytes: int) -> str:
-    """Check the name of a topic that a request may create, and return it. Stored topics with other names, from releases
-    that allowed more, can be read, consumed and deleted."""
+    """Check the name of a topic that a request may create or publish to, and return it. Stored topics with other names,
+    from releases that allowed more, can be read, consumed and deleted."""
     check_topic(name, max_bytes)
+    of, separator, _ = name.partition(SEPARATOR)
+    if separator:
+        raise BadRequest(f"{_shown(name)} is a subscription, which gets what is published to its topic: name {of!r}")
     if name in DOTS:
         raise BadRequest(f"the topic's name {name!r} is not allowed: clients and proxies remove . and .. from paths")
     return name

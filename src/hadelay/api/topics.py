@@ -68,6 +68,19 @@ class PutTopic(Request):
     #: Feature level (version of the cluster's features) whose defaults the topic has: 3, or 1 for an older topic; null:
     #: the newest level.
     defaults: int | UnsetType | None = UNSET
+    #: False: messages that a subscription gets are not in the topic's own queue. Not for subscriptions.
+    own_queue: bool | UnsetType | None = UNSET
+    #: Tag filter of a subscription (a topic orders~billing): messages with all `tags`, and with one of `any_tags` if
+    #: there are any.
+    tags: list[str] | UnsetType | None = UNSET
+    any_tags: list[str] | UnsetType | None = UNSET
+
+
+class PutSubscription(PutTopic, rename={"from_": "from"}):
+    """Settings of a subscription; those of topics, except own_queue and publish_rate."""
+
+    #: Messages that the new subscription gets: those published from now on.
+    from_: Literal["now"] = "now"
 
 
 class Pause(Request):
@@ -154,6 +167,9 @@ class Topic(Document, Generic[At], frozen=True):
     paused: bool | None = None
     paused_reason: str | None = None
     dispatch_sync: DispatchSync | None = None
+    own_queue: bool | None = None
+    tags: list[str] | None = None
+    any_tags: list[str] | None = None
     #: Number of messages that are blocked by earlier messages of their groups, due or not.
     blocked: int = 0
     #: Consumers since the present leader took over, latest first, at most 16; only in the answer for a single topic.

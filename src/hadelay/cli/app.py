@@ -76,6 +76,7 @@ COMMANDS = (
     CliCommand("topic get", "hadelay.cli.topic:get", "Show the configuration and counts of a topic."),
     CliCommand("topic group", "hadelay.cli.topic:group", "Show a message group of a topic."),
     CliCommand("topic set", "hadelay.cli.topic:set_", "Create a topic, or change its settings."),
+    CliCommand("topic subscriptions", "hadelay.cli.topic:subscriptions", "List the subscriptions of a topic."),
     CliCommand("topic due", "hadelay.cli.topic:due", "Count the messages that fall due per hour, in one topic or all."),
     CliCommand("topic defaults", "hadelay.cli.topic:defaults", "Show the defaults of topics; convert old ones."),
     CliCommand("topic pause", "hadelay.cli.topic:pause", "Stop handing out messages of a topic."),

@@ -44,6 +44,12 @@ def _row(topic: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def subscriptions(topic: Topic, /, *, remote: Remote = Remote()) -> None:
+    """List the subscriptions of a topic. `topic set orders~billing` creates one, and changes its settings."""
+    found = call(remote, "GET", f"/v1/topics/{segment(topic)}/subscriptions", needs="topics")["topics"]
+    show(found if remote.output == "json" else [_row(one) for one in found], remote, (*_COLUMNS, "tags", "any_tags"))
+
+
 def due(
     topic: str | None = None, /, *, start: Annotated[str | None, Parameter(name="--from")] = None,
     to: str | None = None, step: str = _STEP, stale: Stale = False, remote: Remote = Remote(),
@@ -93,7 +99,7 @@ def set_(
     """Create a topic, or change the given settings; the word `default` resets a setting.
 
     Args:
-        topic: Name of the topic: at most 128 of A-Z a-z 0-9 . _ -
+        topic: Name of the topic: at most 128 of A-Z a-z 0-9 . _ -; or of a subscription of a topic: orders~billing
         webhook_secret: Secret that signs webhook calls: whsec_…. May be repeated, the newest first. Default: unchanged.
         webhook_timeout: Timeout of a webhook call: 15s.
         webhook_header: NAME=VALUE, an extra header of webhook calls. May be repeated.
@@ -119,8 +125,10 @@ def _setting(name: str, text: str) -> Any:
         return None
     if name == "backoff" and "=" in text:
         return {part: _setting(part, value) for part, value in _pairs(text.split(","))}
-    if name == "backoff":
+    if name in ("backoff", "tags", "any_tags"):
         return text.split(",")
+    if name == "own_queue" and text in ("true", "false"):
+        return text == "true"
     kind = _NUMBERS.get(name, "")
     try:
         return float(text) if "float" in kind else int(text) if "int" in kind else text

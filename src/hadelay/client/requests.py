@@ -129,7 +129,8 @@ class Requests:
     ) -> Literal["cancelled"]:
         """Cancel a message by id, or by topic and key. A repetition is harmless.
 
-        Raises Conflict when it is too late; `outcome` of the error is its state: leased, acked, expired or dead.
+        Of a message with copies for subscriptions, all copies are cancelled. Raises Conflict when it is too late;
+        `outcome` of the error is its state: leased, acked, expired or dead; partial: not for every copy.
         """
         await self._transport.request("DELETE", message_path(message_id, topic, key), wire.read(wire.WireOutcome))
         return "cancelled"
@@ -145,7 +146,8 @@ class Requests:
     ) -> Rescheduled:
         """Make a message due `delay` from now, or `at` a time; its id stays. Name it by id, or by topic and key.
 
-        Raises Conflict when it is not pending; `outcome` of the error: leased, acked, cancelled, expired or dead.
+        Of a message with copies for subscriptions, all copies are rescheduled. Raises Conflict when it is not pending;
+        `outcome` of the error: leased, acked, cancelled, expired, dead; partial: not for every copy.
         """
         if (delay is None) == (at is None):
             raise ValueError("give either delay or at")
@@ -270,6 +272,21 @@ class Requests:
     async def delete_topic(self, name: str, *, force: bool = False) -> None:
         """Delete a topic. Raises Conflict while messages are pending, unless `force`, which cancels them."""
         await self._delete(with_query(f"/v1/topics/{segment(name)}", {"force": force}))
+
+    async def put_subscription(self, topic: str, name: str, **settings: Unpack[TopicSettings]) -> TopicInfo:
+        """Create a subscription, which gets a copy of each message published to the topic from now on, or change the
+        given settings; None resets a setting. The subscription is the topic "topic~name" for all other methods."""
+        path = f"/v1/topics/{segment(topic)}/subscriptions/{segment(name)}"
+        return await self._send("PUT", path, plain(settings), TopicInfo)
+
+    async def subscriptions(self, topic: str, *, stale: bool = False) -> list[TopicInfo]:
+        """The subscriptions of a topic. Raises NotFound."""
+        return (await self._get(f"/v1/topics/{segment(topic)}/subscriptions", wire.WireTopics, stale=stale)).topics
+
+    async def delete_subscription(self, topic: str, name: str, *, force: bool = False) -> None:
+        """Delete a subscription. Raises Conflict while its messages are pending, unless `force`, which cancels them."""
+        path = f"/v1/topics/{segment(topic)}/subscriptions/{segment(name)}"
+        await self._delete(with_query(path, {"force": force}))
 
     async def pause(self, name: str, *, reason: str | None = None) -> TopicInfo:
         """Stop handing out messages of a topic. Publishing and leases continue. reason: shown with the topic."""

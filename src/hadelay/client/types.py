@@ -199,6 +199,11 @@ class TopicSettings(TypedDict, total=False):
     dispatch_sync: Literal["commit", "interval"] | None
     #: Feature level of the defaults of unset settings: 3, or 1 for older topics; None: the newest.
     defaults: int | None
+    #: False: messages that a subscription gets are not in the topic's own queue. Not for subscriptions.
+    own_queue: bool | None
+    #: Tag filter of a subscription: messages with all `tags`, and with one of `any_tags` if there are any.
+    tags: Sequence[str] | None
+    any_tags: Sequence[str] | None
 
 
 class Lateness(topics.Lateness, frozen=True):

@@ -18,6 +18,7 @@ from hadelay.errors import BadRequest, Conflict, HadelayError, NotFound
 from hadelay.http.answers import Answer
 from hadelay.http.options import check_tags, when
 from hadelay.model import FIRST, PENDING, State, encode_id
+from hadelay.server.service.messages import partly
 from hadelay.words import span
 
 pages = Pages()
@@ -183,7 +184,9 @@ def _back(visit: Visit, notice: str) -> Answer:
 @pages.post("/console/messages/{id}/cancel")
 async def cancel(visit: Visit) -> Answer:
     message = await _target(visit, "publish")
-    outcome = await visit.service.messages.cancel(parse_id(message.id), visit.actor)
+    outcome, outcomes = await visit.service.messages.cancel(parse_id(message.id), visit.actor)
+    if outcome == "partial":
+        raise partly("cancelled", outcomes)
     if outcome != "cancelled":
         raise Conflict(f"the message cannot be cancelled: it is {outcome}", outcome=outcome)
     return _back(visit, "The message is cancelled.")
@@ -197,7 +200,7 @@ async def reschedule(visit: Visit) -> Answer:
     relative = _DURATION.fullmatch(text) is not None and len(text) < 12
     at = text if relative else format_instant(to_instant("when", text, 0))
     times = when(visit.call.context.max_delay_ms, at if relative else None, None if relative else at)
-    _, due_ms, _ = await visit.service.messages.reschedule(parse_id(message.id), *times, visit.actor)
+    _, due_ms, *_ = await visit.service.messages.reschedule(parse_id(message.id), *times, visit.actor)
     return _back(visit, f"Rescheduled: the message falls due at {format_instant(due_ms)}.")
 
 

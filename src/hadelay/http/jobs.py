@@ -21,7 +21,7 @@ from hadelay.settings.node import HttpConfig
 
 routes = Routes()
 
-_PATTERN = re.compile(rf"[A-Za-z0-9._*-]{{1,{LONGEST_TOPIC}}}")
+_PATTERN = re.compile(rf"[A-Za-z0-9._*~-]{{1,{LONGEST_TOPIC}}}")
 #: Limit of a request_id, in bytes.
 _LONGEST_REQUEST_ID = 64
 #: Cursor of a count: hour and index of the next entry to look at, and CRC-32C of the job's specification.

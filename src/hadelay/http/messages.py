@@ -15,7 +15,8 @@ from hadelay.http.answers import NOTHING, Answer
 from hadelay.http.call import Call
 from hadelay.http.options import check_tags, when
 from hadelay.http.routes import Routes
-from hadelay.model import FIRST, MAX_RATE, PENDING, Key, State, encode_id
+from hadelay.model import FIRST, MAX_RATE, PENDING, SEPARATOR, Key, State, encode_id
+from hadelay.server.service.messages import partly
 
 routes = Routes()
 
@@ -38,7 +39,8 @@ async def _changed(call: Call) -> Target:
     target = _target(call)
     if isinstance(target, int) and not call.access.may("publish", None):
         topic = (await call.service.messages.describe(target, body=False, stale=False)).topic
-        call.access.need_of("publish", topic, "message")
+        # Who may publish to a topic may also change the copies for its subscriptions.
+        call.access.need_of("publish", topic.partition(SEPARATOR)[0], "message")
     return target
 
 
@@ -68,7 +70,8 @@ async def get_message(call: Call) -> Answer:
             message = await context.polls.run(reading, "ask another node")
     else:
         message = await reading
-    call.access.need_of("read", message.topic, "message")
+    if not call.access.may("read", message.topic):
+        call.access.need_of("read", message.topic.partition(SEPARATOR)[0], "message")
     return call.answer(message)
 
 
@@ -78,10 +81,12 @@ async def get_message(call: Call) -> Answer:
 @routes.add("DELETE", _ID, **_CANCEL, **_OWN)
 async def cancel_message(call: Call) -> Answer:
     """Cancel a scheduled or ready message; may be repeated"""
-    outcome = await call.service.messages.cancel(await _changed(call))
+    outcome, outcomes = await call.service.messages.cancel(await _changed(call))
+    if outcome == "partial":
+        raise partly("cancelled", outcomes)
     if outcome != "cancelled":
         raise Conflict(f"the message cannot be cancelled: it is {outcome}", outcome=outcome)
-    return call.answer(api.Outcome("cancelled"))
+    return call.answer(api.Outcome("cancelled", outcomes))
 
 
 @routes.add(
@@ -104,8 +109,9 @@ async def deliver_now(call: Call) -> Answer:
 
 
 async def _reschedule(call: Call, when_ms: int, relative: bool) -> Answer:
-    message_id, at_ms, blocked = await call.service.messages.reschedule(await _changed(call), when_ms, relative)
-    return call.answer(api.Rescheduled(encode_id(message_id), format_instant(at_ms), blocked))
+    changed = await call.service.messages.reschedule(await _changed(call), when_ms, relative)
+    message_id, at_ms, blocked, outcomes = changed
+    return call.answer(api.Rescheduled(encode_id(message_id), format_instant(at_ms), blocked, outcomes))
 
 
 _STATES = {**{str(state): frozenset((state,)) for state in State}, "pending": PENDING, "all": frozenset(State)}

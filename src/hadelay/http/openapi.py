@@ -16,7 +16,8 @@ from hadelay.http.routes import OPEN, Route
 from hadelay.version import VERSION
 
 _PATH_SCHEMAS: dict[str, dict[str, Any]] = {
-    "topic": {"pattern": r"^[A-Za-z0-9._-]{1,128}$"},
+    "topic": {"pattern": r"^[A-Za-z0-9._-]{1,128}(~[A-Za-z0-9._-]{1,126})?$"},
+    "subscription": {"pattern": r"^[A-Za-z0-9._-]{1,126}$"},
     "schedule": {"pattern": r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$"},
     "id": {"pattern": r"^[0-9A-Fa-f][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{12}$"},
     "key": {"minLength": 1, "maxLength": 256},

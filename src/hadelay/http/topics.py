@@ -8,7 +8,7 @@ import msgspec
 from hadelay.api.base import Nothing
 from hadelay.api.messages import ReadQuery
 from hadelay.api.settings import settings_in
-from hadelay.api.text import DOTS, check_new_topic
+from hadelay.api.text import DOTS, check_new_topic, check_topic
 from hadelay.api.topics import (
     Bucket,
     Buckets,
@@ -16,6 +16,7 @@ from hadelay.api.topics import (
     DueQuery,
     Group,
     Pause,
+    PutSubscription,
     PutTopic,
     Topic,
     Topics,
@@ -27,6 +28,7 @@ from hadelay.http.call import Call
 from hadelay.http.options import check_group
 from hadelay.http.receipts import INSTANT_CHARS, instants_text
 from hadelay.http.routes import Routes
+from hadelay.model import SEPARATOR
 
 routes = Routes()
 
@@ -39,7 +41,12 @@ _SECOND, _MINUTE = 1_000, 60_000
 @routes.add("PUT", "/v1/topics/{topic}", body=PutTopic, returns={200: Topic[str]}, errors=(429,))
 async def put_topic(call: Call) -> Answer:
     """Create a topic, or change the named settings"""
-    name = check_new_topic(call.path["topic"], call.context.config.max_topic_bytes)
+    name, limit = call.path["topic"], call.context.config.max_topic_bytes
+    (check_topic if SEPARATOR in name else check_new_topic)(name, limit)
+    return call.answer(await call.service.topics.put_topic(name, _settings(call), call.actor))
+
+
+def _settings(call: Call) -> dict[str, Any]:
     settings = settings_in(call.body)
     dead_letter = settings.get("dead_letter")
     if dead_letter not in (None, "keep"):
@@ -47,7 +54,44 @@ async def put_topic(call: Call) -> Answer:
         call.access.need("publish", dead_letter)
         if dead_letter in DOTS:
             check_new_topic(dead_letter, call.context.config.max_topic_bytes)
+    return settings
+
+
+_SUBSCRIPTIONS = "/v1/topics/{topic}/subscriptions"
+_SUBSCRIPTION = _SUBSCRIPTIONS + "/{subscription}"
+
+
+def _subscription(call: Call) -> str:
+    """Name of the subscription as a topic."""
+    name = f"{call.topic}{SEPARATOR}{call.path['subscription']}"
+    return check_topic(name, call.context.config.max_topic_bytes)
+
+
+@routes.add("PUT", _SUBSCRIPTION, body=PutSubscription, returns={200: Topic[str]}, errors=(404, 409, 429))
+async def put_subscription(call: Call) -> Answer:
+    """Create a subscription, which gets a copy of each message published from now on, or change its settings"""
+    name, settings = _subscription(call), _settings(call)
+    del settings["from"]
     return call.answer(await call.service.topics.put_topic(name, settings, call.actor))
+
+
+@routes.add("GET", _SUBSCRIPTION, query=ReadQuery, returns={200: Topic[str]}, errors=(404, 503), scope="read")
+async def get_subscription(call: Call) -> Answer:
+    """One subscription with counts; it is the topic orders~billing"""
+    return call.answer(await call.service.topics.get_topic(_subscription(call), stale=call.query.stale))
+
+
+@routes.add("GET", _SUBSCRIPTIONS, query=ReadQuery, returns={200: Topics}, errors=(404, 503), scope="read")
+async def list_subscriptions(call: Call) -> Answer:
+    """The subscriptions of a topic with counts"""
+    return call.answer(Topics(await call.service.topics.list_subscriptions(call.topic, stale=call.query.stale)))
+
+
+@routes.add("DELETE", _SUBSCRIPTION, query=DeleteTopicQuery, returns={204: None}, errors=(404, 409, 429))
+async def delete_subscription(call: Call) -> Answer:
+    """Delete a subscription; with force, cancel its pending messages"""
+    await call.service.topics.delete_topic(_subscription(call), force=call.query.force, by=call.actor)
+    return NOTHING
 
 
 @routes.add("POST", "/v1/topics/{topic}:pause", body=Pause, returns={200: Topic[str]}, errors=(404,))

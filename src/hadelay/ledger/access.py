@@ -6,6 +6,7 @@ from typing import Any
 from hadelay.codec.commandtypes import Audited
 from hadelay.codec.results import Done, Refused, Result
 from hadelay.ledger.state import Ledger
+from hadelay.model import SEPARATOR
 from hadelay.rights import (
     HASH_BYTES,
     MAX_LIFETIME_MS,
@@ -17,11 +18,14 @@ from hadelay.rights import (
     Token,
     problem_of_scope,
 )
+from hadelay.version import SUBSCRIPTION_LEVEL
 
 
 def apply_token_create(ledger: Ledger, command: Any) -> Done | Refused:
     """Create a token. command: any msgpack value; valid is only [name, hash, scopes, lifetime_ms or nil]."""
     wrong = _problem(command)
+    if not wrong and ledger.level < SUBSCRIPTION_LEVEL and any(SEPARATOR in scope for scope in command[2]):
+        wrong = "scopes: subscriptions need every node to be upgraded (feature_level)"
     if wrong:
         return Refused("bad_token", wrong)
     name, digest, scopes, lifetime_ms = command

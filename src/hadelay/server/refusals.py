@@ -34,6 +34,10 @@ _PROBLEMS: dict[RowCode, tuple[type[HadelayError], str]] = {
     RowCode.NO_TOPIC: (
         NotFound, "there is no topic {topic!r}, and publishing creates no topics in this cluster: create it first",
     ),
+    RowCode.SUBSCRIPTION_FULL: (
+        LimitReached,
+        "a subscription of topic {topic} is at its max_messages or max_bytes: GET /v1/topics/{topic}/subscriptions",
+    ),
     RowCode.HOUR_FULL: (LimitReached, "the hour of deliver_at is full: choose another time"),
     RowCode.TOO_MANY_TOPICS: (LimitReached, "the cluster has as many topics as it allows"),
 }  # fmt: skip
@@ -44,6 +48,7 @@ _REFUSALS: dict[str, Callable[[str], HadelayError]] = {
     "too_many_generations": LimitReached,
     "too_many_marks": LimitReached,
     "too_many_topics": LimitReached,
+    "too_many_subscriptions": LimitReached,
     "too_far": Impossible,
     "impossible_config": Impossible,
     "groups_pending": partial(Conflict, outcome="pending"),

@@ -283,14 +283,14 @@ class TopicSettings:
         None, "Limit of messages of one group that are handed out at once, in due order; 1: strictly one at a time.",
         _integer(1, 32, "messages of a group at once"),
     )  # fmt: skip
-    tags: tuple[str, ...] = _set((), _HELP_TAGS, _tags)
-    any_tags: tuple[str, ...] = _set((), _HELP_ANY_TAGS, _tags)
-    own_queue: bool = _set(True, _HELP_OWN_QUEUE, _flag)
     paused: bool = _set(False, "Stop handing out messages; publishing continues.", _flag)
     paused_reason: str = _set("", "Reason of the pause, shown with the topic.", _reason)
     #: None: the node's `dispatch.sync`.
     dispatch_sync: str | None = _set(None, "commit or interval: whether hand-outs wait for replication.", _sync)
     defaults: int = _set(FIRST_LEVEL, _HELP_DEFAULTS, _defaults)
+    own_queue: bool = _set(True, _HELP_OWN_QUEUE, _flag)
+    tags: tuple[str, ...] = _set((), _HELP_TAGS, _tags)
+    any_tags: tuple[str, ...] = _set((), _HELP_ANY_TAGS, _tags)
 
 
 #: Description and check of each setting, by field name.

@@ -18,7 +18,7 @@ from hadelay.codec.results import LeaseOutcome, LeaseResult
 from hadelay.errors import BadRequest, Conflict
 from hadelay.handout.polls import WAITING, Delivery, Poll
 from hadelay.ledger.hourstate import groups
-from hadelay.model import encode_id
+from hadelay.model import SEPARATOR, encode_id
 from hadelay.server.reading import split_record
 from hadelay.server.service.part import Service, once_begun
 from hadelay.server.webhooks.pool import CONSUMER
@@ -107,6 +107,8 @@ class ConsumingService(Service):
             )  # fmt: skip
             if meta.sch is not None:
                 received.schedule, received.occurrence = meta.sch, format_instant(meta.oc)
+            if SEPARATOR in received.topic:
+                received.published_id = encode_id(int.from_bytes(record[16:24], "little"))
             messages.append(received)
         answered = partial(node.delivery.answered, delivery.term, delivery.seq, delivery.positions, due_ms)
         return Handed(messages, answered)

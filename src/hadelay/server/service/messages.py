@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET
 
-from hadelay.api.messages import DeadLetter, Failure, History, Message
+from hadelay.api.messages import Copy, DeadLetter, Failure, History, Message
 from hadelay.api.service import Actor, ListRequest, Target
 from hadelay.api.text import format_instant
 from hadelay.codec import commands
@@ -28,7 +28,7 @@ from hadelay.ledger import dead, topicchanges
 from hadelay.ledger.describe import describe, described, over
 from hadelay.ledger.keys import find_key
 from hadelay.ledger.listing import ListQuery, listing
-from hadelay.ledger.lookup import find_entry, state_of
+from hadelay.ledger.lookup import copies_of, find_entry, published_id, state_of
 from hadelay.ledger.topics import TopicState
 from hadelay.ledger.transitions import failures_of
 from hadelay.model import DEAD_HOURS, NONE32, PENDING, Description, Key, PastEvent, State, encode_id, hour_name
@@ -64,7 +64,13 @@ class MessageService(Service):
         view = await node.reader.repaired(lambda: describe(node.ledger, message_id, now_ms, body=body))
         if view is None:
             raise _not_found(target)
-        return message_of(view, [event_of(event) for event in view.history])
+        found = message_of(view, [event_of(event) for event in view.history])
+        if not node.ledger.topics.subscriptions:
+            return found
+        copies = await node.reader.repaired(lambda: self._copies(message_id, now_ms))
+        published = await node.reader.repaired(lambda: published_id(node.ledger, message_id))
+        other = None if published in (None, message_id) else encode_id(published or 0)
+        return msgspec.structs.replace(found, copies=copies or None, published_id=other)
 
     async def _ended(self, target: Target, wait_ms: int) -> None:
         """Wait until the message is settled or dead, as this node knows, but no longer than wait_ms. Reads the state
@@ -79,22 +85,32 @@ class MessageService(Service):
             await asyncio.sleep(min(pause_s, left_s))
             pause_s = min(pause_s * _LOOK_LATER, _LAST_LOOK_S)
 
-    async def cancel(self, target: Target, by: Actor | None = None) -> str:
-        """Cancel a message; returns cancelled (also if repeated) | leased | acked | expired | dead. by:
-        puts the change into the audit trail. Raises NotFound."""
+    def _copies(self, message_id: int, now_ms: int) -> list[Copy[str]]:
+        ledger = self._node.ledger
+        found = [describe(ledger, copy, now_ms) for copy in copies_of(ledger, message_id)]
+        return [
+            Copy(encode_id(view.id), view.topic, str(view.state), format_instant(view.deliver_at_ms), view.attempt)  # type: ignore[arg-type]
+            for view in found
+            if view is not None
+        ]
+
+    async def cancel(self, target: Target, by: Actor | None = None) -> tuple[str, dict[str, str] | None]:
+        """Cancel a message, and its copies for subscriptions; returns cancelled (also if repeated) | leased | acked |
+        expired | dead | partial, and the outcome by topic and subscription if there are copies. by: puts the change
+        into the audit trail. Raises NotFound."""
         result = await self._change(target, "cancel", commands.encode_cancel(self._node.name, *_named(target)), by)
         assert isinstance(result, CancelResult)
         outcome = CancelOutcome(result.outcomes[0])
         if outcome is CancelOutcome.NOT_FOUND:
             raise _not_found(target)
-        return outcome.name.lower()
+        return outcome.name.lower(), _by_topic(result.copies, CancelOutcome)
 
     async def reschedule(
         self, target: Target, when_ms: int, relative: bool, by: Actor | None = None
-    ) -> tuple[int, int, bool]:
-        """Reschedule a message; returns (id, deliver_at_ms, whether its group blocks it). by: puts the change into the
-        audit trail. Raises NotFound, Impossible, and Conflict whose outcome is leased, acked, cancelled, expired or
-        dead."""
+    ) -> tuple[int, int, bool, dict[str, str] | None]:
+        """Reschedule a message, and its copies for subscriptions; returns (id, deliver_at_ms, whether its group blocks
+        it, outcome by topic and subscription if there are copies). by: puts the change into the audit trail. Raises
+        NotFound, Impossible, and Conflict whose outcome is leased, acked, cancelled, expired, dead or partial."""
         command = commands.encode_reschedule(self._node.name, when_ms, relative, *_named(target))
         result = await self._change(target, "reschedule", command, by)
         assert isinstance(result, RescheduleResult)
@@ -103,10 +119,14 @@ class MessageService(Service):
             raise _not_found(target)
         if outcome is TargetOutcome.TOO_FAR:
             raise Impossible("the new time is further ahead than this cluster allows (limits.max_delay)")
+        outcomes = _by_topic(result.copies, TargetOutcome)
+        if outcome is TargetOutcome.PARTIAL:
+            raise partly("rescheduled", outcomes)
         if outcome is not TargetOutcome.DONE:
             word = outcome.name.lower()
             raise Conflict(f"the message cannot be rescheduled: it is {word}", outcome=word)
-        return int(result.ids[0]), int(result.deliver_at_ms[0]), result.blocked is not None and bool(result.blocked[0])
+        blocked = result.blocked is not None and bool(result.blocked[0])
+        return int(result.ids[0]), int(result.deliver_at_ms[0]), blocked, outcomes
 
     async def _change(self, target: Target, action: str, command: bytes, by: Actor | None) -> Any:
         if by is None:
@@ -231,6 +251,21 @@ class MessageService(Service):
         bits = {"scheduled": topicchanges.SCHEDULED, "ready": topicchanges.READY, "dead": topicchanges.DEAD}
         command = commands.encode_purge(topic, sum(bits[state] for state in set(states)))
         await self._administer(by, "topic.purge", f"{topic}: {' '.join(states)}", command)
+
+
+def partly(changed: str, outcomes: dict[str, str] | None) -> Conflict:
+    """Make the error for a change of which some copies of the message were too late. changed: what the others are."""
+    return Conflict(f"not every copy of the message could be {changed}", outcome="partial", outcomes=outcomes or {})
+
+
+def _by_topic(
+    copies: list[list[tuple[str, int, int]]] | None, kind: type[CancelOutcome] | type[TargetOutcome]
+) -> dict[str, str] | None:
+    """Outcome by topic and subscription, of the only message that a command named; None if it has no copies."""
+    if not copies:
+        return None
+    return {topic: "rescheduled" if one == TargetOutcome.DONE and kind is TargetOutcome else kind(one).name.lower()
+            for topic, _, one in copies[0]}  # fmt: skip
 
 
 def message_of(view: Description, history: list[History[str]] | None = None) -> Message[str]:

@@ -17,7 +17,7 @@ from hadelay.errors import BadRequest, Conflict, HadelayError, Impossible, NoLea
 from hadelay.ledger.describe import describe
 from hadelay.ledger.messagegroups import find_group
 from hadelay.ledger.topics import TopicState
-from hadelay.model import encode_id
+from hadelay.model import SEPARATOR, encode_id
 from hadelay.server.guard import Guard
 from hadelay.server.node import Node
 from hadelay.server.service.duecounts import DueCounts
@@ -69,6 +69,13 @@ class TopicService(Service):
             await asyncio.sleep(0)
         return found
 
+    async def list_subscriptions(self, name: str, *, stale: bool) -> list[Topic[str]]:
+        """The subscriptions of a topic. Raises NotFound."""
+        await self._confirm(stale)
+        self._topic(name)
+        ready = await self.ready(stale=stale)
+        return [self.document(topic, ready) for topic in self._node.ledger.topics.subscriptions_of(name)]
+
     async def get_group(self, name: str, group: str, *, stale: bool) -> Group[str]:
         """A message group with pending messages. Raises NotFound."""
         await self._confirm(stale)
@@ -86,7 +93,8 @@ class TopicService(Service):
         return Group(name, group, found.limit, found.blocked, heads)
 
     async def put_topic(self, name: str, config: dict[str, Any], by: Actor) -> Topic[str]:
-        """Create or change a topic; None as a value resets a setting. Raises BadRequest, Impossible, Conflict."""
+        """Create or change a topic, or a subscription (orders~billing); None as a value resets a setting. Raises
+        BadRequest, Impossible, Conflict; NotFound for a subscription without topic."""
         await _check_urls(self._node.guard, config)
         sync = self._node.config.dispatch.sync
         if config.get("dispatch_sync") not in (None, sync):
@@ -101,8 +109,13 @@ class TopicService(Service):
             raise Conflict("webhook: masked headers are accepted only once every node is upgraded (feature_level)")
         if "defaults" in config and self._node.ledger.level < RETRY_DEFAULTS:
             raise Conflict("defaults: accepted only once every node is upgraded (feature_level)")
+        of, separator, own = name.partition(SEPARATOR)
         try:
-            command = commands.encode_topic_put(name, config)
+            command = (
+                commands.encode_subscription_put(of, own, config)
+                if separator
+                else commands.encode_topic_put(name, config)
+            )
         except OverflowError:
             raise BadRequest("a number among the settings has more than 64 bits") from None
         await self._administer(by, *_put_in_words(name, config), command)
