@@ -358,6 +358,7 @@ import signal, sys, threading, time
 from hadelay import Client
 stop = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: stop.set())
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores SIGINT
 def handle(message):
     print("begun", flush=True)
     time.sleep(float(sys.argv[2]))
