@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from hadelay.model import decode_id
@@ -200,3 +201,18 @@ async def test_progress_comes_with_an_extend(node: Node) -> None:
     assert (await node.ask("GET", f"/v1/messages/{made}")).json["progress"] == "page 7"
     answer = await node.ask("POST", "/v1/leases:extend", {"leases": [lease], "lease": "1m", "progress": "x" * 129})
     assert answer.status == 400
+
+
+async def test_a_result_with_numbers_beyond_64_bits_is_read_in_both_formats(node: Node) -> None:
+    published = (await node.ask("POST", "/v1/topics/orders/messages", b"x")).json["id"]
+    (got,) = (await node.ask("POST", "/v1/topics/orders/receive", {})).json["messages"]
+    result = {"large": 2**70, "small": -(2**70), "fits": [2**64 - 1, -(2**63)], "text": "1e9"}
+    answer = await node.ask("POST", "/v1/leases:ack", {"leases": [got["lease"]], "result": result})
+    assert answer.json["results"][0]["outcome"] == "acked"
+    path = f"/v1/messages/{published}"
+    assert (await node.ask("GET", path)).json["result"] == result
+    answer = await node.ask("GET", path, Accept="application/msgpack")
+    assert answer.status == 200, answer
+    found = msgspec.msgpack.decode(answer.body)["result"]
+    assert found == result | {"large": float(2**70), "small": -float(2**70)}
+    assert [type(number) for number in (found["large"], *found["fits"])] == [float, int, int]

@@ -1,9 +1,12 @@
 """Routes for messages, named by id or by client key: get, cancel, reschedule and list messages; dead letters."""
 
+import json
 import struct
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as Base64Error
 from typing import Any
+
+import msgspec
 
 from hadelay.api import messages as api
 from hadelay.api.base import Nothing
@@ -72,7 +75,16 @@ async def get_message(call: Call) -> Answer:
         message = await reading
     if not call.access.may("read", message.topic):
         call.access.need_of("read", message.topic.partition(SEPARATOR)[0], "message")
-    return call.answer(message)
+    try:
+        return call.answer(message)
+    except OverflowError:  # the result has an integer beyond 64 bits, for which MessagePack has no form
+        result = json.loads(msgspec.json.encode(message.result), parse_int=_number)
+        return call.answer(msgspec.structs.replace(message, result=result))
+
+
+def _number(digits: str) -> int | float:
+    number = int(digits)
+    return number if -(1 << 63) <= number < 1 << 64 else float(digits)
 
 
 @routes.add(
