@@ -24,6 +24,7 @@ from hadelay.platform.disk import Disk, File
 from hadelay.storage.backup import Archive, LocalBackups
 from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.tables import CHECKPOINT, ROW
+from hadelay.version import OUTCOMES_LEVEL
 from tests.system.cluster import Cluster, body_of, hadelay, until
 
 _KEY = {"Idempotency_Key": "once"}
@@ -43,6 +44,8 @@ class Taken:
     due: set[str] = field(default_factory=set)
     leased: dict[str, Any] = field(default_factory=dict)
     acked: set[str] = field(default_factory=set)
+    #: Results of acks, by id: some of those in `acked`.
+    results: dict[str, Any] = field(default_factory=dict)
     once: str = ""
 
 
@@ -83,7 +86,13 @@ def taken(tmp_path_factory: pytest.TempPathFactory) -> Taken:
         taken.once = cluster.publish(name, "later", b"once", "?delay=1h&key=first", **_KEY)
         settled = cluster.publish_many(name, "due", [f"due {n}" for n in range(60)], delay="0s")
         got = cluster.drain("due", 60)
-        assert cluster.settle(cluster.leader(), "ack", got[:20]) == ["acked"] * 20
+        until(
+            lambda: cluster.ask(name, "GET", "/v1/cluster").json["feature_level"] >= OUTCOMES_LEVEL, "results are known"
+        )
+        assert cluster.settle(cluster.leader(), "ack", got[:10]) == ["acked"] * 10
+        results = [{"n": n, "text": "x" * 20_000 * (n % 2)} for n in range(10)]
+        assert cluster.settle(cluster.leader(), "ack", got[10:20], results=results) == ["acked"] * 10
+        taken.results = {message["id"]: result for message, result in zip(got[10:20], results, strict=True)}
         assert cluster.settle(cluster.leader(), "nack", got[20:40], delay="0s") == ["nacked"] * 20
         assert cluster.settle(cluster.leader(), "extend", got[40:], lease="3s") == ["extended"] * 20
         taken.acked = {message["id"] for message in got[:20]}
@@ -93,7 +102,6 @@ def taken(tmp_path_factory: pytest.TempPathFactory) -> Taken:
         found: dict[str, str] = {}
         with traffic(cluster, found):
             until(lambda: len(found) > 200, "traffic")
-            until(lambda: cluster.ask(name, "GET", "/v1/cluster").json["feature_level"] >= 4, "schedules are known")
             made = cluster.ask(name, "PUT", "/v1/schedules/yearly", {"topic": "reports", "cron": "@yearly"})
             assert made.status == 200, made
             taken.said.append(create(cluster, taken.directory))
@@ -150,7 +158,13 @@ def test_a_restored_cluster_has_it_all(taken: Taken, tmp_path: Path, nodes: int)
         assert len(got) == 40
         assert set(attempts.values()) == {2}
         assert cluster.settle(cluster.leader(), "ack", list(taken.leased.values())) == ["lease_lost"] * 20
-        assert cluster.settle(cluster.leader(), "ack", got) == ["acked"] * 40
+        done = cluster.settle(cluster.leader(), "ack", got, results=list(range(40)))
+        assert done == ["acked"] * 40
+        # Results are read on every node: those of before, and new ones in the same hour.
+        results = taken.results | {message["id"]: n for n, message in enumerate(got)}
+        for node in cluster.names:
+            assert {i: cluster.describe(node, i)["result"] for i in results} == results
+        assert {"result" in cluster.describe(name, i) for i in taken.acked - taken.results.keys()} == {False}
         assert {cluster.describe(name, i)["state"] for i in sorted(taken.acked)} == {"acked"}
         # A producer that tries again is told what it was told; keys still name their messages.
         again = cluster.ask(
@@ -170,6 +184,10 @@ def test_a_restored_cluster_has_it_all(taken: Taken, tmp_path: Path, nodes: int)
         assert cluster.settle(cluster.leader(), "ack", [late]) == ["acked"]
         assert cluster.describe(name, moved)["state"] == "acked"
         cluster.assert_identical()
+        cluster.kill(name)
+        cluster.restart(name)
+        until(lambda: cluster.ask(name, "GET", f"/v1/messages/{moved}").status == 200, "the node is back")
+        assert {i: cluster.describe(name, i)["result"] for i in results} == results
 
 
 def test_refusals(taken: Taken, tmp_path: Path) -> None:
