@@ -16,6 +16,7 @@ import pytest
 from msgspec import UNSET
 
 from hadelay import AsyncClient, AsyncMessage, Client, Message, Put, Receipt, SyncMessage
+from hadelay.errors import TooLarge
 from tests.client.test_client import url
 from tests.http.conftest import Node
 
@@ -103,6 +104,20 @@ async def test_acks_carry_results(node: Node) -> None:
         assert found == [{"paid": 7}, UNSET, None, [2], "drei", 4.5]
         with pytest.raises(ValueError, match="one for each"):
             await client.ack(["x"], results=[])
+
+
+async def test_a_result_that_nodes_refuse_spoils_no_other_ack(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes may refuse what the client takes for sound, such as JSON that is nested too deeply for them."""
+    monkeypatch.setattr("hadelay.http.consume.MAX_RESULT", 100)
+    async with AsyncClient(node.url) as client:
+        await client.put_many([Put(topic="a")] * 3)
+        consumer = client.consume("a")
+        one, refused, other = [await anext(consumer) for _ in range(3)]
+        outcomes = await asyncio.gather(one.ack(1), refused.ack("x" * 200), other.ack(3), return_exceptions=True)
+        assert (outcomes[0], type(outcomes[1]), outcomes[2]) == ("acked", TooLarge, "acked")
+        assert [(await client.get(given.id)).result for given in (one, other)] == [1, 3]
+        assert (await client.get(refused.id)).state == "leased"
+        assert await consumer.close() is None
 
 
 async def test_many_large_results_go_in_several_requests(node: Node) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from hadelay.client.message import GIVE_BACK, AsyncMessage, How, Leasing, settled
 from hadelay.client.wire import each
-from hadelay.errors import HadelayError
+from hadelay.errors import BadRequest, HadelayError, TooLarge
 
 log = logging.getLogger(__name__)
 
@@ -323,12 +323,7 @@ class Consumer:
         while self._orders:
             how = next(iter(self._orders))
             leases = list(self._orders[how])
-            try:
-                outcomes: Sequence[str | Exception] = await settled(
-                    self.client, how, leases, [self._results.get(lease) for lease in leases] if how.results else ()
-                )
-            except Exception as error:
-                outcomes = [error] * len(leases)
+            outcomes = await self._settled(how, leases)
             futures = self._orders.pop(how)
             for lease, outcome in zip(leases, outcomes, strict=True):
                 future = futures.pop(lease)
@@ -342,6 +337,19 @@ class Consumer:
                 self._forget(lease)
             if futures:
                 self._orders[how] = futures
+
+    async def _settled(self, how: How, leases: list[str]) -> Sequence[str | Exception]:
+        """Settle leases; returns an outcome for each, or the exception."""
+        results = [self._results.get(lease) for lease in leases] if how.results else ()
+        try:
+            return await settled(self.client, how, leases, results)
+        except (BadRequest, TooLarge) as error:
+            if len(leases) == 1 or not how.results:
+                return [error] * len(leases)
+            # A node refused one of the results: send each ack alone, so that the others count.
+            return [outcome for lease in leases for outcome in await self._settled(how, [lease])]
+        except Exception as error:
+            return [error] * len(leases)
 
 
 def _at_least_one(concurrency: int) -> int:
