@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 from google_crc32c import value as crc32c
+from numpy.typing import NDArray
 
 from hadelay.codec.formats import Rows
 from hadelay.codec.publishcommand import GAP
@@ -29,9 +30,12 @@ class AckResults(NamedTuple):
     rows: Rows
     blob: memoryview
 
-    def record(self, n: int) -> bytes:
-        ends = self.rows["size"].cumsum(dtype=np.int64) + len(GAP) * np.arange(1, len(self.rows) + 1)
-        return bytes(self.blob[int(ends[n]) - len(GAP) - int(self.rows["size"][n]) : int(ends[n])])
+    def records(self, numbers: NDArray[np.intp]) -> bytearray:
+        """The records of the results with these numbers, one behind the other."""
+        sizes = self.rows["size"].astype(np.int64) + len(GAP)
+        ends = sizes.cumsum()[numbers]
+        starts = ends - sizes[numbers]
+        return bytearray().join(self.blob[at:end] for at, end in zip(starts.tolist(), ends.tolist(), strict=True))
 
 
 def encode_results(results: Sequence[bytes | None]) -> bytes:

@@ -46,8 +46,7 @@ def keep_results(ledger: Ledger, command: SettleLeases, done: Mask) -> None:
     headers["body_size"], headers["payload_crc"] = sizes, results.rows["crc"][taken]
     headers["topic"], headers["published_at_ms"] = rows["topic"], ledger.now_ms
     headers["deliver_at_ms"] = ledger.now_ms
-    blob = bytearray(b"".join([results.record(n) for n in taken.tolist()]))
-    ledger.store.append(hours, rows, blob, headers)
+    ledger.store.append(hours, rows, results.records(taken), headers)
     for first_id, hour, index in zip(rows["first_id"].tolist(), hours.tolist(), rows["index"].tolist(), strict=True):
         ledger.tables.put(RESULTS, ID_KEY.pack(first_id), PLACE_VALUE.pack(hour, index))
     for hour, where in groups(hours):
