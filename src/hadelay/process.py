@@ -92,22 +92,23 @@ def serve(config: Config, ready: Callable[[dict[str, Any]], None] = lambda node:
     return uvloop.run(_serve(config, sockets, ready))
 
 
+def _end_at_once(error: BaseException) -> None:
+    """End the process after an error that the node cannot survive."""
+    full = {"next": ENDS} if is_disk_full(error) else {}
+    log.critical("fatal", error=repr(error), exc_info=error, **full)
+    # Exit without clean-up, because any further write might break a guarantee of the cluster.
+    os._exit(FATAL)
+
+
 async def _serve(config: Config, sockets: int, ready: Callable[[dict[str, Any]], None]) -> int:
     from hadelay.http.app import HttpServer
 
     loop = asyncio.get_running_loop()
     runtime = Runtime(loop)
-
-    def fatal(error: BaseException) -> None:
-        full = {"next": ENDS} if is_disk_full(error) else {}
-        log.critical("fatal", error=repr(error), exc_info=error, **full)
-        # Exit without clean-up, because any further write might break a guarantee of the cluster.
-        os._exit(FATAL)
-
     ending = _end_on_signals(loop)
     network = node_link(config, runtime)
     backend = partial(LmdbBackend, map_bytes=config.storage.map_bytes)
-    node = open_node(config, Disk(), network, runtime, fatal, backend=backend)
+    node = open_node(config, Disk(), network, runtime, _end_at_once, backend=backend)
     sender = Sender(node.guard, config.webhooks.user_agent)
     webhooks = Webhooks(node, sender.call)
     service = NodeService(node, webhooks)

@@ -736,14 +736,14 @@ def test_a_stop_while_a_blocking_consumer_begins_is_kept(url: str, monkeypatch: 
     """A signal handler may run between any two steps of the thread that it interrupts."""
     with Client(url) as client:
         messages = client.consume("begins")
-        wait = sync._wait
+        wait = sync.wait
 
         def interrupted(coroutine: Any) -> Any:
-            monkeypatch.setattr(sync, "_wait", wait)
+            monkeypatch.setattr(sync, "wait", wait)
             messages.stop()
             return wait(coroutine)
 
-        monkeypatch.setattr(sync, "_wait", interrupted)
+        monkeypatch.setattr(sync, "wait", interrupted)
         threading.Timer(3, lambda: messages.stop()).start()
         began = time.monotonic()
         assert list(messages) == []

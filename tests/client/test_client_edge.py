@@ -16,9 +16,9 @@ import msgspec
 import pytest
 
 from hadelay.client import AsyncClient, Client, Put, Receipt, Unreachable
+from hadelay.client.background import loop
 from hadelay.client.consumer import Consumer
 from hadelay.client.message import ACK, AsyncMessage
-from hadelay.client.sync import _loop
 from hadelay.errors import Conflict, OutcomeUnknown, Unauthorized
 from tests.client.test_client import url
 from tests.http.conftest import Node, until
@@ -251,9 +251,9 @@ def test_a_consumer_that_is_collected_on_the_loops_own_thread(url: str) -> None:
         async def collect() -> None:
             messages.close()
 
-        asyncio.run_coroutine_threadsafe(collect(), _loop()).result(20)
+        asyncio.run_coroutine_threadsafe(collect(), loop()).result(20)
         gone = until(lambda: not client._async()._consumers)
-        asyncio.run_coroutine_threadsafe(gone, _loop()).result(20)
+        asyncio.run_coroutine_threadsafe(gone, loop()).result(20)
 
 
 def test_ctrl_c_ends_a_blocking_consumer(url: str) -> None:
@@ -262,7 +262,7 @@ def test_ctrl_c_ends_a_blocking_consumer(url: str) -> None:
     interrupted = threading.Event()
 
     def interrupt() -> None:
-        polling = asyncio.run_coroutine_threadsafe(until(lambda: bool(client._async()._consumers)), loop)
+        polling = asyncio.run_coroutine_threadsafe(until(lambda: bool(client._async()._consumers)), background)
         polling.result(20)
         main = threading.main_thread().ident
         assert main is not None
@@ -277,7 +277,7 @@ def test_ctrl_c_ends_a_blocking_consumer(url: str) -> None:
         for _ in client.consume("t", wait=30):
             pass
 
-    loop = _loop()
+    background = loop()
     before = signal.signal(signal.SIGUSR1, raises)
     thread = threading.Thread(target=interrupt)
     try:

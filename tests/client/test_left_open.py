@@ -114,7 +114,7 @@ sys.exit(code)
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # uvloop's loop that never ran
 def test_a_thread_that_could_not_be_started_is_tried_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hadelay.client.sync._background", None)
+    monkeypatch.setattr("hadelay.client.background._background", None)
     with monkeypatch.context() as patched, Client(url) as client:
         patched.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
         with pytest.raises(RuntimeError, match="new thread"):

@@ -1,17 +1,14 @@
 """The blocking client: AsyncClient's methods, run on a background event loop that all clients share.
 
 Methods are declared once, on AsyncClient; `_blocking` gives them here with the same parameters, types and docstrings.
-All clients of a process share the loop's thread, which a fork starts again. A client without `close` is closed when
-nothing refers to it any more, or when the interpreter ends.
+client/background.py has the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
 import functools
-import os
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
@@ -21,7 +18,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from msgspec import UNSET
 
+from hadelay.client import background
 from hadelay.client.aio import AsyncClient
+from hadelay.client.background import wait
 from hadelay.client.consumer import DRAIN_S, Consumer
 from hadelay.client.message import AsyncMessage
 from hadelay.client.requests import Order, Topics
@@ -33,77 +32,8 @@ P = ParamSpec("P")
 A = TypeVar("A")
 R = TypeVar("R")
 
-_THREAD = "hadelay-client"
-#: Reentrant lock: garbage collection in the thread that holds the lock may close an iteration, which takes the lock.
-_lock = threading.RLock()
-_background: asyncio.AbstractEventLoop | None = None
-#: Clients of this process that may have connections.
-_used: set[AsyncClient] = set()
-#: Limit of the time for consumers to give back messages when the interpreter ends, in seconds.
-_CLOSE_S = 2.0
 #: Interval at which `work` looks whether its event `stop` is set, in seconds.
 _LOOK_S = 0.1
-
-
-def _loop() -> asyncio.AbstractEventLoop:
-    global _background
-    with _lock:
-        if _background is None:
-            loop = asyncio.new_event_loop()
-            try:
-                threading.Thread(target=loop.run_forever, daemon=True, name=_THREAD).start()
-            except RuntimeError:  # the system refused another thread; a later call tries to start the thread again
-                loop.close()
-                raise
-            atexit.register(_at_exit)
-            _background = loop
-        return _background
-
-
-async def _leave(client: AsyncClient) -> None:
-    try:
-        await asyncio.wait_for(client.close(), _CLOSE_S)
-    finally:
-        await client._transport.close()
-
-
-def _at_exit() -> None:
-    clients = list(_used)
-    _used.clear()  # clear before the wait: if Ctrl-C ends the wait, no later clean-up waits for these clients
-
-    async def leave() -> None:
-        await asyncio.gather(*map(_leave, clients), return_exceptions=True)
-
-    if _background is not None:
-        asyncio.run_coroutine_threadsafe(leave(), _background).result()
-
-
-def _dropped(client: AsyncClient) -> None:
-    """Close the AsyncClient of a garbage-collected Client. Must not wait: any thread, with any lock, may run this."""
-    if client in _used and _background is not None:
-        _used.discard(client)
-        asyncio.run_coroutine_threadsafe(_leave(client), _background)
-
-
-def _in_child() -> None:
-    """Reset the module in a forked child: the event loop's thread is gone, and the connections belong to the parent."""
-    global _lock, _background
-    _lock, _background = threading.RLock(), None
-    for client in _used:
-        client._transport.disown()
-    _used.clear()
-
-
-os.register_at_fork(after_in_child=_in_child)
-
-
-def _wait(coroutine: Coroutine[Any, Any, R], _: Client | None = None) -> R:
-    future = asyncio.run_coroutine_threadsafe(coroutine, _loop())
-    try:
-        return future.result()
-    except BaseException:  # Ctrl-C during the wait: cancel the request too
-        future.cancel()
-        raise
 
 
 def _blocking(
@@ -125,31 +55,13 @@ def _each(iterator: AsyncIterator[R], client: Client) -> Generator[R, None, None
     try:
         while True:
             try:
-                if of not in _used:
+                if of not in background.used:
                     raise RuntimeError("this loop began in another process: begin it again after a fork")
-                yield _wait(iterator.__anext__())  # type: ignore[arg-type]
+                yield wait(iterator.__anext__())  # type: ignore[arg-type]
             except StopAsyncIteration:
                 return
     finally:
-        _finish(_end(iterator), of)
-
-
-def _finish(closing: Coroutine[Any, Any, None], of: AsyncClient) -> None:
-    """Close an iterator of the client `of`."""
-    if of not in _used:
-        closing.close()  # the iterator belongs to the parent process, or was closed at the interpreter's end
-    elif threading.current_thread().name == _THREAD:
-        # The iterator is garbage-collected on the event loop's own thread, which must not wait for itself.
-        asyncio.run_coroutine_threadsafe(closing, _loop())
-    else:
-        _wait(closing)
-
-
-async def _end(iterator: Any) -> None:
-    """Close a generator. Works even if the wait for its next item was cancelled a moment ago."""
-    while getattr(iterator, "ag_running", False):  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
-    await iterator.aclose()
+        background.finish(background.end(iterator), of)
 
 
 class SyncMessage(Message, kw_only=True):
@@ -173,10 +85,10 @@ class SyncMessage(Message, kw_only=True):
         return self._message.lost
 
     def _settle(self, coroutine: Coroutine[Any, Any, R]) -> R:
-        if self._of not in _used:
+        if self._of not in background.used:
             coroutine.close()
             raise RuntimeError("this message belongs to the parent process; consume again after a fork")
-        return _wait(coroutine)
+        return wait(coroutine)
 
     def ack(self, result: Any = UNSET) -> AckOutcome:
         return self._settle(self._message.ack(result))
@@ -196,8 +108,8 @@ class SyncMessage(Message, kw_only=True):
         return self
 
     def __exit__(self, *error: Any) -> None:
-        if self._of in _used:  # a forked child leaves the message to the parent process
-            _wait(self._message.__aexit__(*error))
+        if self._of in background.used:  # a forked child leaves the message to the parent process
+            wait(self._message.__aexit__(*error))
 
 
 for _name in ("ack", "nack", "snooze", "extend"):
@@ -205,7 +117,7 @@ for _name in ("ack", "nack", "snooze", "extend"):
 
 
 def _received(receive: Coroutine[Any, Any, list[AsyncMessage]], client: Client) -> list[SyncMessage]:
-    return [SyncMessage._made(message, client) for message in _wait(receive)]
+    return [SyncMessage._made(message, client) for message in wait(receive)]
 
 
 class Consuming(Iterator[SyncMessage]):
@@ -244,7 +156,7 @@ class Consuming(Iterator[SyncMessage]):
         async def change() -> None:
             setattr(self._consumer, name, value)
 
-        _wait(change())
+        wait(change())
 
     def __next__(self) -> SyncMessage:
         message = self.next()
@@ -255,11 +167,11 @@ class Consuming(Iterator[SyncMessage]):
 
     def next(self, timeout: float | None = None) -> SyncMessage | None:
         """Get the next message; None if there is none within `timeout` seconds, or the consumer stopped."""
-        if self._begun and self._of not in _used:
+        if self._begun and self._of not in background.used:
             raise RuntimeError("this loop began in another process: begin it again after a fork")
         self._begun = True
         try:
-            message = _wait(self._consumer.next(timeout))
+            message = wait(self._consumer.next(timeout))
         except BaseException:
             self.close()
             raise
@@ -288,7 +200,7 @@ class Consuming(Iterator[SyncMessage]):
         working = self._consumer.work(
             run, on_error=None if on_error is None else failed, drain=seconds_of(drain)
         )  # fmt: skip
-        future = asyncio.run_coroutine_threadsafe(working, _loop())
+        future = asyncio.run_coroutine_threadsafe(working, background.loop())
         try:
             self._watch(future, stop)
         except BaseException:  # Ctrl-C: drain, unless that is interrupted, too
@@ -310,17 +222,17 @@ class Consuming(Iterator[SyncMessage]):
     def stop(self) -> None:
         """Fetch no more, and end the loop after the current message. Other fetched messages go back at once, and their
         attempt does not count. Any thread and any signal handler may call this."""
-        _loop().call_soon_threadsafe(self._consumer.stop)
+        background.loop().call_soon_threadsafe(self._consumer.stop)
 
     def close(self) -> None:
         """Leave the loop; fetched messages that were not handed out go back at once."""
         self._begun = False
         self.stop()
-        _finish(self._consumer.close(), self._of)
+        background.finish(self._consumer.close(), self._of)
 
     def __del__(self) -> None:
         if self._begun:
-            _finish(self._consumer.close(), self._of)
+            background.finish(self._consumer.close(), self._of)
 
 
 OnError = Callable[[SyncMessage, Exception], object]
@@ -351,11 +263,11 @@ class Client:
 
     def _async(self) -> AsyncClient:
         """The AsyncClient of this process; a forked child makes its own, because sockets do not survive a fork."""
-        with _lock:
-            if self._client is None or self._client not in _used:
+        with background.lock:
+            if self._client is None or self._client not in background.used:
                 self._client = self._new()
-                _used.add(self._client)
-                weakref.finalize(self, _dropped, self._client).atexit = False
+                background.used.add(self._client)
+                weakref.finalize(self, background.dropped, self._client).atexit = False
             return self._client
 
     def __enter__(self) -> Client:
@@ -364,7 +276,7 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    put = _blocking(AsyncClient.put, _wait)
+    put = _blocking(AsyncClient.put, wait)
 
     def put_many(
         self, puts: Iterable[Put], *, idempotency_key: str | None = None, timeout: float | None = None
@@ -373,55 +285,55 @@ class Client:
         results: list[PutResult] = []
         key = own_or_new_key(idempotency_key)
         for n, items in enumerate(batches(puts)):
-            results += _wait(self._async()._put_batch(key, n, items, timeout))
+            results += wait(self._async()._put_batch(key, n, items, timeout))
         return results
 
     put_many.__doc__ = AsyncClient.put_many.__doc__
-    get = _blocking(AsyncClient.get, _wait)
-    wait_for = _blocking(AsyncClient.wait_for, _wait)
-    cancel = _blocking(AsyncClient.cancel, _wait)
-    reschedule = _blocking(AsyncClient.reschedule, _wait)
-    deliver_now = _blocking(AsyncClient.deliver_now, _wait)
+    get = _blocking(AsyncClient.get, wait)
+    wait_for = _blocking(AsyncClient.wait_for, wait)
+    cancel = _blocking(AsyncClient.cancel, wait)
+    reschedule = _blocking(AsyncClient.reschedule, wait)
+    deliver_now = _blocking(AsyncClient.deliver_now, wait)
     receive = _blocking(AsyncClient.receive, _received)
-    ack = _blocking(AsyncClient.ack, _wait)
-    nack = _blocking(AsyncClient.nack, _wait)
-    extend = _blocking(AsyncClient.extend, _wait)
-    topics = _blocking(AsyncClient.topics, _wait)
-    topic = _blocking(AsyncClient.topic, _wait)
-    group = _blocking(AsyncClient.group, _wait)
-    put_topic = _blocking(AsyncClient.put_topic, _wait)
-    delete_topic = _blocking(AsyncClient.delete_topic, _wait)
-    put_subscription = _blocking(AsyncClient.put_subscription, _wait)
-    subscriptions = _blocking(AsyncClient.subscriptions, _wait)
-    delete_subscription = _blocking(AsyncClient.delete_subscription, _wait)
-    pause = _blocking(AsyncClient.pause, _wait)
-    resume = _blocking(AsyncClient.resume, _wait)
-    purge = _blocking(AsyncClient.purge, _wait)
-    redrive = _blocking(AsyncClient.redrive, _wait)
-    redrive_all = _blocking(AsyncClient.redrive_all, _wait)
-    purge_dead = _blocking(AsyncClient.purge_dead, _wait)
-    begin_job = _blocking(AsyncClient.begin_job, _wait)
-    count_job = _blocking(AsyncClient.count_job, _wait)
-    jobs = _blocking(AsyncClient.jobs, _wait)
-    job = _blocking(AsyncClient.job, _wait)
-    stop_job = _blocking(AsyncClient.stop_job, _wait)
-    due = _blocking(AsyncClient.due, _wait)
-    put_schedule = _blocking(AsyncClient.put_schedule, _wait)
-    schedule = _blocking(AsyncClient.schedule, _wait)
-    delete_schedule = _blocking(AsyncClient.delete_schedule, _wait)
-    pause_schedule = _blocking(AsyncClient.pause_schedule, _wait)
-    resume_schedule = _blocking(AsyncClient.resume_schedule, _wait)
-    trigger = _blocking(AsyncClient.trigger, _wait)
-    backfill = _blocking(AsyncClient.backfill, _wait)
-    preview_schedule = _blocking(AsyncClient.preview_schedule, _wait)
-    cluster = _blocking(AsyncClient.cluster, _wait)
-    transfer_leader = _blocking(AsyncClient.transfer_leader, _wait)
-    add_member = _blocking(AsyncClient.add_member, _wait)
-    remove_member = _blocking(AsyncClient.remove_member, _wait)
-    hours = _blocking(AsyncClient.hours, _wait)
-    names = _blocking(AsyncClient.names, _wait)
-    ready = _blocking(AsyncClient.ready, _wait)
-    close = _blocking(AsyncClient.close, _wait)
+    ack = _blocking(AsyncClient.ack, wait)
+    nack = _blocking(AsyncClient.nack, wait)
+    extend = _blocking(AsyncClient.extend, wait)
+    topics = _blocking(AsyncClient.topics, wait)
+    topic = _blocking(AsyncClient.topic, wait)
+    group = _blocking(AsyncClient.group, wait)
+    put_topic = _blocking(AsyncClient.put_topic, wait)
+    delete_topic = _blocking(AsyncClient.delete_topic, wait)
+    put_subscription = _blocking(AsyncClient.put_subscription, wait)
+    subscriptions = _blocking(AsyncClient.subscriptions, wait)
+    delete_subscription = _blocking(AsyncClient.delete_subscription, wait)
+    pause = _blocking(AsyncClient.pause, wait)
+    resume = _blocking(AsyncClient.resume, wait)
+    purge = _blocking(AsyncClient.purge, wait)
+    redrive = _blocking(AsyncClient.redrive, wait)
+    redrive_all = _blocking(AsyncClient.redrive_all, wait)
+    purge_dead = _blocking(AsyncClient.purge_dead, wait)
+    begin_job = _blocking(AsyncClient.begin_job, wait)
+    count_job = _blocking(AsyncClient.count_job, wait)
+    jobs = _blocking(AsyncClient.jobs, wait)
+    job = _blocking(AsyncClient.job, wait)
+    stop_job = _blocking(AsyncClient.stop_job, wait)
+    due = _blocking(AsyncClient.due, wait)
+    put_schedule = _blocking(AsyncClient.put_schedule, wait)
+    schedule = _blocking(AsyncClient.schedule, wait)
+    delete_schedule = _blocking(AsyncClient.delete_schedule, wait)
+    pause_schedule = _blocking(AsyncClient.pause_schedule, wait)
+    resume_schedule = _blocking(AsyncClient.resume_schedule, wait)
+    trigger = _blocking(AsyncClient.trigger, wait)
+    backfill = _blocking(AsyncClient.backfill, wait)
+    preview_schedule = _blocking(AsyncClient.preview_schedule, wait)
+    cluster = _blocking(AsyncClient.cluster, wait)
+    transfer_leader = _blocking(AsyncClient.transfer_leader, wait)
+    add_member = _blocking(AsyncClient.add_member, wait)
+    remove_member = _blocking(AsyncClient.remove_member, wait)
+    hours = _blocking(AsyncClient.hours, wait)
+    names = _blocking(AsyncClient.names, wait)
+    ready = _blocking(AsyncClient.ready, wait)
+    close = _blocking(AsyncClient.close, wait)
     consume = _blocking(AsyncClient.consume, Consuming)
 
     def work(

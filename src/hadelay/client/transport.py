@@ -220,12 +220,7 @@ class Transport:
                             self.leader = there
                 else:
                     raise NoLeader(f"leadership is moving: {_MAX_REDIRECTS} redirects, no answer", retry_after_ms=100)
-            if not 200 <= answer.status < 300:
-                raise refusal(base, method, answer.status, answer.headers, answer.body)
-            try:
-                return read(answer)
-            except NONSENSE as error:
-                raise not_a_node(base, method, answer.status, answer.headers, answer.body, str(error)) from None
+            return _read(answer, read, base, method)
         except HadelayError as error:
             if isinstance(error, NoLeader | errors.Overloaded) or not error.of_a_node:
                 self._turn(base)
@@ -244,6 +239,16 @@ class Transport:
             self.leader = None
         if failed == self.urls[self._at]:
             self._at = (self._at + 1) % len(self.urls)
+
+
+def _read(answer: HttpAnswer, read: Callable[[HttpAnswer], T], base: str, method: str) -> T:
+    """The result of `read` for an answer with status 2xx. Raises the error that another answer tells."""
+    if not 200 <= answer.status < 300:
+        raise refusal(base, method, answer.status, answer.headers, answer.body)
+    try:
+        return read(answer)
+    except NONSENSE as error:
+        raise not_a_node(base, method, answer.status, answer.headers, answer.body, str(error)) from None
 
 
 def _in_words(error: BaseException, base: str, request: _Request, *, sent: bool, answered: bool) -> HadelayError:

@@ -52,8 +52,7 @@ class Ledger:
         self.listener = LedgerListener()
         #: Cluster time of the last applied entry, in Unix ms.
         self.now_ms = 0
-        self.applied = 0
-        self.term = 0
+        self.applied = self.term = 0
         #: CRC32C over all applied log entries, each with its index and term: equal on equal replicas.
         self.chain = 0
         #: The feature level that the cluster has switched to.
@@ -79,8 +78,7 @@ class Ledger:
         self.ttl_from = b""
         self.key_epoch = 0
         self.key_epoch_ends_ms = 0
-        self.key_count = 0
-        self.key_count_before = 0
+        self.key_count = self.key_count_before = 0
         self.keys_dropped_early = 0
         #: Tokens by id. A change replaces the dict, so that caches notice it (ledger/access.py).
         self.tokens: dict[str, Token] = {}
