@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hadelay.codec.meta import Filter
-from hadelay.errors import DamagedFile, LimitReached
+from hadelay.errors import DamagedFile, LimitReached, OutcomeUnknown
 from tests.handout.desk import START_HOUR, Desk
 
 
@@ -60,6 +60,20 @@ def test_who_takes_anything_is_not_held_up_by_what_others_took() -> None:
     poll = desk.poll(max=1)
     desk.run(5)
     assert desk.answer(poll).names == ["last"]  # type: ignore[union-attr]
+
+
+def test_what_was_offered_to_one_line_in_vain_comes_in_another() -> None:
+    desk = Desk()
+    desk.lead()
+    polls = [desk.poll(tags=["a"]), desk.poll(tags=["b"])]
+    desk.refuse_with = OutcomeUnknown("the grant may be committed")
+    desk.publish("m", tags=["a", "b"])
+    desk.until(lambda: bool(desk.received))
+    desk.refuse_with = None
+    (other,) = (poll for poll in polls if desk.answer(poll) is None)
+    desk.run(1_000)
+    assert desk.answer(other).names == ["m"]  # type: ignore[union-attr]
+    assert desk.delivery.sweeper_found == 0
 
 
 def test_a_line_goes_when_nobody_asks_any_more() -> None:

@@ -144,6 +144,15 @@ def test_the_own_queue_can_be_left_to_what_no_subscription_gets() -> None:
     assert topics_of(world, world.ids(message(tags=("eu",)))[0]).keys() == {"orders"}
 
 
+def test_in_one_batch_the_own_queue_gets_what_no_subscription_gets() -> None:
+    world = World()
+    subscribed(world, "eu", tags=["eu"])
+    subscribed(world, "us", tags=["us"])
+    world.one(commands.encode_topic_put("orders", {"own_queue": False}))
+    found = [topics_of(world, one).keys() for one in world.ids(message(tags=("eu",)), message(tags=("us",)), message())]
+    assert found == [{"orders~eu"}, {"orders~us"}, {"orders"}]
+
+
 def cancelled(world: World, *ids: int) -> Any:
     return world.one(commands.encode_cancel("n1", ids))
 

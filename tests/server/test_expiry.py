@@ -8,6 +8,7 @@ import numpy as np
 
 from hadelay.codec import commands
 from hadelay.codec.commandtypes import Command, Grant
+from hadelay.errors import Overloaded
 from tests.handout.desk import Desk
 from tests.ledger.world import World, draft
 
@@ -24,6 +25,23 @@ def test_a_lease_that_was_shortened_runs_out_when_it_says() -> None:
     assert received is not None
     assert received.names == ["a"]
     desk.extend(received, 2_000)
+    again = desk.poll(wait=10_000)
+    desk.run(5_000)
+    received = desk.answer(again)
+    assert received is not None
+    assert received.names == ["a"]
+
+
+def test_a_lease_runs_out_though_its_first_expire_failed() -> None:
+    desk = Desk()
+    desk.lead()
+    desk.publish("a", at=1_000)
+    poll = desk.poll(lease=5_000)
+    desk.until(lambda: desk.answer(poll) is not None)
+    desk.refuse_with = Overloaded("leadership is being handed over", retry_after_ms=500)
+    desk.run(10_000)
+    assert desk.ledger.grants
+    desk.refuse_with = None
     again = desk.poll(wait=10_000)
     desk.run(5_000)
     received = desk.answer(again)

@@ -203,3 +203,24 @@ def test_a_message_purged_while_its_record_is_read_is_not_called_about(monkeypat
     waiting[0]()
     world.run(1)
     assert not world.calls
+
+
+def test_a_death_during_an_alert_is_in_the_next_alert() -> None:
+    world = World(Limited(1))
+    world.answer_s = lambda: 0.5
+    hook(world, "t", max_attempts=1, alert={"url": "http://alert/"})
+    world.script["http://t/"] = ["500"]
+    world.publish("t", b"first")
+    world.until(lambda: world.calls)
+    world.run(0.7)
+    world.publish("t", b"second")
+
+    def alerts() -> list[Call]:
+        return [call for call in world.calls if call.url == "http://alert/"]
+
+    world.until(lambda: len(alerts()) == 2, 120)
+    one, two = alerts()
+    died = next(call for call in world.calls if call.request.body == b"second").answered
+    assert died is not None
+    assert one.at < died < (one.answered or 0.0)
+    assert [msgspec.json.decode(call.request.body)["died"] for call in (one, two)] == [1, 1]
