@@ -343,6 +343,21 @@ def test_a_wiped_node_is_admitted_before_it_votes():
     cluster.commit(b"with the new one")
 
 
+def test_a_node_that_is_not_admitted_keeps_no_leader_in_office():
+    cluster = Cluster()
+    cluster.commit(b"one")
+    wiped, other = cluster.followers()
+    cluster.kill(other)
+    cluster.kill(wiped)
+    cluster.disks[wiped].wipe()
+    cluster.start(wiped, incarnation=1_790_000_000_000)
+    cluster.run(3.0)
+    assert not any(node.is_leader for node in cluster.nodes.values())
+    cluster.start(other)
+    cluster.until(lambda: cluster.nodes[wiped].journal.admitted)
+    cluster.commit(b"two")
+
+
 def test_an_old_copy_put_back_is_noticed_and_admitted_anew():
     cluster = Cluster()
     restored = cluster.followers()[0]

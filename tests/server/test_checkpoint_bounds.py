@@ -6,6 +6,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
+from chaos.sim.cluster import SimCluster
 from hadelay.server.checkpoints import Checkpoints
 
 NAMES = ["n1", "n2", "n3"]
@@ -43,3 +44,19 @@ def test_nodes_that_apply_the_same_checkpoint_apart() -> None:
     assert all(a - b >= 6 << 20 for a, b in pairwise(bounds))
     assert 0.7 * (64 << 20) <= min(bounds) <= max(bounds) == 64 << 20
     assert begins_at("n9", ["n1", "n2", "n3"]) not in bounds[:3], "nor does one that joins"
+
+
+def test_what_is_applied_during_a_checkpoint_counts_towards_the_next() -> None:
+    cluster = SimCluster(1, names=("n1",))
+    cluster.start_all()
+    world = cluster.world
+    world.run_until(world.now + 10, lambda: cluster.leader() is not None)
+    node = cluster.leader()
+    assert node is not None
+    node.checkpoints.applied(1)
+    node.checkpoints.begin()
+    assert node.storage.checkpointing
+    node.checkpoints.applied(1)
+    world.run_until(world.now + 10, lambda: not node.storage.checkpointing)
+    node.checkpoints.begin()
+    assert node.storage.checkpointing

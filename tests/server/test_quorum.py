@@ -1,0 +1,28 @@
+"""Which voters are left without a node, as a node sees it."""
+
+from __future__ import annotations
+
+from chaos.sim.cluster import SimCluster
+from hadelay.server.node import Node
+from hadelay.server.service.cluster import others_left
+
+
+def test_a_node_that_is_not_admitted_does_not_count_as_left() -> None:
+    cluster = SimCluster(1, names=("n1", "n2", "n3"))
+    cluster.start_all()
+    world = cluster.world
+
+    def node(name: str) -> Node:
+        return next(each for each in cluster.nodes() if each.name == name)
+
+    world.run_until(world.now + 30, lambda: others_left(node("n1"), "n3") == ["n1", "n2"])
+    assert others_left(node("n1"), "n3") == ["n1", "n2"]
+    cluster.kill("n3")
+    cluster.wipe("n2")
+    cluster.start("n2")
+    world.run_for(5.0)
+    assert node("n1").peers.live("n2")
+    assert others_left(node("n1"), "n3") == []
+    cluster.start("n3")
+    world.run_until(world.now + 30, lambda: others_left(node("n1"), "n3") == ["n1", "n2"])
+    assert others_left(node("n1"), "n3") == ["n1", "n2"]
