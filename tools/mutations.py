@@ -24,6 +24,8 @@ BY_HAND = {
     "carried_unblocked": ("Rule G, in the model of the ledger", 30),
     "purged_heads": ("Rule G, in the model of the ledger", 30),
     "old_round": ("stale read", 1),
+    "early_retirement": ("stale read, in a test of the hand-out", 1),
+    "kept_progress": ("I2 conservation, in a test of the ledger", 1),
     "kept_log": ("I13 log safety, applied entry", 1),
 }
 

@@ -183,6 +183,7 @@ def test_progress_lasts_as_long_as_its_lease() -> None:
     assert [progress_of(world, i) for i in (first, second)] == ["ü" * 64] * 2
     check(world.ledger)
     world.ack(rows[:1])
+    check(world.ledger)
     world.nack(rows[1:], 0)
     assert [progress_of(world, i) for i in (first, second)] == [None, None]
     world.lease(second)

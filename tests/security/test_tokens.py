@@ -135,6 +135,7 @@ async def test_health_and_the_description_are_open_and_nothing_else() -> None:
             "{job}": "1",
             "{group}": "g",
             "{schedule}": "s",
+            "{subscription}": "b",
         }
         found = {}
         for route in ROUTES.all:
@@ -149,7 +150,8 @@ async def test_every_route_says_what_it_takes() -> None:
     assert {route.scope for route in ROUTES.all} == {OPEN, *SCOPES}
     powers = {route.name for route in ROUTES.all if route.scope == "admin"}
     assert powers == {
-        "put_topic", "pause_topic", "resume_topic", "delete_topic", "purge", "purge_dead", "redrive",
+        "put_topic", "put_subscription", "delete_subscription", "pause_topic", "resume_topic", "delete_topic",
+        "purge", "purge_dead", "redrive",
         "transfer_leader", "hours", "hour_file", "create_token", "list_tokens", "revoke_token", "audit",
         "open_snapshot", "snapshot_file", "release_snapshot", "add_member", "remove_member", "drain",
     }  # fmt: skip

@@ -13,6 +13,8 @@ from chaos.sim import promises
 from chaos.sim.cli import Wish
 from chaos.sim.mutations import MUTATIONS, SEEDS, broken
 from chaos.sim.run import run_seed
+from tests.handout.test_maintenance import test_the_retention_counts_from_the_last_settlement as retention
+from tests.ledger.test_ackresults import test_progress_lasts_as_long_as_its_lease as progress_lasts
 from tests.ledger.test_groups_model import Run, drive
 from tests.raft.test_cluster import test_a_log_with_another_entry_at_a_snapshots_end_does_not_stay as another_log
 from tests.raft.test_cluster import (
@@ -85,6 +87,18 @@ def test_a_group_that_waits_for_nobody_is_noticed(name: str):
 
     with broken(name), pytest.raises(AssertionError):
         lives()
+
+
+def test_progress_of_an_ended_lease_that_is_kept_is_noticed():
+    """It takes a grant of two messages, one of which is settled after a report of its handler."""
+    with broken("kept_progress"), pytest.raises(AssertionError, match="progress of a lease that ended"):
+        progress_lasts()
+
+
+def test_an_hour_that_is_retired_too_early_is_noticed():
+    """It takes an hour that is settled late, and a look at its messages within their retention."""
+    with broken("early_retirement"), pytest.raises(AssertionError):
+        retention()
 
 
 def test_an_old_heartbeat_that_confirms_a_read_is_noticed():

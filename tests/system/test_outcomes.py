@@ -202,6 +202,7 @@ def settle_twice(seen: Seen) -> None:
 
 def topics_and_what_is_not_there(seen: Seen) -> None:
     seen.ask("POST", "/v1/receive?redirect=false", {"topics": ["settled"]})
+    assert seen.ask("PUT", "/v1/topics/never-was~billing", {}).status == 404
     seen.ask("PUT", "/v1/topics/pushed", {"webhook": {"url": "http://127.0.0.1:9/"}})
     seen.ask("POST", "/v1/topics/pushed/receive?redirect=false", {})
     seen.ask("POST", "/v1/receive?redirect=false", {"topics": ["pushed"]})

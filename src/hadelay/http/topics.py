@@ -38,7 +38,7 @@ _TOPICS_AT_ONCE = 200
 _SECOND, _MINUTE = 1_000, 60_000
 
 
-@routes.add("PUT", "/v1/topics/{topic}", body=PutTopic, returns={200: Topic[str]}, errors=(429,))
+@routes.add("PUT", "/v1/topics/{topic}", body=PutTopic, returns={200: Topic[str]}, errors=(404, 429))
 async def put_topic(call: Call) -> Answer:
     """Create a topic, or change the named settings"""
     name, limit = call.path["topic"], call.context.config.max_topic_bytes
