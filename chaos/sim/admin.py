@@ -1,7 +1,6 @@
 """Administrator of one topic in the simulated world: sets limits, slows hand-outs down, purges, and redrives dead
 letters."""
 
-import random
 from hashlib import sha256
 from typing import Any
 
@@ -43,7 +42,6 @@ class AdminClient(Client):
     redrives all dead letters until none is left."""
 
     def start(self) -> None:
-        self.acts = 0
         self.slows = self.random.random() < 0.4
         self.topic, self.workload = self.cluster.workload.limited, self.cluster.workload
         self._limit()
@@ -91,9 +89,8 @@ class AdminClient(Client):
     def _act(self) -> None:
         if self.stopped:
             return
-        self.acts += 1
-        part = f"{self.name}.{self.acts}"
-        rng = self.random = random.Random(f"{self.cluster.seed} {part}")
+        part = self.next_act()
+        rng = self.random
         if self.good:
             if self.history.slowed:
                 self._configure(dict.fromkeys(name for slow in _SLOW for name in slow))

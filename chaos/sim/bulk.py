@@ -24,7 +24,7 @@ class BulkClient(Client):
     end of the faults."""
 
     def start(self) -> None:
-        self.acts, self.ends = 0, float("inf")
+        self.ends = float("inf")
         self.topic = self.cluster.workload.limited
         if random.Random(f"{self.cluster.seed} jobs").random() < SHARE:
             self._next()
@@ -36,9 +36,8 @@ class BulkClient(Client):
         self.ends = min(self.ends, self.world.now + 1.0) if self.good else self.ends
         if self.stopped or self.world.now > self.ends:
             return
-        self.acts += 1
-        part = f"{self.name}.{self.acts}"
-        rng = self.random = random.Random(f"{self.cluster.seed} {part}")
+        part = self.next_act()
+        rng = self.random
         if self.cluster.parts.take(part):
             self.world.after(0.3 * rng.random(), self._repeat)
             if rng.random() < 0.08:

@@ -130,6 +130,8 @@ class Client:
         self.random = random.Random(f"{cluster.seed} {name}")
         #: `good`: the client settles all messages; `stopped`: the client sends no more requests.
         self.good = self.stopped = False
+        #: Number of acts begun.
+        self.acts = 0
 
     def ask(
         self, request: Request, replied: Reply, timeout_s: float = 4.0, *, rng: random.Random | None = None
@@ -141,6 +143,14 @@ class Client:
         else:
             self.door.ask(process, request, replied, timeout_s)
         return process is not None
+
+    def next_act(self) -> str:
+        """Begin an act with a random stream of its own, which no earlier act influences. Returns the act's name, for
+        `cluster.parts`."""
+        self.acts += 1
+        name = f"{self.name}.{self.acts}"
+        self.random = random.Random(f"{self.cluster.seed} {name}")
+        return name
 
     def note(self, text: str, *ids: int) -> None:
         self.history.note(self.world.now, self.name, text, frozenset(ids))

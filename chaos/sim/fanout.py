@@ -29,7 +29,6 @@ class FanOutClient(Client):
         self.history.fanned_out = self.sent = list[FannedOut]()
         #: Mark of this client's messages: a restored cluster knows those of the cluster before.
         self.mark = b"%d " % int(self.world.now * 1000)
-        self.acts = 0
         #: Whether the subscription `part` exists; None while a change of it may be under way.
         self.part: bool | None = None
         self.changes = 0
@@ -59,9 +58,8 @@ class FanOutClient(Client):
     def _act(self) -> None:
         if self.stopped:
             return
-        self.acts += 1
-        part = f"{self.name}.{self.acts}"
-        rng = self.random = random.Random(f"{self.cluster.seed} {part}")
+        part = self.next_act()
+        rng = self.random
         chance = rng.random()
         if self.good or chance < 0.45:
             self._take()

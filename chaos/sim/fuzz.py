@@ -7,7 +7,6 @@ nodes do the same, across crashes and files, and their counts agree with their e
 
 from __future__ import annotations
 
-import random
 import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -67,7 +66,7 @@ _BREAKABLE = (Command.PUBLISH, Command.CANCEL, Command.RESCHEDULE, Command.REDRI
 class FuzzClient(Client):
     def __init__(self, cluster: SimCluster) -> None:
         super().__init__(cluster, "fuzz")
-        self.acts, self.requests = 0, 0
+        self.requests = 0
         self.ids: list[int] = []
 
     def start(self, until: float) -> None:
@@ -83,9 +82,7 @@ class FuzzClient(Client):
     def _act(self) -> None:
         if self.stopped or self.world.now >= self.until:
             return
-        self.acts += 1
-        part = f"{self.name}.{self.acts}"
-        self.random = random.Random(f"{self.cluster.seed} {part}")
+        part = self.next_act()
         if self.cluster.parts.take(part):
             act = self.random.choice((self._publish, self._poll, self._poll, self._configure, self._order, self._odd))
             self.history.count("fuzz")

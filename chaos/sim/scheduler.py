@@ -46,7 +46,6 @@ class ScheduleOwner(Client):
     names: tuple[str, ...] = _NAMES
 
     def start(self) -> None:
-        self.acts = 0
         #: Idempotency-Key of each trigger that was answered → id of its message.
         self.triggered: dict[bytes, str] = {}
         self.stopped = self._rests()
@@ -67,9 +66,8 @@ class ScheduleOwner(Client):
     def _act(self) -> None:
         if self.stopped:
             return
-        self.acts += 1
-        part = f"{self.name}.{self.acts}"
-        rng = self.random = random.Random(f"{self.cluster.seed} {part}")
+        part = self.next_act()
+        rng = self.random
         if self.good or rng.random() < 0.4:
             self._take()
         elif self.cluster.parts.take(part):

@@ -369,11 +369,14 @@ def test_what_a_thread_does_not_finish_goes_back(url: str) -> None:
 
 
 _WORKER = """
-import signal, sys, threading, time
+import os, signal, sys, threading, time
 from hadelay import Client
 stop = threading.Event()
+def interrupt(*_):
+    os.write(1, b"interrupted\\n")
+    raise KeyboardInterrupt
 signal.signal(signal.SIGTERM, lambda *_: stop.set())
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores SIGINT
+signal.signal(signal.SIGINT, interrupt)
 def handle(message):
     print("begun", flush=True)
     time.sleep(float(sys.argv[2]))
@@ -401,10 +404,11 @@ def test_a_worker_process_ends(url: str, signals: list[signal.Signals], takes: s
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as worker:
             assert worker.stdout is not None
             assert worker.stdout.readline() == "begun\n"
-            for one in signals:
+            for one in signals[:-1]:
                 os.kill(worker.pid, one)
-                time.sleep(0.3)
-            assert worker.stdout.read() == says
+                assert worker.stdout.readline() == "interrupted\n"
+            os.kill(worker.pid, signals[-1])
+            assert worker.stdout.read().replace("interrupted\n", "") == says
         done = "finished" in says
         state = client.get(receipt.id).state
         assert state == "acked" if done else state in ("ready", "scheduled")

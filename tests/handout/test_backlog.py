@@ -235,7 +235,7 @@ def test_a_poll_of_several_topics_is_filled_from_all() -> None:
 
 
 def test_a_poll_takes_topics_in_the_order_of_its_list() -> None:
-    """Whatever topic was served longest ago: priorities by topic. A later topic fills what is left of the answer."""
+    """Priorities by topic: no turns, and a later topic fills only the rest of the answer."""
     desk = Desk()
     desk.lead()
     for n in range(3):

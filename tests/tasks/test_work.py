@@ -160,8 +160,9 @@ def test_a_stop_drains_and_a_second_one_gives_back(shop: Shop) -> None:
     worker = shop.start("--drain", "60s")
     long = [shop.put("long", 60.0), shop.put("long_in_thread")]
     until(lambda: len(shop.lines("begins")) == 3, "both tasks begin")
+    stops = shop.log.read_text().count("stopping: ")
     worker.terminate()
-    time.sleep(0.3)  # the second signal must be another one, not merged with the first
+    until(lambda: shop.log.read_text().count("stopping: ") > stops, "the first signal has arrived")
     worker.terminate()
     assert worker.wait(10) == 0
     given_back = shop.client.receive("tasks", max=10)

@@ -42,7 +42,7 @@ async def _changed(call: Call) -> Target:
     target = _target(call)
     if isinstance(target, int) and not call.access.may("publish", None):
         topic = (await call.service.messages.describe(target, body=False, stale=False)).topic
-        # Who may publish to a topic may also change the copies for its subscriptions.
+        # A token that may publish to a topic may also change the copies for its subscriptions.
         call.access.need_of("publish", topic.partition(SEPARATOR)[0], "message")
     return target
 

@@ -41,8 +41,8 @@ class FanOut:
 
 
 def fan_out(ledger: Ledger, batch: Batch) -> FanOut | None:
-    """Who gets copies of the rows of batch.take; None if nobody does. With own_queue false, the queue of a topic gets
-    only the rows that no subscription gets."""
+    """Find the subscriptions that get copies of the rows of batch.take; None if no subscription gets any. With
+    own_queue false, the queue of a topic gets only the rows that no subscription gets."""
     command, copies = batch.command, []
     own = np.ones(len(command.rows), np.bool_)
     for at, name in enumerate(command.topics if ledger.topics.subscriptions else ()):

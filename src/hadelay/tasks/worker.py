@@ -75,6 +75,8 @@ async def _work(app: App, client: AsyncClient, start: Start, supervisor: socket.
         """The first time: drain. The second time: give back now."""
         if consumer.stopped:
             working.cancel()
+        else:
+            log.info("stopping: running tasks have %g s to finish; a second signal gives them back now", start.drain_s)
         consumer.stop()
 
     def supervisor_ended() -> None:
