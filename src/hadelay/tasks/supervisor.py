@@ -40,6 +40,8 @@ class Supervisor:
         self._code = 0
         self._running: set[asyncio.subprocess.Process] = set()
         self._changed = asyncio.Event()
+        # Python takes cached bytecode for new if the file was written in the same second and has the same length.
+        self._environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"} if reload else None
 
     async def run(self) -> int:
         """Until SIGTERM or SIGINT; returns the exit code. A second signal gives unfinished messages back now."""
@@ -94,6 +96,7 @@ class Supervisor:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "hadelay.tasks.worker", str(theirs.fileno()), pass_fds=(theirs.fileno(),),
                 process_group=0,  # Ctrl-C in a terminal comes from the supervisor alone
+                env=self._environment,
             )  # fmt: skip
         self._running.add(process)
         send(ours, start)
