@@ -46,6 +46,12 @@ $(SPARK): $(READY) requirements-spark.lock
 	  --require-hashes -r requirements-spark.lock
 	@touch $@
 
+# Celery, Django and the others, for tests/frameworks.
+FRAMEWORKS := $(VENV)/.frameworks
+$(FRAMEWORKS): $(READY) requirements-frameworks.lock
+	$(PY) $(INSTALL) --require-hashes -r requirements-frameworks.lock
+	@touch $@
+
 # Chromium is Debian's; elsewhere HADELAY_CHROMIUM names one. Its fonts are those of the screenshots.
 BROWSER := $(VENV)/.browser
 browser: $(BROWSER)
@@ -63,7 +69,7 @@ demo: $(READY)
 # Side by side, as long as each other: some of the tests wait for processes and disks while the simulators compute.
 SIDE := tests/raft tests/sim tests/chaos
 REAL := tests/cli tests/console tests/docs tests/overload tests/security tests/system
-test: $(READY) $(SPARK)
+test: $(READY) $(SPARK) $(FRAMEWORKS)
 	@$(PY) -m pytest $(SIDE) >$(VENV)/side.log 2>&1 & side=$$!; \
 	$(PY) -m pytest $(REAL) >$(VENV)/real.log 2>&1 & real=$$!; \
 	$(PY) -m pytest $(SIDE:%=--ignore=%) $(REAL:%=--ignore=%); others=$$?; \

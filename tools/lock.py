@@ -5,8 +5,10 @@ archive and the wheels for CPython 3.11 or newer on Linux (x86_64, aarch64) and 
 lacks one of them still serves. pip itself says which files exist, by what it looks packages up with: that is not
 public, and has been the same from pip 22 on; nothing public tells the hashes of all files.
 
-requirements-browser.lock has what only tests in a browser need, requirements-spark.lock what only tests on Spark need,
-half a gigabyte. Each is installed when its tests are run, after the first, with whose setuptools PySpark is built.
+requirements-browser.lock has what only tests in a browser need, requirements-frameworks.lock what tests with Celery,
+Django and the like need, requirements-spark.lock what only tests on Spark need, half a gigabyte, and
+requirements-site.lock what `make site` needs. Each is installed when it is needed, after the first, with whose
+setuptools PySpark is built.
 """
 
 from __future__ import annotations
@@ -32,10 +34,8 @@ def wanted() -> dict[str, list[str]]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     groups = project["dependency-groups"]
     first = [*project["project"]["dependencies"], *groups["dev"], *project["build-system"]["requires"]]
-    return {
-        "requirements.lock": first, "requirements-browser.lock": groups["browser"],
-        "requirements-spark.lock": groups["spark"],
-    }  # fmt: skip
+    others = ("browser", "frameworks", "spark", "site")
+    return {"requirements.lock": first} | {f"requirements-{group}.lock": groups[group] for group in others}
 
 
 def resolve(requirements: list[str]) -> dict[str, str]:

@@ -12,8 +12,10 @@ from hadelay.version import VERSION
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+#: A lock for each, after the first. Where its packages stand in the first, they are not repeated.
+GROUPS = ("browser", "frameworks", "spark", "site")
 LOCKS = [
-    (ROOT / name).read_text() for name in ("requirements.lock", "requirements-browser.lock", "requirements-spark.lock")
+    (ROOT / name).read_text() for name in ("requirements.lock", *(f"requirements-{group}.lock" for group in GROUPS))
 ]
 
 
@@ -22,12 +24,13 @@ NO_BROWSER = "make browser || echo 'no browser: its tests are skipped'"
 
 
 def test_what_is_required_is_locked_within_its_bounds() -> None:
-    first, browser, second = (dict(re.findall(r"^([a-z0-9-]+)==(\S+)", lock, re.M)) for lock in LOCKS)
+    first, *others = (dict(re.findall(r"^([a-z0-9-]+)==(\S+)", lock, re.M)) for lock in LOCKS)
     groups = PROJECT["dependency-groups"]
     wanted = [*PROJECT["project"]["dependencies"], *groups["dev"], *PROJECT["build-system"]["requires"]]
-    for locked, requirements in ((first, wanted), (browser, groups["browser"]), (second, groups["spark"])):
+    for locked, requirements in ((first, wanted), *zip(others, map(groups.get, GROUPS), strict=True)):
         for requirement in map(Requirement, requirements):
-            assert requirement.specifier.contains(locked[requirement.name]), requirement
+            assert requirement.specifier.contains((first | locked)[requirement.name]), requirement
+    second = others[GROUPS.index("spark")]
     extra = map(Requirement, PROJECT["project"]["optional-dependencies"]["spark"])
     assert all(requirement.specifier.contains((first | second)[requirement.name]) for requirement in extra)
 
