@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -21,7 +20,6 @@ from hadelay.errors import ConfigError
 from hadelay.tasks import App, Attempt, Dead, Snooze, current
 from hadelay.tasks.load import load
 from hadelay.tasks.outcomes import Rules, outcome_of
-from hadelay.tasks.tracing import span
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -172,6 +170,8 @@ async def test_inline_results() -> None:
         assert await order.result(await order.put(7), timeout=1) == await order(7)
     with own.testing(), pytest.raises(TimeoutError):
         order.result_sync(order.put_sync(7))
+    with pytest.raises(TypeError, match="keeps no results: give it result=True"):
+        remind.result_sync("id")
 
 
 tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="none")
@@ -196,25 +196,6 @@ async def test_middleware_of_publishes() -> None:
     with own.testing() as box:
         await work.put()
     assert box.puts[0].meta == {"tenant": "a"}
-
-
-def test_a_span_is_the_child_of_the_publisher_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert span("t", "1", None).__enter__() is None
-    begun: list[tuple[str, object]] = []
-
-    class Tracer:
-        def start_as_current_span(self, name: str, *, context: object, **_: object) -> None:
-            begun.append((name, context))
-
-    api = SimpleNamespace(
-        SpanContext=lambda trace, parent, is_remote, trace_flags: (trace, parent, trace_flags), TraceFlags=int,
-        NonRecordingSpan=lambda parent: parent, set_span_in_context=lambda parent: parent,
-        get_tracer=lambda name: Tracer(), SpanKind=SimpleNamespace(CONSUMER=1),
-    )  # fmt: skip
-    monkeypatch.setitem(sys.modules, "opentelemetry.trace", api)  # type: ignore[arg-type]
-    span("mail", "1", f"00-{7:032x}-{9:016x}-01")
-    span("mail", "1", None)
-    assert begun == [("process mail", (7, 9, 1)), ("process mail", None)]
 
 
 def test_mypy_refuses_wrong_arguments(tmp_path: Path) -> None:

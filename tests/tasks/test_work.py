@@ -104,7 +104,7 @@ def test_every_kind_of_task(shop: Shop) -> None:
         [
             "TimeoutError: the task ran longer than 0.1 s",
             "ConnectionResetError: gone",
-            "Dead: bad input",
+            "bad input",
             "KeyError: 4",
             "ConnectionError: the task's process ended with code 9",
         ]
@@ -201,6 +201,15 @@ def test_reload_and_errors_at_the_start(shop: Shop, tmp_path: Path) -> None:
         "import os\nfrom hadelay.tasks import App\napp = App(topic='changing')\n"
         "@app.task(name='say')\ndef say() -> None: open(os.environ['OUT'], 'a').write('version 1\\n')\n"
     )
+    module.write_text(
+        "import os, time\nopen(os.environ['OUT'], 'a').write(f'ends {time.time()}\\n')\nraise SystemExit(0)"
+    )
+    worker = shop.start(app="changing", cwd=module.parent)
+    first, second, *_ = until(lambda: ends if len(ends := shop.lines("ends")) > 1 else None, "a second start")
+    assert float(second[0]) - float(first[0]) > 0.9, "a worker that ends by itself starts again after a pause"
+    worker.terminate()
+    assert worker.wait(20) == 0
+    shop.log.write_text("")
     module.write_text(text)
     worker = shop.start("--reload", app="changing", cwd=module.parent)
     shop.client.put("changing", {"task": "say", "args": {}})

@@ -22,7 +22,7 @@ def work(
     The first signal fetches no more and lets running tasks finish for --drain. A second one gives them back now.
 
     Args:
-        app: MODULE:NAME of the App, such as shop.tasks:app.
+        app: MODULE:NAME of the App, such as shop.tasks:app. NAME is app where it is left out.
         concurrency: Limit of tasks that one process runs at a time.
         processes: Number of worker processes. One that crashes is replaced, and its messages go back at once.
         drain: Time for running tasks to finish after a signal. Less than the supervisor's patience (docker: 10s).

@@ -49,12 +49,18 @@ class Counts:
             "# TYPE hadelay_task_attempts_total counter",
         ]  # fmt: skip
         lines += [
-            f'hadelay_task_attempts_total{{task="{task}",outcome="{outcome}"}} {count}'
+            f'hadelay_task_attempts_total{{task="{_label(task)}",outcome="{outcome}"}} {count}'
             for (task, outcome), count in sorted(self._attempts.items())
         ]
         lines.append("# TYPE hadelay_task_seconds_total counter")
-        lines += [f'hadelay_task_seconds_total{{task="{task}"}} {s:.6f}' for task, s in sorted(self._seconds.items())]
+        seconds = sorted(self._seconds.items())
+        lines += [f'hadelay_task_seconds_total{{task="{_label(task)}"}} {spent:.6f}' for task, spent in seconds]
         return "\n".join(lines) + "\n"
+
+
+def _label(text: str) -> str:
+    """A label's value, escaped as Prometheus' text format wants it."""
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 async def serve(address: str, counts: Counts, workers: int) -> asyncio.Server:

@@ -59,7 +59,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     #: Seconds until the next attempt; None: the topic's backoff.
     delay_s: float | None = None
     reason: str | None = None
-    #: Traceback for the log.
+    #: Traceback for the log, on lines of its own.
     trace: str = ""
     #: What the function returned, if its task has results.
     result: Any = None
@@ -91,9 +91,9 @@ def outcome_of(error: Exception, rules: Rules, attempt: int) -> Outcome:
     reason = reason_of(error)
     if isinstance(error, Snooze):
         return Outcome(kind="snoozed", delay_s=seconds_of(error.delay), reason=f"{SNOOZED}{error}"[:100])
-    trace = "".join(traceback.format_exception(error))
     if isinstance(error, Dead):
-        return Outcome(kind="dead", reason=reason, trace=trace)
+        return Outcome(kind="dead", reason=str(error)[:100] or reason)
+    trace = "\n" + "".join(traceback.format_exception(error))
     waits = next((rules.retry[kind] for kind in type(error).__mro__ if kind in rules.retry), None)
     if waits is None:
         return Outcome(kind="failed", reason=reason, trace=trace)

@@ -1,6 +1,7 @@
 """Runs one message's task, and settles the message by the outcome."""
 
 import asyncio
+import contextlib
 import contextvars
 import inspect
 import logging
@@ -15,6 +16,7 @@ import msgspec
 
 from hadelay.client import AsyncClient, AsyncMessage
 from hadelay.client.threads import HandlerThreads
+from hadelay.errors import HadelayError
 from hadelay.tasks.app import App
 from hadelay.tasks.attempt import CURRENT, Attempt
 from hadelay.tasks.channel import Report
@@ -51,12 +53,16 @@ class Runner:
                 raise  # the worker stops: the consumer gives the message back
             outcome = outcome_of(RuntimeError(f"the task cancelled itself: {error}"), rules, message.attempt)
         if outcome.kind == "failed" and rules.max_attempts is not None and message.attempt >= rules.max_attempts:
-            counted = message.attempt - uncounted(await self._client.get(message.id))
-            if counted >= rules.max_attempts:
-                outcome = msgspec.structs.replace(outcome, kind="dead")
-        if outcome.trace:
-            log.warning("%s, attempt %d, %s:\n%s", name, message.attempt, outcome.kind, outcome.trace)
-        await settle(message, outcome, rules)
+            with contextlib.suppress(HadelayError):  # without an answer now, the next attempt counts
+                if message.attempt - uncounted(await self._client.get(message.id)) >= rules.max_attempts:
+                    outcome = msgspec.structs.replace(outcome, kind="dead")
+        if outcome.kind in ("failed", "dead"):
+            log.warning("%s, attempt %d, %s: %s%s", name, message.attempt, outcome.kind, outcome.reason, outcome.trace)
+        try:
+            await settle(message, outcome, rules)
+        except Exception:
+            self._tell(Report(end=message.lease))  # its lease is lost, or ends by itself
+            raise
         self._tell(Report(end=message.lease, task=name, outcome=outcome.kind, seconds=time.monotonic() - begun))
 
     async def _attempt(self, task: Task[..., Any], call: Call, message: AsyncMessage) -> Any:

@@ -39,6 +39,7 @@ class Supervisor:
         self._stops = 0
         self._code = 0
         self._running: set[asyncio.subprocess.Process] = set()
+        #: Set when the workers that run now should end; workers that start later get a new one.
         self._changed = asyncio.Event()
         # Python takes cached bytecode for new if the file was written in the same second and has the same length.
         self._environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"} if reload else None
@@ -69,7 +70,7 @@ class Supervisor:
         orphans: set[str] = set()
         pause_s = 0.0
         while not self._stops or orphans:
-            begun, only = time.monotonic(), bool(self._stops)
+            begun, only, changed = time.monotonic(), bool(self._stops), self._changed
             start = msgspec.structs.replace(self._start, orphans=sorted(orphans), only_orphans=only)
             code, orphans = await self._run(number, start)
             if self._stops:
@@ -80,14 +81,13 @@ class Supervisor:
                 self._code = code
                 self.stop()
                 break
-            if code:
+            if not changed.is_set():
                 log.error("worker %d ended with code %d, having %d messages", number, code, len(orphans))
                 self.counts.restarts += 1
                 young = time.monotonic() - begun < _YOUNG_S
                 pause_s = min(max(2 * pause_s, _PAUSE_S), _LONGEST_PAUSE_S) if young else 0.0
-                self._changed.clear()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), None if code == UNUSABLE else pause_s)
+                    await asyncio.wait_for(changed.wait(), None if code == UNUSABLE else pause_s)
 
     async def _run(self, number: int, start: Start) -> tuple[int, set[str]]:
         """Run one worker until it ends; returns its exit code, and the leases that it had when it crashed."""
@@ -131,6 +131,7 @@ class Supervisor:
                 log.info("a file changed: starting the workers again")
                 before = now
                 self._changed.set()
+                self._changed = asyncio.Event()
                 self._terminate()
 
 

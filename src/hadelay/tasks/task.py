@@ -111,10 +111,10 @@ class Task(Generic[P, R]):
     @overload
     async def result(self, of: Receipt | str, *, timeout: float | None = None) -> R: ...
     async def result(self, of: Receipt | str, *, timeout: float | None = None) -> Any:
-        """Wait until the call with this receipt or id has ended; returns what the function returned, of a task with
-        `result=True`. Raises TimeoutError after `timeout` seconds, and TaskFailed if the message is dead, cancelled or
-        expired."""
-        return self._result(await self._publisher.finished(of if isinstance(of, str) else of.id, timeout))
+        """Wait until the call with this receipt or id has ended; returns what the function returned. Raises TypeError
+        if the task has not `result=True`, TimeoutError after `timeout` seconds, and TaskFailed if the message is dead,
+        cancelled or expired."""
+        return self._result(await self._publisher.finished(self._has_result(of), timeout))
 
     @overload
     def result_sync(
@@ -124,12 +124,18 @@ class Task(Generic[P, R]):
     def result_sync(self, of: Receipt | str, *, timeout: float | None = None) -> R: ...
     def result_sync(self, of: Receipt | str, *, timeout: float | None = None) -> Any:
         """`result` without the await."""
-        return self._result(self._publisher.finished_sync(of if isinstance(of, str) else of.id, timeout))
+        return self._result(self._publisher.finished_sync(self._has_result(of), timeout))
+
+    def _has_result(self, of: Receipt | str) -> str:
+        """The id of a message that will have a result."""
+        if not self.rules.result:
+            raise TypeError(f"{self.name} keeps no results: give it result=True")
+        return of if isinstance(of, str) else of.id
 
     def _result(self, finished: Finished) -> Any:
         if finished.state != "acked":
             raise TaskFailed(finished.state, finished.reason)
-        return self.arguments.returned(finished.result) if self.rules.result else None
+        return self.arguments.returned(finished.result)
 
     def message(self, *args: P.args, **kwargs: P.kwargs) -> Put:
         """The message of a call, for the client's `put_many`."""
