@@ -22,6 +22,7 @@ LEAVES = {
     "rights",
     "uris",
     "version",
+    "webhooks",
     "words",
 }
 #: What each part may import of ours, besides itself and the leaves.

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import subprocess
+import sys
+import time
 
 import pytest
 
-from hadelay.server.webhooks.calls import key_of, secret_problem, signature
+from hadelay.webhooks import VerificationError, key_of, secret_problem, signature, verify
 from tests.webhooks.receiver import verified_by
 
 KEY = bytes(range(24))
@@ -56,3 +59,85 @@ def test_what_a_secret_may_be(secret: str, problem: str) -> None:
     found = secret_problem(secret)
     assert problem in found
     assert bool(problem) == bool(found)
+
+
+def signed(secrets: list[str], age_s: float = 0, body: bytes = b"body") -> dict[str, str]:
+    at_s = int(time.time() - age_s)
+    value = signature([key_of(secret) for secret in secrets], "0ABC", at_s, body)
+    return {"Webhook-Id": "0ABC", "Webhook-Timestamp": str(at_s), "Webhook-Signature": value}
+
+
+def test_a_receiver_verifies_with_one_call() -> None:
+    assert verify(signed([SECRET]), b"body", SECRET) == "0ABC"
+    plain = "a plain text of 24 bytes"
+    assert verify(signed([plain]), b"body", plain) == "0ABC"
+
+
+def test_a_receiver_may_know_the_old_secret_the_new_one_or_both() -> None:
+    for of_topic in ([SECRET], [OTHER, SECRET], [OTHER]):
+        assert verify(signed(of_topic), b"body", [SECRET, OTHER])
+    for of_receiver in (SECRET, OTHER):
+        assert verify(signed([OTHER, SECRET]), b"body", of_receiver)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"Webhook-Id": "0ABD"}, "no signature matches"),
+        ({"Webhook-Timestamp": "1700000000"}, "no signature matches"),
+        ({"Webhook-Signature": "v1,"}, "no signature matches"),
+        ({"Webhook-Signature": "v1,grün"}, "webhook-signature is not ASCII"),
+        ({"Webhook-Signature": ""}, "webhook-signature is missing"),
+        ({"Webhook-Id": ""}, "webhook-id is missing"),
+        ({"Webhook-Timestamp": "yesterday"}, "webhook-timestamp is not a time"),
+        ({"Webhook-Timestamp": "9" * 5000}, "webhook-timestamp is not a time"),
+        ({"Webhook-Timestamp": "-1"}, "webhook-timestamp is not a time"),
+    ],
+)
+def test_a_changed_call_is_refused_with_a_reason(change: dict[str, str], reason: str) -> None:
+    with pytest.raises(VerificationError, match=reason):
+        verify(signed([SECRET]) | change, b"body", SECRET)
+
+
+def test_another_body_or_secret_is_refused() -> None:
+    with pytest.raises(VerificationError, match="no signature matches"):
+        verify(signed([SECRET]), b"Body", SECRET)
+    with pytest.raises(VerificationError, match="no signature matches"):
+        verify(signed([SECRET]), b"body", OTHER)
+    with pytest.raises(VerificationError, match="webhook-signature is missing"):
+        verify({"webhook-id": "0ABC", "webhook-timestamp": "1"}, b"body", SECRET)
+
+
+def test_a_call_of_another_time_is_refused() -> None:
+    assert verify(signed([SECRET], age_s=290), b"body", SECRET)
+    assert verify(signed([SECRET], age_s=-290), b"body", SECRET)
+    with pytest.raises(VerificationError, match=r"31\d s ago; the limit is 300 s"):
+        verify(signed([SECRET], age_s=310), b"body", SECRET)
+    with pytest.raises(VerificationError, match="s ahead of this machine's clock"):
+        verify(signed([SECRET], age_s=-310), b"body", SECRET)
+    assert verify(signed([SECRET], age_s=310), b"body", SECRET, tolerance_s=400)
+    with pytest.raises(VerificationError, match="limit is 5 s"):
+        verify(signed([SECRET], age_s=10), b"body", SECRET, tolerance_s=5)
+
+
+@pytest.mark.parametrize("secret", ["", [], [SECRET, ""], "short", "whsec_not base64 at all!"])
+def test_a_receiver_without_a_proper_secret_refuses_everything(secret: str | list[str]) -> None:
+    """An empty secret, of a missing environment variable for example, would verify calls that anyone can sign."""
+    headers = {"webhook-id": "0ABC", "webhook-timestamp": str(int(time.time()))}
+    forged = signature([b""], "0ABC", int(time.time()), b"body")
+    with pytest.raises(ValueError, match=r"secret|base64"):
+        verify({**headers, "webhook-signature": forged}, b"body", secret)
+
+
+def test_a_parsed_body_is_no_body() -> None:
+    with pytest.raises(TypeError, match="raw bytes of the request, not str"):
+        verify(signed([SECRET]), "body", SECRET)  # type: ignore[arg-type]
+
+
+def test_a_receiver_imports_the_standard_library_alone() -> None:
+    code = (
+        "import sys, hadelay.webhooks\n"
+        "print(sorted(m for m in sys.modules if m.split('.')[0] in ('numpy', 'aiohttp', 'msgspec', 'hadelay')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "['hadelay', 'hadelay.version', 'hadelay.webhooks']\n"

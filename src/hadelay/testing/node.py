@@ -31,6 +31,7 @@ from hadelay.testing.clock import Clock, ShiftedLoop, ShiftedRuntime
 _SETTINGS = (
     "cluster.init=true", "node.name=test", "http.listen=127.0.0.1:0", "raft.listen=127.0.0.1:0", "http.console=false",
     "raft.election_min_ms=20", "storage.map_bytes=256MiB", "storage.min_free_bytes=0B",
+    "webhooks.allow=127.0.0.0/8,::1/128",
 )  # fmt: skip
 #: Size of a journal segment, which the start fills with zeros.
 _SEGMENT_BYTES = 1 << 20

@@ -22,9 +22,9 @@ from hadelay.server.guard import Guard
 from hadelay.server.node import Node
 from hadelay.server.service.duecounts import DueCounts
 from hadelay.server.service.part import Service, once_begun
-from hadelay.server.webhooks.calls import secret_problem
 from hadelay.settings.topic import has_masked_headers, url_problem
 from hadelay.version import MASKED_OF_ORIGIN, RETRY_DEFAULTS
+from hadelay.webhooks import secret_problem
 
 #: Number of topics that a list reads before other tasks of the event loop have a turn.
 _TOPICS_AT_ONCE = 200

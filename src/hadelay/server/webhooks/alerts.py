@@ -22,7 +22,8 @@ from hadelay.ledger.dead import KEY, listing
 from hadelay.ledger.topics import TopicState
 from hadelay.model import Event, encode_id
 from hadelay.server.node import Node
-from hadelay.server.webhooks.calls import Call, CallRequest, Reply, alert_headers, key_of
+from hadelay.server.webhooks.calls import Call, CallRequest, Reply, alert_headers
+from hadelay.webhooks import key_of
 
 #: Limit of message ids in one alert.
 MOST_IDS = 100

@@ -1,27 +1,19 @@
 """One webhook call: the request with its headers and signature, and the answer.
 
 The headers follow Standard Webhooks 1.0 (standardwebhooks.com) and CloudEvents 1.0 in binary mode (HTTP binding 3.1);
-docs/reference/webhooks.md lists them. A signature is `v1,` and base64 of HMAC-SHA256 over `id.timestamp.body`, with the
-body as it is sent. Several secrets give several signatures: an owner removes the old secret once every receiver has the
-new one.
+docs/reference/webhooks.md lists them. hadelay.webhooks makes the signatures.
 """
 
-import base64
-import binascii
-import contextlib
-import hmac
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote
 
 from hadelay.api.text import format_instant
 from hadelay.codec.meta import OCTETS, Meta
+from hadelay.webhooks import signature
 
 EVENT_TYPE = "hadelay.message"
 ALERT_TYPE = "hadelay.messages.died"
-PREFIX = "whsec_"
-MIN_KEY_BYTES, MAX_KEY_BYTES = 24, 64
 #: Characters not percent-encoded in header values (CloudEvents HTTP 3.1.3.2): printable ASCII except space, ", %.
 _SAFE = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
 
@@ -114,39 +106,3 @@ def _signed(headers: dict[str, str], keys: Sequence[bytes], now_ms: int, body: b
 def _escaped(text: str) -> str:
     """Percent-encode as CloudEvents does."""
     return quote(text, safe=_SAFE)
-
-
-def key_of(secret: str) -> bytes:
-    """The signing key of a secret: the decoded base64 after `whsec_`, else the bytes of the secret itself."""
-    if secret.startswith(PREFIX):
-        with contextlib.suppress(binascii.Error):
-            return base64.b64decode(secret.removeprefix(PREFIX), validate=True)
-    return secret.encode()
-
-
-def secret_problem(secret: str) -> str:
-    """Describe what is wrong with a new secret; "" for a valid secret."""
-    key = key_of(secret)
-    if secret.startswith(PREFIX) and key == secret.encode():
-        return f"after {PREFIX} comes base64"
-    if not MIN_KEY_BYTES <= len(key) <= MAX_KEY_BYTES:
-        return f"a secret has {MIN_KEY_BYTES} to {MAX_KEY_BYTES} bytes, this one {len(key)}"
-    return ""
-
-
-@lru_cache(maxsize=1024)
-def _keyed(key: bytes) -> hmac.HMAC:
-    """An HMAC hash that is initialized with the key: copying this hash costs less than creating another."""
-    return hmac.new(key, digestmod="sha256")
-
-
-def _hmac_sha256(key: bytes, message: bytes) -> bytes:
-    keyed = _keyed(key).copy()
-    keyed.update(message)
-    return keyed.digest()
-
-
-def signature(keys: Sequence[bytes], webhook_id: str, timestamp_s: int, body: bytes) -> str:
-    """The value of `webhook-signature`: one signature per key, separated by spaces."""
-    signed = f"{webhook_id}.{timestamp_s}.".encode() + body
-    return " ".join(f"v1,{base64.b64encode(_hmac_sha256(key, signed)).decode()}" for key in keys)

@@ -17,8 +17,8 @@ from hadelay.handout.polls import Delivery, Poll
 from hadelay.ledger.topics import TopicState
 from hadelay.platform.runtime import Runtime
 from hadelay.raft.ports import Propose
-from hadelay.server.webhooks.calls import key_of
 from hadelay.settings.topic import TopicSettings, Webhook
+from hadelay.webhooks import key_of
 
 #: A lease as {term, seq, position, hour, index}, the fields of a LEASE row.
 Lease = tuple[int, int, int, int, int]
