@@ -194,6 +194,8 @@ def test_publishing_stops_at_the_mark_and_consuming_goes_on(make_cluster: Make) 
     cluster.restart(full, settings=("storage.min_free_bytes=900TiB",))
     _refuses_publishes(cluster, full)
     got = cluster.drain("full", len(kept))
+    answer = cluster.ask("n1", "POST", "/v1/leases:ack", {"leases": [got[0]["lease"]], "result": "paid"})
+    assert (answer.status, answer.json["detail"].split(":")[0]) == (507, f"too little disk space for results on {full}")
     assert set(cluster.settle(full, "ack", got[:10])) == {"acked"}
     assert set(cluster.settle("n1", "nack", got[10:], delay="0s")) == {"nacked"}
     assert {m["attempt"] for m in cluster.drain("full", 10)} == {2}

@@ -30,7 +30,7 @@ _APART = 0.3
 _DURATIONS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 #: A node will soon run out of space and stop when less than storage.min_free_bytes divided by this number is free.
 _LAST_PART = 8
-_REFUSES = "publishes are refused (507) until disk space is free; receives and acks still work"
+_REFUSES = "publishes are refused (507) until disk space is free; receives and plain acks still work"
 #: Text for the log: what happens to a node with a full disk.
 ENDS = (
     "a node without room for what it has to write ends itself with exit code 70; nothing acknowledged is lost; its "

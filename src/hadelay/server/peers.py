@@ -115,12 +115,12 @@ class Peers:
             if name != me.name:
                 self._send(name)
 
-    def no_space(self) -> str:
-        """Why the leader refuses publishes; empty while all live nodes have space."""
+    def no_space(self, what: str = "new messages") -> str:
+        """Why the leader refuses publishes, and acks with results; empty while all live nodes have space."""
         if not self.full:
             return ""
         where = ", ".join(self.full)
-        return f"too little disk space for new messages on {where}: free space there; receives and acks still work"
+        return f"too little disk space for {what} on {where}: free space there; receives and plain acks still work"
 
     def _look_for_space(self) -> None:
         self.full = [name for name, peer in self.peers.items() if not peer.has_space and self.live(name)]

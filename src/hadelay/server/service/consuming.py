@@ -15,7 +15,7 @@ from hadelay.codec.ackresults import encode_results
 from hadelay.codec.leasetokens import decode_leases, encode_leases
 from hadelay.codec.meta import Meta, filter_of, unpack
 from hadelay.codec.results import LeaseOutcome, LeaseResult
-from hadelay.errors import BadRequest, Conflict
+from hadelay.errors import BadRequest, Conflict, DiskFull
 from hadelay.handout.polls import WAITING, Delivery, Poll
 from hadelay.ledger.hourstate import groups
 from hadelay.model import SEPARATOR, encode_id
@@ -123,12 +123,15 @@ class ConsumingService(Service):
         value_ms: the delay of a nack (None: the topic's), the new lease of an extend (required), None for ack. reason:
         of a nack, or progress that comes with an extend, at most 128 bytes. count: whether a nack counts as an attempt;
         below feature level 3 each nack does. dead: whether a nack ends the message as dead. results: of an ack, JSON
-        per lease. Raises Conflict for dead, results and progress below their feature level.
+        per lease. Raises Conflict for dead, results and progress below their feature level, and DiskFull for results
+        that would need the space that is kept for leases and plain acks.
         """
         node = self._node
         if (dead or results or (kind == "extend" and reason)) and node.ledger.level < OUTCOMES_LEVEL:
             what = "dead" if dead else "result" if results else "progress"
             raise Conflict(f"{what}: not before every node is upgraded (feature_level of GET /v1/cluster)")
+        if results and (full := node.peers.no_space("results")):
+            raise DiskFull(full, retry_after_ms=5_000)
         if dead:
             value_ms = commands.DEAD_NOW
         if not count:
