@@ -18,6 +18,7 @@ from hypothesis.errors import FlakyStrategyDefinition
 from openapi_spec_validator import validate
 from schemathesis.config import SchemathesisConfig
 
+from hadelay.api.base import decode_hook
 from hadelay.http import openapi
 from hadelay.http.app import ROUTES
 from tests.cli.support import cluster
@@ -30,6 +31,13 @@ CHECKS = (
     schemathesis.checks.response_headers_conformance,
 )
 DOCUMENT: dict[str, Any] = msgspec.json.decode(openapi.document(ROUTES.all))
+for operation in [one for path in DOCUMENT["paths"].values() for one in path.values()]:
+    # The document describes in words which other forms a body may have.
+    content = operation.get("requestBody", {}).get("content", {})
+    if "application/json" in content:
+        content["application/msgpack"] = {"schema": content["application/json"]["schema"]}
+    if operation["operationId"] == "publish_batch":
+        content["application/x-ndjson"] = {"schema": content["application/json"]["schema"]}
 #: A node alone cannot hand over, and so many snapshots are not held at once: 503, as documented.
 SCHEMA = schemathesis.openapi.from_dict(DOCUMENT, config=SchemathesisConfig(seed=1)).exclude(
     operation_id=["transfer_leader", "open_snapshot"]
@@ -71,6 +79,29 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_the_document_is_openapi() -> None:
     validate(DOCUMENT)
     assert DOCUMENT["openapi"].startswith("3.1.")
+
+
+def test_every_operation_has_a_tag_and_examples_that_its_types_take() -> None:
+    tags = {tag["name"] for tag in DOCUMENT["tags"] if tag["description"]}
+    for route in ROUTES.all:
+        operation = DOCUMENT["paths"][route.path][route.method.lower()]
+        (tag,) = operation["tags"]
+        assert tag in tags
+        examples = [one["example"] for one in operation["parameters"] if "example" in one]
+        bodies = [one["example"] for one in operation.get("requestBody", {}).get("content", {}).values()
+                  if "example" in one]  # fmt: skip
+        assert bool(bodies) == ("requestBody" in operation), route.name
+        if route.body:
+            assert isinstance(msgspec.convert(bodies[0], route.body, dec_hook=decode_hook), route.body)
+        answers = [
+            (kind, body["example"])
+            for status, kind in route.returns.items()
+            for body in operation["responses"][str(status)].get("content", {}).values()
+            if "example" in body
+        ]
+        for kind, answer in answers:
+            assert answer == msgspec.to_builtins(msgspec.convert(answer, kind))
+        assert examples or bodies or answers, route.name
 
 
 def test_the_document_has_every_route() -> None:

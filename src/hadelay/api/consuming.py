@@ -1,8 +1,8 @@
 """HTTP API types for receiving messages and settling their leases."""
 
-from typing import Any, Generic, Literal
+from typing import Annotated, Any, Generic, Literal
 
-from msgspec import UNSET, Struct, field
+from msgspec import UNSET, Meta, Struct, field
 
 from hadelay.api.base import At, Document, Duration, Request
 
@@ -72,7 +72,7 @@ class Ack(Request):
     #: Result of the only lease: any JSON, at most 64 KiB, kept with the message.
     result: Any = UNSET
     #: Results of all leases, in their order. A request has at most 512 KiB.
-    results: list[Any] | None = None
+    results: Annotated[list[Any], Meta(extra_json_schema={"items": {}})] | None = None
 
 
 class Nack(Request):

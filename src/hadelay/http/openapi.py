@@ -1,6 +1,7 @@
 """Makes the OpenAPI 3.1 document from the declared routes and the types that validate requests."""
 
 import re
+import sys
 from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any
@@ -10,7 +11,9 @@ import msgspec
 from hadelay.api.base import Document, schema_hook
 from hadelay.api.consuming import Received
 from hadelay.api.publishing import BatchItem
+from hadelay.codec.meta import OCTETS
 from hadelay.http.answers import JSON, MSGPACK, PROBLEM, Problem
+from hadelay.http.examples import ANSWERS, BODIES, PARAMETERS
 from hadelay.http.options import HEADERS
 from hadelay.http.routes import OPEN, Route
 from hadelay.version import VERSION
@@ -55,6 +58,11 @@ _HEADER_SCHEMAS: dict[str, dict[str, Any]] = {
 _RAW_BODIES: dict[str, Any] = {"publish_batch": list[BatchItem]}
 #: Operation that returns an id → operations that take this id.
 _LINKS = {"publish": ("get_message", "cancel_message", "reschedule_message", "deliver_now")}
+#: Other forms of request bodies are described here: generators of clients know JSON and bytes alone.
+_DESCRIPTION = (
+    "Every request body in JSON may also be MessagePack (`Content-Type: application/msgpack`), and a batch also lines "
+    "of JSON (`application/x-ndjson`). The payload of a publish has any media type, which its consumers get."
+)
 _ANSWER_HEADERS = {
     "Hadelay-Node": "The node that answers",
     "Hadelay-Leader": "The leader, where that node knows one",
@@ -78,7 +86,13 @@ def document(routes: Iterable[Route], *, tokens: bool = False) -> bytes:
     encoded = msgspec.json.encode(
         {
             "openapi": "3.1.0",
-            "info": {"title": "hadelay", "version": VERSION, "summary": "Delay messages, delivered on time"},
+            "info": {
+                "title": "hadelay",
+                "version": VERSION,
+                "summary": "Delay messages, delivered on time",
+                "description": _DESCRIPTION,
+            },
+            "tags": [{"name": name, "description": text} for name, text in dict(map(_tag, routes)).items()],
             "paths": paths,
             "components": {
                 "schemas": {name: _always_or_not(name, schema) for name, schema in components.items()},
@@ -117,6 +131,8 @@ def _operation(route: Route, refs: dict[Any, Any], tokens: bool) -> dict[str, An
             answer["content"] = {media: {"schema": schema}}
             if media == JSON and kind is not dict:
                 answer["content"][MSGPACK] = {"schema": schema}
+            if kind in ANSWERS:
+                answer["content"][media]["example"] = ANSWERS[kind]
         if status in (201, 307):
             answer["headers"]["Location"] = {"schema": {"type": "string"}}
         if status == 201 and route.name in _LINKS:
@@ -137,6 +153,7 @@ def _operation(route: Route, refs: dict[Any, Any], tokens: bool) -> dict[str, An
         responses[str(status)] = _response(status) | {"content": {PROBLEM: {"schema": refs[Problem]}}}
     operation: dict[str, Any] = {
         "operationId": route.name,
+        "tags": [_tag(route)[0]],
         "summary": route.summary,
         "parameters": _parameters(route),
         "responses": responses,
@@ -145,14 +162,20 @@ def _operation(route: Route, refs: dict[Any, Any], tokens: bool) -> dict[str, An
     if route.scope != OPEN:
         operation["description"] = f"Takes a token with the scope {route.scope}, where tokens are asked for."
         operation["security"] = [{"token": []}] if tokens else [{}, {"token": []}]
-    if route.body:
-        content = {"schema": refs[route.body]}
-        operation["requestBody"] = {"content": {JSON: content, MSGPACK: content}}
+    kind = route.body or _RAW_BODIES.get(route.name)
+    if kind:
+        operation["requestBody"] = {"content": {JSON: {"schema": refs[kind], "example": BODIES[kind]}}}
     elif route.raw_body:
-        kind = _RAW_BODIES.get(route.name)
-        content = {"schema": refs[kind]} if kind else {}
-        operation["requestBody"] = {"content": dict.fromkeys(route.raw_body, content)}
+        content = {"schema": {"type": "string", "format": "binary"}, "example": "pay order 4711"}
+        operation["requestBody"] = {"content": {OCTETS: content}}
     return operation
+
+
+def _tag(route: Route) -> tuple[str, str]:
+    """Tag of a route's operation, and what it is about: name and docstring of the module that declares the route."""
+    module = route.handler.__module__
+    about = (sys.modules[module].__doc__ or "").partition("\n\n")[0].removeprefix("Routes for ").replace("\n", " ")
+    return module.rpartition(".")[2], about[:1].upper() + about[1:]
 
 
 def _response(status: int) -> dict[str, Any]:
@@ -178,6 +201,9 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
     ]
     for name in _STANDARD_HEADERS.get(route.name, ()):
         found.append({"name": name, "in": "header", "schema": _HEADER_SCHEMAS.get(name, {"type": "string"})})
+    for parameter in found:
+        if parameter["name"] in PARAMETERS:
+            parameter["example"] = PARAMETERS[parameter["name"]]
     return found
 
 

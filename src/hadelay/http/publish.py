@@ -16,7 +16,7 @@ from hadelay.api.text import DOTS, LARGEST_MS, SMALLEST_INSTANT_MS, check_new_to
 from hadelay.codec.meta import Meta, pack
 from hadelay.errors import BadRequest, HadelayError, TooLarge
 from hadelay.http import options, receipts
-from hadelay.http.answers import JSON, JSON_TYPE, MSGPACK, MSGPACK_TYPE, NDJSON, Answer
+from hadelay.http.answers import JSON, JSON_TYPE, MSGPACK_TYPE, Answer
 from hadelay.http.batches import slices
 from hadelay.http.call import Call
 from hadelay.http.decoding import media_type
@@ -39,7 +39,7 @@ async def commit(call: Call, drafts: list[Draft], key: bytes | None) -> Receipts
     headers=options.HEADERS,
     returns={201: Published[str], 200: Published[str]},
     errors=(404, 409, 429),
-    raw_body=("*/*",),
+    raw_body=True,
     own_head=True,
     scope="publish",
 )
@@ -61,7 +61,7 @@ async def publish(call: Call) -> Answer:
     "/v1/messages:batch",
     returns={200: BatchResults[str]},
     errors=(429,),
-    raw_body=(JSON, NDJSON, MSGPACK),
+    raw_body=True,
     short=True,
     scope="publish",
     own_topics=True,

@@ -44,8 +44,8 @@ class Route:
     #: `Hadelay-*` request headers, for the OpenAPI document; only a route with `own_head` has some.
     headers: Iterable[str] = ()
     errors: tuple[int, ...] = ()
-    #: Media types of a body that the handler reads and limits itself (payloads, batches).
-    raw_body: tuple[str, ...] = ()
+    #: Whether the handler reads and limits the body itself (payloads, batches).
+    raw_body: bool = False
     #: Whether the handler reads headers and query itself.
     own_head: bool = False
     #: True if the handler needs only a `ParsedHead` and returns an `Answer`: connection.py calls it without aiohttp.
