@@ -9,12 +9,13 @@ SPARK := $(VENV)/.spark
 # What is imported is compiled then: compiling everything took a third of the set-up.
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: help setup demo test browser spark-cluster check format bench chaos soak overload sim lock docs clean
+.PHONY: help setup demo test browser frameworks spark-cluster check format bench chaos soak overload sim lock docs clean
 
 help:
 	@echo 'make demo    three nodes, producers, consumers; the leader is killed; a table counts what was lost, doubled, early, late'
 	@echo 'make test    all tests'
 	@echo 'make browser  Chromium and its driver, for the tests of the console in a real browser; they are skipped without'
+	@echo 'make frameworks  workers of Celery and other frameworks, killed and restarted, at full size'
 	@echo 'make check   format, lint, types'
 	@echo 'make spark-cluster   the pipeline on a Spark cluster of a master and two workers on this machine'
 	@echo 'make bench   the numbers, beside those of others (bench/README.md); ROWS="single batch" for some of them'
@@ -51,6 +52,10 @@ FRAMEWORKS := $(VENV)/.frameworks
 $(FRAMEWORKS): $(READY) requirements-frameworks.lock
 	$(PY) $(INSTALL) --require-hashes -r requirements-frameworks.lock
 	@touch $@
+
+# The same at full size, and what takes too long for `make test`.
+frameworks: $(READY) $(FRAMEWORKS)
+	@HADELAY_FRAMEWORKS=1 $(PY) -m pytest tests/frameworks
 
 # Chromium is Debian's; elsewhere HADELAY_CHROMIUM names one. Its fonts are those of the screenshots.
 BROWSER := $(VENV)/.browser

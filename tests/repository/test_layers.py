@@ -38,6 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "api": {"settings"},
     "client": {"api"},
     "tasks": {"client"},
+    "celery": {"client"},
     "testing": {"client", "http", "platform", "server", "settings", "storage"},
     "http": {"api", "codec", "platform", "server", "settings"},
     "console": {"api", "codec", "http", "server", "settings"},

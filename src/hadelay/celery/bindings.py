@@ -1,0 +1,102 @@
+"""Bindings that processes share: which queues get the messages of an exchange.
+
+A binding is a scheduled message with a client key, tagged with its exchange. Nobody receives these messages. The
+process that made a binding replaces its message long before it is due, so that the bindings of a killed process end by
+themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from contextlib import suppress
+from typing import NamedTuple
+
+from hadelay.celery.address import Address
+from hadelay.client import Client, Put
+from hadelay.client.background import loop, wait
+from hadelay.errors import HadelayError, NotFound
+
+#: Lifetime of the bindings of temporary queues and of other queues, in seconds.
+_TEMPORARY_S, _DURABLE_S = 600.0, 30 * 86_400.0
+_REFRESH_S = _TEMPORARY_S / 3
+#: Time for which bindings that were read may be used, in seconds.
+_CACHED_S = 1.0
+
+
+class Binding(NamedTuple):
+    exchange: str
+    routing_key: str
+    queue: str
+    #: Time in ms after which a message in the queue expires, for temporary queues: those that end with their consumer.
+    temporary_ms: int | None
+
+
+def tag_of(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:24]
+
+
+class Bindings:
+    """Bindings of one application. Each transport has its own."""
+
+    def __init__(self, client: Client, address: Address) -> None:
+        self._client, self._topic = client, f"{address.prefix}celery-bindings"
+        self._made: set[Binding] = set()
+        self._read: dict[str, tuple[float, list[Binding]]] = {}
+        self._refreshing: asyncio.Future[None] | None = None
+
+    def add(self, binding: Binding) -> None:
+        """Store a binding, and keep it as long as `remove` is not called."""
+        self._made.add(binding)
+        self._read.pop(binding.exchange, None)
+        for result in self._client.put_many([self._put(binding)]):
+            if isinstance(result, HadelayError):
+                raise result
+        if self._refreshing is None:
+            self._refreshing = asyncio.run_coroutine_threadsafe(self._refresh(), loop())  # type: ignore[assignment]
+
+    def remove(self, queue: str) -> None:
+        """Delete the bindings of a queue that this process made."""
+        for binding in [one for one in self._made if one.queue == queue]:
+            self._made.discard(binding)
+            self._read.pop(binding.exchange, None)
+            with suppress(HadelayError):  # gone, or the cluster cannot be reached: the binding ends by itself
+                self._client.cancel(topic=self._topic, key=_key(binding))
+
+    def of(self, exchange: str, *, fresh: bool) -> list[Binding]:
+        """Bindings of an exchange. fresh: not those read a moment ago."""
+        at, found = self._read.get(exchange, (-_CACHED_S, []))
+        if fresh or time.monotonic() - at > _CACHED_S:
+            found = wait(self._list(exchange))
+            self._read[exchange] = time.monotonic(), found
+        return found
+
+    def close(self) -> None:
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+
+    async def _list(self, exchange: str) -> list[Binding]:
+        found = []
+        with suppress(NotFound):
+            async for message in self._client._async().messages(self._topic, tags=[tag_of(exchange)]):
+                found.append(Binding(*json.loads(message.meta["binding"])))
+        return found
+
+    async def _refresh(self) -> None:
+        while True:
+            await asyncio.sleep(_REFRESH_S)
+            with suppress(HadelayError):  # the next time
+                await self._client._async().put_many([self._put(binding) for binding in self._made])
+
+    def _put(self, binding: Binding) -> Put:
+        lifetime_s = _DURABLE_S if binding.temporary_ms is None else _TEMPORARY_S
+        return Put(
+            topic=self._topic, key=_key(binding), on_conflict="replace", delay=lifetime_s, ttl=1,
+            tags=[tag_of(binding.exchange)], meta={"binding": json.dumps(binding)},
+        )  # fmt: skip
+
+
+def _key(binding: Binding) -> str:
+    return tag_of("\0".join(binding[:3]))

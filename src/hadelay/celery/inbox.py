@@ -1,0 +1,122 @@
+"""Messages on their way from the consumers, which run on the event loop of blocking clients, to the thread in which
+Celery's worker handles them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import queue
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from hadelay.client import AsyncMessage, Client, Consumer
+from hadelay.client.background import loop, wait
+
+log = logging.getLogger(__name__)
+
+#: Limit of unsettled messages without a prefetch limit.
+UNLIMITED = 1_000
+#: Time for the end of a consumer, in seconds.
+_CLOSE_S = 10.0
+
+Settlement = Callable[[AsyncMessage], Coroutine[Any, Any, str]]
+
+
+class Inbox:
+    """Received messages of a connection, each with the number of its channel and its queue's name. An error of a poll
+    stands between them."""
+
+    def __init__(self) -> None:
+        self._items: queue.SimpleQueue[tuple[int, str, AsyncMessage] | Exception] = queue.SimpleQueue()
+        self._pipe: tuple[int, int] | None = None
+
+    def descriptor(self) -> int:
+        """File descriptor that is readable when there are messages."""
+        if self._pipe is None:
+            self._pipe = os.pipe()
+            for descriptor in self._pipe:
+                os.set_blocking(descriptor, False)
+            self._wake()
+        return self._pipe[0]
+
+    def put(self, item: tuple[int, str, AsyncMessage] | Exception) -> None:
+        self._items.put(item)
+        self._wake()
+
+    def get(self, timeout: float | None) -> tuple[int, str, AsyncMessage]:
+        """The next message. Raises queue.Empty after `timeout` seconds, or the error of a poll."""
+        item = self._items.get(timeout=timeout) if timeout != 0 else self._items.get_nowait()
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    def clear_descriptor(self) -> None:
+        assert self._pipe is not None
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._pipe[0], 65_536)
+
+    def close(self) -> None:
+        if self._pipe is not None:
+            pipe, self._pipe = self._pipe, None
+            for descriptor in pipe:
+                os.close(descriptor)
+
+    def _wake(self) -> None:
+        if self._pipe is not None:
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._pipe[1], b"\0")
+
+
+class Subscription:
+    """A consumer whose messages go to an inbox. Any thread of the process that made it may call its methods."""
+
+    def __init__(
+        self, client: Client, inbox: Inbox, channel: int, limit: int, tags: list[str], options: Mapping[str, Any]
+    ) -> None:
+        """limit: most unsettled messages; 0: no limit. options: as of `consume`."""
+        self._inbox, self._channel = inbox, channel
+        #: Queue of each topic.
+        self._queues: dict[str, str] = {}
+        self._consumer: Consumer = client._async().consume((), concurrency=limit or UNLIMITED, tags=tags, **options)
+        self._pump = asyncio.run_coroutine_threadsafe(self._deliver(), loop())
+
+    def add(self, topic: str, queue: str) -> None:
+        self._queues[topic] = queue
+        self._change("topics", list(self._queues))
+
+    def remove(self, topic: str) -> None:
+        self._queues.pop(topic, None)
+        self._change("topics", list(self._queues))
+
+    def limit(self, most: int) -> None:
+        self._change("concurrency", most or UNLIMITED)
+
+    def close(self) -> None:
+        """Give back fetched messages that were not delivered, and wait until settlements are sent."""
+        with contextlib.suppress(TimeoutError):
+            wait(asyncio.wait_for(self._consumer.close(), _CLOSE_S))
+
+    def _change(self, name: str, value: Any) -> None:
+        loop().call_soon_threadsafe(setattr, self._consumer, name, value)
+
+    async def _deliver(self) -> None:
+        try:
+            while (message := await self._consumer.next()) is not None:
+                self._inbox.put((self._channel, self._queues.get(message.topic, ""), message))
+        except Exception as error:
+            self._inbox.put(error)
+
+
+def settle(message: AsyncMessage, settlement: Settlement) -> None:
+    """Settle a message, without waiting for the outcome."""
+
+    def ended(future: Future[str]) -> None:
+        if not future.cancelled() and (error := future.exception()) is not None:
+            log.warning("message %s was not settled, and is handed out again: %s", message.id, error)
+        elif not future.cancelled() and future.result() == "lease_lost":
+            log.warning("the lease of message %s had ended: it is handed out again", message.id)
+
+    asyncio.run_coroutine_threadsafe(settlement(message), loop()).add_done_callback(ended)

@@ -1,0 +1,413 @@
+"""The transport of kombu: queues are topics, and a task with an ETA is a message that is due then.
+
+A queue that ends with its consumer (for control commands, their replies and events) is not a topic of its own: these
+queues share topics, in which each message is tagged with its queue.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import queue as queues
+import uuid
+import zlib
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import msgspec
+from celery import current_app
+from kombu.exceptions import OperationalError
+from kombu.transport import virtual
+from kombu.transport.base import to_rabbitmq_queue_arguments
+from kombu.utils.json import dumps, loads
+
+from hadelay.celery.address import address_of, client_of, masked
+from hadelay.celery.bindings import Binding, Bindings, tag_of
+from hadelay.celery.inbox import Inbox, Settlement, Subscription, settle
+from hadelay.client import AsyncMessage, Put, wire
+from hadelay.client.background import wait
+from hadelay.client.queues import topic_of
+from hadelay.errors import Conflict, Forbidden, HadelayError, NotFound
+from hadelay.paths import with_query
+from hadelay.version import VERSION
+
+#: Topics that temporary queues share: a topic may be asked for 256 different tags at a time.
+_TEMPORARY_TOPICS = 16
+#: Time in ms after which a message in a temporary queue expires, unless the queue says otherwise.
+_TEMPORARY_MS = 3_600_000
+#: Time for the request that verifies a new connection, in seconds.
+_VERIFY_S = 2.0
+#: Time that a message fetched by basic_get stays leased, in seconds; only consumers extend leases.
+_GET_LEASE_S = 300
+#: Limit of a task's id that becomes a client key, in bytes.
+_KEY_BYTES = 250
+_OPTIONS = {"lease", "timeout", "queue_order_strategy"}
+
+REQUEUE: Settlement = partial(AsyncMessage.nack, delay=0, reason="requeued")
+REJECT: Settlement = partial(AsyncMessage.nack, dead=True, reason="rejected")
+GIVE_BACK: Settlement = partial(AsyncMessage.nack, delay=0, reason="the worker stopped", count=False)
+
+
+class Temporary(str):
+    """Name of a temporary queue that another process has bound."""
+
+    def __new__(cls, name: str, expiry_ms: int) -> Temporary:
+        made = super().__new__(cls, name)
+        made.expiry_ms = expiry_ms
+        return made
+
+    expiry_ms: int
+
+
+class QoS(virtual.QoS):
+    """Unsettled messages of a channel. The consumer counts them for the prefetch limit."""
+
+    def can_consume(self) -> bool:
+        return True
+
+    def ack(self, delivery_tag: str) -> None:
+        self._settle(delivery_tag, AsyncMessage.ack)
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        self._settle(delivery_tag, REQUEUE if requeue else REJECT)
+
+    def restore_unacked(self) -> list[Any]:
+        for tag in list(self._delivered):
+            self._settle(tag, GIVE_BACK)
+        return []
+
+    def restore_unacked_once(self, stderr: object = None) -> None:
+        self._on_collect.cancel()
+        self.restore_unacked()
+
+    def _settle(self, tag: str, settlement: Settlement) -> None:
+        self._delivered.pop(tag, None)
+        message = self.channel.unsettled.pop(tag, None)
+        if message is not None:
+            settle(message, settlement)
+
+
+class Channel(virtual.Channel):
+    QoS = QoS
+    supports_fanout = True
+    do_restore = False
+
+    def __init__(self, connection: Transport, **kwargs: Any) -> None:
+        super().__init__(connection, **kwargs)
+        #: Messages by delivery tag, which is the lease.
+        self.unsettled: dict[str, AsyncMessage] = {}
+        #: Drafts of messages, instead of publishes, for schedules.
+        self.drafts: list[Put] | None = None
+        self._subscription: Subscription | None = None
+        self._temporary: dict[str, Subscription] = {}
+        #: Consumed queues whose messages are acked when they are delivered.
+        self._acked_at_once: set[str] = set()
+        self._pid = os.getpid()
+
+    # Queues and exchanges.
+
+    def prepare_queue_arguments(self, arguments: Mapping[str, Any], **kwargs: Any) -> Any:
+        return to_rabbitmq_queue_arguments(arguments, **kwargs)
+
+    def _new_queue(self, queue: str, **options: Any) -> None:
+        arguments = options.get("arguments") or {}
+        if options.get("auto_delete") or options.get("exclusive") or "x-expires" in arguments:
+            self.connection.temporary.setdefault(queue, arguments.get("x-message-ttl") or _TEMPORARY_MS)
+
+    def _has_queue(self, queue: str, **_: Any) -> bool:
+        return queue in self.connection.temporary or self._info(queue) is not None
+
+    def _queue_bind(self, exchange: str, routing_key: str, pattern: object, queue: str) -> None:
+        temporary_ms = self.connection.temporary.get(queue)
+        if temporary_ms is None and exchange == routing_key == queue and self.typeof(exchange).type == "direct":
+            return  # `_lookup` finds this queue by its name
+        self.connection.bindings.add(Binding(exchange, routing_key, queue, temporary_ms))
+
+    def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> Any:
+        """Queues that get a message. The bindings of other processes count, too."""
+        if not exchange:
+            return [routing_key or default]
+        kind = self.typeof(exchange)
+        direct = kind.type == "direct"
+        table = list(self.state.exchanges.get(exchange, {}).get("table", ()))
+        if direct and (found := kind.lookup(table, exchange, routing_key, None)):
+            return found
+        # A reply goes to a queue that was bound a moment ago.
+        for binding in self.connection.bindings.of(exchange, fresh=direct):
+            queue = binding.queue if binding.temporary_ms is None else Temporary(binding.queue, binding.temporary_ms)
+            table.append(kind.prepare_bind(queue, exchange, binding.routing_key, None))
+        found = kind.lookup(table, exchange, routing_key, None)
+        return found or ([routing_key] if direct and exchange == routing_key else [])
+
+    def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **_: Any) -> None:
+        if if_empty and self._size(queue):
+            return
+        self.state.queue_bindings_delete(queue)
+        for exchange in self.state.exchanges.values():
+            exchange["table"] = [entry for entry in exchange["table"] if entry[2] != queue]
+        self.connection.bindings.remove(queue)
+        if self.connection.temporary.pop(queue, None) is None:
+            with suppress(NotFound):
+                self.connection.cluster.delete_topic(self._topic(queue), force=True)
+
+    def after_reply_message_received(self, queue: str) -> None:
+        pass  # `basic_cancel` has deleted the queue
+
+    def _size(self, queue: str) -> int:
+        info = None if self._expiry_ms(queue) else self._info(queue)
+        return info.ready if info is not None else 0
+
+    def _purge(self, queue: str) -> int:
+        info = self._info(queue)
+        if info is not None:
+            self.connection.cluster.purge(self._topic(queue))
+        return info.ready + info.scheduled if info is not None else 0
+
+    def _info(self, queue: str) -> Any:
+        try:
+            return self.connection.cluster.topic(self._topic(queue))
+        except NotFound:
+            return None
+
+    def _topic(self, queue: str) -> str:
+        prefix = self.connection.address.prefix
+        if self._expiry_ms(queue):
+            return f"{prefix}celery-temporary-{zlib.crc32(queue.encode()) % _TEMPORARY_TOPICS}"
+        return topic_of(prefix, queue)
+
+    def _expiry_ms(self, queue: str) -> int | None:
+        """Time after which a message in a temporary queue expires; None for other queues."""
+        return queue.expiry_ms if isinstance(queue, Temporary) else self.connection.temporary.get(queue)
+
+    # Publishing.
+
+    def _put(self, queue: str, message: dict[str, Any], **_: Any) -> None:
+        draft = self._draft(queue, message)
+        if self.drafts is not None:
+            self.drafts.append(draft)
+            return
+        put = self.connection.cluster.put
+        try:
+            try:
+                put(**msgspec.structs.asdict(draft))
+            except Conflict:
+                if draft.key is None:
+                    raise
+                # Another message of the task is pending, such as the one whose task replaces itself: both count.
+                put(**msgspec.structs.asdict(draft) | {"key": None, "on_conflict": None})
+        except HadelayError as error:
+            raise OperationalError(str(error)) from error  # not one that kombu retries: the client did that
+
+    def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **_: Any) -> None:
+        if exchange.endswith(".pidbox"):
+            self._revoke(loads(base64.b64decode(message["body"])))
+        drafts = [self._draft(queue, message) for queue in self._lookup(exchange, routing_key)]
+        for result in self.connection.cluster.put_many(drafts):
+            if isinstance(result, HadelayError):
+                raise OperationalError(str(result)) from result
+
+    def _draft(self, queue: str, message: dict[str, Any]) -> Put:
+        headers = message.get("headers") or {}
+        draft = Put(topic=self._topic(queue), body=dumps(message).encode(), content_type="application/json")
+        now = datetime.now(UTC)
+        draft.at = at = _time(headers.get("eta"))
+        if (expires := _time(headers.get("expires"))) is not None:
+            draft.ttl = max((expires - max(at or now, now)).total_seconds(), 0.001)
+        if expiry_ms := self._expiry_ms(queue):
+            draft.tags, draft.ttl = [tag_of(queue)], draft.ttl or expiry_ms / 1000
+        elif "task" in headers:
+            draft.key, draft.on_conflict = _key(str(headers.get("id")), headers.get("retries") or 0), "reject"
+            if len(draft.key.encode()) > _KEY_BYTES:
+                draft.key = draft.on_conflict = None
+        return draft
+
+    def _revoke(self, command: Mapping[str, Any]) -> None:
+        """Cancel revoked tasks that are not handed out yet. Workers remember the others."""
+        if command.get("method") != "revoke":
+            return
+        ids = command["arguments"]["task_id"]
+        ids = [ids] if isinstance(ids, str) else list(ids)
+        prefix = self.connection.address.prefix
+        for topic in self.connection.cluster.topics(prefix=prefix):
+            if topic.scheduled + topic.ready == 0 or topic.topic.startswith(f"{prefix}celery-"):
+                continue
+            for task in ids:
+                for retries in (0, 1):
+                    with suppress(NotFound, Conflict):
+                        self.connection.cluster.cancel(topic=topic.topic, key=_key(task, retries))
+                        current_app.backend.mark_as_revoked(task, "revoked")
+
+    # Consuming.
+
+    def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:
+        super().basic_qos(prefetch_size, prefetch_count, apply_global)
+        for subscription in self._subscriptions():
+            subscription.limit(prefetch_count)
+
+    def basic_consume(self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **kwargs: Any) -> None:
+        super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
+        (self._acked_at_once.add if no_ack else self._acked_at_once.discard)(queue)
+        if queue in self.connection.temporary:
+            subscription = self._temporary[queue] = self._subscribe([tag_of(queue)])
+        else:
+            subscription = self._subscription = self._subscription or self._subscribe([])
+        subscription.add(self._topic(queue), queue)
+
+    def basic_cancel(self, consumer_tag: str) -> None:
+        queue = self._tag_to_queue.get(consumer_tag)
+        super().basic_cancel(consumer_tag)
+        if queue is None or self._pid != os.getpid():
+            return
+        if (temporary := self._temporary.pop(queue, None)) is not None:
+            temporary.close()
+            self.queue_delete(queue)
+        elif self._subscription is not None and queue not in self._active_queues:
+            self._subscription.remove(self._topic(queue))
+
+    def _subscribe(self, tags: list[str]) -> Subscription:
+        transport = self.connection
+        return Subscription(
+            transport.cluster, transport.inbox, self.channel_id, self.qos.prefetch_count, tags, transport.consuming
+        )
+
+    def _subscriptions(self) -> Iterable[Subscription]:
+        return [*self._temporary.values(), *([self._subscription] if self._subscription else [])]
+
+    def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
+        message = super().basic_get(queue, no_ack, **kwargs)
+        if message is not None and no_ack:
+            self.qos.ack(message.delivery_tag)
+        return message
+
+    def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:
+        tags = [tag_of(queue)] if queue in self.connection.temporary else []
+        client = self.connection.cluster._async()
+        for message in wait(client.receive(self._topic(queue), max=1, tags=tags, lease=_GET_LEASE_S)):
+            return self.received(message)
+        raise queues.Empty
+
+    def deliver(self, queue: str, message: AsyncMessage) -> None:
+        """Call the callback of the queue's consumer."""
+        if queue not in self._active_queues:
+            settle(message, GIVE_BACK)
+            return
+        raw = self.received(message)
+        if queue in self._acked_at_once:
+            self.qos.ack(message.lease)
+        self.connection._callbacks[queue](raw)
+
+    def received(self, message: AsyncMessage) -> dict[str, Any]:
+        """The message as kombu knows it. The task is due: without its ETA, the worker does not hold it once more."""
+        raw: dict[str, Any] = loads(message.body)
+        properties, headers = raw["properties"], raw.get("headers") or {}
+        properties["delivery_tag"] = message.lease
+        properties.setdefault("delivery_info", {})["redelivered"] = message.redelivered
+        if headers.get("eta"):
+            headers["eta"] = None
+        if message.schedule is not None:
+            task = str(uuid.uuid5(uuid.NAMESPACE_OID, message.id))
+            headers["id"] = headers["root_id"] = properties["correlation_id"] = task
+        self.unsettled[message.lease] = message
+        return raw
+
+    def close(self) -> None:
+        if self.closed or self._pid != os.getpid():
+            return
+        subscription = self._subscription
+        super().close()
+        if subscription is not None:
+            subscription.close()
+
+
+class Transport(virtual.Transport):
+    """Connection to a cluster. All connections of a process share a client, which opens its sockets when it needs them:
+    a connection made before a fork works after it."""
+
+    Channel = Channel
+    can_parse_url = True
+    driver_type = driver_name = "hadelay"
+    connection_errors = (*virtual.Transport.connection_errors, HadelayError, ConnectionError)
+    implements = virtual.Transport.implements.extend(
+        asynchronous=True, exchange_type=frozenset(["direct", "topic", "fanout"])
+    )
+
+    def __init__(self, client: Any, **kwargs: Any) -> None:
+        super().__init__(client, **kwargs)
+        options = client.transport_options
+        self.address = address_of(client.hostname, client.ssl)
+        self.cluster = client_of(self.address, float(options.get("timeout", 30)))
+        self.bindings = Bindings(self.cluster, self.address)
+        self.inbox = Inbox()
+        #: Temporary queues, with the time in ms after which their messages expire.
+        self.temporary: dict[str, int] = {}
+        listed = options.get("queue_order_strategy") == "priority"
+        self.consuming = {"lease": options.get("lease", 30), "order": "listed" if listed else "turns"}
+        self._hub: Any = None
+
+    def establish_connection(self) -> Transport:
+        path = with_query("/v1/topics", {"prefix": f"{self.address.prefix}celery", "stale": True})
+        try:
+            client = self.cluster._async()
+            wait(client._transport.request("GET", path, wire.read(wire.WireTopics), timeout_s=_VERIFY_S))
+        except Forbidden:
+            pass  # a token without the scope `read`
+        except HadelayError as error:
+            raise ConnectionError(str(error)) from error
+        return super().establish_connection()  # type: ignore[no-any-return]
+
+    def close_connection(self, connection: object) -> None:
+        super().close_connection(connection)
+        if self._hub is not None:
+            self._hub.remove(self.inbox.descriptor())
+            self._hub = None
+        self.bindings.close()
+        self.inbox.close()
+
+    def register_with_event_loop(self, connection: object, loop: Any) -> None:
+        self._hub = loop
+        loop.add_reader(self.inbox.descriptor(), self._on_readable)
+
+    def _on_readable(self) -> None:
+        self.inbox.clear_descriptor()
+        with suppress(queues.Empty):
+            while True:
+                self._deliver_next(0)
+
+    def drain_events(self, connection: object, timeout: float | None = None) -> None:
+        try:
+            self._deliver_next(timeout)
+        except queues.Empty:
+            raise TimeoutError from None
+
+    def _deliver_next(self, timeout: float | None) -> None:
+        number, queue, message = self.inbox.get(timeout)
+        for channel in self.channels:
+            if channel.channel_id == number:
+                channel.deliver(queue, message)
+                return
+        settle(message, GIVE_BACK)
+
+    def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
+        return uri if include_password else masked(uri, mask)
+
+    def driver_version(self) -> str:
+        return VERSION
+
+
+def _time(given: object) -> datetime | None:
+    """The time in a header: a datetime, its text or a Unix time. Without a time zone, in that of the app."""
+    if not given:
+        return None
+    if isinstance(given, int | float):
+        return datetime.fromtimestamp(given, UTC)
+    time = given if isinstance(given, datetime) else datetime.fromisoformat(str(given))
+    return time if time.tzinfo else time.replace(tzinfo=current_app.timezone)
+
+
+def _key(task: str, retries: int) -> str:
+    """Client key of a task's message. A retry is published while the attempt before is leased, so the two have
+    different keys; two in turn are enough to find every message of a task."""
+    return task + ".r" * (retries % 2)
