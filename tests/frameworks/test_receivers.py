@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import re
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 from hadelay.testing import LocalNode
+from tests.frameworks.servers import Server, examples
 
-ROOT = Path(__file__).resolve().parents[2]
 SECRET, NEW, OTHER = ("whsec_" + letter * 32 for letter in "abc")
 #: The project around the page's view, in the same file.
 DJANGO = """
@@ -37,69 +29,21 @@ SERVERS = {
 }
 
 
-@dataclass
-class Receiver:
-    port: int
-    process: subprocess.Popen[str]
-    #: What it prints.
-    log: Path
-
-    def until(self, text: str) -> None:
-        deadline = time.monotonic() + 30
-        while text not in self.log.read_text():
-            assert time.monotonic() < deadline, self.log.read_text()
-            assert self.process.poll() is None, self.log.read_text()
-            time.sleep(0.02)
-
-
-def example(framework: str) -> str:
-    page = (ROOT / "docs/howto/webhooks.md").read_text()
-    found = re.search(rf"^### {framework}\n\n```py\n(.*?)^```", page, re.M | re.S)
-    assert found is not None
-    return found[1]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
-def receivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Receiver]]:
+def receivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Server]]:
     """All of them, started side by side."""
-    found = {}
+    found, texts = {}, dict(examples("webhooks.md"))
     for framework, words in SERVERS.items():
-        directory, port = tmp_path_factory.mktemp(framework), free_port()
-        (directory / "receiver.py").write_text(example(framework) + (DJANGO if framework == "Django" else ""))
-        log = directory / "log"
-        with log.open("w") as output:
-            process = subprocess.Popen(
-                [sys.executable, *words.format(port=port).split()],
-                cwd=directory, stdout=output, stderr=subprocess.STDOUT, text=True,
-                env={**os.environ, "WEBHOOK_SECRET": SECRET, "PYTHONPATH": str(ROOT / "src")},
-            )  # fmt: skip
-        found[framework] = Receiver(port, process, log)
+        directory = tmp_path_factory.mktemp(framework)
+        (directory / "receiver.py").write_text(texts[framework] + (DJANGO if framework == "Django" else ""))
+        found[framework] = Server(directory, words, WEBHOOK_SECRET=SECRET)
     try:
-        for receiver in found.values():
-            wait_for_server(receiver)
+        for server in found.values():
+            server.wait_for(server.serves)
         yield found
     finally:
-        for receiver in found.values():
-            receiver.process.terminate()
-        for receiver in found.values():
-            receiver.process.wait(20)
-
-
-def wait_for_server(receiver: Receiver) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            with socket.create_connection(("127.0.0.1", receiver.port)):
-                return
-        except ConnectionRefusedError:
-            assert time.monotonic() < deadline, receiver.log.read_text()
-            assert receiver.process.poll() is None, receiver.log.read_text()
-            time.sleep(0.02)
+        for server in found.values():
+            server.stop()
 
 
 @pytest.fixture(scope="module")
@@ -111,10 +55,10 @@ def node() -> Iterator[LocalNode]:
 @pytest.mark.processes
 @pytest.mark.parametrize("framework", SERVERS)
 def test_genuine_calls_are_taken_and_others_refused(
-    framework: str, receivers: dict[str, Receiver], node: LocalNode
+    framework: str, receivers: dict[str, Server], node: LocalNode
 ) -> None:
     receiver, topic = receivers[framework], framework.lower()
-    url = f"http://127.0.0.1:{receiver.port}/invoices"
+    url = receiver.url + "/invoices"
     node.client.put_topic(topic, webhook={"url": url, "secret": SECRET})
     put = node.client.put(topic, {"invoice": 4711})
     receiver.until("invoice 4711\n")
@@ -129,4 +73,4 @@ def test_genuine_calls_are_taken_and_others_refused(
     refused = node.client.wait_for(node.client.put(topic, {"invoice": 4713}).id, timeout=10)
     assert refused.state == "dead"
     assert [event.reason for event in refused.history if event.reason] == ["HTTP 401"]
-    assert "invoice 4713" not in receiver.log.read_text()
+    assert "invoice 4713" not in receiver.log

@@ -39,6 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "client": {"api"},
     "tasks": {"client"},
     "celery": {"client"},
+    "fastapi": {"client", "tasks"},
     "testing": {"client", "http", "platform", "server", "settings", "storage"},
     "http": {"api", "codec", "platform", "server", "settings"},
     "console": {"api", "codec", "http", "server", "settings"},

@@ -89,7 +89,7 @@ async def _work(app: App, client: AsyncClient, start: Start, supervisor: socket.
         loop.add_signal_handler(number, stop)
     loop.add_reader(supervisor, supervisor_ended)
     runner = Runner(app, client, CpuPool(start.app), partial(send, supervisor))
-    beside = [asyncio.create_task(_live(supervisor)), asyncio.create_task(_store_schedules(app, client))]
+    beside = [asyncio.create_task(_live(supervisor)), asyncio.create_task(store_schedules(app, client))]
     try:
         with contextlib.suppress(asyncio.CancelledError):
             await consumer.work(runner, drain=start.drain_s)
@@ -105,7 +105,7 @@ async def _live(supervisor: socket.socket) -> None:
         await asyncio.sleep(_ALIVE_S)
 
 
-async def _store_schedules(app: App, client: AsyncClient) -> None:
+async def store_schedules(app: App, client: AsyncClient) -> None:
     """Store the schedules of periodic tasks; an unchanged one stays as it is."""
     for task in app.tasks.values():
         while task.schedule is not None:
