@@ -40,6 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "tasks": {"client"},
     "celery": {"client"},
     "fastapi": {"client", "tasks"},
+    "django": {"client", "tasks"},
     "testing": {"client", "http", "platform", "server", "settings", "storage"},
     "http": {"api", "codec", "platform", "server", "settings"},
     "console": {"api", "codec", "http", "server", "settings"},
@@ -139,6 +140,17 @@ def test_only_the_pipeline_needs_what_only_the_pipeline_installs() -> None:
     assert importers == {"pipeline", "cli", "storage"}
 
 
+def test_a_framework_is_imported_by_its_own_part_alone() -> None:
+    packages = {"celery": "celery", "kombu": "celery", "django": "django", "django_tasks": "django"}
+    importers = {
+        (packages[module.partition(".")[0]], path.relative_to(SOURCE).parts[0])
+        for path in SOURCE.rglob("*.py")
+        for module in imported(path)
+        if module.partition(".")[0] in packages
+    }
+    assert importers == {(part, part) for part in packages.values()}
+
+
 def test_nothing_is_unpickled() -> None:
     assert [path.name for path in SOURCE.rglob("*.py") if "pickle" in set(imported(path))] == []
 
@@ -160,7 +172,8 @@ def graph() -> dict[str, frozenset[str]]:
         named: set[str] = set()
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
-                named.update(alias.name.removeprefix("hadelay.") for alias in node.names)
+                ours = (alias.name for alias in node.names if alias.name.startswith("hadelay."))
+                named.update(name.removeprefix("hadelay.") for name in ours)
             elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "hadelay":
                 of = str(node.module).removeprefix("hadelay").removeprefix(".")
                 inner = {alias.name: f"{of}.{alias.name}".removeprefix(".") for alias in node.names}

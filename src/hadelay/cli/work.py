@@ -1,15 +1,9 @@
 """`hadelay work`: run the tasks of an app."""
 
-import asyncio
-import logging
 import os
-import re
 from typing import Annotated
 
 from cyclopts import Parameter
-
-from hadelay.errors import BadRequest
-from hadelay.tasks.channel import Start
 
 
 def work(
@@ -32,30 +26,10 @@ def work(
         health: Serve /healthz and /metrics at HOST:PORT.
         servers: Addresses of nodes, for an app that names none. Default: HADELAY_SERVERS.
     """
-    if concurrency < 1 or processes < 1:
-        raise BadRequest("--concurrency and --processes are at least 1")
-    if health is not None and not re.fullmatch(r"(.+:)?\d{1,5}", health):
-        raise BadRequest(f"--health {health}: expected HOST:PORT, such as 127.0.0.1:8081")
-    from hadelay.client.wire import seconds_of
-
-    try:
-        start = Start(app, concurrency, seconds_of(drain), seconds_of(lease))
-    except ValueError as error:
-        raise BadRequest(f"--drain, --lease: {error}") from None
     if servers is not None:
         os.environ["HADELAY_SERVERS"] = servers
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    return asyncio.run(_run(start, processes, reload, health))
+    from hadelay.tasks.supervisor import supervise
 
-
-async def _run(start: Start, processes: int, reload: bool, health: str | None) -> int:
-    from hadelay.tasks.health import serve
-    from hadelay.tasks.supervisor import Supervisor
-
-    supervisor = Supervisor(start, processes=processes, reload=reload)
-    server = None if health is None else await serve(health, supervisor.counts, processes)
-    try:
-        return await supervisor.run()
-    finally:
-        if server is not None:
-            server.close()
+    return supervise(
+        app, concurrency=concurrency, processes=processes, drain=drain, lease=lease, reload=reload, health=health
+    )

@@ -142,5 +142,10 @@ class AsyncMessage(Message, kw_only=True):
 
 def reason_of(error: BaseException) -> str:
     """An exception as a nack's reason: its class and text, at most 128 bytes of printable text."""
-    text = "".join(c if c.isprintable() else " " for c in f"{type(error).__name__}: {error}".strip(": "))
+    return printable(f"{type(error).__name__}: {error}".strip(": "))
+
+
+def printable(reason: str) -> str:
+    """A text as a nack's reason: at most 128 bytes of printable text."""
+    text = "".join(c if c.isprintable() else " " for c in reason)
     return text.encode("utf-8", "replace")[:128].decode("utf-8", "ignore")

@@ -12,6 +12,7 @@ import msgspec
 
 from hadelay.client import Client, Delay, MessageInfo, Put, Receipt
 from hadelay.client.anyloop import awaited
+from hadelay.client.requests import Order
 from hadelay.client.wire import seconds_of
 from hadelay.tasks.attempt import Attempt
 from hadelay.tasks.inline import Inline
@@ -42,6 +43,9 @@ class App:
     topic of tasks that name none.
     """
 
+    #: Order in which workers receive from `topics`.
+    order: Order = "turns"
+
     def __init__(
         self,
         urls: str | Sequence[str] | None = None,
@@ -50,7 +54,7 @@ class App:
         ca: str | None = None,
         topic: str = "tasks",
     ) -> None:
-        self.urls = urls or os.environ.get("HADELAY_SERVERS") or "http://127.0.0.1:8400"
+        self.urls = servers(urls)
         self.token, self.ca, self.topic = token, ca, topic
         self.tasks: dict[str, Task[..., Any]] = {}
         self.around: list[Middleware] = []
@@ -65,6 +69,12 @@ class App:
     @property
     def topics(self) -> list[str]:
         return sorted({task.topic for task in self.tasks.values()})
+
+    def find(self, name: str) -> Task[..., Any]:
+        """The task of a message. LookupError if this program has none with this name."""
+        if name not in self.tasks:
+            raise LookupError(f"this worker has no task {name!r}")
+        return self.tasks[name]
 
     @overload
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
@@ -177,6 +187,11 @@ class App:
     def _prepare(self, put: Put) -> None:
         for change in self._before_put:
             change(put)
+
+
+def servers(urls: str | Sequence[str] | None) -> str | Sequence[str]:
+    """Addresses of nodes: those given, those of the variable HADELAY_SERVERS, or a node on loopback."""
+    return urls or os.environ.get("HADELAY_SERVERS") or "http://127.0.0.1:8400"
 
 
 def _finished(info: MessageInfo) -> Finished:

@@ -25,6 +25,8 @@ class Attempt:
     #: End of the task's timeout; None without a timeout.
     deadline: datetime | None = None
     meta: Mapping[str, str] = field(default_factory=dict)
+    #: Name of the worker process, as in the message's history.
+    consumer: str = ""
     _over: Callable[[], bool] = _never
 
     @property

@@ -23,6 +23,8 @@ class Start(Struct, frozen=True):
     concurrency: int
     drain_s: float
     lease_s: float
+    #: Topics to receive from; none: those of the app.
+    topics: list[str] = []
     #: Leases of a worker that crashed, to give back.
     orphans: list[str] = []
     #: Whether to end after that.

@@ -24,6 +24,6 @@ def load(where: str) -> App:
         raise ConfigError(f"{where}: module {module} has no App named {name or 'app'!r}: use MODULE:NAME")
     for task in found.tasks.values():
         task.arguments.check()
-    if not found.tasks:
+    if not found.topics:
         raise ConfigError(f"{where}: the app has no tasks; import the modules that define them where you make the app")
     return found

@@ -101,10 +101,10 @@ def outcome_of(error: Exception, rules: Rules, attempt: int) -> Outcome:
     return Outcome(kind="failed", delay_s=seconds_of(listed[min(attempt, len(listed)) - 1]), reason=reason, trace=trace)
 
 
-def uncounted(info: MessageInfo) -> int:
-    """Number of attempts that do not count: snoozes, and stops of workers. A hand-out's number counts them, too."""
-    reasons = [event.reason or "" for event in info.history if event.event == "nacked"]
-    return sum(reason == GIVE_BACK.reason or reason.startswith(SNOOZED) for reason in reasons)
+def uncounted(info: MessageInfo) -> list[int]:
+    """Numbers of the attempts that do not count: snoozes, and stops of workers."""
+    ends = [(event.attempt, event.reason or "") for event in info.history if event.event == "nacked"]
+    return [number for number, reason in ends if reason == GIVE_BACK.reason or reason.startswith(SNOOZED)]
 
 
 def _listed(waits: Delay | Sequence[Delay]) -> Sequence[Delay]:
@@ -117,7 +117,7 @@ def _listed(waits: Delay | Sequence[Delay]) -> Sequence[Delay]:
 
 async def settle(message: AsyncMessage, outcome: Outcome, rules: Rules) -> None:
     match outcome.kind:
-        case "done" if rules.result:
+        case "done" if rules.result and outcome.result is not None:
             await message.ack(outcome.result)
         case "done":
             await message.ack()

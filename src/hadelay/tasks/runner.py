@@ -39,9 +39,7 @@ class Runner:
         begun, name, rules = time.monotonic(), "unknown", Rules()
         try:
             call = msgspec.json.decode(message.body, type=Call)
-            if call.task not in self._app.tasks:
-                raise LookupError(f"this worker has no task {call.task!r}")
-            task = self._app.tasks[call.task]
+            task = self._app.find(call.task)
             name, rules = task.name, task.rules
             with span(name, message.id, message.traceparent):
                 outcome = done(await self._attempt(task, call, message), rules)
@@ -54,7 +52,7 @@ class Runner:
             outcome = outcome_of(RuntimeError(f"the task cancelled itself: {error}"), rules, message.attempt)
         if outcome.kind == "failed" and rules.max_attempts is not None and message.attempt >= rules.max_attempts:
             with contextlib.suppress(HadelayError):  # without an answer now, the next attempt counts
-                if message.attempt - uncounted(await self._client.get(message.id)) >= rules.max_attempts:
+                if message.attempt - len(uncounted(await self._client.get(message.id))) >= rules.max_attempts:
                     outcome = msgspec.structs.replace(outcome, kind="dead")
         if outcome.kind in ("failed", "dead"):
             log.warning("%s, attempt %d, %s: %s%s", name, message.attempt, outcome.kind, outcome.reason, outcome.trace)
@@ -71,7 +69,7 @@ class Runner:
         attempt = Attempt(
             task=task.name, id=message.id, topic=message.topic, key=message.key, number=message.attempt,
             deadline=None if timeout_s is None else datetime.now(UTC) + timedelta(seconds=timeout_s),
-            meta=message.meta, _over=lambda: over or message.lost,
+            meta=message.meta, consumer=self._client.consumer, _over=lambda: over or message.lost,
         )  # fmt: skip
         token = CURRENT.set(attempt)
 

@@ -8,17 +8,20 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
+from hadelay.client.wire import seconds_of
+from hadelay.errors import BadRequest
 from hadelay.tasks.channel import LINE_BYTES, Report, Start, send
-from hadelay.tasks.health import Counts
+from hadelay.tasks.health import Counts, serve
 from hadelay.tasks.worker import UNUSABLE
 
 log = logging.getLogger(__name__)
@@ -27,6 +30,34 @@ log = logging.getLogger(__name__)
 _YOUNG_S, _PAUSE_S, _LONGEST_PAUSE_S = 5.0, 1.0, 30.0
 #: Interval of looking for changed files, in seconds.
 _LOOK_S = 0.3
+
+
+def supervise(
+    app: str, *, concurrency: int = 10, processes: int = 1, drain: str = "8s", lease: str = "30s",
+    reload: bool = False, health: str | None = None, topics: Sequence[str] = (),
+) -> int:  # fmt: skip
+    """Run the workers of an app until a signal; returns the exit code. The arguments are the options of `hadelay work`.
+    Raises BadRequest. topics: default: those of the app."""
+    if concurrency < 1 or processes < 1:
+        raise BadRequest("--concurrency and --processes are at least 1")
+    if health is not None and not re.fullmatch(r"(.+:)?\d{1,5}", health):
+        raise BadRequest(f"--health {health}: expected HOST:PORT, such as 127.0.0.1:8081")
+    try:
+        start = Start(app, concurrency, seconds_of(drain), seconds_of(lease), list(topics))
+    except ValueError as error:
+        raise BadRequest(f"--drain, --lease: {error}") from None
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    async def run() -> int:
+        supervisor = Supervisor(start, processes=processes, reload=reload)
+        server = None if health is None else await serve(health, supervisor.counts, processes)
+        try:
+            return await supervisor.run()
+        finally:
+            if server is not None:
+                server.close()
+
+    return asyncio.run(run())
 
 
 class Supervisor:

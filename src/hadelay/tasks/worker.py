@@ -69,8 +69,9 @@ async def _run(app: App, start: Start, supervisor: socket.socket) -> None:
 async def _work(app: App, client: AsyncClient, start: Start, supervisor: socket.socket) -> None:
     loop, working = asyncio.get_running_loop(), asyncio.current_task()
     assert working is not None
-    log.info("working: %d tasks, topics %s, at %s", len(app.tasks), ", ".join(app.topics), app.urls)
-    consumer = client.consume(app.topics, concurrency=start.concurrency, lease=start.lease_s)
+    topics = start.topics or app.topics
+    log.info("working: topics %s, at %s", ", ".join(topics), app.urls)
+    consumer = client.consume(topics, concurrency=start.concurrency, lease=start.lease_s, order=app.order)
 
     def stop() -> None:
         """The first time: drain. The second time: give back now."""

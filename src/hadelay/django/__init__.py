@@ -1,0 +1,8 @@
+"""Django's tasks, kept by a cluster (docs/howto/django.md): `BACKEND` of TASKS, and the command `hadelay_worker`."""
+
+try:
+    from hadelay.django.backend import HadelayBackend as HadelayBackend
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] not in ("django", "django_tasks"):
+        raise
+    raise ImportError(f"hadelay.django needs {error.name}: install hadelay[django]") from error

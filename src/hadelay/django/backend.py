@@ -1,0 +1,137 @@
+"""The backend of Django's tasks: publishes calls, and reads their results."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Annotated, Any
+
+import msgspec
+from django.apps import apps
+from django.core import checks
+from django.utils import timezone
+from django.utils.module_loading import import_string
+from msgspec import Meta, Struct
+
+from hadelay.client import Client
+from hadelay.client.anyloop import awaited
+from hadelay.client.queues import topic_of
+from hadelay.django.compat import (
+    DEFAULT_TASK_QUEUE_NAME,
+    BaseTaskBackend,
+    TaskResultDoesNotExist,
+    normalize_json,
+    task_enqueued,
+)
+from hadelay.django.results import Job, new_result, result_of
+from hadelay.errors import BadRequest, HadelayError, NotFound
+from hadelay.tasks.app import servers
+from hadelay.tasks.outcomes import Rules
+from hadelay.tasks.task import Call
+
+
+class Options(Struct, kw_only=True, forbid_unknown_fields=True):
+    """OPTIONS of the backend."""
+
+    #: As of Client. Default of urls: the variable HADELAY_SERVERS, or a node on loopback.
+    urls: str | list[str] | None = None
+    token: str | None = None
+    ca: str | None = None
+    #: Beginning of the names of all topics.
+    prefix: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")] = "django"
+    #: Attempts of a task that raises exceptions.
+    max_attempts: Annotated[int, Meta(ge=1)] = 1
+    #: Waits before the next attempt, by class of the exception or its dotted path; a list has one for each attempt.
+    retry: dict[Any, Any] = {}
+
+
+class HadelayBackend(BaseTaskBackend):
+    supports_defer = True
+    supports_async_task = True
+    supports_get_result = True
+    supports_priority = True
+
+    def __init__(self, alias: str, params: Mapping[str, Any]) -> None:
+        super().__init__(alias, params)
+        #: Queues in the order of the settings: a worker prefers the first ones.
+        self.queue_names = list(params.get("QUEUES", [DEFAULT_TASK_QUEUE_NAME]))
+
+    @cached_property
+    def settings(self) -> Options:
+        return msgspec.convert(dict(self.options), Options)
+
+    @cached_property
+    def client(self) -> Client:
+        """The client of this backend. Any thread may use it, also after a fork."""
+        return Client(servers(self.settings.urls), self.settings.token, ca=self.settings.ca)
+
+    @cached_property
+    def rules(self) -> Rules:
+        retry = {import_string(kind) if isinstance(kind, str) else kind: self.settings.retry[kind]
+                 for kind in self.settings.retry}  # fmt: skip
+        return Rules(retry=retry, result=True)
+
+    def topics(self, queues: Sequence[str]) -> list[str]:
+        """Topics of queues, by falling priority."""
+        return [self._topic(queue, priority) for priority in (1, 0, -1) for queue in queues]
+
+    def _topic(self, queue: str, priority: int) -> str:
+        band = "-high" if priority > 0 else "-low" if priority < 0 else ""
+        return topic_of(f"{self.settings.prefix}{band}.", queue)
+
+    def _call(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Job, dict[str, Any]]:
+        """A call, and the arguments of `put` that publish it."""
+        self.validate_task(task)
+        at = task.run_after
+        if at is not None and timezone.is_naive(at):
+            at = timezone.make_aware(at)
+        job = Job(normalize_json(args), normalize_json(kwargs), task.queue_name, datetime.now(UTC), task.priority, at)
+        body = msgspec.json.encode(Call(task.module_path, msgspec.Raw(msgspec.json.encode(job))))
+        topic = self._topic(task.queue_name, task.priority)
+        return job, {"topic": topic, "body": body, "content_type": "application/json", "at": at}
+
+    def enqueue(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        job, put = self._call(task, args, kwargs)
+        result = new_result(self.alias, self.client.put(**put).id, task, job)
+        task_enqueued.send(type(self), task_result=result)
+        return result
+
+    async def aenqueue(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        job, put = self._call(task, args, kwargs)
+        receipt = await awaited(self.client, lambda client: client.put(**put))
+        result = new_result(self.alias, receipt.id, task, job)
+        await task_enqueued.asend(type(self), task_result=result)
+        return result
+
+    def get_result(self, result_id: str) -> Any:
+        try:
+            return result_of(self.alias, self.client.get(result_id, body=True))
+        except (NotFound, BadRequest) as error:
+            raise TaskResultDoesNotExist(result_id) from error
+
+    async def aget_result(self, result_id: str) -> Any:
+        try:
+            found = await awaited(self.client, lambda client: client.get(result_id, body=True))
+        except (NotFound, BadRequest) as error:
+            raise TaskResultDoesNotExist(result_id) from error
+        return result_of(self.alias, found)
+
+    def check(self, **_: Any) -> Iterator[checks.CheckMessage]:
+        where = f"TASKS[{self.alias!r}]"
+        if not apps.is_installed("hadelay.django"):
+            hint = "Add 'hadelay.django' to INSTALLED_APPS."
+            yield checks.Warning("manage.py has no command hadelay_worker.", hint, where, "hadelay.W001")
+        try:
+            retries = self.rules.retry
+        except (msgspec.ValidationError, ImportError, ValueError, TypeError) as error:
+            names = ", ".join(Options.__struct_fields__)
+            yield checks.Error(
+                f"OPTIONS: {error}", f"OPTIONS are {names}: see docs/howto/django.md.", where, "hadelay.E001"
+            )
+            return
+        if retries and self.settings.max_attempts == 1:
+            hint = "Add 'max_attempts' to OPTIONS: its default is 1."
+            yield checks.Error("'retry' in OPTIONS has no effect.", hint, where, "hadelay.E002")
+        try:
+            Client(servers(self.settings.urls), self.settings.token, ca=self.settings.ca)
+        except (HadelayError, ValueError, OSError) as error:
+            yield checks.Error(f"OPTIONS: {error}", "Check 'urls' and 'ca'.", where, "hadelay.E003")

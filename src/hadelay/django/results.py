@@ -1,0 +1,112 @@
+"""A message as a TaskResult."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from django.conf import settings
+from django.utils import timezone
+from django.utils.module_loading import import_string
+from msgspec import UNSET, Struct
+
+from hadelay.client import MessageInfo
+from hadelay.django.compat import Task, TaskError, TaskResult, TaskResultDoesNotExist, TaskResultStatus
+from hadelay.tasks.outcomes import uncounted
+from hadelay.tasks.task import Call
+
+#: States that are not here are those of messages without a successful end: dead, expired, cancelled.
+_STATUS = {
+    "scheduled": TaskResultStatus.READY, "ready": TaskResultStatus.READY, "blocked": TaskResultStatus.READY,
+    "leased": TaskResultStatus.RUNNING, "acked": TaskResultStatus.SUCCESSFUL,
+}  # fmt: skip
+#: Class of errors that no exception of the task caused, such as the end of its worker.
+_NO_EXCEPTION = "hadelay.tasks.TaskFailed"
+
+
+class Job(Struct, frozen=True):
+    """Arguments of a call, and what else a Task has."""
+
+    args: list[Any]
+    kwargs: dict[str, Any]
+    queue: str
+    #: By the publisher's clock.
+    enqueued_at: datetime
+    priority: int = 0
+    run_after: datetime | None = None
+
+    def of(self, task: Any, alias: str) -> Any:
+        """The task with what was chosen for this call."""
+        return task.using(
+            backend=alias, queue_name=self.queue, priority=self.priority, run_after=local(self.run_after)
+        )  # fmt: skip
+
+
+def task_named(path: str) -> Any:
+    """The task with this dotted path. LookupError if there is none."""
+    try:
+        found = import_string(path)
+    except ImportError as error:
+        raise LookupError(f"this program has no task {path!r}: {error}") from None
+    if not isinstance(found, Task):
+        raise LookupError(f"{path!r} is no task: is the decorator missing?")
+    return found
+
+
+def new_result(alias: str, message_id: str, task: Any, job: Job) -> Any:
+    """The result of a task that has not run."""
+    return TaskResult(
+        task=task, id=message_id, status=TaskResultStatus.READY, enqueued_at=local(job.enqueued_at), started_at=None,
+        finished_at=None, last_attempted_at=None, args=job.args, kwargs=job.kwargs, backend=alias, errors=[],
+        worker_ids=[],
+    )  # fmt: skip
+
+
+def change(result: Any, **values: Any) -> None:
+    """Set fields of a result, which is frozen for others."""
+    for name, value in values.items():
+        object.__setattr__(result, name, value)
+
+
+def result_of(alias: str, info: MessageInfo) -> Any:
+    """TaskResultDoesNotExist if the message is no task."""
+    try:
+        call = msgspec.json.decode(info.body or b"", type=Call)
+        job = msgspec.json.decode(call.args, type=Job)
+    except msgspec.DecodeError as error:
+        raise TaskResultDoesNotExist(info.id) from error
+    void = uncounted(info)
+    starts = [event for event in info.history if event.event == "leased" and event.attempt not in void]
+    result = new_result(alias, info.id, job.of(task_named(call.task), alias), job)
+    change(
+        result, status=_STATUS.get(info.state, TaskResultStatus.FAILED), errors=_errors(info, void),
+        worker_ids=[event.consumer or "" for event in starts],
+    )  # fmt: skip
+    if starts:
+        change(result, started_at=local(starts[0].at), last_attempted_at=local(starts[-1].at))
+    if result.is_finished:
+        change(result, finished_at=local(info.history[-1].at))
+    if info.result is not UNSET:
+        change(result, _return_value=info.result)
+    return result
+
+
+def _errors(info: MessageInfo, void: Sequence[int]) -> list[Any]:
+    """Failed attempts, and the end of a message that was not an attempt's."""
+    failed = [event.reason or event.event for event in info.history
+              if event.event in ("nacked", "lease_expired") and event.attempt not in void]  # fmt: skip
+    if info.state in ("cancelled", "expired"):
+        failed.append(f"the message is {info.state}")
+    return [_error(reason) for reason in failed]
+
+
+def _error(reason: str) -> Any:
+    """reason: of the nack: dotted path of the exception's class, and its text."""
+    path = reason.partition(":")[0]
+    known = "." in path and path.replace(".", "").isidentifier()
+    return TaskError(exception_class_path=path if known else _NO_EXCEPTION, traceback=reason)
+
+
+def local(at: datetime | None) -> datetime | None:
+    """A time as this project has times: without a time zone if USE_TZ is off."""
+    return at if at is None or settings.USE_TZ else timezone.make_naive(at)

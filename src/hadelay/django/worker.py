@@ -1,0 +1,122 @@
+"""What a worker process of `manage.py hadelay_worker` runs: the tasks of one backend."""
+
+from datetime import datetime
+from typing import Any
+
+import django
+import msgspec
+from django.db import close_old_connections
+from django.utils import timezone
+
+from hadelay.client.message import printable
+from hadelay.client.requests import Order
+from hadelay.django.backend import HadelayBackend
+from hadelay.django.compat import (
+    TaskContext,
+    TaskError,
+    TaskResultStatus,
+    normalize_json,
+    task_backends,
+    task_finished,
+    task_started,
+)
+from hadelay.django.results import Job, change, local, new_result, result_of, task_named
+from hadelay.tasks.app import App
+from hadelay.tasks.attempt import current
+from hadelay.tasks.outcomes import Failed, Outcome, done, outcome_of, uncounted
+from hadelay.tasks.task import Task
+
+
+class DjangoApp(App):
+    """The app of a backend. Its tasks are found when their messages come: Django has no list of them."""
+
+    #: Topics of a higher priority come first.
+    order: Order = "listed"
+
+    def __init__(self, backend: HadelayBackend) -> None:
+        super().__init__(backend.settings.urls, backend.settings.token, ca=backend.settings.ca)
+        self._backend = backend
+
+    @property
+    def topics(self) -> list[str]:
+        return self._backend.topics(self._backend.queue_names)
+
+    def find(self, name: str) -> Task[..., Any]:
+        if name not in self.tasks:
+            task = task_named(name)
+
+            # The parameters are the fields of Job.
+            def run(
+                args: list[Any], kwargs: dict[str, Any], queue: str, enqueued_at: datetime, priority: int = 0,
+                run_after: datetime | None = None,
+            ) -> Any:  # fmt: skip
+                return _run(self._backend, task, Job(args, kwargs, queue, enqueued_at, priority, run_after))
+
+            self.tasks[name] = Task(self, run, name, self.topic, self._backend.rules)
+        return self.tasks[name]
+
+
+def _run(backend: HadelayBackend, task: Any, job: Job) -> Any:
+    """One attempt, in a thread; returns the result as JSON has it. Raises Failed."""
+    result, void = _begun(backend, task, job)
+    context = (TaskContext(task_result=result),) if result.task.takes_context else ()
+    close_old_connections()
+    try:
+        task_started.send(type(backend), task_result=result)
+        value = normalize_json(result.task.call(*context, *result.args, **result.kwargs))
+        done(value, backend.rules)
+        change(result, status=TaskResultStatus.SUCCESSFUL, finished_at=local(timezone.now()), _return_value=value)
+        task_finished.send(type(backend), task_result=result)
+    except Exception as error:
+        outcome = _outcome(backend, error, void)
+        if outcome.kind == "dead":
+            result.errors.append(
+                TaskError(exception_class_path=_path(error), traceback=outcome.trace or outcome.reason)
+            )
+            change(result, status=TaskResultStatus.FAILED, finished_at=local(timezone.now()))
+            task_finished.send(type(backend), task_result=result)
+            # Django's own receiver has logged the exception.
+            outcome = msgspec.structs.replace(outcome, trace="")
+        raise Failed(outcome) from error
+    finally:
+        close_old_connections()
+    return value
+
+
+def _begun(backend: HadelayBackend, task: Any, job: Job) -> tuple[Any, int]:
+    """The result of the attempt that runs here, and the number of earlier attempts that do not count."""
+    attempt = current()
+    if attempt.number > 1:
+        info = backend.client.get(attempt.id, body=True)
+        return result_of(backend.alias, info), len(uncounted(info))
+    result, now = new_result(backend.alias, attempt.id, job.of(task, backend.alias), job), local(timezone.now())
+    change(
+        result, status=TaskResultStatus.RUNNING, started_at=now, last_attempted_at=now, worker_ids=[attempt.consumer]
+    )
+    return result, 0
+
+
+def _outcome(backend: HadelayBackend, error: Exception, void: int) -> Outcome:
+    number = current().number
+    outcome = outcome_of(error, backend.rules, number)
+    if outcome.kind == "snoozed":
+        return outcome
+    last = number - void >= backend.settings.max_attempts
+    # The reason names the class so that a TaskError can.
+    reason = printable(f"{_path(error)}: {error}")
+    return msgspec.structs.replace(outcome, reason=reason, kind="dead" if last else outcome.kind)
+
+
+def _path(error: Exception) -> str:
+    return f"{type(error).__module__}.{type(error).__qualname__}"
+
+
+def __getattr__(alias: str) -> DjangoApp:
+    """The app of the backend with this alias: workers look for MODULE:NAME."""
+    if alias.startswith("__"):
+        raise AttributeError(alias)
+    django.setup()
+    backend = task_backends[alias]
+    if not isinstance(backend, HadelayBackend):
+        raise AttributeError(alias)
+    return DjangoApp(backend)
