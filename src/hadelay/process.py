@@ -109,7 +109,10 @@ async def _serve(config: Config, sockets: int, ready: Callable[[dict[str, Any]],
     network = node_link(config, runtime)
     backend = partial(LmdbBackend, map_bytes=config.storage.map_bytes)
     node = open_node(config, Disk(), network, runtime, _end_at_once, backend=backend)
-    sender = Sender(node.guard, config.webhooks.user_agent)
+    hooks = config.webhooks
+    files = hooks.tls_cert, hooks.tls_key, hooks.tls_ca
+    identity = Certificates("webhooks", *files, caller=True) if hooks.tls_cert else None
+    sender = Sender(node.guard, hooks.user_agent, certificates=identity)
     webhooks = Webhooks(node, sender.call)
     service = NodeService(node, webhooks)
     console = open_console(config, service)
@@ -117,7 +120,7 @@ async def _serve(config: Config, sockets: int, ready: Callable[[dict[str, Any]],
         service, config.http, config.limits.max_delay_ms, config.security, sockets=sockets,
         more=None if console is None else console.routes,
     )  # fmt: skip
-    http.metrics.certificates = [tls for tls in (network.tls, http.tls) if tls is not None]
+    http.metrics.certificates = [tls for tls in (network.tls, http.tls, identity) if tls is not None]
     await http.start()
     _watch(http.metrics.certificates, runtime)
     node.start()

@@ -24,5 +24,7 @@ SCHEDULER_LEVEL = 4
 OUTCOMES_LEVEL = 5
 #: Feature level from which topics have subscriptions (ADR 244).
 SUBSCRIPTION_LEVEL = 5
+#: Feature level from which webhooks have a method, and messages have header fields for their webhook calls.
+CALLBACKS_LEVEL = 5
 #: Feature level of a new cluster, whatever its first nodes support: their versions may differ.
 FIRST_LEVEL = 1

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hadelay.codec.meta import unpack
 from hadelay.http.app import HttpServer
 from hadelay.http.requestheads import RequestHeads
 from hadelay.settings.node import HttpConfig
@@ -55,6 +56,21 @@ async def test_options_reach_the_draft(node: Node) -> None:
         )
     seen = (await node.ask("GET", KEYS + "k%20%C3%A4")).json
     assert (seen["key"], seen["tags"]) == ("k ä", ["a", "b"])
+
+
+async def test_header_fields_of_webhook_calls_reach_the_record(node: Node) -> None:
+    own = {"Hadelay-Forward-X-Tenant": "7", "Hadelay-Forward-Authorization": "Bearer x"}
+    assert (await put(node, "?key=a", **own)).status == 201
+    assert (await put(node, "", **own)).status == 201
+    item = {"topic": "orders", "body": "x", "forward": {"X-Tenant": "7", "authorization": "Bearer x"}}
+    assert "id" in (await node.ask("POST", "/v1/messages:batch", [item])).json["results"][0]
+    for draft in node.service.published[-3:]:
+        assert unpack(draft.meta).fw == {"x-tenant": "7", "authorization": "Bearer x"}
+    for wrong in ({"Hadelay-Forward-Host": "x"}, {"Hadelay-Forward-": "x"}, {"Hadelay-Forward-A": "x" * 1_025}):
+        assert (await put(node, "", **wrong)).status == 400
+    for wrong in ({"X": "1", "x": "2"}, {"a b": "x"}, {"X": "x" * 1_024, "Y": "y" * 1_024}):
+        refused = (await node.ask("POST", "/v1/messages:batch", [{**item, "forward": wrong}])).json["results"][0]
+        assert (refused["error"]["status"], refused["error"]["detail"].startswith("forward: ")) == (400, True)
 
 
 async def test_a_batch_answers_per_item(node: Node) -> None:

@@ -23,6 +23,7 @@ from hadelay.settings import topic
 from hadelay.version import (
     ACK_OF_THIS_LIFE,
     BOUNDED,
+    CALLBACKS_LEVEL,
     FEATURE_LEVEL,
     FIRST_LEVEL,
     MASKED_OF_ORIGIN,
@@ -289,6 +290,15 @@ def test_masked_headers_stay_with_their_origin_by_all_nodes_alike(level: int) ->
     world.one(commands.encode_topic_put("t", {"webhook": moved}))
     kept = {"X": "secret"} if level < MASKED_OF_ORIGIN else {}
     assert world.topic().config["webhook"] == {**moved, "headers": {**kept, "Y": "1"}}
+
+
+def test_the_method_of_a_webhook_waits_for_the_switch() -> None:
+    world = World(level=CALLBACKS_LEVEL - 1)
+    hook = {"webhook": {"url": "https://a.example/", "method": "PUT"}}
+    refused = world.one(commands.encode_topic_put("t", hook))
+    assert (isinstance(refused, Refused), refused.code) == (True, "needs_upgrade")
+    world.one(commands.encode_feature(CALLBACKS_LEVEL))
+    assert world.one(commands.encode_topic_put("t", hook)) == Done(True)
 
 
 def test_message_groups_wait_for_the_switch() -> None:

@@ -229,7 +229,7 @@ def test_topic_settings_have_these_keys() -> None:
         "catch_up_rate", "concurrency", "max_messages", "max_bytes", "ttl_ms", "retention_ms", "webhook", "alert",
         "group_concurrency", "paused", "paused_reason", "dispatch_sync", "defaults", "own_queue", "tags", "any_tags",
     ]  # fmt: skip
-    assert list(topic.WEBHOOK) == ["url", "secrets", "timeout_ms", "headers", "allow_per_message"]
+    assert list(topic.WEBHOOK) == ["url", "secrets", "timeout_ms", "headers", "allow_per_message", "method"]
     assert list(topic.ALERT) == ["url", "secret"]
     backoff = {"min_ms": 1, "max_ms": 2, "factor": 2.0, "jitter": 0.5}
     webhook = {"url": "http://h", "secrets": ["x" * 16], "timeout_ms": 100, "headers": {}, "allow_per_message": True}

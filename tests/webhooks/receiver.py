@@ -21,6 +21,7 @@ class Call:
     body: bytes
     #: Of which connection, from 0.
     connection: int
+    method: str = "POST"
 
 
 def verified_by(secret: str, headers: dict[str, str], body: bytes) -> bool:
@@ -161,4 +162,5 @@ class Receiver:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:-2])}
         body = await reader.readexactly(int(headers.get("content-length", 0)))
-        return Call(head[0].split()[1], headers, body, number)
+        method, path, _ = head[0].split()
+        return Call(path, headers, body, number, method)

@@ -20,6 +20,7 @@ from hadelay.server.guard import Guard, Info
 from hadelay.server.webhooks import sender as sender_module
 from hadelay.server.webhooks.calls import CallRequest, Reply
 from hadelay.server.webhooks.sender import Sender
+from hadelay.settings.topic import METHODS
 from tests.webhooks import receiver as r
 from tests.webhooks.receiver import Behave, Receiver
 
@@ -34,9 +35,9 @@ async def sender() -> AsyncIterator[Sender]:
     await sender.close()
 
 
-async def call(sender: Sender, url: str, timeout_s: float = 5.0, body: bytes = b"x") -> Reply:
+async def call(sender: Sender, url: str, timeout_s: float = 5.0, body: bytes = b"x", method: str = "POST") -> Reply:
     future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-    sender.call(CallRequest(url, {"webhook-id": "1"}, body, timeout_s), future.set_result)
+    sender.call(CallRequest(url, {"webhook-id": "1"}, body, timeout_s, method), future.set_result)
     return await future
 
 
@@ -74,6 +75,13 @@ async def test_what_comes_of_a_call(sender: Sender, behave: Behave, status: int,
         # Whatever the last one did, the next call is a call.
         receiver.behave = r.answers(200)
         assert (await call(sender, receiver.url)).status == 200
+
+
+async def test_calls_have_the_method_that_is_asked_for(sender: Sender) -> None:
+    async with Receiver(r.answers(200)) as receiver:
+        for method in METHODS:
+            await call(sender, receiver.url, method=method)
+        assert [one.method for one in receiver.calls] == list(METHODS)
 
 
 async def test_a_gigabyte_costs_no_memory(sender: Sender) -> None:

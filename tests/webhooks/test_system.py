@@ -25,6 +25,7 @@ class Hook:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, dict[str, str], bytes]] = []
+        self.methods: list[str] = []
         self.release = threading.Event()
         hook = self
 
@@ -33,6 +34,7 @@ class Hook:
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
+                hook.methods.append(self.command)
                 hook.calls.append((self.path, {name.lower(): value for name, value in self.headers.items()}, body))
                 if self.path == "/hold":
                     hook.release.wait(30)
@@ -42,6 +44,8 @@ class Hook:
                     self.end_headers()
                 except OSError:
                     self.close_connection = True
+
+            do_GET = do_PUT = do_POST
 
             def log_message(self, *args: Any) -> None: ...
 
@@ -105,6 +109,29 @@ def test_a_call_says_what_a_consumer_would_see(cluster: Cluster, hook: Hook) -> 
     assert "hadelay-redelivered" not in got
     metrics = cluster.ask(cluster.leader(), "GET", "/metrics").body.decode()
     assert 'hadelay_webhook_calls_total{outcome="2xx"}' in metrics
+
+
+def test_calls_have_the_topic_s_method_and_the_message_s_headers(cluster: Cluster, hook: Hook) -> None:
+    webhook = {"url": f"{hook.url}/204", "method": "PUT", "headers": {"X-Tenant": "7"}, "secret": NEW}
+    assert put(cluster, "methods", webhook=webhook).json["webhook"]["method"] == "PUT"
+    leader, path = cluster.leader(), "/v1/topics/methods/messages"
+    head = {"Hadelay-Forward-Authorization": "Bearer own", "Hadelay-Forward-X-Tenant": "8"}
+    sent = cluster.ask(leader, "POST", path, b"one", headers=head).json["id"]
+    until(lambda: state(cluster, sent) == "acked", "the message is acked")
+    put(cluster, "methods", webhook={**webhook, "method": "GET"})
+    item = {"topic": "methods", "body": "two", "forward": {"X-Trace": "9"}}
+    sent = cluster.ask(leader, "POST", "/v1/messages:batch", [item]).json["results"][0]["id"]
+    until(lambda: state(cluster, sent) == "acked", "the message is acked")
+    (_, first, body), (_, second, nothing) = hook.of("methods")
+    assert (hook.methods, body, nothing) == (["PUT", "GET"], b"one", b"")
+    assert (first["authorization"], first["x-tenant"], second["x-trace"]) == ("Bearer own", "7", "9")
+    assert verified_by(NEW, second, b""), "a call without a body signs none"
+    long = {"X": "x" * 1_024, "Y": "y" * 1_024}
+    for wrong, words in (({"Host": "x"}, "hadelay itself"), ({"X": "ä"}, "ASCII"), (long, "2048")):
+        refused = cluster.ask(leader, "POST", "/v1/messages:batch", [{**item, "forward": wrong}]).json["results"][0]
+        assert (refused["error"]["status"], words in refused["error"]["detail"]) == (400, True), refused
+    refused = put(cluster, "methods", webhook={**webhook, "method": "TRACE"})
+    assert (refused.status, "method" in refused.json["detail"]) == (400, True)
 
 
 def test_headers_are_shown_masked_and_stay_when_that_is_put(cluster: Cluster, hook: Hook) -> None:

@@ -53,6 +53,8 @@ class BatchItem(Request, gc=False):
     ttl: str | int | float | None = None
     callback: str | None = None
     group: str | None = None
+    #: Header fields of the message's webhook calls, at most 2 KiB.
+    forward: dict[str, str] | None = None
     #: W3C traceparent of the message; None: the traceparent of the request.
     traceparent: str | None = None
 

@@ -28,6 +28,8 @@ class Webhook(Request):
     headers: dict[str, str] | UnsetType = UNSET
     #: Whether messages may name a webhook URL of their own (`callback`).
     allow_per_message: bool | UnsetType = UNSET
+    #: HTTP method of the calls: POST, PUT, PATCH, or without a body GET, DELETE.
+    method: Literal["POST", "PUT", "PATCH", "GET", "DELETE"] | UnsetType = UNSET
 
 
 class Alert(Request):
@@ -110,6 +112,7 @@ class WebhookOut(Document, frozen=True):
     timeout: str | None = None
     headers: dict[str, str] | None = None
     allow_per_message: bool | None = None
+    method: str | None = None
 
 
 class AlertOut(Document, frozen=True):

@@ -42,7 +42,8 @@ def put(
     topic: str, body: str | None = None, /, *, delay: str | None = None, deliver_at: str | None = None,
     key: str | None = None, on_conflict: Literal["keep", "replace", "reject"] | None = None,
     max_wait: str | None = None, ttl: str | None = None, tag: Several = (), callback: str | None = None,
-    group: str | None = None, file: Annotated[Path | None, Parameter(name=("--file", "-f"))] = None,
+    group: str | None = None, forward: Several = (),
+    file: Annotated[Path | None, Parameter(name=("--file", "-f"))] = None,
     content_type: str | None = None, meta: Several = (), idempotency_key: str | None = None,
     remote: Remote = Remote(),
 ) -> None:  # fmt: skip
@@ -60,6 +61,7 @@ def put(
         tag: Tag that consumers can filter by. May be repeated.
         callback: Webhook URL for this message, if the topic allows one.
         group: Message group: the topic hands out at most group_concurrency messages of a group at once.
+        forward: NAME=VALUE, a header of the message's webhook calls. May be repeated.
         file: Read the payload from a file.
         content_type: Content type, stored and given to the consumer.
         meta: NAME=VALUE, stored with the message. May be repeated.
@@ -72,11 +74,12 @@ def put(
     payload = body.encode() if body is not None else file.read_bytes() if file else sys.stdin.buffer.read()
     headers = {"Idempotency-Key": secrets.token_hex(16) if idempotency_key is None else idempotency_key}
     headers["Content-Type"] = content_type or ("text/plain; charset=utf-8" if body else "application/octet-stream")
-    for pair in meta:
-        name, equals, value = pair.partition("=")
-        if not equals or not name or not name.isascii():
-            raise BadRequest(f"--meta {pair}: expected NAME=VALUE, the name in ASCII")
-        headers[f"Hadelay-Meta-{name}"] = value
+    for kind, pairs in (("meta", meta), ("forward", forward)):
+        for pair in pairs:
+            name, equals, value = pair.partition("=")
+            if not equals or not name or not name.isascii():
+                raise BadRequest(f"--{kind} {pair}: expected NAME=VALUE, the name in ASCII")
+            headers[f"Hadelay-{kind.title()}-{name}"] = value
     query = {
         "delay": delay, "deliver_at": deliver_at, "key": key, "on_conflict": on_conflict, "max_wait": max_wait,
         "ttl": ttl, "tags": ",".join(tag) or None, "callback": callback, "group": group,

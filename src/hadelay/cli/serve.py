@@ -68,6 +68,7 @@ def config_check(file: Path | None = None, /, *, settings: Settings = (), printi
 def _read_certificates(config: Config) -> None:
     from hadelay.platform.tls import Certificates
 
-    for section, part in (("raft", config.raft), ("http", config.http)):
+    for section, part in (("raft", config.raft), ("http", config.http), ("webhooks", config.webhooks)):
         if part.tls_cert:
-            Certificates(section, part.tls_cert, part.tls_key, part.tls_ca, mutual=section == "raft")
+            files = part.tls_cert, part.tls_key, part.tls_ca
+            Certificates(section, *files, mutual=section == "raft", caller=section == "webhooks")

@@ -92,7 +92,7 @@ def set_(
     topic: str, /, *,
     webhook: Annotated[str | None, Parameter(help=SETTINGS["webhook"].help)] = None,
     webhook_secret: Several = (), webhook_timeout: str | None = None, webhook_header: Several = (),
-    allow_per_message: bool = False,
+    allow_per_message: bool = False, webhook_method: str | None = None,
     alert: Annotated[str | None, Parameter(help=SETTINGS["alert"].help)] = None,
     alert_secret: str | None = None, remote: Remote = Remote(), **given: str | None,
 ) -> None:  # fmt: skip
@@ -104,12 +104,13 @@ def set_(
         webhook_timeout: Timeout of a webhook call: 15s.
         webhook_header: NAME=VALUE, an extra header of webhook calls. May be repeated.
         allow_per_message: Messages may set their own webhook URL.
+        webhook_method: HTTP method of webhook calls: POST, PUT, PATCH, or without a body GET, DELETE. Default: POST.
         alert_secret: Secret that signs alerts. Default: unchanged.
     """
     wish: dict[str, Any] = {name: _setting(name, text) for name, text in given.items() if text is not None}
     hook: dict[str, Any] = {
         "secrets": list(webhook_secret), "timeout": webhook_timeout, "headers": dict(_pairs(webhook_header)),
-        "allow_per_message": allow_per_message,
+        "allow_per_message": allow_per_message, "method": webhook_method,
     }  # fmt: skip
     for name, url, parts in (("webhook", webhook, hook), ("alert", alert, {"secret": alert_secret})):
         said = {part: value for part, value in parts.items() if value}

@@ -74,6 +74,7 @@ class AsyncClient(ScheduleRequests):
         ttl: Delay | None = None,
         callback: str | None = None,
         group: str | None = None,
+        forward: Mapping[str, str] | None = None,
         content_type: str | None = None,
         meta: Mapping[str, str] | None = None,
         traceparent: str | None = None,
@@ -88,13 +89,15 @@ class AsyncClient(ScheduleRequests):
         raises Conflict with its id. max_wait: with "replace", limit of the total delay since the first of the replaced
         messages. tags: up to 16, which consumers can filter by. ttl: time from the due time until the message expires.
         callback: webhook URL for this message, where the topic allows one. group: message group, of which the topic's
-        group_concurrency limits how many messages are handed out at once. meta: names in lower case; put_many takes
+        group_concurrency limits how many messages are handed out at once. forward: header fields for the message's
+        webhook calls, at most 2 KiB. meta: names in lower case; put_many takes
         values that a header cannot carry. traceparent: span shown to the consumer; default: OpenTelemetry's current
         span, if the program uses OpenTelemetry.
         """
         put = Put(
             topic=topic, body=body, delay=delay, at=at, content_type=content_type, meta=meta, key=key,
             on_conflict=on_conflict, max_wait=max_wait, tags=tags, ttl=ttl, callback=callback, group=group,
+            forward=forward,
         )  # fmt: skip
         data, kind = wire.payload_of(body, content_type)
         headers = {"Content-Type": kind, "Idempotency-Key": wire.own_or_new_key(idempotency_key)}
@@ -102,7 +105,7 @@ class AsyncClient(ScheduleRequests):
         unsafe = [name for name in ("key", "group") if not wire.HEADER_VALUE.fullmatch(options.get(name, ""))]
         if unsafe:
             path += "?" + "&".join(f"{name}={segment(options.pop(name))}" for name in unsafe)
-        headers |= wire.headers_of(options, meta or {})
+        headers |= wire.headers_of(options, meta=meta or {}, forward=forward or {})
         if trace := traceparent or wire.present_span():
             headers["traceparent"] = trace
         return await self._transport.request(

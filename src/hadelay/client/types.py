@@ -52,6 +52,7 @@ class Put(Struct, kw_only=True):
     ttl: Delay | None = None
     callback: str | None = None
     group: str | None = None
+    forward: Mapping[str, str] | None = None
     traceparent: str | None = None
     idempotency_key: str | None = None
 
@@ -156,6 +157,8 @@ class Webhook(TypedDict, total=False):
     headers: Mapping[str, str]
     #: Whether messages may name a webhook URL of their own (`callback`).
     allow_per_message: bool
+    #: HTTP method of the calls; GET and DELETE send no body.
+    method: Literal["POST", "PUT", "PATCH", "GET", "DELETE"]
 
 
 class Alert(TypedDict, total=False):

@@ -148,6 +148,8 @@ def _item(put: Put) -> dict[str, Any]:
         item["idempotency_key"] = own_or_new_key(put.idempotency_key)
     if put.traceparent:
         item["traceparent"] = put.traceparent
+    if put.forward:
+        item["forward"] = dict(put.forward)
     return item | options_of(put)
 
 
@@ -162,6 +164,9 @@ def options_of(put: Put) -> dict[str, Any]:
     for name, value in (put.meta or {}).items():
         _check_text("name of meta", name)
         _check_text(f"meta[{name!r}]", value)
+    for name, value in (put.forward or {}).items():
+        _check_text("name of forward", name)
+        _check_text(f"forward[{name!r}]", value)
     given: dict[str, Any] = {
         "delay": plain(put.delay),
         "deliver_at": when_of(put.at),
@@ -181,13 +186,15 @@ def _check_text(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be a str, not {type(value).__name__}: {name}={str(value)!r}")
 
 
-def headers_of(options: Mapping[str, Any], meta: Mapping[str, str]) -> dict[str, str]:
-    """Headers of a publish. ValueError for an option that a header cannot carry."""
+def headers_of(options: Mapping[str, Any], **named: Mapping[str, str]) -> dict[str, str]:
+    """Headers of a publish. named: fields with a header each, meta and forward. ValueError for an option that a header
+    cannot carry."""
     headers = {_HEADERS[name]: _header_text(value) for name, value in options.items()}
-    for name, value in meta.items():
-        if not _HEADER_NAME.fullmatch(name) or not HEADER_VALUE.fullmatch(value):
-            raise ValueError(f"meta {name!r}: a header cannot carry this name or value unchanged: use put_many")
-        headers[f"Hadelay-Meta-{name}"] = value
+    for kind, fields in named.items():
+        for name, value in fields.items():
+            if not _HEADER_NAME.fullmatch(name) or not HEADER_VALUE.fullmatch(value):
+                raise ValueError(f"{kind} {name!r}: a header cannot carry this name or value unchanged: use put_many")
+            headers[f"Hadelay-{kind.title()}-{name}"] = value
     return headers
 
 

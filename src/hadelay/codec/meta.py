@@ -2,6 +2,7 @@
 
     ct  content type          key  client key            tags  list of tags       meta  the caller's own map
     ttl  as the publish gave it, in ms                    cb  webhook URL of this message alone
+    fw  header fields of this message's webhook calls: names in lower case
     tp   traceparent: the span that published it (W3C Trace Context)
     group  message group: the name whose hash the log has
     sch  name of the schedule that made the message     oc  its occurrence, in Unix ms: the last key, as a u64
@@ -38,6 +39,7 @@ class Meta(msgspec.Struct, omit_defaults=True):
     cb: str | None = None
     tp: str | None = None
     group: str | None = None
+    fw: dict[str, str] = {}
     sch: str | None = None
     oc: int = 0
 

@@ -41,7 +41,10 @@ _PLAIN: dict[Any, tuple[str, dict[str, Any]]] = {
 }
 _HEADERS = {
     name: f"As the query parameter {name[8:].lower().replace('-', '_')}" for name in HEADERS if not name.endswith("*")
-} | {"Hadelay-Meta-*": "Any number of headers whose names begin so; they travel with the message"}
+} | {
+    "Hadelay-Meta-*": "Any number of headers whose names begin so; they travel with the message",
+    "Hadelay-Forward-*": "Headers of the message's webhook calls, at most 2 KiB",
+}
 _STANDARD_HEADERS = {
     "publish": ("Idempotency-Key",),
     "publish_batch": ("Idempotency-Key",),

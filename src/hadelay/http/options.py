@@ -20,13 +20,14 @@ from hadelay.http.answers import JSON
 from hadelay.http.decoding import parse_query, refuse_unknown
 from hadelay.model import KEEP, MAX_GROUP, REJECT, REPLACE, Draft
 from hadelay.settings.node import HttpConfig
-from hadelay.settings.topic import url_problem
+from hadelay.settings.topic import MAX_FORWARD, fields_problem, url_problem
 
 _RAW = msgspec.json.Decoder(msgspec.Raw)
-_META = b"hadelay-meta-"
+#: Prefixes of headers that have a name of their own behind the prefix.
+_META, _FORWARD = b"hadelay-meta-", b"hadelay-forward-"
 HEADERS = (
     "Hadelay-Delay", "Hadelay-Deliver-At", "Hadelay-Key", "Hadelay-On-Conflict", "Hadelay-Max-Wait", "Hadelay-Tags",
-    "Hadelay-TTL", "Hadelay-Callback", "Hadelay-Group", "Hadelay-Meta-*",
+    "Hadelay-TTL", "Hadelay-Callback", "Hadelay-Group", "Hadelay-Meta-*", "Hadelay-Forward-*",
 )  # fmt: skip
 _KNOWN_QUERY = PublishQuery.__struct_fields__
 #: Query options that few publishes have.
@@ -61,8 +62,10 @@ class PublishOptions(NamedTuple):
     found: dict[str, str]
     content_type: str
     own_meta: dict[str, str]
+    #: Header fields of the message's webhook calls.
+    forward: dict[str, str]
     traceparent: str | None
-    #: Encoded meta of the record: content type, own meta and traceparent.
+    #: Encoded meta of the record: content type, own meta, header fields to forward, and traceparent.
     meta: bytes
     idempotency_key: bytes | None
     form: bool
@@ -78,6 +81,7 @@ def parse_head(
 def parse_headers(limits: HttpConfig, headers: Iterable[tuple[bytes, bytes]]) -> PublishOptions:
     found: dict[str, str] = {}
     meta: dict[str, str] = {}
+    forward: dict[str, str] = {}
     content_type = ""
     key: bytes | None = None
     trace: str | None = None
@@ -94,18 +98,25 @@ def parse_headers(limits: HttpConfig, headers: Iterable[tuple[bytes, bytes]]) ->
         elif name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
             raise UnsupportedMediaType("messages do not keep a Content-Encoding: send the payload without this header")
         elif name.startswith(_META):
-            own = name[len(_META) :].decode("latin-1")
-            if not own or own in meta:
-                raise BadRequest(f"Hadelay-Meta-{own} {'is given twice' if own else 'has no name'}")
-            meta[own] = text_of(value)
+            _add_named(meta, name, len(_META), value)
+        elif name.startswith(_FORWARD):
+            _add_named(forward, name, len(_FORWARD), value)
         elif name.startswith(b"hadelay-"):
             option = name[8:].decode("latin-1").replace("-", "_")
             if option not in _KNOWN_QUERY:
                 refuse_unknown("header", name.decode("latin-1").title(), HEADERS)
             _once(found, option, text_of(value))
-    packed = pack_meta(limits, content_type, meta, tp=trace)
+    packed = pack_meta(limits, content_type, meta, tp=trace, fw=check_forward(forward))
     form = content_type.partition(";")[0].strip().lower() == "application/x-www-form-urlencoded"
-    return PublishOptions(found, content_type, meta, trace, packed, key, form)
+    return PublishOptions(found, content_type, meta, forward, trace, packed, key, form)
+
+
+def _add_named(fields: dict[str, str], name: bytes, prefix: int, value: bytes) -> None:
+    """Add a header with a name of its own behind a prefix of so many bytes. Raises BadRequest."""
+    own = name[prefix:].decode("latin-1")
+    if not own or own in fields:
+        raise BadRequest(f"{name.decode('latin-1').title()} {'is given twice' if own else 'has no name'}")
+    fields[own] = text_of(value)
 
 
 def with_line(limits: HttpConfig, max_delay_ms: int, topic: str, query: str, options: PublishOptions) -> DraftTemplate:
@@ -126,7 +137,9 @@ def with_line(limits: HttpConfig, max_delay_ms: int, topic: str, query: str, opt
         given: dict[str, Any] = {**found}
         if "tags" in found:
             given["tags"] = found["tags"].split(",")
-        item = BatchItem(topic, content_type=options.content_type, meta=options.own_meta, **given)
+        item = BatchItem(
+            topic, content_type=options.content_type, meta=options.own_meta, forward=options.forward, **given
+        )
         draft = draft_of(limits, max_delay_ms, item, times, options.traceparent)
     return DraftTemplate(draft, options.idempotency_key, options.form)
 
@@ -156,7 +169,7 @@ def draft_of(
     tags = check_tags(limits, item.tags or ())
     meta = pack_meta(
         limits, item.content_type, item.meta, key=key, tags=list(tags), ttl=ttl_ms, cb=item.callback, tp=trace,
-        group=item.group,
+        group=item.group, fw=check_forward(item.forward or {}),
     )  # fmt: skip
     return Draft(
         item.topic, *times, mask_of(tags), ttl_ms, meta, body, idem, packed_key,
@@ -183,6 +196,19 @@ def with_idempotency_key(template: DraftTemplate, key: bytes, limits: HttpConfig
 def with_trace(template: DraftTemplate, trace: bytes, limits: HttpConfig) -> DraftTemplate | None:
     meta = pack(replace(unpack(template.draft.meta), tp=trace.decode()))
     return template._replace(draft=replace(template.draft, meta=meta))
+
+
+def check_forward(fields: Mapping[str, str]) -> dict[str, str]:
+    """Header fields of a message's webhook calls, their names in lower case. Raises BadRequest."""
+    found = {name.lower(): text for name, text in fields.items()}
+    if len(found) < len(fields):
+        raise BadRequest("forward: a name is given twice")
+    if wrong := fields_problem(found):
+        raise BadRequest(f"forward: {wrong}")
+    size = sum(len(name) + len(text) for name, text in found.items())
+    if size > MAX_FORWARD:
+        raise BadRequest(f"forward: {size} bytes, names included; at most {MAX_FORWARD} are allowed")
+    return found
 
 
 def check_group(group: str) -> str:

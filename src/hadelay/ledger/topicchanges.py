@@ -23,6 +23,7 @@ from hadelay.settings.topic import (
 )
 from hadelay.version import (
     BOUNDED,
+    CALLBACKS_LEVEL,
     MASKED_HEADERS,
     MASKED_OF_ORIGIN,
     PLAIN_URLS,
@@ -89,7 +90,7 @@ def apply_put(ledger: Ledger, command: tuple[str, Any], *, subscription: bool = 
         wrong = f"dead_letter: {name} would get its own dead letters back, for ever; name another topic, or keep"
     if wrong:
         return Refused("bad_config", wrong)
-    for refusal in (_refuse_groups, _refuse_fan_out):
+    for refusal in (_refuse_groups, _refuse_fan_out, _refuse_callbacks):
         if (refused := refusal(ledger, name, config)) is not None:
             return refused
     topic = topic_or_new(ledger, name, subscription=subscription)
@@ -114,6 +115,13 @@ def _refuse_fan_out(ledger: Ledger, name: str, config: dict[str, Any]) -> Refuse
     for setting in foreign:
         if config.get(setting) is not None:
             return Refused("bad_config", f"{setting}: a setting of {owners}, not of {others}")
+    return None
+
+
+def _refuse_callbacks(ledger: Ledger, name: str, config: dict[str, Any]) -> Refused | None:
+    """Refuse settings of webhooks and callbacks that nodes of an older version do not know."""
+    if ledger.level < CALLBACKS_LEVEL and "method" in (config.get("webhook") or {}):
+        return Refused("needs_upgrade", "webhook: method: upgrade every node first (feature_level)")
     return None
 
 

@@ -30,12 +30,15 @@ class Certificates:
     """Certificate, key and trusted certificate authority (CA): PEM files of one section of the configuration.
 
     mutual: for the node link, where both sides must show a certificate of the CA `ca`; `names_of` returns its names.
-    Otherwise only the server shows a certificate, which clients verify with `ca` or, if empty, the system's CAs.
+    caller: for webhook calls, where this side is the client, and trusts the system's CAs besides `ca`. Otherwise only
+    the server shows a certificate, which clients verify with `ca` or, if empty, the system's CAs.
     ConfigError names the configuration key.
     """
 
-    def __init__(self, section: str, cert: str, key: str, ca: str = "", *, mutual: bool = False) -> None:
-        self.section, self.mutual = section, mutual
+    def __init__(
+        self, section: str, cert: str, key: str, ca: str = "", *, mutual: bool = False, caller: bool = False
+    ) -> None:
+        self.section, self.mutual, self._caller = section, mutual, caller
         self.paths = {"tls_cert": cert, "tls_key": key} | ({"tls_ca": ca} if ca else {})
         self._seen = self._look()
         self._read()
@@ -80,7 +83,9 @@ class Certificates:
             raise ConfigError(f"{self.section}.tls_cert: {cert}, with the key {key}: {what}") from None
         try:
             # With `cafile`, the system's CAs are not trusted.
-            client = ssl.create_default_context(cafile=ca)
+            client = ssl.create_default_context(cafile=None if self._caller else ca)
+            if self._caller and ca:
+                client.load_verify_locations(ca)
             if self.mutual:
                 server.load_verify_locations(ca)
         except ssl.SSLError as error:
@@ -91,6 +96,9 @@ class Certificates:
             # A resumed session would not show its certificate again.
             server.num_tickets = 0
             client.check_hostname = False
+            client.load_cert_chain(cert, key, password="")
+        if self._caller:
+            client.set_alpn_protocols(["http/1.1"])
             client.load_cert_chain(cert, key, password="")
         self.server, self.client = server, client
         with open(cert) as file:

@@ -22,7 +22,7 @@ from hadelay.server.groupcommit import gather
 from hadelay.server.guard import Guard
 from hadelay.server.leadership import Leadership
 from hadelay.server.link import Reply
-from hadelay.version import SCHEDULER_LEVEL
+from hadelay.version import CALLBACKS_LEVEL, SCHEDULER_LEVEL
 
 #: Number of bytes that a draft (a message to publish) counts as, besides its payload: a record's header, row and list
 #: overhead.
@@ -36,6 +36,15 @@ _NEVER = frozenset({Command.MEMBERS})
 #: Commands that only the leader may propose. A FEATURE command with an unknown level, for example, would stop every
 #: node, also after a restart.
 _LEADERS = frozenset({Command.FEATURE, Command.INCARNATION})
+
+
+def _newer(drafts: list[Draft], level: int) -> str:
+    """The option of these drafts that needs a higher feature level than this; "" if there is none."""
+    if level < SCHEDULER_LEVEL and any(draft.group is not None for draft in drafts):
+        return "group"
+    if level < CALLBACKS_LEVEL and any(b"\xa2fw" in draft.meta and unpack(draft.meta).fw for draft in drafts):
+        return "forward"
+    return ""
 
 
 class Publishing:
@@ -63,8 +72,8 @@ class Publishing:
             node = self._group_commit.node
             done(None, Overloaded(f"{node} is drained: ask another node", retry_after_ms=0))
             return
-        if self._leadership.level < SCHEDULER_LEVEL and any(draft.group is not None for draft in drafts):
-            done(None, Conflict("group: not before every node is upgraded (feature_level of GET /v1/cluster)"))
+        if new := _newer(drafts, self._leadership.level):
+            done(None, Conflict(f"{new}: not before every node is upgraded (feature_level of GET /v1/cluster)"))
             return
         refused: dict[int, HadelayError] = {
             n: Impossible(f"callback: {problem}")

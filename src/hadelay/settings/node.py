@@ -180,6 +180,13 @@ class WebhooksConfig(tuning.WebhookSettings, frozen=True, kw_only=True, forbid_u
     alert_url: str = ""
     #: Secret that signs these notifications, like a webhook's secret. Set it if the receiver checks signatures.
     alert_secret: str = ""
+    #: PEM files of the client certificate, with its chain, and its key, shown to receivers of topics' webhooks over
+    #: https that ask for one. Set both if your receivers authenticate their callers by mutual TLS.
+    tls_cert: str = ""
+    tls_key: str = ""
+    #: PEM file of a CA of these receivers, trusted besides the system's CAs. Set it if their certificates are from your
+    #: own CA.
+    tls_ca: str = ""
     #: Minimum time between two alerts of a topic; an alert counts new dead letters. Raise it for fewer calls.
     alert_interval_ms: int = MINUTE
 

@@ -126,9 +126,10 @@ def _unprotected(config: Config, key: str) -> str:
 
 
 def _certificates(config: Config) -> Iterator[tuple[str, str]]:
-    for section, needed in (("http", ("tls_cert", "tls_key")), ("raft", ("tls_cert", "tls_key", "tls_ca"))):
+    pair, ca = ("tls_cert", "tls_key"), ("tls_ca",)
+    for section, needed, goes_with in (("http", pair, ()), ("raft", (*pair, *ca), ()), ("webhooks", pair, ca)):
         part = getattr(config, section)
-        given = [name for name in needed if getattr(part, name)]
+        given = [name for name in (*needed, *goes_with) if getattr(part, name)]
         missing = [name for name in needed if name not in given]
         if given and missing:
             yield f"{section}.{given[0]}", f"needs {' and '.join(missing)}"

@@ -23,6 +23,10 @@ MAX_BACKOFF_STEPS = 32
 #: Limit of signing secrets: the newest, and older ones that receivers may still use.
 MAX_SECRETS = 4
 MAX_HEADERS = 16
+#: Limit of the header fields that a message has for its own webhook calls, in bytes of names and values.
+MAX_FORWARD = 2 << 10
+#: HTTP methods of webhook calls, and those of them that send no body.
+METHODS, BODILESS = ("POST", "PUT", "PATCH", "GET", "DELETE"), ("GET", "DELETE")
 #: Limits of the tag filter of a subscription: number of tags in each of its lists, and bytes of a tag.
 MAX_FILTER_TAGS, MAX_TAG_BYTES = 16, 256
 TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -61,6 +65,7 @@ class Webhook:
     headers: tuple[tuple[str, str], ...] = ()
     #: Messages may set their own URL.
     allow_per_message: bool = False
+    method: str = "POST"
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +188,12 @@ def _one_secret(value: Any, settings: Settings) -> str:
 def _headers(value: Any, settings: Settings) -> str:
     if not isinstance(value, dict) or len(value) > MAX_HEADERS:
         return f"a map of at most {MAX_HEADERS} names and values"
-    for name, text in value.items():
+    return fields_problem(value)
+
+
+def fields_problem(fields: dict[Any, Any]) -> str:
+    """Error text for header fields that webhook calls cannot carry; "" for valid fields."""
+    for name, text in fields.items():
         if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
             return f"{name!r} is not a valid header name"
         if _OWN_HEADERS.match(name.lower()):
@@ -220,6 +230,7 @@ def url_problem(url: Any, _: Settings | None = None) -> str:
 WEBHOOK: dict[str, Check] = {
     "url": url_problem, "secrets": _secrets, "timeout_ms": _duration(100, 600 * _SECOND), "headers": _headers,
     "allow_per_message": _flag,
+    "method": _must(lambda value, _: value in METHODS, f"{', '.join(METHODS)}, not {{!r}}"),
 }  # fmt: skip
 ALERT: dict[str, Check] = {"url": url_problem, "secret": _one_secret}
 

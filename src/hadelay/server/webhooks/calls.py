@@ -23,6 +23,9 @@ class CallRequest(NamedTuple):
     headers: Mapping[str, str]
     body: bytes
     timeout_s: float
+    method: str = "POST"
+    #: Whether the receiver may see the client certificate of the configuration.
+    identified: bool = False
 
 
 class Reply(NamedTuple):
@@ -56,9 +59,11 @@ class Facts(NamedTuple):
 def call_headers(
     facts: Facts, keys: Sequence[bytes], extra: Sequence[tuple[str, str]], now_ms: int, body: bytes
 ) -> dict[str, str]:
-    """Headers of a call about a message. extra: the topic's own headers. Without keys there is no signature."""
-    meta = facts.meta
+    """Headers of a call about a message. extra: the topic's own headers, which replace the message's. Without keys
+    there is no signature."""
+    meta, named = facts.meta, {name.lower() for name, _ in extra}
     headers = {
+        **{name: text for name, text in meta.fw.items() if name not in named},
         **dict(extra),
         **_event(facts.id, facts.source, EVENT_TYPE, facts.deliver_at),
         "content-type": meta.ct or OCTETS,

@@ -35,7 +35,7 @@ from hadelay.server.reading import Extent, split_record
 from hadelay.server.webhooks.alerts import Alerts
 from hadelay.server.webhooks.calls import Call, CallRequest, Facts, Reply, call_headers
 from hadelay.server.webhooks.queues import CallJob, Reports, Verdict, WebhookQueue, jobs_of
-from hadelay.settings.topic import origin_of
+from hadelay.settings.topic import BODILESS, origin_of
 
 #: Consumer name under which webhooks lease messages.
 CONSUMER = "webhook"
@@ -251,10 +251,14 @@ class Pool:
         assert job.record is not None
         packed, body = split_record(job.record)
         meta, webhook = unpack(packed), queue.webhook
-        url, extra = webhook.url, webhook.headers
+        url, extra, ours = webhook.url, webhook.headers, True
         if meta.cb is not None and webhook.allow_per_message:
-            # A message's own URL gets the topic's headers only at the same origin: headers may hold secrets.
-            url, extra = meta.cb, extra if origin_of(meta.cb) == origin_of(webhook.url) else ()
+            # A message's own URL gets the topic's headers, which may hold secrets, and the client certificate only at
+            # the same origin.
+            url, ours = meta.cb, origin_of(meta.cb) == origin_of(webhook.url)
+            extra = extra if ours else ()
+        if webhook.method in BODILESS:
+            body = b""
         host = urlsplit(url).netloc
         if self._hosts[host] >= self._config.host_calls:
             return False
@@ -270,7 +274,8 @@ class Pool:
         term, seq, position, _, _ = job.lease
         self._delivery.answered(term, seq, np.array([position]), job.deliver_at_ms)
         headers = call_headers(facts, queue.keys, extra, self._node.now_ms(), body)
-        self._call(CallRequest(url, headers, body, queue.timeout_s), partial(self._called, queue, job, url, host))
+        request = CallRequest(url, headers, body, queue.timeout_s, webhook.method, identified=ours)
+        self._call(request, partial(self._called, queue, job, url, host))
         return True
 
     def _called(self, queue: WebhookQueue, job: CallJob, url: str, host: str, answer: Reply) -> None:

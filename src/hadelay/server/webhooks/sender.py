@@ -1,5 +1,5 @@
-"""Makes webhook calls: an HTTP/1.1 POST on a connection that is reused; the outcome is described in a few words for the
-message's history.
+"""Makes webhook calls: an HTTP/1.1 request on a connection that is reused; the outcome is described in a few words for
+the message's history.
 
 This is a client of our own because a general one costs three times as much per call (ADR 0088). It sends one request
 at a time on a connection; of an answer it reads the status, `Retry-After`, and where the answer ends.
@@ -29,6 +29,7 @@ from aiohappyeyeballs import AddrInfoType, start_connection
 from yarl import URL
 
 from hadelay.api.problems import retry_after_ms
+from hadelay.platform.tls import Certificates
 from hadelay.server.guard import AddressRefused, Guard
 from hadelay.server.webhooks.calls import CallRequest, Done, Reply
 
@@ -66,12 +67,16 @@ class Endpoint(NamedTuple):
     host: str
     port: int
     tls: bool
+    #: Whether this side shows its client certificate.
+    identified: bool = False
 
 
 class Sender:
     """HTTP client for webhook calls. Construct inside the running loop; `close` does not wait for answers."""
 
-    def __init__(self, guard: Guard, user_agent: str, resolve: Resolve | None = None) -> None:
+    def __init__(
+        self, guard: Guard, user_agent: str, resolve: Resolve | None = None, certificates: Certificates | None = None
+    ) -> None:
         self._guard, self._loop = guard, asyncio.get_running_loop()
         self._resolve = resolve or self._look_up
         #: Default header lines by name; a topic's own headers replace them.
@@ -83,14 +88,15 @@ class Sender:
         self._sweeping: asyncio.TimerHandle | None = None
         #: Look-ups by (host, port), the least recently used first.
         self._names: dict[tuple[str, int], _Name] = {}
-        self._tls = _tls_context()
+        self._certificates = certificates
 
     def call(self, request: CallRequest, done: Done) -> None:
         call = _Call(done)
         self.calls.add(call)
         call.timer = self._loop.call_later(request.timeout_s, self._expired, call)
         try:
-            call.endpoint, line = _target(request.url)
+            identified = request.identified and self._certificates is not None
+            call.endpoint, line = _target(request.method, request.url, identified)
             call.request = b"".join((self._head(line, request.headers, len(request.body)), request.body))
         except ValueError:
             self._loop.call_soon(self.over, call, "invalid request")
@@ -153,11 +159,15 @@ class Sender:
             await self._loop.create_connection(
                 partial(_Connection, self, endpoint, call),
                 sock=connected,
-                ssl=self._tls if endpoint.tls else None,
+                ssl=self._context(endpoint) if endpoint.tls else None,
                 server_hostname=host,
             )
         except (OSError, ValueError, RuntimeError) as error:
             self.over(call, why(error))
+
+    def _context(self, endpoint: Endpoint) -> ssl.SSLContext:
+        # Take the context at each connection: renewed certificates have a new one.
+        return self._certificates.client if endpoint.identified and self._certificates else _tls_context()
 
     async def _addresses(self, host: str, port: int) -> list[AddrInfoType]:
         name = self._names.pop((host, port), None)
@@ -354,15 +364,16 @@ def _tls_context() -> ssl.SSLContext:
 
 
 @lru_cache(maxsize=1024)
-def _target(url: str) -> tuple[Endpoint, str]:
+def _target(method: str, url: str, identified: bool) -> tuple[Endpoint, str]:
     """Server to connect to for a URL, and first lines of the request. ValueError if the URL cannot be called."""
     parts = URL(url, encoded=True)
     if not parts.raw_host or parts.port is None:
         raise ValueError("the URL has no host")
-    line = f"POST {parts.raw_path_qs or '/'} HTTP/1.1\r\nHost: {parts.host_port_subcomponent}\r\n"
+    line = f"{method} {parts.raw_path_qs or '/'} HTTP/1.1\r\nHost: {parts.host_port_subcomponent}\r\n"
     if not line.isascii() or line.count("\n") != 2:
         raise ValueError("the URL is not ASCII")
-    return Endpoint(parts.raw_host, parts.port, parts.scheme == "https"), line
+    tls = parts.scheme == "https"
+    return Endpoint(parts.raw_host, parts.port, tls, identified and tls), line
 
 
 def failure(status: int) -> str:
