@@ -21,6 +21,7 @@ from chaos.sim.receiver import Caller, Receiver
 from chaos.sim.runtime import SimWorld
 from chaos.sim.tables import SimBackend
 from chaos.sim.timetable import Timetable
+from chaos.sim.uniques import Uniques
 from chaos.sim.workload import HOUR_S, Workload
 from hadelay.api.service import Actor
 from hadelay.codec.commands import decode, encode_job_step
@@ -62,6 +63,8 @@ class Watch(Machines):
         self.receiver: Receiver | None = None
         #: Checks of the promises about schedules.
         self.timetable = Timetable(self)
+        #: Check of the promise about unique keys.
+        self.uniques = Uniques(self.decide)
         #: Index of each applied entry → (term, CRC of the entry, CRC of its results), as first applied.
         self.applied: dict[int, tuple[int, int, int]] = {}
         #: Index of each applied entry → (time and node of its first application, content).
@@ -99,6 +102,7 @@ class Watch(Machines):
 
         def observed(index: int, term: int, command: bytes) -> Any:
             self.timetable.begin(node.ledger)
+            self.uniques.begin(node.ledger)
             results = apply(index, term, command)
             # Compare results of a sample of the entries: comparing is slow, and equal states give equal results.
             mark = (term, zlib.crc32(command), 0 if index % _SAMPLE else zlib.crc32(pickle.dumps(results)))
@@ -179,6 +183,8 @@ class Watch(Machines):
                     self.violate(Violation("hang-ups", text, who=node.name))
             elif kind == Command.JOB_STEP and isinstance(result, Done):
                 self._note_step(decode(kind, body), node)
+            elif kind == Command.PUBLISH2:
+                self.uniques.committed(body, result, node.ledger)
             elif kind in _SCHEDULES:
                 self.timetable.committed(kind, body, result, node.ledger)
             elif kind == Command.FEATURE:

@@ -10,7 +10,7 @@ import numpy as np
 from chaos.sim import groupcheck
 from hadelay.codec.formats import RESULT_ATTEMPT, SECONDS_PER_HOUR
 from hadelay.codec.schedules import State, Stored
-from hadelay.ledger import ackresults, dead, schedules, ttl
+from hadelay.ledger import ackresults, dead, schedules, ttl, unique
 from hadelay.ledger.hourstate import bitmap, indexes_of
 from hadelay.ledger.transitions import FLAG_KEYED, FLAG_TTL, ID_KEY, PLACE, PLACE_VALUE
 from hadelay.model import DEAD_HOURS, NEVER_MS, Event
@@ -46,6 +46,10 @@ def check(ledger: Ledger) -> None:
     _check_dead(ledger, {hour: rows for hour, rows in hours.items() if hour not in alive})
     _check_ttl(ledger, alive)
     _check_schedules(ledger)
+    periods, ends = (ledger.tables.range(table, limit=1 << 20) for table in (unique.UNIQ, unique.UNIQEND))
+    by_end = [(unique.PERIOD.unpack(value)[2].to_bytes(8, "big") + key, b"") for key, value in periods]
+    assert sorted(by_end) == ends, "the tables of unique keys differ"
+    assert len(periods) == ledger.unique_count, f"{ledger.unique_count} unique keys, {len(periods)} rows"
     groupcheck.check(ledger)
 
 

@@ -11,6 +11,7 @@ from chaos.sim.evidence import WAITING, found_by_key_of, where
 from chaos.sim.fanout import TOPIC as EVENTS
 from chaos.sim.fuzz import TOPICS
 from chaos.sim.scheduler import PATIENT, TOPIC
+from chaos.sim.uniques import TOPIC as ONCE
 from hadelay.ledger import checkpoint
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.transitions import FLAG_KEYED
@@ -37,7 +38,7 @@ def honest(cluster: SimCluster) -> None:
     for node in cluster.nodes():
         values = measured(node)
         messages, settled = values["messages"], values["settled_messages_total"]
-        others = (*TOPICS, TOPIC, PATIENT, EVENTS)
+        others = (*TOPICS, TOPIC, PATIENT, EVENTS, ONCE)
         aside = [topic for topic in node.ledger.topics.all if topic.name.partition(SEPARATOR)[0] in others]
         published, done = sum(t.published for t in aside), sum(t.settled[Event.ACKED] for t in aside)
         bounds = {
@@ -88,7 +89,7 @@ def state_parts(ledger: Ledger, storage: Storage) -> dict[str, Any]:
 def _tables(storage: Storage) -> list[list[tuple[bytes, bytes]]]:
     names = (
         b"ackres", b"place", b"key", b"keyof", b"ttl", b"ttlof", b"dead", b"sched", b"schedst", b"schednext",
-        b"schedof", b"group", b"groupq", b"groupof",
+        b"schedof", b"group", b"groupq", b"groupof", b"uniq", b"uniqend",
     )  # fmt: skip
     return [storage.tables.range(name, limit=100_000) for name in names]
 

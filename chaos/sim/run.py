@@ -22,6 +22,7 @@ from chaos.sim.producer import Producer
 from chaos.sim.receiver import HOOKED, Receiver
 from chaos.sim.replicas import conserved
 from chaos.sim.scheduler import PatientOwner, ScheduleOwner
+from chaos.sim.uniques import UniqueClient
 from chaos.sim.workload import HOUR_S, Workload
 from hadelay.codec.commands import decode
 from hadelay.codec.commandtypes import Cancel, Command, Grant, SettleLeases
@@ -201,12 +202,12 @@ def play(cluster: SimCluster, nemesis: Nemesis, shape: Shape, report: Report) ->
     cluster.start_all()
     nemesis.start()
     producers = [Producer(cluster, f"p{n}") for n in range(shape.producers)]
-    others: list[Consumer | AdminClient | Reader | BulkClient | ScheduleOwner | FanOutClient] = [
+    others: list[Consumer | AdminClient | Reader | BulkClient | ScheduleOwner | FanOutClient | UniqueClient] = [
         Consumer(cluster, f"c{n}") for n in range(shape.consumers)
     ]
     others += [AdminClient(cluster, "admin"), Reader(cluster, "reader"), BulkClient(cluster, "jobs")]
     others += [ScheduleOwner(cluster, "scheduler"), PatientOwner(cluster, "patient")]
-    others.append(FanOutClient(cluster, "fan-out"))
+    others += [FanOutClient(cluster, "fan-out"), UniqueClient(cluster, "once")]
     for producer in producers:
         producer.start(shape.faults_s + 1.0, interval_s=shape.interval_s)
     for client in others:

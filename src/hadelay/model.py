@@ -29,6 +29,8 @@ SEPARATOR = "~"
 MAX_SUBSCRIPTIONS = 16
 #: Limits of the reason of a nack, and of the name of a message group, in bytes.
 MAX_REASON = MAX_GROUP = 128
+#: Limit of `unique_for`, in ms.
+MAX_UNIQUE_MS = 7 * 24 * HOUR_MS
 #: Limit of the result of an ack, in bytes of JSON.
 MAX_RESULT = 64 << 10
 
@@ -145,6 +147,9 @@ class Draft(Struct, frozen=True, gc=False):
     callback: bool = False
     #: Hash of the message's group (publishcommand.hash_group); the name is in `meta`.
     group: int | None = None
+    #: `unique_for` in ms: for this time publishes with a `unique_ms` and the same client key are dropped, whether this
+    #: message is pending or settled; 0: none.
+    unique_ms: int = 0
 
 
 def pack_id(group: int, hour: int, index: int) -> int:

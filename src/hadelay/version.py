@@ -26,5 +26,7 @@ OUTCOMES_LEVEL = 5
 SUBSCRIPTION_LEVEL = 5
 #: Feature level from which webhooks have a method, and messages have header fields for their webhook calls.
 CALLBACKS_LEVEL = 5
+#: Feature level from which a publish may have a `unique_for` (ADR 254).
+UNIQUE_LEVEL = 5
 #: Feature level of a new cluster, whatever its first nodes support: their versions may differ.
 FIRST_LEVEL = 1

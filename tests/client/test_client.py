@@ -242,6 +242,10 @@ async def test_a_key_from_put_to_cancel(node: Node) -> None:
         with pytest.raises(Conflict) as caught:
             await client.put("t", key="k", on_conflict="reject")
         assert (caught.value.outcome, caught.value.extra["id"]) == ("pending", third.id)
+        for unique_for in ("1d", timedelta(hours=1), 5.5):
+            await client.put("t", key="night", unique_for=unique_for)
+        await client.put_many([Put(topic="t", key="night", unique_for=60)])
+        assert [d.unique_ms for d in node.service.published[-4:]] == [86_400_000, 3_600_000, 5_500, 60_000]
         moved = await client.reschedule(topic="t", key="k", delay="2h")
         assert (moved.id, moved.deliver_at > third.deliver_at) == (third.id, True)
         info = await client.get(topic="t", key="k")

@@ -138,6 +138,7 @@ def entries() -> list[bytes]:
         commands.encode_publish("n1", [draft(), draft("new", 50)], b"key"),
         commands.encode_publish("n1", [Draft("u", 0, True, 3, 50, b"", b"body", b"own", b"client", 1, 70)]),
         commands.encode_publish("n1", [draft(), Draft("t", 0, True, 0, 0, b"", b"body", group=7)] * 2),
+        commands.encode_publish("n1", [Draft("t", 0, True, 0, 0, b"", b"", None, b"o", unique_ms=40, group=7)] * 2),
         commands.encode_grant(Grant(2, 1, 50, "c", b"r", "n1", [START_HOUR], [0])),  # type: ignore[arg-type]
         commands.encode_ack("n1", lease), commands.encode_nack("n1", lease, 50, "why"),
         commands.encode_nack("n1", lease, commands.uncounted(0)),
@@ -629,6 +630,7 @@ def batch(data: bytes) -> None:
 def batches() -> list[bytes]:
     items = [
         {"topic": "t", "body": "text", "delay": "5s", "key": "k", "on_conflict": "replace", "max_wait": "1m"},
+        {"topic": "t", "body": "text", "key": "k", "unique_for": "1d"},
         {"topic": "t", "body": {"a": [1.5, None]}, "deliver_at": "2026-11-20T18:00:00Z", "tags": ["a"], "ttl": 5},
         {"topic": "t", "body_base64": "aGk=", "content_type": "a/b", "meta": {"a": "b"}, "idempotency_key": "i"},
     ]
@@ -697,6 +699,7 @@ def heads() -> list[bytes]:
         b"delay=5s&key=k&tags=a,b&ttl=1h\nContent-Type:a/b\nHadelay-Meta-A:b\nIdempotency-Key:i",
         b"\nHadelay-Delay:5s\ntraceparent:00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\nHadelay-Tags:a",
         b"deliver_at=2026-11-20T18:00:00Z&on_conflict=replace&max_wait=5s&callback=https://a.b/c",
+        b"unique_for=7d&key=k",
     ]
 
 

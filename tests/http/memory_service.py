@@ -156,6 +156,8 @@ class MemoryService:
         self.configs: dict[str, dict[str, Any]] = {}
         self.deleted: set[str] = set()
         self.by_key: dict[tuple[str, bytes], int] = {}
+        #: Message that began the period of a client key with `unique_for`, and the end of the period.
+        self.unique: dict[tuple[str, bytes], tuple[Stored, int]] = {}
         self.keys: dict[bytes, tuple[Any, Receipts]] = {}
         self.leases: dict[str, tuple[int, int]] = {}
         self.grants: dict[tuple[str, bytes], Handed] = {}
@@ -254,6 +256,10 @@ class MemoryService:
     def _commit_one(self, n: int, draft: Draft, answer: Receipts) -> tuple[int, int]:
         now = self.now_ms()
         if draft.key is not None:
+            first, until_ms = self.unique.get((draft.topic, draft.key), (None, 0))
+            if draft.unique_ms and first is not None and until_ms > now:
+                answer.duplicates |= {n}
+                return first.id, first.deliver_at_ms
             first = self.stored.get(self.by_key.get((draft.topic, draft.key), -1))
             if first is not None and first.state in ("scheduled", "leased"):
                 if draft.on_conflict == KEEP:
@@ -270,6 +276,8 @@ class MemoryService:
         self.configs.setdefault(draft.topic, {})
         if draft.key is not None:
             self.by_key[draft.topic, draft.key] = message_id
+            if draft.unique_ms:
+                self.unique[draft.topic, draft.key] = (self.stored[message_id], now + draft.unique_ms)
         return message_id, deliver_at
 
     # ---- consuming

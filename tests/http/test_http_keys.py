@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -71,6 +72,22 @@ async def test_header_fields_of_webhook_calls_reach_the_record(node: Node) -> No
     for wrong in ({"X": "1", "x": "2"}, {"a b": "x"}, {"X": "x" * 1_024, "Y": "y" * 1_024}):
         refused = (await node.ask("POST", "/v1/messages:batch", [{**item, "forward": wrong}])).json["results"][0]
         assert (refused["error"]["status"], refused["error"]["detail"].startswith("forward: ")) == (400, True)
+
+
+@pytest.mark.parametrize("way", [{}, {"Connection": "close"}], ids=["short way", "routes"])
+async def test_unique_for_reaches_the_draft_and_drops_a_settled_key(node: Node, way: dict[str, str]) -> None:
+    first = await put(node, "?key=night&unique_for=1d&delay=1h", **way)
+    await node.ask("DELETE", "/v1/messages/" + first.json["id"])
+    again = await put(node, "", **{"Hadelay-Key": "night", "Hadelay-Unique-For": "1d"}, **way)
+    assert (again.status, again.json) == (200, first.json | {"duplicate": True})
+    item = {"topic": "orders", "body": "x", "key": "night", "unique_for": "1d"}
+    for kind in ("application/json", "application/msgpack"):
+        body = msgspec.msgpack.encode([item]) if "msgpack" in kind else msgspec.json.encode([item])
+        answer = await node.ask("POST", "/v1/messages:batch", body, **{"Content-Type": kind})
+        assert answer.json["results"][0] == {
+            "id": first.json["id"], "deliver_at": first.json["deliver_at"], "duplicate": True
+        }  # fmt: skip
+    assert [draft.unique_ms for draft in node.service.published] == [86_400_000] * 4
 
 
 async def test_a_batch_answers_per_item(node: Node) -> None:

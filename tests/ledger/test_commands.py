@@ -23,7 +23,7 @@ from hadelay.codec.entries import decode_entry, encode_entry
 from hadelay.codec.jobcommands import JobBegin, JobSpec
 from hadelay.codec.leasetokens import encode_leases
 from hadelay.codec.meta import Meta, pack
-from hadelay.codec.publishcommand import encode_publish, hash_key
+from hadelay.codec.publishcommand import encode_publish, hash_group, hash_key
 from hadelay.codec.results import Done, Refused
 from hadelay.errors import FatalError
 from hadelay.ledger.apply import apply_entry
@@ -127,6 +127,7 @@ def test_the_fingerprint_covers_payload_options_and_topic() -> None:
     variants = [
         draft(body=b"a"), draft(body=b"b"), draft("u", body=b"a"), draft(in_ms=1, body=b"a"), draft(at=0, body=b"a"),
         Draft("t", 0, True, 1, 0, b"", b"a"), Draft("t", 0, True, 0, 1, b"", b"a"),
+        *(Draft("t", 0, True, 0, 0, b"", b"a", None, b"k", unique_ms=ms) for ms in (1, 2)),
     ]  # fmt: skip
     prints = [decoded(commands.encode_publish("n", [replace(d, idem=b"k")])).keys["fingerprint"][0] for d in variants]
     assert len(set(prints)) == len(variants)
@@ -213,7 +214,7 @@ def test_small_commands() -> None:
 def spec_examples() -> dict[str, str]:
     """The fenced blocks of docs/spec/commands.md that carry a name, without spaces."""
     text = (Path(__file__).parents[2] / "docs/spec/commands.md").read_text()
-    return {name: "".join(body.split()) for name, body in re.findall(r"```([A-Z_]+)\n(.*?)```", text, re.S)}
+    return {name: "".join(body.split()) for name, body in re.findall(r"```([A-Z0-9_]+)\n(.*?)```", text, re.S)}
 
 
 def test_the_examples_of_the_specification() -> None:
@@ -223,6 +224,12 @@ def test_the_examples_of_the_specification() -> None:
     encoded = {
         "PUBLISH": commands.encode_publish(
             "n1", [Draft("orders", 900_000, True, 0, 0, b"\x80", b"hello", b"k1", b"o-1", REPLACE, 3_600_000)]
+        ),
+        "PUBLISH2": commands.encode_publish(
+            "n1", [Draft("orders", 0, True, 0, 0, pack(Meta(group="c7")), b"hello", group=hash_group("c7"))]
+        ),
+        "PUBLISH2_UNIQUE": commands.encode_publish(
+            "n1", [Draft("orders", 0, True, 0, 0, b"\x80", b"hello", key=b"o-1", unique_ms=86_400_000)]
         ),
         "GRANT": commands.encode_grant(Grant(7, 21, 30_000, "w1", b"r1", "n1", *place)),
         "ACK": commands.encode_ack("n1", lease),

@@ -82,6 +82,8 @@ def test_a_row_is_the_message_that_its_columns_say() -> None:
             meta={"a": "b"}, idempotency_key="k0",
         )
     ]  # fmt: skip
+    (unique,) = publish.messages(table(1, key=["c"], unique_for=["1d"]), options())
+    assert unique.unique_for == "1d"
     rows = table(2, topic=None, deliver_at=None, delay=["15m", "1s"], tags=["a, b", None], row=[1, 2])
     given = options(topic="u", key_column="row", key_prefix="job:")
     assert list(publish.messages(rows, given)) == [

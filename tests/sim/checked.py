@@ -19,6 +19,7 @@ CHECKED = (
     "G1 groups", "G2 groups apart", "G3 groups in order", "G4 groups released", "J1 jobs, twice", "J1 jobs, counts",
     "F1 fan-out, copies", "F1 fan-out, hand-outs",
     "S1 schedules", "S1 schedules, triggers", "S2 schedules, wait",
+    "U1 unique, stored", "U1 unique, dropped",
     "S2 schedules, counts", "S2 schedules, catch-up", "S2 schedules, overlap",
     "S4 schedules, cancelled", "S4 schedules, version", "S5 schedules, overdue", "J2 jobs, complete",
 )  # fmt: skip

@@ -85,6 +85,12 @@ def test_a_message_names_its_task_and_parameters() -> None:
     # unique: the key follows from the arguments, unless the caller gives one.
     assert put.key == remind.message(order).key != remind.message(order, 1).key
     assert remind.options(key="mine").message(order).key == "mine"
+    # unique="1d": the same key, for a day also behind the end of the message.
+    nightly = App("http://127.0.0.1:1").task(name=remind.name, unique="1d")(remind.function)
+    assert (put.unique_for, nightly.message(order).key, nightly.message(order).unique_for) == (None, put.key, "1d")
+    assert nightly.options(unique_for="2d", key="mine").message(order).unique_for == "2d"
+    with pytest.raises(ValueError, match="soon"):
+        App("http://127.0.0.1:1").task(unique="soon")(remind.function)
     with pytest.raises(TypeError, match="a publish has no option 'dealy'"):
         remind.options(dealy="1s")  # type: ignore[call-arg]
 

@@ -13,6 +13,9 @@ class PublishQuery(Request):
     key: str | None = None
     on_conflict: Literal["keep", "replace", "reject"] | None = None
     max_wait: Duration | None = None
+    #: Only with a key: the publish is dropped if the key was published with `unique_for` within that publish's period;
+    #: 7d at most.
+    unique_for: Duration | None = None
     #: Tags of the message, separated by commas.
     tags: str | None = None
     ttl: Duration | None = None
@@ -29,7 +32,8 @@ class Published(Document, Generic[At], frozen=True):
     #: Due time of the message, in cluster time.
     deliver_at: At
     key: str | None = field(default_factory=null)
-    #: True if no message was stored: the publish is a repetition, or a pending message, `id`, has the key.
+    #: True if no message was stored: the publish is a repetition, or the message `id` has the key and is pending, or
+    #: within its `unique_for`.
     duplicate: bool = False
     #: Id of the message that this message replaced (on_conflict="replace").
     replaced: str | None = None
@@ -49,6 +53,7 @@ class BatchItem(Request, gc=False):
     key: str | None = None
     on_conflict: str | None = None
     max_wait: str | int | float | None = None
+    unique_for: str | int | float | None = None
     tags: list[str] | None = None
     ttl: str | int | float | None = None
     callback: str | None = None

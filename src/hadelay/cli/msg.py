@@ -41,8 +41,8 @@ _TIMEOUT_S = 15.0
 def put(
     topic: str, body: str | None = None, /, *, delay: str | None = None, deliver_at: str | None = None,
     key: str | None = None, on_conflict: Literal["keep", "replace", "reject"] | None = None,
-    max_wait: str | None = None, ttl: str | None = None, tag: Several = (), callback: str | None = None,
-    group: str | None = None, forward: Several = (),
+    max_wait: str | None = None, unique_for: str | None = None, ttl: str | None = None, tag: Several = (),
+    callback: str | None = None, group: str | None = None, forward: Several = (),
     file: Annotated[Path | None, Parameter(name=("--file", "-f"))] = None,
     content_type: str | None = None, meta: Several = (), idempotency_key: str | None = None,
     remote: Remote = Remote(),
@@ -57,6 +57,8 @@ def put(
         key: Your name for the message within the topic, to find, cancel, reschedule or replace it.
         on_conflict: If a message with this key is pending: keep it (the default), replace it, or reject the new one.
         max_wait: With --on-conflict replace: limit of the total delay since the first of the replaced messages.
+        unique_for: With --key: drop this publish if the key was published within this time, at most 7d, also if that
+            message is settled. The time of the first publish counts.
         ttl: Time after which the message expires, counted from its due time.
         tag: Tag that consumers can filter by. May be repeated.
         callback: Webhook URL for this message, if the topic allows one.
@@ -82,7 +84,7 @@ def put(
             headers[f"Hadelay-{kind.title()}-{name}"] = value
     query = {
         "delay": delay, "deliver_at": deliver_at, "key": key, "on_conflict": on_conflict, "max_wait": max_wait,
-        "ttl": ttl, "tags": ",".join(tag) or None, "callback": callback, "group": group,
+        "unique_for": unique_for, "ttl": ttl, "tags": ",".join(tag) or None, "callback": callback, "group": group,
     }  # fmt: skip
     path = f"/v1/topics/{segment(topic)}/messages"
     show(call(remote, "POST", path, payload, needs="deliver_at", query=query, headers=headers), remote)

@@ -70,6 +70,7 @@ class AsyncClient(ScheduleRequests):
         key: str | None = None,
         on_conflict: OnConflict | None = None,
         max_wait: Delay | None = None,
+        unique_for: Delay | None = None,
         tags: Sequence[str] | None = None,
         ttl: Delay | None = None,
         callback: str | None = None,
@@ -87,17 +88,18 @@ class AsyncClient(ScheduleRequests):
         (scheduled, ready or leased), "keep" (default) answers with that message and `duplicate`; "replace" cancels that
         message and answers with the new one and `replaced`, or raises Conflict if that message is leased; "reject"
         raises Conflict with its id. max_wait: with "replace", limit of the total delay since the first of the replaced
-        messages. tags: up to 16, which consumers can filter by. ttl: time from the due time until the message expires.
-        callback: webhook URL for this message, where the topic allows one. group: message group, of which the topic's
-        group_concurrency limits how many messages are handed out at once. forward: header fields for the message's
-        webhook calls, at most 2 KiB. meta: names in lower case; put_many takes
-        values that a header cannot carry. traceparent: span shown to the consumer; default: OpenTelemetry's current
-        span, if the program uses OpenTelemetry.
+        messages. unique_for: with a key, at most 7 d: the publish is dropped, and answered with `duplicate`, if the key
+        was published with unique_for within that publish's period, also if that message is settled. tags: up to 16,
+        which consumers can filter by. ttl: time from the due time until the message expires. callback: webhook URL for
+        this message, where the topic allows one. group: message group, of which the topic's group_concurrency limits
+        how many messages are handed out at once. forward: header fields for the message's webhook calls, at most 2 KiB.
+        meta: names in lower case; put_many takes values that a header cannot carry. traceparent: span shown to the
+        consumer; default: OpenTelemetry's current span, if the program uses OpenTelemetry.
         """
         put = Put(
             topic=topic, body=body, delay=delay, at=at, content_type=content_type, meta=meta, key=key,
-            on_conflict=on_conflict, max_wait=max_wait, tags=tags, ttl=ttl, callback=callback, group=group,
-            forward=forward,
+            on_conflict=on_conflict, max_wait=max_wait, unique_for=unique_for, tags=tags, ttl=ttl, callback=callback,
+            group=group, forward=forward,
         )  # fmt: skip
         data, kind = wire.payload_of(body, content_type)
         headers = {"Content-Type": kind, "Idempotency-Key": wire.own_or_new_key(idempotency_key)}

@@ -48,6 +48,7 @@ class Put(Struct, kw_only=True):
     key: str | None = None
     on_conflict: OnConflict | None = None
     max_wait: Delay | None = None
+    unique_for: Delay | None = None
     tags: Sequence[str] | None = None
     ttl: Delay | None = None
     callback: str | None = None

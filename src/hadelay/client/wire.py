@@ -43,8 +43,8 @@ BATCH_ITEMS, _BATCH_BYTES = 1_000, 8 << 20
 _RESULT_BYTES = 1 << 18
 _HEADERS = {
     "delay": "Hadelay-Delay", "deliver_at": "Hadelay-Deliver-At", "key": "Hadelay-Key", "tags": "Hadelay-Tags",
-    "on_conflict": "Hadelay-On-Conflict", "max_wait": "Hadelay-Max-Wait", "ttl": "Hadelay-TTL",
-    "callback": "Hadelay-Callback", "group": "Hadelay-Group",
+    "on_conflict": "Hadelay-On-Conflict", "max_wait": "Hadelay-Max-Wait",
+    "unique_for": "Hadelay-Unique-For", "ttl": "Hadelay-TTL", "callback": "Hadelay-Callback", "group": "Hadelay-Group",
 }  # fmt: skip
 MSGPACK = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}
 
@@ -178,6 +178,7 @@ def options_of(put: Put) -> dict[str, Any]:
         "key": put.key,
         "on_conflict": put.on_conflict,
         "max_wait": plain(put.max_wait),
+        "unique_for": plain(put.unique_for),
         "tags": each(put.tags) if put.tags else None,
         "ttl": plain(put.ttl),
         "callback": put.callback,

@@ -42,11 +42,13 @@ from hadelay.codec.jobcommands import (
 from hadelay.codec.leasetokens import LEASE
 from hadelay.codec.publishcommand import (
     GROUP_ROW,
+    UNIQUE_ROW,
     Publish,
     decode_publish,
-    encode_with_groups,
+    encode_with_sections,
     hash_client_key,
     with_groups,
+    with_uniques,
 )
 from hadelay.codec.wire import COMMAND, MAX_NAME, Malformed, WireReader, pack_name
 from hadelay.codec.wire import frame as _frame
@@ -73,8 +75,8 @@ _DELAYS, _RESULTS = 1, 2
 #: Value of a NACK after which its messages are dead, whatever their attempts; from the feature level OUTCOMES_LEVEL on.
 #: Below that level, apply takes the value for an uncounted NACK with a delay that is too long, and refuses it.
 DEAD_NOW = -(1 << 63)
-#: Section number of the groups, the only section of a PUBLISH2 command; 1 is reserved for tags.
-_GROUPS = 2
+#: Section numbers of a PUBLISH2 command: groups, and `unique_for`; 1 is reserved for tags.
+_GROUPS, _UNIQUES = 2, 3
 #: Flag bits of a member in an encoded MEMBERS command.
 _VOTER, _JOINED = 1, 2
 _REDRIVE = struct.Struct("<BdI")
@@ -83,11 +85,16 @@ _U32 = np.dtype("<u4")
 
 
 def encode_publish(node: str, drafts: Sequence[Draft], request_key: bytes | None = None) -> bytes:
-    """Encode a PUBLISH (layout: codec/publishcommand.py), or a PUBLISH2 if a message has a group. node: name of the
-    node that accepted the request."""
-    body, groups = encode_with_groups(node, drafts, request_key)
+    """Encode a PUBLISH (layout: codec/publishcommand.py), or a PUBLISH2 if a message has a group or a `unique_for`.
+    node: name of the node that accepted the request."""
+    body, *sections = encode_with_sections(node, drafts, request_key)
     command = _frame(Command.PUBLISH, body)
-    return command if not groups else _frame(Command.PUBLISH2, command, COMMAND.pack(_GROUPS, len(groups)), groups)
+    if not any(sections):
+        return command
+    given = [(number, rows) for number, rows in zip((_GROUPS, _UNIQUES), sections, strict=True) if rows]
+    return _frame(
+        Command.PUBLISH2, command, *(part for n, rows in given for part in (COMMAND.pack(n, len(rows)), rows))
+    )
 
 
 def encode_grant(grant: Grant) -> bytes:
@@ -336,10 +343,17 @@ def _decode_publish2(reader: WireReader) -> Publish:
     if kind != Command.PUBLISH:
         raise Malformed("a PUBLISH2 must begin with a PUBLISH")
     command = decode_publish(reader.take(size))
-    section, size = reader.unpack(COMMAND)
-    if section != _GROUPS or size % GROUP_ROW.itemsize:
-        raise Malformed("a PUBLISH2 must have one section, with the groups of its messages")
-    return with_groups(command, reader.array(GROUP_ROW, size // GROUP_ROW.itemsize))
+    last = 0
+    while not last or reader.at < len(reader.view):
+        section, size = reader.unpack(COMMAND)
+        if section == _GROUPS and not last and not size % GROUP_ROW.itemsize:
+            command = with_groups(command, reader.array(GROUP_ROW, size // GROUP_ROW.itemsize))
+        elif section == _UNIQUES and last < _UNIQUES and not size % UNIQUE_ROW.itemsize:
+            command = with_uniques(command, reader.array(UNIQUE_ROW, size // UNIQUE_ROW.itemsize))
+        else:
+            raise Malformed("a PUBLISH2 has sections in order: groups of its messages, and their unique_for")
+        last = section
+    return command
 
 
 def _decode_redrive(reader: WireReader) -> RedriveCommand:

@@ -21,7 +21,7 @@ from msgspec.structs import astuple
 from hadelay.codec.formats import I64, Rows
 from hadelay.codec.meta import retried
 from hadelay.codec.wire import Malformed, WireReader, pack_name
-from hadelay.model import REJECT, Draft
+from hadelay.model import KEEP, MAX_UNIQUE_MS, REJECT, Draft
 
 #: Free bytes in front of every payload, where apply writes the header of the record.
 GAP = bytes(48)
@@ -51,11 +51,14 @@ CLIENT_KEY_ROW = np.dtype([("row", "<u4"), ("mode", "u1"), ("pad", "V3"), ("max_
 #: Layout of the group of one message. `group`: see `hash_group`.
 GROUP_ROW = np.dtype([("row", "<u4"), ("pad", "V4"), ("group", "<u8")])
 
+#: Layout of the `unique_for` of one message, which has a client key.
+UNIQUE_ROW = np.dtype([("row", "<u4"), ("for_ms", "<u4")])
+
 _HEAD = struct.Struct("<BHIIII")
 _OPTIONS = struct.Struct("<qQq?Bq")
 #: A single KEY_ROW and a single CLIENT_KEY_ROW as structs: setting a row of a structured array takes ten times as long.
 _KEY, _CLIENT_KEY = struct.Struct("<16sQII"), struct.Struct("<IB3xq16s")
-_GROUP = struct.Struct("<I4xQ")
+_GROUP, _UNIQUE = struct.Struct("<I4xQ"), struct.Struct("<II")
 
 
 @dataclass(slots=True)
@@ -71,6 +74,8 @@ class Publish:
     blob: memoryview
     #: GROUP_ROWs of the messages with a group, from a PUBLISH2.
     groups: Rows = field(default_factory=lambda: np.zeros(0, GROUP_ROW))
+    #: UNIQUE_ROWs of the messages with a `unique_for`, from a PUBLISH2.
+    uniques: Rows = field(default_factory=lambda: np.zeros(0, UNIQUE_ROW))
 
 
 def hash_key(scope: bytes, key: bytes) -> bytes:
@@ -90,12 +95,15 @@ def hash_group(group: str) -> int:
 
 def encode_publish(node: str, drafts: Sequence[Draft], request_key: bytes | None = None) -> bytes:
     """Encode the body of a PUBLISH of `drafts`, in order. request_key: Idempotency-Key that covers all messages."""
-    return encode_with_groups(node, drafts, request_key)[0]
+    return encode_with_sections(node, drafts, request_key)[0]
 
 
-def encode_with_groups(node: str, drafts: Sequence[Draft], request_key: bytes | None = None) -> tuple[bytes, bytes]:
-    """Encode the body of a PUBLISH, and the GROUP_ROWs of the drafts with a group."""
-    names, when, relative, mask, ttl, metas, bodies, idems, client, _, _, callback, groups = zip(
+def encode_with_sections(
+    node: str, drafts: Sequence[Draft], request_key: bytes | None = None
+) -> tuple[bytes, bytes, bytes]:
+    """Encode the body of a PUBLISH, the GROUP_ROWs of the drafts with a group, and the UNIQUE_ROWs of those with a
+    `unique_ms`."""
+    names, when, relative, mask, ttl, metas, bodies, idems, client, _, _, callback, groups, unique = zip(
         *map(astuple, drafts), strict=True
     )
     topics = list(dict.fromkeys(names))
@@ -127,7 +135,8 @@ def encode_with_groups(node: str, drafts: Sequence[Draft], request_key: bytes | 
     name = node.encode()
     head = _HEAD.pack(len(name), len(topics), count, key_count, client_count, len(blob))
     grouped = b"" if groups.count(None) == count else _group_rows(groups)
-    return b"".join((head, name, *map(pack_name, topics), rows.tobytes(), keys, client_keys, blob)), grouped
+    uniques = b"".join([_UNIQUE.pack(n, ms) for n, ms in enumerate(unique) if ms]) if any(unique) else b""
+    return b"".join((head, name, *map(pack_name, topics), rows.tobytes(), keys, client_keys, blob)), grouped, uniques
 
 
 def _group_rows(groups: Sequence[int | None]) -> bytes:
@@ -141,6 +150,18 @@ def with_groups(command: Publish, groups: Rows) -> Publish:
     if not len(at) or at[-1] >= len(command.rows) or not (at[1:] > at[:-1]).all():
         raise Malformed("groups must belong to existing rows, in ascending order")
     return replace(command, groups=groups)
+
+
+def with_uniques(command: Publish, uniques: Rows) -> Publish:
+    """A copy of the PUBLISH with these UNIQUE_ROWs. Raises Malformed unless their row numbers are ascending, their
+    times are possible, and each row has a client key with the mode KEEP."""
+    at, keyed = uniques["row"], command.client_keys["row"][command.client_keys["mode"] == KEEP]
+    for_ms = uniques["for_ms"]
+    if not len(at) or not (at[1:] > at[:-1]).all() or not np.isin(at, keyed).all():
+        raise Malformed("each unique_for must belong to a row with a client key to keep, in ascending order")
+    if not for_ms.all() or int(for_ms.max()) > MAX_UNIQUE_MS:
+        raise Malformed(f"a unique_for must be from 1 to {MAX_UNIQUE_MS} ms")
+    return replace(command, uniques=uniques)
 
 
 def _client_key_rows(drafts: Sequence[Draft]) -> bytes:
@@ -171,6 +192,8 @@ def _key_rows(
             crc = crcs[n] if (same := retried(d.meta)) is d.meta else crc32c(same + d.body)
             print_of.update(crc.to_bytes(4, "little"))
             print_of.update(d.topic.encode())
+            if d.unique_ms:
+                print_of.update(b"\0unique%d" % d.unique_ms)
         rows.append(_KEY.pack(digest, int.from_bytes(print_of.digest(), "little"), first, count))
     return b"".join(rows)
 

@@ -37,6 +37,8 @@ class RowCode(IntEnum):
     NO_CALLBACK = 12
     #: A subscription that gets the message has max_messages pending messages, or would have more than max_bytes (429).
     SUBSCRIPTION_FULL = 13
+    #: The message has a `unique_for`, and the cluster remembers as many such keys as it may (429).
+    TOO_MANY_KEYS = 14
 
 
 class LeaseOutcome(IntEnum):

@@ -18,7 +18,7 @@ from hadelay.codec.publishcommand import hash_group
 from hadelay.errors import BadRequest, Impossible, UnsupportedMediaType
 from hadelay.http.answers import JSON
 from hadelay.http.decoding import parse_query, refuse_unknown
-from hadelay.model import KEEP, MAX_GROUP, REJECT, REPLACE, Draft
+from hadelay.model import KEEP, MAX_GROUP, MAX_UNIQUE_MS, REJECT, REPLACE, Draft
 from hadelay.settings.node import HttpConfig
 from hadelay.settings.topic import MAX_FORWARD, fields_problem, url_problem
 
@@ -26,8 +26,9 @@ _RAW = msgspec.json.Decoder(msgspec.Raw)
 #: Prefixes of headers that have a name of their own behind the prefix.
 _META, _FORWARD = b"hadelay-meta-", b"hadelay-forward-"
 HEADERS = (
-    "Hadelay-Delay", "Hadelay-Deliver-At", "Hadelay-Key", "Hadelay-On-Conflict", "Hadelay-Max-Wait", "Hadelay-Tags",
-    "Hadelay-TTL", "Hadelay-Callback", "Hadelay-Group", "Hadelay-Meta-*", "Hadelay-Forward-*",
+    "Hadelay-Delay", "Hadelay-Deliver-At", "Hadelay-Key", "Hadelay-On-Conflict", "Hadelay-Max-Wait",
+    "Hadelay-Unique-For", "Hadelay-Tags", "Hadelay-TTL", "Hadelay-Callback", "Hadelay-Group", "Hadelay-Meta-*",
+    "Hadelay-Forward-*",
 )  # fmt: skip
 _KNOWN_QUERY = PublishQuery.__struct_fields__
 #: Query options that few publishes have.
@@ -163,6 +164,7 @@ def draft_of(
     if item.max_wait is not None and on_conflict != "replace":
         raise BadRequest("max_wait is only allowed with on_conflict=replace")
     max_wait_ms, ttl_ms = _positive("max_wait", item.max_wait, max_delay_ms), _positive("ttl", item.ttl, max_delay_ms)
+    unique_ms = 0 if item.unique_for is None else _unique_ms(item)
     if item.callback is not None and (wrong := url_problem(item.callback)):
         raise BadRequest(f"callback: {wrong}")
     group = None if item.group is None else hash_group(check_group(item.group))
@@ -173,7 +175,7 @@ def draft_of(
     )  # fmt: skip
     return Draft(
         item.topic, *times, mask_of(tags), ttl_ms, meta, body, idem, packed_key,
-        _ON_CONFLICT[on_conflict or "keep"], max_wait_ms, item.callback is not None, group,
+        _ON_CONFLICT[on_conflict or "keep"], max_wait_ms, item.callback is not None, group, unique_ms,
     )  # fmt: skip
 
 
@@ -248,6 +250,20 @@ def _positive(name: str, value: object, max_delay_ms: int) -> int:
         raise BadRequest(f"{name}: must be more than 0, not {value}; leave it out for none")
     if ms > max_delay_ms:
         raise Impossible(f"{name}: {value} is beyond max_delay, {max_delay_ms / 86_400_000:g} days")
+    return ms
+
+
+def _unique_ms(item: BatchItem) -> int:
+    """Parse `unique_for`; returns ms."""
+    if item.key is None:
+        raise BadRequest("unique_for is only allowed with a key")
+    if item.on_conflict not in (None, "keep"):
+        raise BadRequest(f"unique_for is not allowed with on_conflict={item.on_conflict}: a repeated key is dropped")
+    ms = parse_duration("unique_for", item.unique_for)
+    if ms <= 0:
+        raise BadRequest(f"unique_for: must be more than 0, not {item.unique_for}; leave it out for none")
+    if ms > MAX_UNIQUE_MS:
+        raise Impossible(f"unique_for: {item.unique_for} is beyond the limit of {MAX_UNIQUE_MS // 86_400_000} days")
     return ms
 
 

@@ -89,7 +89,7 @@ async def publish_batch(call: Call) -> Answer:
     return Answer(200, MSGPACK_TYPE if msgpack else JSON_TYPE, document)
 
 
-_NO_OPTIONS = (None,) * 9
+_NO_OPTIONS = (None,) * 10
 
 
 class _Drafts:
@@ -142,6 +142,7 @@ class _Drafts:
                     and item.callback is None
                     and item.on_conflict is None
                     and item.max_wait is None
+                    and item.unique_for is None
                     and item.group is None
                     and item.forward is None
                     and item.traceparent is None
@@ -182,7 +183,7 @@ class _Drafts:
             )
         own = (
             item.key, item.on_conflict, item.max_wait, item.tags, item.ttl, item.callback, item.group,
-            item.forward, item.idempotency_key,
+            item.forward, item.idempotency_key, item.unique_for,
         )  # fmt: skip
         if item.meta or item.traceparent is not None or own != _NO_OPTIONS:
             trace = self.trace if item.traceparent is None else options.check_traceparent(item.traceparent.encode())

@@ -11,6 +11,7 @@ from hadelay.codec.commands import decode
 from hadelay.codec.commandtypes import LEVEL_OF, Audited, Command, SettleLeases
 from hadelay.codec.entries import ENTRY_VERSION, decode_entry, is_change_of_members
 from hadelay.codec.formats import SECONDS_PER_HOUR
+from hadelay.codec.publishcommand import Publish
 from hadelay.codec.results import Done, Refused, Result
 from hadelay.codec.wire import Malformed
 from hadelay.errors import FatalError
@@ -20,7 +21,7 @@ from hadelay.ledger.state import Ledger
 from hadelay.members import JOINED, Members
 from hadelay.model import DEAD_HOURS, HOUR_MS
 from hadelay.settings.cluster import Settings
-from hadelay.version import FEATURE_LEVEL, FIRST_LEVEL, OUTCOMES_LEVEL
+from hadelay.version import FEATURE_LEVEL, FIRST_LEVEL, OUTCOMES_LEVEL, UNIQUE_LEVEL
 
 _LINK = struct.Struct("<QQI")
 _MAX_NOW_MS = (DEAD_HOURS - 1) * HOUR_MS
@@ -144,6 +145,14 @@ def _apply_audited(ledger: Ledger, command: Audited) -> Result:
     return access.note(ledger, command, _apply_command(ledger, command.kind, command.body))
 
 
+def _apply_publish2(ledger: Ledger, command: Publish) -> Result:
+    if len(command.uniques) and ledger.level < UNIQUE_LEVEL:
+        return Refused(
+            "needs_upgrade", "unique_for: not before every node is upgraded (feature_level of GET /v1/cluster)"
+        )
+    return publish.apply_publish(ledger, command)
+
+
 def _apply_settle(ledger: Ledger, command: tuple[int, SettleLeases]) -> Result:
     kind, settled = command
     if settled.results is not None and ledger.level < OUTCOMES_LEVEL:
@@ -181,7 +190,7 @@ _APPLY: dict[int, Callable[[Ledger, Any], Result]] = {
     Command.SCHEDULE_RUN: schedules.apply_run,
     Command.SUBSCRIPTION_PUT: topicchanges.apply_subscription_put,
     Command.SETTLE: _apply_settle,
-    Command.PUBLISH2: publish.apply_publish,
+    Command.PUBLISH2: _apply_publish2,
     Command.JOB_BEGIN: bulk.apply_begin,
     Command.JOB_STEP: bulk.apply_step,
     Command.JOB_STOP: bulk.apply_stop,

@@ -77,6 +77,7 @@ def dump_main(ledger: Ledger) -> bytes:
             **({"jobs": [ledger.jobs_begun, *map(_dump_job, ledger.jobs.values())]} if ledger.jobs else {}),
             **({"schedules": list(astuple(ledger.schedules))} if ledger.schedules != ScheduleCounts() else {}),
             **({"grouped_dead": ledger.grouped_dead} if ledger.grouped_dead else {}),
+            **({"unique_count": ledger.unique_count} if ledger.unique_count else {}),
             **({"members": [ledger.members_index, *ledger.members]} if ledger.members else {}),
         }
     )
@@ -203,9 +204,9 @@ def _fill(ledger: Ledger, whole: dict[str, Any], hours: dict[int, bytes]) -> Non
     ledger.jobs = {job.number: job for job in map(_load_job, jobs)}
     access.load(ledger, whole)
     ledger.schedules = ScheduleCounts(*whole.get("schedules", ()))
-    ledger.grouped_dead = whole.get("grouped_dead", 0)
+    ledger.grouped_dead, ledger.unique_count = whole.get("grouped_dead", 0), whole.get("unique_count", 0)
     ledger.retired = BitMap.deserialize(whole["retired"])
-    ledger.ttl_from = b""
+    ledger.ttl_from = ledger.unique_from = b""
     ledger.hours = {hour: _load_hour(blob) for hour, blob in sorted(hours.items()) if blob}
     grants = [
         HeldGrant(

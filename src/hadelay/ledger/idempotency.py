@@ -15,6 +15,7 @@ from hadelay.codec.publishcommand import hash_client_key, hash_key
 from hadelay.codec.results import PublishResult, RowCode
 from hadelay.ledger.keys import find_key
 from hadelay.ledger.state import Ledger
+from hadelay.ledger.unique import is_unique
 from hadelay.model import Draft
 
 #: Stored answer: fingerprint, number of rows; then ids u8[], deliver_at_ms i8[], codes u1[], maybe ids of others u8[].
@@ -31,7 +32,8 @@ def turn(ledger: Ledger) -> None:
     """Begin a new table (epoch) of Idempotency-Keys if the present one is too old or full; drop the oldest one."""
     settings = ledger.settings
     over = ledger.now_ms >= ledger.key_epoch_ends_ms
-    if not over and ledger.key_count < settings.idempotency_max_keys // 2:
+    # Periods of `unique_for` count in the limit, and cannot be forgotten early.
+    if not over and ledger.key_count < (settings.idempotency_max_keys - ledger.unique_count) // 2:
         return
     if not over:
         ledger.keys_dropped_early += ledger.key_count_before
@@ -91,7 +93,7 @@ def is_known(ledger: Ledger, drafts: Sequence[Draft], request_key: bytes | None)
     if any(is_known_hash(ledger, digest) for digest in digests):
         return True
     keys = ((draft.topic, hash_client_key(draft.key)) for draft in drafts if draft.key is not None)
-    return any(find_key(ledger, topic, digest) is not None for topic, digest in keys)
+    return any(find_key(ledger, *key) is not None or is_unique(ledger, *key) for key in keys)
 
 
 def remember(ledger: Ledger, keys: Rows, new: list[int], result: PublishResult) -> None:

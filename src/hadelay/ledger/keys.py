@@ -30,11 +30,15 @@ _VALUE = struct.Struct("<Qq")
 
 def find_key(ledger: Ledger, topic: str, digest: bytes) -> int | None:
     """Id of the message published last under the client key of this hash (publishcommand.hash_client_key)."""
-    found = ledger.known_topic(topic)
-    if found is None:
-        return None
-    stored = ledger.tables.get(KEY, _SCOPE.pack(found.number, found.lives) + digest)
+    key = key_of(ledger, topic, digest)
+    stored = None if key is None else ledger.tables.get(KEY, key)
     return None if stored is None else int(_VALUE.unpack(stored)[0])
+
+
+def key_of(ledger: Ledger, topic: str, digest: bytes) -> bytes | None:
+    """Key in the table `key` of the client key with this hash; None if there never was such a topic."""
+    found = ledger.known_topic(topic)
+    return None if found is None else _SCOPE.pack(found.number, found.lives) + digest
 
 
 @dataclass(slots=True)
@@ -59,6 +63,17 @@ class Batch:
         self.take &= ~wrong
 
 
+def table_keys(ledger: Ledger, batch: Batch, rows: Rows) -> list[bytes]:
+    """Key in the table `key` for each of these CLIENT_KEY_ROWs."""
+    local = batch.command.rows["topic"][rows["row"]]
+    scopes = np.zeros(len(rows), [("topic", ">u4"), ("lives", ">u2"), ("hash", "V16")])
+    every = ledger.topics.all
+    lives = np.array([every[n].lives if n < len(every) else 0 for n in batch.topics.tolist()], np.uint16)
+    scopes["topic"], scopes["lives"], scopes["hash"] = batch.topics[local], lives[local], rows["hash"]
+    raw, size = scopes.tobytes(), scopes.itemsize
+    return [raw[n : n + size] for n in range(0, len(raw), size)]
+
+
 class Decision:
     """Decides about rows of a batch with client keys, before anything is filed; `finish` carries the decisions out.
 
@@ -78,15 +93,8 @@ class Decision:
         self._replaced: list[tuple[int, int | None, int]] = []
         #: Row → time at which its chain of replacements began, that is, the first replaced message was published.
         self._starts: dict[int, int] = {}
-        command, take, deliver_at_ms = batch.command, batch.take, batch.deliver_at_ms
-        rows = command.client_keys
-        at, local = rows["row"], command.rows["topic"][rows["row"]]
-        scopes = np.zeros(len(rows), [("topic", ">u4"), ("lives", ">u2"), ("hash", "V16")])
-        every = ledger.topics.all
-        lives = np.array([every[n].lives if n < len(every) else 0 for n in batch.topics.tolist()], np.uint16)
-        scopes["topic"], scopes["lives"], scopes["hash"] = batch.topics[local], lives[local], rows["hash"]
-        raw, size = scopes.tobytes(), scopes.itemsize
-        keys = [raw[n : n + size] for n in range(0, len(raw), size)]
+        take, deliver_at_ms, rows = batch.take, batch.deliver_at_ms, batch.command.client_keys
+        at, keys = rows["row"], table_keys(ledger, batch, rows)
         stored = ledger.tables.get_many(KEY, keys)
         if not any(stored) and len(set(keys)) == len(keys):
             self._filed = list(zip(at.tolist(), keys, strict=True))  # all keys are new: nothing to decide

@@ -16,6 +16,7 @@ from hadelay.ledger.subscriptions import FanOut, Room, fan_out, is_bounded
 from hadelay.ledger.topicchanges import topic_or_new
 from hadelay.ledger.topics import TopicState, by_topic, by_topic_bytes
 from hadelay.ledger.transitions import FLAG_CALLBACK, FLAG_KEYED, FLAG_TTL, filed
+from hadelay.ledger.unique import Periods
 from hadelay.model import HOUR_MS, MAX_SUBSCRIPTIONS, NONE32
 
 
@@ -36,7 +37,10 @@ def apply_publish(ledger: Ledger, command: Publish, *, limited: bool = True) -> 
         batch.refuse(too_far, RowCode.TOO_FAR)
     _refuse_callbacks(ledger, batch)
     _find_topics(ledger, batch)
+    periods = Periods(ledger, batch) if len(command.uniques) else None
     keys = Decision(ledger, batch) if len(command.client_keys) else None
+    if periods is not None:
+        periods.admit()
     fan = fan_out(ledger, batch)
     _refuse_full_hours(ledger, batch, 1 if fan is None else 1 + MAX_SUBSCRIPTIONS)
     _refuse_beyond_quotas(ledger, batch, keys, fan, limited)
@@ -44,6 +48,8 @@ def apply_publish(ledger: Ledger, command: Publish, *, limited: bool = True) -> 
         _file(ledger, batch, slice(None) if take.all() else take, fan)
     if keys is not None:
         keys.finish()
+    if periods is not None:
+        periods.finish(take)
     if new_keys:
         idempotency.remember(ledger, command.keys, new_keys, result)
     return result

@@ -80,6 +80,10 @@ class Ledger:
         self.key_epoch_ends_ms = 0
         self.key_count = self.key_count_before = 0
         self.keys_dropped_early = 0
+        #: Number of rows of the table `uniq`; and key of `uniqend` where the search for ended periods begins. The key
+        #: is not in checkpoints: b"" is correct, only slower.
+        self.unique_count = 0
+        self.unique_from = b""
         #: Tokens by id. A change replaces the dict, so that caches notice it (ledger/access.py).
         self.tokens: dict[str, Token] = {}
         self.audit = Audit()

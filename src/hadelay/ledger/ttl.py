@@ -18,6 +18,7 @@ import numpy as np
 from hadelay.codec.commandtypes import Maintain
 from hadelay.codec.formats import I64, Rows
 from hadelay.codec.results import JobResult
+from hadelay.ledger import unique
 from hadelay.ledger.hourstate import groups, is_in
 from hadelay.ledger.lookup import TTL_OF, TTL_OF_VALUE, find_entries, ttl_of
 from hadelay.ledger.state import Ledger
@@ -96,7 +97,8 @@ def ends_something(ledger: Ledger, keys: list[bytes]) -> bool:
 
 
 def expire_due(ledger: Ledger, command: Maintain) -> JobResult:
-    """Expire waiting messages whose TTL is over by cluster time; drop the TTLs of messages that ended before."""
+    """Expire waiting messages whose TTL is over by cluster time; drop the TTLs of messages that ended before,
+    and periods of `unique_for` that are over."""
     limit = min(max(command.limit, 1), MAX_SLICE)
     ids = []
     # Begin where the last TTL_EXPIRE ended, `ttl_from`: rows added to the table `ttl` since then have later times.
@@ -110,7 +112,7 @@ def expire_due(ledger: Ledger, command: Maintain) -> JobResult:
     ended = _expire(ledger, ids)
     if keys:
         ledger.ttl_from = keys[-1] + b"\0"
-    return JobResult(len(keys) < limit, ended)
+    return JobResult(unique.drop_ended(ledger, limit) and len(keys) < limit, ended)
 
 
 def _expire(ledger: Ledger, ids: list[int]) -> int:

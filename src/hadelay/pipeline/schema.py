@@ -86,6 +86,9 @@ PUBLISHED = {
     "max_wait": Column(
         "STRING|BIGINT|DOUBLE", "with replace: limit of the total delay since the first replaced message"
     ),
+    "unique_for": Column(
+        "STRING|BIGINT|DOUBLE", "with a key: drop the row if the key was published within this time, at most `7d`"
+    ),
     "tags": Column("ARRAY<STRING>|STRING", "tags; commas separate those in a STRING"),
     "ttl": Column("STRING|BIGINT|DOUBLE", "time after which the message expires, counted from its due time"),
     "callback": Column("STRING", "webhook URL for this message"),

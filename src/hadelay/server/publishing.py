@@ -22,7 +22,7 @@ from hadelay.server.groupcommit import gather
 from hadelay.server.guard import Guard
 from hadelay.server.leadership import Leadership
 from hadelay.server.link import Reply
-from hadelay.version import CALLBACKS_LEVEL, SCHEDULER_LEVEL
+from hadelay.version import CALLBACKS_LEVEL, SCHEDULER_LEVEL, UNIQUE_LEVEL
 
 #: Number of bytes that a draft (a message to publish) counts as, besides its payload: a record's header, row and list
 #: overhead.
@@ -42,6 +42,8 @@ def _newer(drafts: list[Draft], level: int) -> str:
     """The option of these drafts that needs a higher feature level than this; "" if there is none."""
     if level < SCHEDULER_LEVEL and any(draft.group is not None for draft in drafts):
         return "group"
+    if level < UNIQUE_LEVEL and any(draft.unique_ms for draft in drafts):
+        return "unique_for"
     if level < CALLBACKS_LEVEL and any(b"\xa2fw" in draft.meta and unpack(draft.meta).fw for draft in drafts):
         return "forward"
     return ""

@@ -38,6 +38,10 @@ _PROBLEMS: dict[RowCode, tuple[type[HadelayError], str]] = {
         LimitReached,
         "a subscription of topic {topic} is at its max_messages or max_bytes: GET /v1/topics/{topic}/subscriptions",
     ),
+    RowCode.TOO_MANY_KEYS: (
+        LimitReached,
+        "unique_for: the cluster remembers as many keys as it may (limits.idempotency_keys); try later, when some end",
+    ),
     RowCode.HOUR_FULL: (LimitReached, "the hour of deliver_at is full: choose another time"),
     RowCode.TOO_MANY_TOPICS: (LimitReached, "the cluster has as many topics as it allows"),
 }  # fmt: skip

@@ -132,7 +132,8 @@ class LimitsConfig(tuning.Limits, frozen=True, kw_only=True, forbid_unknown_fiel
     #: Minimum time that an Idempotency-Key is remembered. Raise it for producers that retry for longer.
     idempotency_window_ms: int = HOUR
     #: Limit of remembered idempotency keys; beyond it, the oldest are forgotten early and a metric counts them. Raise
-    #: it for more publishes with a key within the window; a key costs about 100 bytes of disk.
+    #: it for more publishes with a key within the window; a key costs about 100 bytes of disk. Keys with `unique_for`
+    #: count too, are never forgotten early, and take at most half: beyond that, such publishes get 429.
     idempotency_keys: int = 10_000_000
     #: Timeout of a publish's commit (504, outcome unknown). Lower it for clients that give up earlier.
     commit_timeout_ms: int = 10 * SECOND

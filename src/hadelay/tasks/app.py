@@ -80,12 +80,14 @@ class App:
     @overload
     def task(
         self, /, *, name: str | None = None, topic: str | None = None, retry: Retry = ...,
-        max_attempts: int | None = None, timeout: Delay | None = None, unique: bool = False, cpu: bool = False,
+        max_attempts: int | None = None, timeout: Delay | None = None, unique: bool | Delay = False,
+        cpu: bool = False,
         result: bool = False,
     ) -> Callable[[Callable[P, R]], Task[P, R]]: ...  # fmt: skip
     def task(
         self, function: Any = None, /, *, name: str | None = None, topic: str | None = None, retry: Retry = _NO_RETRY,
-        max_attempts: int | None = None, timeout: Delay | None = None, unique: bool = False, cpu: bool = False,
+        max_attempts: int | None = None, timeout: Delay | None = None, unique: bool | Delay = False,
+        cpu: bool = False,
         result: bool = False,
     ) -> Any:  # fmt: skip
         """Make a function, async or plain, a task. Plain functions run in threads.
@@ -93,12 +95,13 @@ class App:
         name: default: module and name of the function. retry: waits before the next attempt by class of the
         exception, the most specific one; a list has a wait for each attempt. Other exceptions wait the topic's backoff.
         max_attempts: then the message is dead; None: as the topic says. timeout: limit of one attempt. unique: drop a
-        publish while a message with the same arguments is pending. cpu: run the plain function in a process of its own,
+        publish while a message with the same arguments is pending; unique="1d": for a day after one was stored, pending
+        or settled. cpu: run the plain function in a process of its own,
         which the timeout kills. result: keep what the function returns, at most 64 KiB of JSON, for `result`.
         """
         rules = Rules(
             retry=retry, max_attempts=max_attempts, timeout_s=None if timeout is None else seconds_of(timeout),
-            unique=unique, cpu=cpu, result=result,
+            unique=unique is not False, unique_for=None if isinstance(unique, bool) else unique, cpu=cpu, result=result,
         )  # fmt: skip
 
         def add(function: Callable[P, R]) -> Task[P, R]:

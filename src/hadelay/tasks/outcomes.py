@@ -41,12 +41,16 @@ class Rules:
     timeout_s: float | None = None
     #: Whether a publish is dropped while a message with the same arguments is pending.
     unique: bool = False
+    #: Time for which a publish is dropped after one with the same arguments, also if that message is settled.
+    unique_for: Delay | None = None
     #: Whether the function runs in a process of its own.
     cpu: bool = False
     #: Whether the ack carries what the function returned.
     result: bool = False
 
     def __post_init__(self) -> None:
+        if self.unique_for is not None:
+            seconds_of(self.unique_for)
         for waits in self.retry.values():
             for wait in _listed(waits):
                 seconds_of(wait)

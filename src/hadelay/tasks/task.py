@@ -25,6 +25,7 @@ class Options(TypedDict, total=False):
     key: str | None
     on_conflict: OnConflict | None
     max_wait: Delay | None
+    unique_for: Delay | None
     tags: Sequence[str] | None
     ttl: Delay | None
     group: str | None
@@ -143,5 +144,7 @@ class Task(Generic[P, R]):
         options = dict(self._options)
         if self.rules.unique and options.get("key") is None:
             options["key"] = f"{self.name[-200:]}:{hashlib.sha256(encoded).hexdigest()[:32]}"
+        if self.rules.unique_for is not None:
+            options.setdefault("unique_for", self.rules.unique_for)
         body = msgspec.json.encode(Call(self.name, msgspec.Raw(encoded)))
         return Put(topic=self.topic, body=body, content_type="application/json", **options)  # type: ignore[arg-type]

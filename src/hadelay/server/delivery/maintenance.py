@@ -10,7 +10,7 @@ from hadelay.codec.commandtypes import Job
 from hadelay.codec.results import ExpireResult, JobResult
 from hadelay.deadlines import Deadlines
 from hadelay.errors import HadelayError
-from hadelay.ledger import ttl
+from hadelay.ledger import ttl, unique
 from hadelay.model import DEAD_HOURS, HOUR_MS, NEVER_MS, hour_name
 from hadelay.platform.runtime import Runtime
 from hadelay.server.delivery.term import Term
@@ -226,6 +226,10 @@ class MaintenanceRunner:
             if self._ledger.topics.to_sweep():
                 idle = False
                 yield encode_maintain(Job.SWEEP)
+            ended_ms = unique.first_end_ms(self._ledger)
+            if ended_ms is not None and ended_ms <= self._term.now():
+                idle = False
+                yield encode_maintain(Job.TTL_EXPIRE)
             if (command := self._next_hour()) is not None:
                 idle = False
                 yield command
