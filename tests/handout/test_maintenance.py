@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
+from hadelay.codec import commands
 from hadelay.codec.commands import encode_purge, encode_topic_delete
 from hadelay.codec.commandtypes import Command
 from hadelay.ledger.topicchanges import READY, SCHEDULED
-from hadelay.model import HOUR_MS
+from hadelay.model import HOUR_MS, Draft
 from hadelay.settings.node import RetentionConfig
 from tests.handout.desk import START_HOUR, Desk
 
@@ -120,3 +123,15 @@ def test_hours_go_while_somebody_purges_again_and_again() -> None:
         desk.run(300)
     assert desk.ledger.topics.to_sweep()
     assert START_HOUR not in desk.store.hours()
+
+
+def test_ended_periods_of_unique_keys_are_dropped_without_another_publish() -> None:
+    desk = Desk()
+    desk.lead()
+    once = Draft("t", 0, True, 0, 0, b"", b"x", key=b"k", unique_ms=5_000)
+    desk.do(commands.encode_publish("n1", [once, replace(once, key=b"l", unique_ms=HOUR_MS)]))
+    desk.run_to(4_000)
+    assert desk.ledger.unique_count == 2
+    desk.run_to(40_000)
+    assert desk.ledger.unique_count == 1
+    assert desk.kinds().count(Command.TTL_EXPIRE) == 1

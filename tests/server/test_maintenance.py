@@ -36,7 +36,7 @@ class Leader:
         self.sums: tuple[Any, ...] | None = SOURCE
         ledger: Any = SimpleNamespace(
             store=SimpleNamespace(hours=lambda: [FIRST, SECOND], sums=lambda _: self.sums),
-            open_entries=lambda _: 0, hours={},
+            open_entries=lambda _: 0, hours={}, unique_count=0,
             topics=SimpleNamespace(with_work=(), unfinished=list, to_sweep=lambda: False),
         )  # fmt: skip
         runtime: Any = SimpleNamespace(

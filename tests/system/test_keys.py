@@ -98,3 +98,20 @@ def test_a_key_fires_once_over_a_failover(make_cluster: Any, sync: str) -> None:
     got = cluster.drain("once", count // 2)
     assert Counter(m["id"] for m in got) == Counter(set(ids))
     assert cluster.receive(cluster.leader(), "once", wait="1s") == []
+
+
+def test_once_per_period_from_every_node(cluster: Cluster) -> None:
+    """Cron on three hosts: of twelve publishes at once one is stored, and those after its ack are dropped."""
+    ask = "key=night&unique_for=1d"
+    with ThreadPoolExecutor(12) as pool:
+        asked = [pool.submit(put, cluster, cluster.names[n % 3], "nightly", ask) for n in range(12)]
+        answers = [future.result() for future in asked]
+    assert Counter(a.status for a in answers) == {201: 1, 200: 11}
+    (stored,) = {a.json["id"] for a in answers}
+    leader = cluster.leader()
+    (message,) = cluster.receive(leader, "nightly", wait="20s", max=10)
+    assert cluster.settle(leader, "ack", [message]) == ["acked"]
+    for name in cluster.names:
+        late = put(cluster, name, "nightly", ask)
+        assert (late.status, late.json["id"], late.json["duplicate"]) == (200, stored, True)
+    assert put(cluster, leader, "nightly", "key=night").status == 201
