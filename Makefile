@@ -57,14 +57,16 @@ $(FRAMEWORKS): $(READY) requirements-frameworks.lock
 frameworks: $(READY) $(FRAMEWORKS)
 	@HADELAY_FRAMEWORKS=1 $(PY) -m pytest tests/frameworks
 
-# Chromium is Debian's; elsewhere HADELAY_CHROMIUM names one. Its fonts are those of the screenshots.
+# Chromium's shell without windows is Debian's; elsewhere HADELAY_CHROMIUM names one. Its fonts are those of the
+# screenshots.
 BROWSER := $(VENV)/.browser
 browser: $(BROWSER)
 $(BROWSER): $(READY) requirements-browser.lock
 	$(PY) $(INSTALL) --require-hashes -r requirements-browser.lock
-	@command -v "$${HADELAY_CHROMIUM:-chromium}" >/dev/null || { \
+	@command -v "$${HADELAY_CHROMIUM:-chromium-headless-shell}" >/dev/null || command -v chromium >/dev/null || { \
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get update -q && \
-	    DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends chromium fonts-dejavu-core; \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends \
+	    chromium-headless-shell fonts-dejavu-core; \
 	  else echo 'install Chromium, or name one in HADELAY_CHROMIUM' >&2; exit 1; fi; }
 	@touch $@
 

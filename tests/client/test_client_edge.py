@@ -20,10 +20,7 @@ from hadelay.client.background import loop
 from hadelay.client.consumer import Consumer
 from hadelay.client.message import ACK, AsyncMessage
 from hadelay.errors import Conflict, OutcomeUnknown, Unauthorized
-from tests.client.test_client import url
 from tests.http.conftest import Node, until
-
-__all__ = ["url"]
 
 # ---- what is given is what arrives
 

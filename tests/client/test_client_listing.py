@@ -8,10 +8,7 @@ import pytest
 
 from hadelay.client import AsyncClient, Client, Put
 from hadelay.errors import BadRequest, NotFound
-from tests.client.test_client import url
 from tests.http.conftest import Node
-
-__all__ = ["url"]
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
 

@@ -20,9 +20,6 @@ from hadelay.cli.output import Remote
 from hadelay.cli.remote import RemoteAnswer, call, call_member, read_answer
 from hadelay.client import Client
 from hadelay.errors import BadRequest, Conflict, HadelayError
-from tests.client.test_client import url
-
-__all__ = ["url"]
 
 
 @pytest.mark.parametrize("value", ["plain", "grün", "日本 €", "Ã¼"])

@@ -17,10 +17,7 @@ from msgspec import UNSET
 
 from hadelay import AsyncClient, AsyncMessage, Client, Message, Put, Receipt, SyncMessage
 from hadelay.errors import TooLarge
-from tests.client.test_client import url
 from tests.http.conftest import Node
-
-__all__ = ["url"]
 
 
 async def until(condition: Callable[[], bool]) -> None:

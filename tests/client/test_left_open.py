@@ -12,9 +12,6 @@ from unittest.mock import Mock
 import pytest
 
 from hadelay.client import Client
-from tests.client.test_client import url
-
-__all__ = ["url"]
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")

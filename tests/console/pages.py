@@ -1,0 +1,80 @@
+"""Pages of the console in a real Chromium, and what tests do with them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+PICTURES = os.environ.get("HADELAY_SCREENSHOTS")
+WIDE, NARROW = {"width": 1280, "height": 860}, {"width": 360, "height": 740}
+PATHS = {
+    "overview": "/console/", "topics": "/console/topics", "topic": "/console/topics/orders",
+    "busy": "/console/topics/checkouts" if PICTURES else "/console/topics/reminders",
+    "find": "/console/messages?topic=orders", "message": "/console/messages/{dead}", "dead": "/console/dead",
+    "letters": "/console/topics/payments/dead", "cluster": "/console/cluster", "access": "/console/access",
+    "scheduled": "/console/messages/{scheduled}", "schedules": "/console/schedules?cron=0+9+*+*+mon-fri",
+    "schedule": "/console/schedules/report", "jobs": "/console/jobs?action=cancel&topic=orders",
+    "job": "/console/jobs/{job}", "group": "/console/topics/tenants/group?q=customer-17",
+}  # fmt: skip
+#: Pictures of docs/images; the others are for the eyes of who changes a page.
+IN_DOCS = {
+    "overview-light-1280": "console-overview", "message-light-1280": "console-message",
+    "letters-light-1280": "console-dead-letters", "busy-light-1280": "console-topic",
+}  # fmt: skip
+
+
+@contextmanager
+def opened(chromium: Any, url: str) -> Iterator[Any]:
+    """A page in a profile of its own. Afterwards: no script failed, and the policy had nothing to refuse."""
+    context = chromium.new_context(viewport=WIDE, base_url=url)
+    page = context.new_page()
+    page.set_default_timeout(15_000)
+    wrong: list[str] = []
+    page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("dialog", lambda dialog: wrong.append(f"dialog: {dialog.message}"))
+    try:
+        yield page
+        assert [text for text in wrong if "Failed to load resource" not in text] == []
+    finally:
+        context.close()
+
+
+def landed(page: Any, selector: str) -> None:
+    """Wait for an element of the next page, and for the scripts of that page: keys pressed before go nowhere."""
+    page.wait_for_selector(selector)
+    page.wait_for_load_state("load")
+
+
+def picture(page: Any, name: str) -> None:
+    if not PICTURES:
+        return
+    from PIL import Image
+
+    path = Path(PICTURES) / f"{IN_DOCS.get(name, name)}.png"
+    page.screenshot(path=str(path))
+    with Image.open(path) as image:
+        image.convert("RGB").quantize(256, Image.Quantize.MEDIANCUT).save(path, optimize=True)
+
+
+def first_paint(page: Any) -> tuple[float, float]:
+    """KiB over the wire since the page was asked for, and milliseconds until its first paint."""
+    page.wait_for_function("() => performance.getEntriesByName('first-contentful-paint').length")
+    size = (
+        "performance.getEntriesByType('resource').filter((one) => one.initiatorType !== 'other')"
+        ".reduce((n, one) => n + one.transferSize, performance.getEntriesByType('navigation')[0].transferSize)"
+    )
+    paint = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
+    return page.evaluate(size) / 1024, page.evaluate(paint)
+
+
+def made_frames(page: Any) -> Any:
+    """Put a stream of our own in place of the page's stream; the returned function shows the page one frame."""
+    page.add_init_script(
+        "window.EventSource = class { constructor() { window.made = {}; } close() {} "
+        "addEventListener(name, take) { window.made[name] = take; } }"
+    )
+    return lambda **frame: page.evaluate("(frame) => made.frame({data: JSON.stringify(frame)})", frame)
