@@ -16,9 +16,9 @@ from hadelay.codec import commands
 from hadelay.codec.commandtypes import Job
 from hadelay.codec.publishcommand import hash_group
 from hadelay.codec.results import RowCode
-from hadelay.ledger.describe import describe
+from hadelay.ledger.lookup import find_entry, state_of
 from hadelay.ledger.messagegroups import GROUP
-from hadelay.model import HOUR_MS, REPLACE
+from hadelay.model import HOUR_MS, REPLACE, State
 from tests.ledger.world import START_MS, World, draft, leases
 
 TOPICS = {"one": 1, "three": 3, "label": None}
@@ -72,21 +72,26 @@ class Run:
             found |= {first_id for _, first_id in waiting[room:]}
         return found
 
+    def state(self, message_id: int) -> State | None:
+        """State of the message in the ledger, without its history; None for a message that is gone."""
+        ledger = self.world.ledger
+        entry = find_entry(ledger, message_id)
+        return None if entry is None else state_of(ledger, entry, max(START_MS + self.now, ledger.now_ms))
+
     def check(self) -> None:
-        for m in self.messages:  # the model has no TTLs
-            found = describe(self.world.ledger, m.id, START_MS + self.now)
-            if found is not None and found.state == "expired" and m.state == "waiting":
+        states = [self.state(m.id) for m in self.messages]
+        for m, found in zip(self.messages, states, strict=True):  # the model has no TTLs
+            if found == "expired" and m.state == "waiting":
                 m.state = "expired"
         blocked = self.blocked()
-        for m in self.messages:
-            found = describe(self.world.ledger, m.id, START_MS + self.now)
+        for m, found in zip(self.messages, states, strict=True):
             if found is None:
                 assert not m.pending, m
                 continue
             expected = m.state
             if m.state == "waiting":
                 expected = "blocked" if m.id in blocked else "ready" if m.due <= self.now else "scheduled"
-            assert found.state == expected, (m, found.state)
+            assert found == expected, (m, found)
         for name in TOPICS:
             mine = {m.id for m in self.messages if m.topic == name}
             assert self.world.topic(name).blocked == len(blocked & mine)
@@ -123,9 +128,7 @@ class Run:
         blocked = self.blocked()
         result = self.world.grant(*(m.id for m in chosen), lease_ms=self.rng.choice([300, 60_000]))
         for n, m in enumerate(chosen):
-            found = describe(self.world.ledger, m.id, START_MS + self.now)
-            assert found is not None
-            fits = m.due <= self.now and m.id not in blocked and found.state in ("leased", "ready")
+            fits = m.due <= self.now and m.id not in blocked and self.state(m.id) in ("leased", "ready")
             if not self.exact:
                 fits = bool(result.granted[n])
             assert bool(result.granted[n]) == fits, m
@@ -255,8 +258,7 @@ def test_groups_follow_a_changed_limit(seed: int) -> None:
             if result.granted.any():
                 run.world.ack(run.world.held(result.term, result.seq))
         for m in run.messages:
-            found = describe(run.world.ledger, m.id, START_MS + run.now)
-            if found is None or found.state in ("acked", "cancelled", "expired", "dead"):
+            if run.state(m.id) in (None, "acked", "cancelled", "expired", "dead"):
                 m.state = "over"
     assert [topic.pending for topic in run.world.ledger.topics.all] == [0, 0, 0]
     assert not run.world.tables.range(GROUP)
