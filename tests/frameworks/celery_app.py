@@ -13,12 +13,14 @@ import hadelay.celery  # noqa: F401
 
 app = Celery("celery_app", broker=os.environ.get("BROKER", "hadelay://"), set_as_current=False)
 app.conf.update(
+    result_backend="hadelay://",
+    beat_schedule={"tick": {"task": "tick", "schedule": 1.0, "options": {"expires": 30}}},
     task_routes={"routed": {"queue": "second"}},
     task_acks_late=True,
     task_reject_on_worker_lost=True,
     worker_prefetch_multiplier=1,
     broker_connection_retry_on_startup=True,
-    broker_transport_options={"lease": 5},
+    broker_transport_options={"lease": 3},
 )
 
 
@@ -27,7 +29,7 @@ def write(*words: object) -> None:
         out.write(" ".join(map(str, words)) + "\n")
 
 
-@app.task(name="timed")
+@app.task(name="timed", ignore_result=True)
 def timed(number: int, due: float, takes: float = 0) -> None:
     write("hello", number, time.time() - due)
     time.sleep(takes)
@@ -62,3 +64,23 @@ def replaced(self: Any, number: int) -> None:
     if number:
         raise self.replace(replaced.s(number - 1))
     write("replaced", self.request.id)
+
+
+@app.task(name="tick", bind=True, ignore_result=True)
+def tick(self: Any) -> None:
+    write("tick", self.request.id, time.time())
+
+
+@app.task(name="add")
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+@app.task(name="total")
+def total(numbers: list[int]) -> int:
+    return sum(numbers)
+
+
+@app.task(name="fails")
+def fails() -> None:
+    raise KeyError("no such order")

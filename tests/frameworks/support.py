@@ -28,7 +28,7 @@ def write_page(page: str, directory: Path, cluster: Cluster) -> None:
     for block in re.findall(r"^```py\n(.*?)^```$", (DOCS / page).read_text(), re.M | re.S):
         head, _, text = block.partition("\n")
         for number, url in enumerate(cluster.urls.values()):
-            text = text.replace(f"http://127.0.0.1:{8400 + number}", url)
+            text = text.replace(f"127.0.0.1:{8400 + number}", url.removeprefix("http://"))
         path = directory / head.removeprefix("# ")
         path.parent.mkdir(exist_ok=True)
         with path.open("a") as file:

@@ -205,6 +205,9 @@ class Channel(virtual.Channel):
         if exchange.endswith(".pidbox"):
             self._revoke(loads(base64.b64decode(message["body"])))
         drafts = [self._draft(queue, message) for queue in self._lookup(exchange, routing_key)]
+        if self.drafts is not None:
+            self.drafts += drafts
+            return
         for result in self.connection.cluster.put_many(drafts):
             if isinstance(result, HadelayError):
                 raise OperationalError(str(result)) from result

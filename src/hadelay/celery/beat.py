@@ -1,0 +1,102 @@
+"""A scheduler for `celery beat` that makes the entries of `beat_schedule` schedules of the cluster.
+
+The cluster publishes one message per occurrence, with or without a beat, and however many beats run: equal beats store
+equal schedules.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Collection
+from typing import Any
+
+from celery import beat
+from celery.exceptions import ImproperlyConfigured
+from celery.schedules import crontab, schedule
+from kombu.utils.json import dumps, loads
+
+from hadelay.celery.transport import Channel, Transport
+from hadelay.client import wire
+from hadelay.client.queues import topic_of
+
+log = logging.getLogger(__name__)
+
+
+class Scheduler(beat.Scheduler):
+    """Stores the schedules when beat starts, and deletes those whose entries are gone. Then there is nothing to do."""
+
+    def setup_schedule(self) -> None:
+        super().setup_schedule()
+        with self.app.connection_for_write() as connection:
+            transport: Transport = connection.transport
+            # Schedules of other applications of the cluster have other names.
+            prefix = f"{transport.address.prefix}celery.{self.app.main or ''}."
+            stored = {topic_of(prefix, entry.name): entry for entry in self.schedule.values()}
+            for name, entry in stored.items():
+                self._store(name, entry, connection.default_channel)
+            for known in transport.cluster.schedules(prefix):
+                if known.schedule not in stored:
+                    transport.cluster.delete_schedule(known.schedule)
+                    log.info("deleted the schedule %s: beat_schedule has no such entry any more", known.schedule)
+
+    def tick(self, *_: object, **__: object) -> float:
+        return float(self.max_interval)
+
+    @property
+    def info(self) -> str:
+        return "    . schedules -> the cluster publishes, also without beat\n"
+
+    def _store(self, name: str, entry: Any, channel: Channel) -> None:
+        when = times_of(entry.name, entry.schedule)
+        channel.drafts = []
+        try:
+            self.apply_async(entry, producer=self.app.amqp.Producer(channel, auto_declare=False), advance=False)
+            drafts = channel.drafts
+        finally:
+            channel.drafts = None
+        if len(drafts) != 1 or drafts[0].at is not None:
+            raise ImproperlyConfigured(f"beat_schedule {entry.name!r}: name one queue, and neither countdown nor eta")
+        (draft,) = drafts
+        # `expires` is an option in seconds, and the draft was made a moment later.
+        ttl = None if draft.ttl is None else math.ceil(wire.seconds_of(draft.ttl))
+        channel.connection.cluster.put_schedule(
+            name, draft.topic, _template(draft.body), content_type=draft.content_type, tags=draft.tags or (), ttl=ttl,
+            **when,
+        )  # fmt: skip
+        log.info("stored the schedule %s: %s", name, when)
+
+
+def times_of(name: str, when: Any) -> dict[str, Any]:
+    """Settings of a schedule for a crontab or an interval. Raises ImproperlyConfigured for what has no equivalent."""
+    if isinstance(when, crontab) and when.nowfun is None:
+        if len(when.day_of_month) < 31 and len(when.day_of_week) < 7:
+            raise ImproperlyConfigured(
+                f"beat_schedule {name!r}: a crontab with day_of_month and day_of_week means days that fit both; in the "
+                "cluster's cron they mean days that fit one. Use one of them, and check the other in the task."
+            )
+        zone = getattr(when.tz, "key", None) or str(when.tz)
+        days, months = _field(when.day_of_month, 31), _field(when.month_of_year, 12)
+        minutes, hours = _field(when.minute, 60), _field(when.hour, 24)
+        return {"cron": f"{minutes} {hours} {days} {months} {_field(when.day_of_week, 7)}", "timezone": zone}
+    if type(when) is schedule and when.nowfun is None:
+        if when.seconds >= 1:
+            return {"every": when.seconds}
+        raise ImproperlyConfigured(
+            f"beat_schedule {name!r}: the cluster's shortest interval is 1 s, not {when.seconds} s"
+        )
+    raise ImproperlyConfigured(
+        f"beat_schedule {name!r}: a cluster has no equivalent of {when!r}; run a beat with Celery's scheduler for it"
+    )
+
+
+def _field(values: Collection[int], size: int) -> str:
+    return "*" if len(values) == size else ",".join(map(str, sorted(values)))
+
+
+def _template(body: bytes) -> bytes:
+    """The message without what differs from one publish to the next. The transport gives each occurrence a task id."""
+    raw = loads(body)
+    raw["headers"] |= {"id": "", "root_id": "", "origin": "beat", "expires": None}
+    raw["properties"] |= {"correlation_id": "", "delivery_tag": "", "reply_to": ""}
+    return str(dumps(raw)).encode()

@@ -1,0 +1,117 @@
+"""The result backend. A result is a scheduled message with the task's id in its client key, due when it expires.
+
+Nobody receives these messages: a reader gets the body by the key. A new state replaces the message of the state before.
+Whoever waits for a state waits for the end of the message that a new state replaces.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from celery import states
+from celery.backends.base import KeyValueStoreBackend
+from celery.exceptions import TimeoutError
+
+from hadelay.celery.address import address_of, client_of, masked
+from hadelay.client.background import wait
+from hadelay.errors import Conflict, HadelayError, NotFound
+
+#: Lifetime of results that do not expire, in seconds: clusters refuse messages that are due after 730 days.
+_LONGEST_S = 700 * 86_400
+#: Time that one request waits for a new state, in seconds.
+_LONG_POLL_S = 20.0
+#: Limit of concurrent reads.
+_READS = 20
+
+
+class Backend(KeyValueStoreBackend):
+    """Results in the cluster of the URL; hadelay:// is the cluster of the broker."""
+
+    supports_autoexpire = True
+    supports_native_join = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        url, conf = self.url or "hadelay://", self.app.conf
+        broker, ssl = str(conf.broker_read_url or conf.broker_url), None
+        if not url.partition("://")[2].strip("/") and broker.startswith("hadelay"):
+            url, ssl = broker, conf.broker_use_ssl
+        address = address_of(url, ssl)
+        options = conf.result_backend_transport_options or {}
+        self._client = client_of(address, float(options.get("timeout", 30)))
+        self._topic = f"{address.prefix}celery-results"
+
+    def get(self, key: bytes) -> bytes | None:
+        return wait(self._read(key))
+
+    def mget(self, keys: Iterable[bytes]) -> list[bytes | None]:
+        async def read() -> list[bytes | None]:
+            turn = asyncio.Semaphore(_READS)
+
+            async def one(key: bytes) -> bytes | None:
+                async with turn:
+                    return await self._read(key)
+
+            return await asyncio.gather(*map(one, keys))
+
+        return wait(read())
+
+    def set(self, key: bytes, value: str | bytes) -> None:
+        self._put(key, value, "replace")
+
+    def delete(self, key: bytes) -> None:
+        with contextlib.suppress(NotFound, Conflict):  # there is none, or it has expired
+            self._client.cancel(topic=self._topic, key=key.decode())
+
+    def wait_for(
+        self, task_id: str, timeout: float | None = None, interval: float = 0.5, no_ack: bool = True,
+        on_interval: Callable[[], object] | None = None,
+    ) -> Any:  # fmt: skip
+        """The task's state once the task has ended. A new state is seen as soon as it is stored."""
+        self._ensure_not_eager()
+        until = None if timeout is None else time.monotonic() + timeout
+        present = ""
+        while (meta := self.get_task_meta(task_id))["status"] not in states.READY_STATES:
+            left_s = _LONG_POLL_S if until is None else min(_LONG_POLL_S, until - time.monotonic())
+            if left_s <= 0:
+                raise TimeoutError("The operation timed out.")
+            if not present:
+                # Read again after this line: a state stored later ends the message that is present now.
+                present = self._put(self.get_key_for_task(task_id), b"", "keep")
+                continue
+            if on_interval is not None:
+                on_interval()
+                left_s = min(left_s, interval)
+            if self._client.get(present, wait=left_s).state != "scheduled":
+                present = ""
+        return meta
+
+    def exception_safe_to_retry(self, error: Exception) -> bool:
+        return isinstance(error, HadelayError) and error.retryable
+
+    def as_uri(self, include_password: bool = False) -> str:
+        return self.url if include_password else masked(self.url)
+
+    def __reduce__(self, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        return super().__reduce__(args, {**(kwargs or {}), "expires": self.expires, "url": self.url})
+
+    def _put(self, key: bytes, value: str | bytes, on_conflict: Any) -> str:
+        """Store a message, or with "keep" find the present one; returns its id."""
+        body = value.encode() if isinstance(value, str) else value
+        delay_s = min(self.expires or _LONGEST_S, _LONGEST_S)
+        return self._client.put(
+            self._topic, body, content_type=self.content_type, key=key.decode(), on_conflict=on_conflict,
+            delay=delay_s, ttl=1,
+        ).id  # fmt: skip
+
+    async def _read(self, key: bytes) -> bytes | None:
+        """The value of a key; None if there is none, or only somebody who waits for it."""
+        try:
+            found = await self._client._async().get(topic=self._topic, key=key.decode(), body=True)
+        except NotFound:
+            return None
+        return found.body or None if found.state == "scheduled" else None
