@@ -9,7 +9,7 @@ SPARK := $(VENV)/.spark
 # What is imported is compiled then: compiling everything took a third of the set-up.
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: help setup demo test browser frameworks spark-cluster check format bench chaos soak overload sim lock docs clean
+.PHONY: help setup demo test browser frameworks spark-cluster check format bench chaos soak overload sim lock docs site clean
 
 help:
 	@echo 'make demo    three nodes, producers, consumers; the leader is killed; a table counts what was lost, doubled, early, late'
@@ -24,6 +24,7 @@ help:
 	@echo 'make overload  storms, topics, consumers, slow nodes and disks, at full size (docs/howto/overload.md)'
 	@echo 'make sim     100,000 seeds of the simulator, a day or so; run it again to go on (docs/explanation/simulation.md)'
 	@echo 'make docs    the generated reference pages, and the dashboard'
+	@echo 'make site    the docs as pages of HTML in site-out/html, every link checked'
 	@echo 'make lock    requirements*.lock from the newest versions that pyproject.toml allows'
 
 setup: $(READY)
@@ -120,8 +121,16 @@ docs: $(READY)
 	$(PY) tools/reference.py
 	$(PY) tools/dashboard.py
 
+SITE := $(VENV)/.site
+$(SITE): $(READY) requirements-site.lock
+	$(PY) $(INSTALL) --require-hashes -r requirements-site.lock
+	@touch $@
+
+site: $(SITE)
+	@$(PY) tools/website.py
+
 lock: $(READY)
 	$(PY) tools/lock.py
 
 clean:
-	rm -rf $(VENV) bench/out chaos-out sim-out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) bench/out chaos-out sim-out site-out .pytest_cache .mypy_cache .ruff_cache .hypothesis

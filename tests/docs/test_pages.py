@@ -15,15 +15,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from hadelay.cli.app import COMMANDS
 from hadelay.settings.load import load
 from tests.cli.support import Dev, cluster, environment
+from tools import website
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), ROOT / "bench/README.md", *ROOT.glob("docs/**/*.md")])
 #: Their console blocks need clusters of their own: test_operations.py.
 OPERATIONS = {ROOT / f"docs/howto/{page}.md" for page in ("disaster-recovery", "upgrade", "members")}
+FENCE = re.compile(r"^( *)(`{3,}).*?^\1\2$", re.M | re.S)
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 
 
@@ -136,11 +139,46 @@ def test_sh(page: Path) -> None:
             assert (ROOT / words[0]).exists(), line
 
 
+def anchors(page: Path) -> set[str]:
+    """Anchors of a page on GitHub: of its headings, and those that it names itself."""
+    text, found = FENCE.sub("", page.read_text()), set[str]()
+    for heading in re.findall(r"^#+ (.*)$", text, re.M):
+        words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+        slug = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        found.add(slug if slug not in found else f"{slug}-1")
+    return found | set(re.findall(r'<a id="([^"]+)">', text))
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
-        if "://" not in target:
-            assert (page.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", FENCE.sub("", page.read_text())):
+        if "://" in target:
+            continue
+        there = page.parent / target if target else page
+        assert there.exists(), target
+        assert not anchor or (there.suffix == ".md" and anchor in anchors(there)), f"{target}#{anchor}"
+
+
+def test_the_pages_of_the_site_link_only_among_themselves(tmp_path: Path) -> None:
+    """The copies that tools/website.py makes for `make site`, which checks the pages of HTML in the same way."""
+    stage = website.Stage(tmp_path)
+    stage.write()
+    copies = sorted(tmp_path.rglob("*.md"))
+    assert {copy.name for copy in copies} > {page.name for page in ROOT.glob("docs/**/*.md")}
+    for copy in copies:
+        text = FENCE.sub("", copy.read_text())
+        assert not re.search("^<!-- /?tabs", text, re.M)
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
+            assert "://" in target or (copy.parent / target).is_file(), f"{copy.relative_to(tmp_path)}: {target}"
+    assert '=== "Python"\n\n    ```python\n    from hadelay' in (tmp_path / "tutorial/quick-start.md").read_text()
+
+
+def test_the_navigation_of_the_site_names_each_page_once() -> None:
+    config = (ROOT / "mkdocs.yml").read_text()
+    nav = yaml.safe_load(config[config.index("\nnav:") :])["nav"]
+    places = [place for place in website.Stage(ROOT).places.values() if place.endswith(".md")]
+    named = re.findall(r"[\w/.-]+\.md", str(website.navigation(nav, places)))
+    assert sorted(named) == sorted(places)
 
 
 def test_examples_say_the_type_of_what_they_publish() -> None:
