@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -52,11 +52,13 @@ class Shop:
     def begin(self, *words: object, app: str = "tests.frameworks.celery_app", cwd: Path = HERE) -> Any:
         return self.running.start(["-m", "celery", "-A", app, *words], cwd=cwd, BROKER=self.broker)
 
-    def worker(self, name: str, pool: str = "prefork", concurrency: int = 2, **where: Any) -> subprocess.Popen[bytes]:
+    def worker(
+        self, name: str, pool: str = "prefork", concurrency: int = 2, options: Sequence[object] = (), **where: Any
+    ) -> subprocess.Popen[bytes]:  # fmt: skip
         """A worker that is ready."""
         before = self.running.log.read_text().count(" ready.")
-        options = ["-P", pool, "-c", concurrency, "-l", "INFO", "-n", name, "-Q", "celery,second"]
-        worker: subprocess.Popen[bytes] = self.begin("worker", *options, **where)
+        words = ["-P", pool, "-c", concurrency, "-l", "INFO", "-n", name, "-Q", "celery,second", *options]
+        worker: subprocess.Popen[bytes] = self.begin("worker", *words, **where)
         until(lambda: self.running.log.read_text().count(" ready.") > before, "the worker is ready")
         return worker
 
@@ -276,3 +278,11 @@ def test_a_task_whose_process_is_killed_runs_again(shop: Shop) -> None:
         os.kill(int(pid), signal.SIGKILL)
     until(lambda: shop.lines("end") == [["1"]], "the task runs again")
     assert [again for _, _, again in shop.lines("begin")] == ["False", "True"]
+
+
+@full
+def test_pool_processes_that_are_forked_later(shop: Shop) -> None:
+    """Each runs one task, publishes and stores a result, while the worker's client has connections."""
+    shop.worker("forks", "prefork", 2, options=("--max-tasks-per-child", 1))
+    parts = [shop.sig("add", n, 1) | shop.sig("add", 10) for n in range(10)]
+    assert group(parts, app=shop.app).apply_async().get(timeout=60) == [n + 11 for n in range(10)]

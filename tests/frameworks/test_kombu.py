@@ -171,6 +171,17 @@ def test_settlements(connection: Connection, queue: Queue, url: str, cluster: Cl
         until(lambda: (info := client.topic(f"kombu.{queue.name}")).ready + info.leased == 0, "all are settled")
 
 
+def test_what_celery_did_not_publish(connection: Connection, queue: Queue, cluster: Cluster) -> None:
+    with Client(list(cluster.urls.values())) as client:
+        for body in (b"garbage", b"[1]", b'{"properties": 1}'):
+            client.put(f"kombu.{queue.name}", body)
+        simple = connection.SimpleQueue(queue)
+        simple.put("fine")
+        assert simple.get(timeout=10).payload == "fine"
+        until(lambda: len(list(client.dead(f"kombu.{queue.name}"))) == 3, "the others are dead letters")
+        simple.close()
+
+
 def test_prefetch(connection: Connection, queue: Queue) -> None:
     producer = Producer(connection)
     for number in range(5):

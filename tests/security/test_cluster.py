@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import signal
@@ -16,7 +17,10 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
+from kombu import Connection
+from kombu.exceptions import OperationalError
 
+import hadelay.celery
 from chaos.freeports import free_ports
 from hadelay import Client
 from hadelay.errors import Forbidden, Unauthorized
@@ -167,6 +171,28 @@ def test_a_token_is_rotated_and_the_old_one_refused_by_every_node(cluster: Secur
             until(lambda client=client: not _accepted(client), f"{name} refuses it")  # type: ignore[misc]
         with cluster.client(new["token"], name) as client:
             assert _accepted(client)
+
+
+def test_celery_with_a_token_for_its_topics(cluster: Secure) -> None:
+    scopes = [word for verb in ("publish", "consume", "read") for word in ("--scope", f"{verb}:shop.*")]
+    token = cluster.made("celery", *scopes)["token"]
+    hosts = ",".join(url.removeprefix("https://") for url in cluster.urls)
+    with Connection(f"hadelays://:{token}@{hosts}/shop?ca={cluster.pki.ca}") as connection:
+        queue = until(lambda: _connected(connection) and connection.SimpleQueue("celery"), "the token is known")
+        queue.put("hello")
+        message = queue.get(timeout=20)
+        assert message.payload == "hello"
+        message.ack()
+        queue.close()
+    wrong = Connection(f"hadelay://:{token[:-1]}@{hosts}/shop", ssl={"ca_certs": cluster.pki.ca})
+    with wrong, pytest.raises(OperationalError, match="token"):
+        wrong.ensure_connection(max_retries=1)
+
+
+def _connected(connection: Connection) -> bool:
+    with contextlib.suppress(OperationalError):
+        return bool(connection.ensure_connection(max_retries=1))
+    return False
 
 
 def _accepted(client: Client) -> bool:

@@ -6,7 +6,10 @@ queues share topics, in which each message is tagged with its queue.
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import itertools
+import logging
 import os
 import queue as queues
 import uuid
@@ -34,6 +37,8 @@ from hadelay.errors import Conflict, Forbidden, HadelayError, NotFound
 from hadelay.paths import with_query
 from hadelay.version import VERSION
 
+log = logging.getLogger(__name__)
+
 #: Topics that temporary queues share: a topic may be asked for 256 different tags at a time.
 _TEMPORARY_TOPICS = 16
 #: Time in ms after which a message in a temporary queue expires, unless the queue says otherwise.
@@ -44,10 +49,12 @@ _VERIFY_S = 2.0
 _GET_LEASE_S = 300
 #: Limit of a task's id that becomes a client key, in bytes.
 _KEY_BYTES = 250
-_OPTIONS = {"lease", "timeout", "queue_order_strategy"}
+#: Limit of concurrent requests of a revoke.
+_CANCELS = 20
 
 REQUEUE: Settlement = partial(AsyncMessage.nack, delay=0, reason="requeued")
 REJECT: Settlement = partial(AsyncMessage.nack, dead=True, reason="rejected")
+FOREIGN: Settlement = partial(AsyncMessage.nack, dead=True, reason="not a message of Celery")
 GIVE_BACK: Settlement = partial(AsyncMessage.nack, delay=0, reason="the worker stopped", count=False)
 
 
@@ -232,16 +239,28 @@ class Channel(virtual.Channel):
         if command.get("method") != "revoke":
             return
         ids = command["arguments"]["task_id"]
-        ids = [ids] if isinstance(ids, str) else list(ids)
-        prefix = self.connection.address.prefix
-        for topic in self.connection.cluster.topics(prefix=prefix):
-            if topic.scheduled + topic.ready == 0 or topic.topic.startswith(f"{prefix}celery-"):
-                continue
-            for task in ids:
-                for retries in (0, 1):
-                    with suppress(NotFound, Conflict):
-                        self.connection.cluster.cancel(topic=topic.topic, key=_key(task, retries))
-                        current_app.backend.mark_as_revoked(task, "revoked")
+        for task in wait(self._cancelled([ids] if isinstance(ids, str) else list(ids))):
+            current_app.backend.mark_as_revoked(task, "revoked")
+
+    async def _cancelled(self, tasks: Iterable[str]) -> list[str]:
+        """Cancel tasks in all queues; returns those that were waiting."""
+        client, prefix = self.connection.cluster._async(), self.connection.address.prefix
+        turn = asyncio.Semaphore(_CANCELS)
+        cancelled = []
+
+        async def cancel(topic: str, task: str, retries: int) -> None:
+            async with turn:
+                with suppress(NotFound, Conflict):
+                    await client.cancel(topic=topic, key=_key(task, retries))
+                    cancelled.append(task)
+
+        topics = [
+            topic.topic
+            for topic in await client.topics(prefix=prefix)
+            if topic.scheduled + topic.ready and not topic.topic.startswith(f"{prefix}celery-")
+        ]
+        await asyncio.gather(*(cancel(*one) for one in itertools.product(topics, tasks, (0, 1))))
+        return cancelled
 
     # Consuming.
 
@@ -297,7 +316,14 @@ class Channel(virtual.Channel):
         if queue not in self._active_queues:
             settle(message, GIVE_BACK)
             return
-        raw = self.received(message)
+        try:
+            raw = self.received(message)
+        except (ValueError, LookupError, TypeError, AttributeError):
+            log.error(
+                "message %s of topic %s is no message of Celery: it is a dead letter now", message.id, message.topic
+            )
+            settle(message, FOREIGN)
+            return
         if queue in self._acked_at_once:
             self.qos.ack(message.lease)
         self.connection._callbacks[queue](raw)
@@ -349,6 +375,7 @@ class Transport(virtual.Transport):
         listed = options.get("queue_order_strategy") == "priority"
         self.consuming = {"lease": options.get("lease", 30), "order": "listed" if listed else "turns"}
         self._hub: Any = None
+        self._pid = os.getpid()
 
     def establish_connection(self) -> Transport:
         path = with_query("/v1/topics", {"prefix": f"{self.address.prefix}celery", "stale": True})
@@ -362,6 +389,8 @@ class Transport(virtual.Transport):
         return super().establish_connection()  # type: ignore[no-any-return]
 
     def close_connection(self, connection: object) -> None:
+        if self._pid != os.getpid():
+            return  # the connection is that of the parent process, which shares pipe and epoll with this one
         super().close_connection(connection)
         if self._hub is not None:
             self._hub.remove(self.inbox.descriptor())
