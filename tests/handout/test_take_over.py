@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from hadelay.codec.commands import encode_cursor
 from hadelay.codec.commandtypes import Command
+from hadelay.errors import DamagedFile
 from hadelay.model import HOUR_MS
 from tests.handout.desk import START_HOUR, Desk
 
@@ -97,6 +101,39 @@ def test_a_lost_answer_is_given_again_by_the_new_leader() -> None:
     assert two.names == ["a", "b"]
     assert (two.delivery.term, two.delivery.seq) == (one.delivery.term, one.delivery.seq)  # type: ignore[union-attr]
     assert desk.answer(other) is None
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_a_damaged_entry_is_repaired_before_a_grant_is_handed_out_again(good: bool) -> None:
+    desk = Desk()
+    damaged: list[DamagedFile] = []
+    repairs: list[Any] = []
+    read = desk.store.entries
+
+    def entries(hour: int, indexes: Any, *, verify: bool = True) -> Any:
+        if damaged:
+            raise damaged[0]
+        return read(hour, indexes, verify=verify)
+
+    desk.store.entries = entries
+    reader: Any = SimpleNamespace(repair=lambda damage, done: repairs.append(done))
+    desk.delivery._reader = reader
+    desk.lead()
+    desk.publish("a", "b")
+    desk.poll(consumer="x", request=b"r")
+    desk.run(10)
+    desk.received.clear()
+    damaged.append(DamagedFile("hour.idx", 64, "the entry's CRC is wrong", size=64))
+    desk.poll(consumer="x", request=b"r")
+    desk.run(10)
+    assert not desk.received
+    if good:
+        damaged.clear()
+    repairs.pop()(bytes(64) if good else None)
+    desk.run(10)
+    (received,) = desk.received
+    assert received.names == (["a", "b"] if good else [])
+    assert isinstance(received.error, DamagedFile) is not good
 
 
 def test_a_tick_ahead_of_the_clock_is_waited_for() -> None:

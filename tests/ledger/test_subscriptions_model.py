@@ -38,7 +38,9 @@ class Message:
     deleted: set[int] = field(default_factory=set)
 
     def pending(self) -> list[Copy]:
-        return [copy for copy in self.copies if copy.state != OVER]
+        """Copies that are pending. A leased copy of a deleted subscription only ends its lease."""
+        alive = [copy for copy in self.copies if copy.id == self.id or copy.id not in self.deleted]
+        return [copy for copy in alive if copy.state != OVER]
 
 
 class Model:
@@ -71,7 +73,7 @@ class Model:
             code, message_id = int(result.codes[0]), int(result.ids[0])
             known = self.keys.get(key) if key is not None else None
             if known is not None and known.pending():
-                leased = any(copy.state == LEASED for copy in known.copies)
+                leased = any(copy.state == LEASED for copy in known.pending())
                 if mode == KEEP:
                     assert (code, message_id, bool(result.duplicate[0])) == (0, known.id, True)
                     continue

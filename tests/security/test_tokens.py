@@ -430,3 +430,18 @@ def test_the_log_says_how_many_were_left_out(caplog: pytest.LogCaptureFixture) -
     denials.note("publish", BadRequest("no"))
     assert [record.count for record in caplog.records] == [1, 3, 2]  # type: ignore[attr-defined]
     assert denials.counts == {"scope": 6}
+
+
+async def test_rights_to_a_subscription_do_not_create_it() -> None:
+    """A token for all topics that end in `billing` would get the messages of any topic."""
+    async with guarded() as node:
+        node.service.configs = {"orders": {}}
+        billing = node.service.add("billing", "admin:*billing")
+        owner = node.service.add("owner", "admin:orders")
+        both = node.service.add("both", "admin:orders*")
+        path = "/v1/topics/orders~billing"
+        assert await node.statuses(billing, "PUT", path, b"{}") == {404}
+        assert await node.statuses(billing, "PUT", "/v1/topics/orders/subscriptions/billing", b"{}") == {403}
+        assert await node.statuses(owner, "PUT", "/v1/topics/orders/subscriptions/billing", b"{}") == {200}
+        assert await node.statuses(billing, "PUT", path, b'{"paused": true}') == {200}
+        assert await node.statuses(both, "PUT", "/v1/topics/orders~mail", b"{}") == {200}

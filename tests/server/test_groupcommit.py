@@ -119,11 +119,11 @@ def group_commit(timers: Any, wire: Any, max_entry_bytes: int = 10_000) -> Group
     )
 
 
-def door(batcher: GroupCommit) -> Publishing:
+def door(batcher: GroupCommit, copies: int = 0) -> Publishing:
     """The door to that queue, of a node that has space."""
     peers, link = SimpleNamespace(full=[]), SimpleNamespace(handlers={})
     leadership: Any = SimpleNamespace(drained=False, leading=0, level=0, group_commit=batcher, peers=peers, link=link)
-    return Publishing(leadership, Guard(), lambda drafts, key: False, 50_000)
+    return Publishing(leadership, Guard(), lambda drafts, key: False, 50_000, lambda topic: copies)
 
 
 @pytest.fixture
@@ -322,6 +322,22 @@ def test_an_entry_makes_few_topics_and_takes_few_keys(world: World) -> None:
         assert all(sum(entry) <= 15 for entry in rows), rows
         wire.sent.clear()
     assert batcher.queued_bytes == 0
+
+
+def test_an_entry_files_as_many_messages_with_copies_as_without(world: World) -> None:
+    timers, wire, batcher = world
+    drafts = [draft() for _ in range(80)]
+    rows = []
+    for copies in (0, 3):
+        door(batcher, copies).publish(drafts, None, Answers())
+        while batcher.waiting_publishes or batcher.inflight:
+            timers.turn()
+            rows += [sum(wire.rows(n)) * (1 + copies) for n in range(len(wire.sent))]
+            for n in range(len(wire.sent)):
+                wire.commit(n)
+            wire.sent.clear()
+    assert sum(rows) == 80 + 4 * 80
+    assert max(rows) <= 80
 
 
 def test_a_part_that_failed_makes_the_whole_unknown(world: World) -> None:

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from support import NOW, events, messages
 
 from chaos.sim.disk import SimDisk
+from hadelay.codec.checksums import crc32c
+from hadelay.codec.formats import INDEX, RECORD, RECORD_SIZE
 from hadelay.codec.records import check_record, decode_record
 from hadelay.errors import BadRequest
 from hadelay.model import DEAD_HOURS, NONE32, hour_from_name, hour_name, pack_id
@@ -121,6 +123,22 @@ def test_entries_that_share_a_record_have_ids_of_their_own_and_one_record(store:
     assert store.lengths(hour)[0] == 161 + 55
     records = [store.record(hour, int(row["offset"]), int(row["size"]), verify=True) for row in rows]
     assert [decode_record(record).first_id for record in records] == [pack_id(3, hour, i) for i in (0, 1, 1, 1, 4, 4)]
+
+
+def test_a_batch_with_more_copies_than_the_buffer_has_room_for_is_appended_in_parts(store: DiskHourStore) -> None:
+    """A log entry of 4 MiB holds 30,000 small messages. With sixteen subscriptions, they are half a million entries."""
+    n, shared = 26_000, 17
+    records = bytearray().join([bytes(RECORD_SIZE) + b"%05d" % i for i in range(n)])
+    rows, headers, copies = np.zeros(n * shared, INDEX), np.zeros(n, RECORD), np.ones(n * shared, bool)
+    copies[::shared] = False
+    rows["size"], headers["body_size"] = RECORD_SIZE + 5, 5
+    headers["payload_crc"] = [crc32c(b"%05d" % i) for i in range(n)]
+    store.append(NOW + 30, rows, records, headers, copies)
+    assert rows["first_id"].tolist() == [pack_id(3, NOW + 30, i) for i in range(n * shared)]
+    last = store.entries(NOW + 30, slice(n * shared - shared, None))
+    assert set(last["offset"].tolist()) == {(n - 1) * (RECORD_SIZE + 5)}
+    record = decode_record(store.record(NOW + 30, int(last["offset"][0]), RECORD_SIZE + 5, verify=True))
+    assert (record.first_id, record.body) == (pack_id(3, NOW + 30, (n - 1) * shared), b"25999")
 
 
 @pytest.mark.parametrize("hour", [NOW, NOW + 30])

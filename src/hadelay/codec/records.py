@@ -38,15 +38,21 @@ def decode_record(data: bytes) -> Record:
     return Record._make((*header, data[RECORD_SIZE:body_at], data[body_at : body_at + header[4]]))
 
 
-def check_record(data: bytes, size: int | None = None) -> str | None:
-    """Problem of the record at the start of `data`; None if it is valid. size: expected length in bytes."""
+def check_header(data: bytes) -> str | None:
+    """Problem of a record's header; None if it is valid."""
     if len(data) < RECORD_SIZE:
         return "the record's header is cut off"
-    magic, version, _, meta_size, body_size, *_, payload_crc, header_crc = _HEADER.unpack_from(data)
+    magic, version, *_, header_crc = _HEADER.unpack_from(data)
     if masked(crc32c(data[:RECORD_CRC_AT])) != header_crc or magic != RECORD_MAGIC:
         return "the record's header CRC is wrong"
-    if version > RECORD_VERSION:
-        return f"the record has version {version}, newer than this program"
+    return f"the record has version {version}, newer than this program" if version > RECORD_VERSION else None
+
+
+def check_record(data: bytes, size: int | None = None) -> str | None:
+    """Problem of the record at the start of `data`; None if it is valid. size: expected length in bytes."""
+    if what := check_header(data):
+        return what
+    _, _, _, meta_size, body_size, *_, payload_crc, _ = _HEADER.unpack_from(data)
     whole = RECORD_SIZE + meta_size + body_size
     if len(data) < whole or size not in (None, whole):
         return "the record is cut off"

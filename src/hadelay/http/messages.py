@@ -41,9 +41,12 @@ async def _changed(call: Call) -> Target:
     """The message that a request changes. Raises Forbidden if the token may not publish to the message's topic."""
     target = _target(call)
     if isinstance(target, int) and not call.access.may("publish", None):
-        topic = (await call.service.messages.describe(target, body=False, stale=False)).topic
-        # A token that may publish to a topic may also change the copies for its subscriptions.
-        call.access.need_of("publish", topic.partition(SEPARATOR)[0], "message")
+        found = await call.service.messages.describe(target, body=False, stale=False)
+        copies = [copy.topic for copy in found.copies or () if SEPARATOR in copy.topic]
+        # A token that may publish to a topic may also change the copies for its subscriptions. The message itself may
+        # have been routed to another topic.
+        for topic in {name.partition(SEPARATOR)[0] for name in (found.topic, *copies)}:
+            call.access.need_of("publish", topic, "message")
     return target
 
 

@@ -43,7 +43,9 @@ async def put_topic(call: Call) -> Answer:
     """Create a topic, or change the named settings"""
     name, limit = call.path["topic"], call.context.config.max_topic_bytes
     (check_topic if SEPARATOR in name else check_new_topic)(name, limit)
-    return call.answer(await call.service.topics.put_topic(name, _settings(call), call.actor))
+    # Creating a subscription gives access to all messages of its topic: this takes rights to the topic, too.
+    subscribes = call.access.may("admin", name.partition(SEPARATOR)[0])
+    return call.answer(await call.service.topics.put_topic(name, _settings(call), call.actor, subscribes=subscribes))
 
 
 def _settings(call: Call) -> dict[str, Any]:

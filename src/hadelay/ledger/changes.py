@@ -11,7 +11,7 @@ from hadelay.codec.formats import I64, NODE
 from hadelay.codec.results import CancelOutcome, CancelResult, RescheduleResult, TargetOutcome
 from hadelay.ledger import ttl
 from hadelay.ledger.keys import find_key
-from hadelay.ledger.lookup import EntryRef, copies_of, find_entry, is_blocked, state_of
+from hadelay.ledger.lookup import EntryRef, copies_of, family, find_entry, is_blocked, state_of
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.transitions import FLAG_LEASE_EXPIRED, FLAG_WAS_DUE, Leaving, move, settle
 from hadelay.model import Event, State
@@ -65,15 +65,12 @@ class _Joint:
         self._parts: dict[int, list[tuple[str, int, int]]] = {}
 
     def change(self, message_id: int | None, change: Callable[[int | None], int]) -> None:
-        """Change a message, and its copies unless their subscriptions were deleted or purged."""
+        """Change a message and its copies."""
         ledger, outcome = self._ledger, change(message_id)
-        copies = [] if message_id is None else copies_of(ledger, message_id)
-        if copies and message_id is not None:
-            found = [(one, find_entry(ledger, one)) for one in (message_id, *copies)]
+        if message_id is not None and copies_of(ledger, message_id):
             parts = [
                 (ledger.topics[int(place.rows["topic"][0])].name, one, outcome if one == message_id else change(one))
-                for one, place in found
-                if place is not None and (one == message_id or ledger.topics.alive(place.rows)[0])
+                for one, place in family(ledger, message_id)
             ]
             different = {each for _, _, each in parts}
             outcome = TargetOutcome.PARTIAL if len(different) > 1 else different.pop() if parts else outcome

@@ -26,8 +26,8 @@ from hadelay.codec.results import JobResult, RedriveOutcome, RedriveResult, Refu
 from hadelay.ledger import messagegroups, ttl
 from hadelay.ledger.ackresults import forget_results
 from hadelay.ledger.hourstate import bitmap, groups, is_in
-from hadelay.ledger.keys import forget_key, forget_keys, take_again
-from hadelay.ledger.lookup import find_entries, find_entry, state_of
+from hadelay.ledger.keys import forget_keys, leave_key, take_again
+from hadelay.ledger.lookup import find_entries, find_entry, published_id, state_of
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.topicchanges import topic_or_new
 from hadelay.ledger.topics import RedriveJob, TopicState, by_topic
@@ -64,7 +64,7 @@ def die(ledger: Ledger, leaving: Leaving) -> None:
         if to is None:
             routed[:] = False
         else:
-            _route(ledger, leaving.some(routed), to)
+            _route(ledger, leaving.some(routed), topic, to)
         kept = mine & ~routed
         if kept.any():
             _keep(ledger, leaving.some(kept), topic)
@@ -88,11 +88,11 @@ def _keep(ledger: Ledger, leaving: Leaving, topic: TopicState) -> None:
         ledger.tables.put(DEAD, KEY.pack(topic.number, died_ms, first_id), b"")
 
 
-def _route(ledger: Ledger, leaving: Leaving, to: TopicState) -> None:
+def _route(ledger: Ledger, leaving: Leaving, topic: TopicState, to: TopicState) -> None:
     rows = leaving.rows
     # Forget client keys: a key is valid only in its topic, which the message leaves.
     for first_id in rows["first_id"][rows["flags"] & FLAG_KEYED != 0].tolist():
-        forget_key(ledger, first_id)
+        leave_key(ledger, topic.name, first_id)
     flags: NDArray[np.uint16] = rows["flags"] & np.uint16(0xFFFF ^ FLAG_KEYED) | np.uint16(FLAG_ROUTED)
     to.published += len(rows)
     _file_now(ledger, leaving, to, flags, Event.DEAD, attempts=rows["attempt"] + 1)
@@ -159,12 +159,14 @@ def apply_redrive(ledger: Ledger, command: RedriveCommand) -> RedriveResult | Jo
 
 
 def _may_come(ledger: Ledger, row: np.void, coming: set[int]) -> bool:
-    """Add a dead letter to `coming`, the letters to redrive. False if another message has its client key by now."""
-    first_id = int(row["first_id"])
-    keyed = int(row["flags"]) & FLAG_KEYED and ledger.level >= ONE_PER_KEY
-    if keyed and not take_again(ledger, first_id, coming):
+    """Add the published message of a dead letter to `coming`, those of the letters to redrive. False if another message
+    has its client key by now."""
+    if not int(row["flags"]) & FLAG_KEYED or ledger.level < ONE_PER_KEY:
+        return True
+    published = published_id(ledger, int(row["first_id"])) if ledger.topics.subscriptions else int(row["first_id"])
+    if published is None or not take_again(ledger, published, coming):
         return False
-    coming.add(first_id)
+    coming.add(published)
     return True
 
 

@@ -18,10 +18,10 @@ import numpy as np
 from hadelay.codec.formats import I64, NODE, U32, Mask, Rows
 from hadelay.codec.publishcommand import Publish
 from hadelay.codec.results import PublishResult, RowCode
-from hadelay.ledger.lookup import EntryRef, copies_of, find_entries, pending, published_id, waiting
+from hadelay.ledger.lookup import EntryRef, family, find_entries, pending, published_id, waiting
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.transitions import FLAG_KEYED, ID_KEY, PLACE, PLACE_VALUE, Leaving, settle
-from hadelay.model import KEEP, REJECT, Event, State
+from hadelay.model import KEEP, REJECT, SEPARATOR, Event, State
 
 KEY, KEYOF = b"key", b"keyof"
 _SCOPE = struct.Struct(">IH")
@@ -145,8 +145,13 @@ class Decision:
             self.result.ids[row], self.result.deliver_at_ms[row] = known
             self.result.duplicate[row] = True
 
-    def replacing(self) -> set[int]:
-        return {row for row, _, _ in self._replaced}
+    def replaced(self) -> dict[int, int | set[int]]:
+        """Row that replaces a message → the replaced row of this command, or numbers of the topics in whose queues the
+        replaced earlier message waits."""
+        return {row: self._queues(first_id) if before is None else before for row, before, first_id in self._replaced}
+
+    def _queues(self, first_id: int) -> set[int]:
+        return {int(place.rows["topic"][0]) for place in waiting(self.ledger, first_id)}
 
     def finish(self) -> None:
         """Carry out the decisions once the rows of `take` are filed: answers, cancelled messages, stored keys."""
@@ -187,7 +192,8 @@ def _pending(ledger: Ledger, message_id: int) -> tuple[EntryRef | None, bool]:
 
 
 def take_again(ledger: Ledger, first_id: int, with_it: Collection[int]) -> bool:
-    """Restore a dead letter's client key. False if another message, pending or in `with_it` (redriven too), has it."""
+    """Restore the client key of a dead letter, or of the message of which a dead letter is a copy. first_id: of the
+    published message. False if another message, pending or in `with_it` (redriven too), has the key."""
     key = ledger.tables.get(KEYOF, ID_KEY.pack(first_id))
     if key is None:
         return True
@@ -201,23 +207,30 @@ def take_again(ledger: Ledger, first_id: int, with_it: Collection[int]) -> bool:
 
 def forget_keys(ledger: Ledger, hour: int, rows: Rows) -> int:
     """Forget the client keys of messages whose present entry is among these INDEX rows of an hour to be deleted;
-    returns the number of rows with a key. To be called while the messages' rows in the table `place` still exist. A
-    key of a message with copies for subscriptions goes with the last of them."""
+    returns the number of rows with a key. To be called while the messages' rows in the table `place` still exist."""
     keyed = rows[rows["flags"] & FLAG_KEYED != 0]
-    for first_id, index in zip(keyed["first_id"].tolist(), keyed["index"].tolist(), strict=True):
+    columns = zip(*(keyed[name].tolist() for name in ("first_id", "index", "topic")), strict=True)
+    for first_id, index, topic in columns:
         place = ledger.tables.get(PLACE, ID_KEY.pack(first_id))
         if place is None or place.startswith(PLACE_VALUE.pack(hour, index)):  # the message's present entry is this row
-            published = published_id(ledger, first_id) if ledger.topics.subscriptions else first_id
-            if published is not None and not _stays(ledger, hour, published, first_id):
-                forget_key(ledger, published)
+            leave_key(ledger, ledger.topics[topic].name, first_id, hour)
     return len(keyed)
 
 
-def _stays(ledger: Ledger, hour: int, published: int, leaving: int) -> bool:
-    """Whether the published message, or a copy of it, has its present entry in another hour. leaving: one that goes."""
-    others = [one for one in (published, *copies_of(ledger, published)) if one != leaving]
-    hours, _ = find_entries(ledger, others)
-    return bool(((hours >= 0) & (hours != hour)).any())
+def leave_key(ledger: Ledger, topic: str, first_id: int, hour: int | None = None) -> None:
+    """Forget the client key of a message that is routed to another topic (hour None), or is deleted with its hour. Of a
+    message with copies for subscriptions, the key goes with the last copy, or when the message itself is routed."""
+    published = first_id
+    if topic.partition(SEPARATOR)[0] in ledger.topics.subscriptions:
+        published = published_id(ledger, first_id) or 0
+        # If the published message is in the same hour, the key is decided there.
+        if hour is not None and published != first_id and find_entries(ledger, [published])[0][0] == hour:
+            return
+        if hour is not None or published != first_id:
+            others = [place for one, place in family(ledger, published) if one != first_id and place.hour != hour]
+            if any(int(place.rows["flags"][0]) & FLAG_KEYED for place in others):
+                return
+    forget_key(ledger, published)
 
 
 def forget_key(ledger: Ledger, first_id: int) -> None:

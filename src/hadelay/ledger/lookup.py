@@ -6,10 +6,10 @@ from itertools import takewhile
 
 import numpy as np
 
-from hadelay.codec.formats import I64, Mask, Rows
-from hadelay.codec.records import decode_record
+from hadelay.codec.formats import I64, RECORD_SIZE, Mask, Rows
+from hadelay.codec.records import check_header, decode_record
 from hadelay.ledger.state import Ledger
-from hadelay.ledger.transitions import FLAG_TTL, ID_KEY, PLACE, PLACE_VALUE
+from hadelay.ledger.transitions import FLAG_ROUTED, FLAG_TTL, ID_KEY, PLACE, PLACE_VALUE
 from hadelay.model import DEAD_HOURS, MAX_SUBSCRIPTIONS, PENDING, Event, State, unpack_id
 
 
@@ -35,16 +35,22 @@ ENDED = {
 
 def find_entry(ledger: Ledger, message_id: int) -> EntryRef | None:
     """Present entry of a message; None for an unknown id, a deleted hour, or a purged dead letter."""
+    found = _entry(ledger, message_id)
+    if found is None or found.hour < DEAD_HOURS:
+        return found
+    # deliver_at_ms of a dead letter is its time of death.
+    mark_ms = ledger.topics[int(found.rows["topic"][0])].dead_mark_ms
+    return found if found.rows["deliver_at_ms"][0] > mark_ms else None
+
+
+def _entry(ledger: Ledger, message_id: int) -> EntryRef | None:
+    """As find_entry, but also of a purged dead letter until its hour is deleted."""
     hour, index = _present(ledger, message_id)
     if hour < 0 or index >= ledger.store.count(hour):
         return None
     rows = ledger.store.entries(hour, slice(index, index + 1))
     # Compare ids: a moved message keeps the id of its first entry, so an id made from this entry's number is invalid.
-    if int(rows["first_id"][0]) != message_id:
-        return None
-    # deliver_at_ms of a dead letter is its time of death.
-    purged = hour >= DEAD_HOURS and rows["deliver_at_ms"][0] <= ledger.topics[int(rows["topic"][0])].dead_mark_ms
-    return None if purged else EntryRef(hour, index, rows)
+    return EntryRef(hour, index, rows) if int(rows["first_id"][0]) == message_id else None
 
 
 def copies_of(ledger: Ledger, message_id: int) -> list[int]:
@@ -68,11 +74,41 @@ def copies_of(ledger: Ledger, message_id: int) -> list[int]:
 
 def published_id(ledger: Ledger, message_id: int) -> int | None:
     """Id of the published message of which this message is a copy, or its own id; None for a message that is gone."""
-    place = find_entry(ledger, message_id)
+    _, hour, index = unpack_id(message_id)
+    if index < ledger.store.count(hour):
+        first = max(index - MAX_SUBSCRIPTIONS, 0)
+        rows = ledger.store.entries(hour, slice(first, index + 1))
+        offsets, ids, at = rows["offset"].tolist(), rows["first_id"].tolist(), index - first
+        if ids[at] != message_id:
+            return None
+        while at and (ids[at - 1], offsets[at - 1]) == (ids[at] - 1, offsets[at]):
+            at -= 1
+        return int(ids[at])
+    place = _entry(ledger, message_id)
     if place is None:
         return None
     offset, size = int(place.rows["offset"][0]), int(place.rows["size"][0])
-    return decode_record(ledger.store.record(place.hour, offset, size, verify=True)).first_id
+    header = ledger.store.record(place.hour, offset, RECORD_SIZE)
+    if check_header(header):
+        ledger.store.record(place.hour, offset, size, verify=True)  # raises DamagedFile, with the place of the damage
+    return decode_record(header).first_id
+
+
+def family(ledger: Ledger, message_id: int) -> list[tuple[int, EntryRef]]:
+    """(id, present entry) of the message and of its copies: not of those whose subscription was deleted or purged, nor
+    of those that died and were routed to another topic."""
+    found = [(one, find_entry(ledger, one)) for one in (message_id, *copies_of(ledger, message_id))]
+    return [
+        (one, place)
+        for one, place in found
+        if place is not None and (one == message_id or is_copy(ledger, place))
+    ]  # fmt: skip
+
+
+def is_copy(ledger: Ledger, place: EntryRef) -> bool:
+    """Whether a message that was filed as a copy still is one: it is in its subscription."""
+    routed = int(place.rows["flags"][0]) & FLAG_ROUTED
+    return not routed and bool(ledger.topics.alive(place.rows)[0])
 
 
 def find_entries(ledger: Ledger, ids: list[int]) -> tuple[I64, I64]:
@@ -113,8 +149,7 @@ def state_of(ledger: Ledger, place: EntryRef, now_ms: int) -> State:
 
 def pending(ledger: Ledger, message_id: int) -> list[tuple[EntryRef, State]]:
     """Entries and states of those of the message and its copies for subscriptions that are pending."""
-    found = [find_entry(ledger, one) for one in (message_id, *copies_of(ledger, message_id))]
-    states = [(place, state_of(ledger, place, ledger.now_ms)) for place in found if place is not None]
+    states = [(place, state_of(ledger, place, ledger.now_ms)) for _, place in family(ledger, message_id)]
     return [(place, state) for place, state in states if state in PENDING]
 
 

@@ -1,6 +1,7 @@
 """Applies PUBLISH: files the messages of a committed batch, whole columns at a time."""
 
-from typing import Any
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,8 +99,8 @@ def _refuse_beyond_quotas(
     for which a subscription has no room. Apply decides, so that quotas hold for the whole cluster, also after a
     failover. Refused rows do not count.
 
-    Rows that replace another message need no room among the topic's messages. Once a row with a client key was refused,
-    the topic's later rows with keys are too: they may build on it.
+    Rows that replace another message need no room among the messages of its queues. Once a row with a client key was
+    refused, the topic's later rows with keys are too: they may build on it.
     """
     command, take = batch.command, batch.take
     for at, number in enumerate(batch.topics.tolist()):
@@ -112,36 +113,46 @@ def _refuse_beyond_quotas(
         mine = np.flatnonzero(take & (command.rows["topic"] == at))
         if not len(mine):
             continue
-        keyed, replacing = set(command.client_keys["row"].tolist()), keys.replacing() if keys is not None else set()
+        keyed, replaced = set(command.client_keys["row"].tolist()), {} if keys is None else keys.replaced()
         rooms = [(Room(topic), None if fan is None else fan.own), *((Room(to), mask) for to, mask in copies)]
-        rows = [
-            (row in keyed, row in replacing, [room for room, mask in rooms if mask is None or mask[row]])
-            for row in mine.tolist()
-        ]
-        refused = _judge(ledger, topic, command.sizes[mine].tolist(), rows, limited)
+        rows: dict[int, _Row] = {}
+        for row in mine.tolist():
+            wanted = [room for room, mask in rooms if mask is None or mask[row]]
+            freed = replaced.get(row, ())
+            if isinstance(freed, int):  # a row of this command, which makes room where it would have been filed
+                freed = {room.number for room in rows[freed].rooms} if freed in rows else ()
+            rows[row] = _Row(row in keyed, freed, wanted)
+        refused = _judge(ledger, topic, command.sizes[mine].tolist(), list(rows.values()), limited)
         batch.result.codes[mine] = refused
         take[mine] = np.array(refused) == RowCode.OK
 
 
-def _judge(
-    ledger: Ledger, topic: TopicState, sizes: list[int], rows: list[tuple[bool, bool, list[Room]]], limited: bool
-) -> list[RowCode]:
-    """Verdicts on rows of one topic. rows: whether each has a client key, whether it replaces a message, and the rooms
-    that it needs."""
+class _Row(NamedTuple):
+    """A row of a PUBLISH, as quotas see it."""
+
+    keyed: bool
+    #: Numbers of the topics in whose queues the row replaces another message.
+    replaced: Collection[int]
+    #: Rooms that the row and its copies need.
+    rooms: list[Room]
+
+
+def _judge(ledger: Ledger, topic: TopicState, sizes: list[int], rows: list[_Row], limited: bool) -> list[RowCode]:
+    """Verdicts on rows of one topic."""
     verdicts, key_refused = [], RowCode.OK
     rate = topic.settings.publish_rate if limited else None
     bucket = None if rate is None else publish_bucket(rate, topic.spent_ns)
     tokens = PLENTY if bucket is None else bucket.available(ledger.now_ms)
-    for size, (keyed, replacing, rooms) in zip(sizes, rows, strict=True):
+    for size, (keyed, replaced, rooms) in zip(sizes, rows, strict=True):
         verdict = key_refused if keyed else RowCode.OK
         for room in rooms:
-            verdict = verdict or room.refusal(size, replacing)
+            verdict = verdict or room.refusal(size, replaced)
         if not verdict and tokens <= 0:
             verdict = RowCode.TOO_FAST
         if not verdict:
             tokens -= 1
             for room in rooms:
-                room.take(size, replacing)
+                room.take(size, replaced)
         if keyed:
             key_refused = verdict
         verdicts.append(verdict)

@@ -4,6 +4,7 @@ A subscription `orders~billing` is a topic whose messages are copies of those pu
 id, state, retries and dead letters of their own, but with the record of the published message (ADR 244).
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,21 +78,21 @@ class Room:
 
     def __init__(self, topic: TopicState) -> None:
         settings = topic.settings
-        self._subscribed = SEPARATOR in topic.name
+        self.number, self._subscribed = topic.number, SEPARATOR in topic.name
         self.messages = _NO_BOUND if settings.max_messages is None else settings.max_messages - topic.pending
         self.bytes = _NO_BOUND if settings.max_bytes is None else settings.max_bytes - topic.bytes
 
-    def refusal(self, size: int, replacing: bool) -> RowCode:
-        """Why the room does not suffice for a message of this size; OK if it does. replacing: whether the message
-        replaces another one, which makes room for it in the topic's own queue."""
-        if self.messages <= 0 and (self._subscribed or not replacing):
+    def refusal(self, size: int, replaced: Collection[int]) -> RowCode:
+        """Why the room does not suffice for a message of this size; OK if it does. replaced: numbers of the topics in
+        whose queues the message replaces another one, which makes room there."""
+        if self.messages <= 0 and self.number not in replaced:
             return RowCode.SUBSCRIPTION_FULL if self._subscribed else RowCode.TOO_MANY_MESSAGES
         if size > self.bytes:
             return RowCode.SUBSCRIPTION_FULL if self._subscribed else RowCode.TOO_MANY_BYTES
         return RowCode.OK
 
-    def take(self, size: int, replacing: bool) -> None:
-        self.messages -= self._subscribed or not replacing
+    def take(self, size: int, replaced: Collection[int]) -> None:
+        self.messages -= self.number not in replaced
         self.bytes -= size
 
 

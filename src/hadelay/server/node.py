@@ -117,8 +117,9 @@ class Node:
         queue_bytes = config.limits.publish_queue_bytes
         self.guard = Guard(config.webhooks.allow)
         publishing = Publishing(
-            self.leadership, self.guard, lambda drafts, key: is_known(self.ledger, drafts, key), queue_bytes
-        )
+            self.leadership, self.guard, lambda drafts, key: is_known(self.ledger, drafts, key), queue_bytes,
+            lambda topic: len(self.ledger.topics.subscriptions_of(topic)),
+        )  # fmt: skip
         self.publish, self.propose = publishing.publish, publishing.propose
 
     def __repr__(self) -> str:

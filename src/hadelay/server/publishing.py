@@ -54,14 +54,14 @@ class Publishing:
 
     def __init__(
         self, leadership: Leadership, guard: Guard, is_known: Callable[[list[Draft], bytes | None], bool],
-        max_queue_bytes: int,
+        max_queue_bytes: int, copies: Callable[[str], int] = lambda topic: 0,
     ) -> None:  # fmt: skip
         """is_known: whether these drafts (messages to publish), with this request key, were stored before.
         max_queue_bytes: limit of publishes without an answer; beyond, publishes and batches of followers are
-        refused."""
+        refused. copies: number of subscriptions of a topic."""
         self._group_commit, self._peers = leadership.group_commit, leadership.peers
         self._leadership, self._guard, self._is_known = leadership, guard, is_known
-        self._max_queue_bytes = max_queue_bytes
+        self._max_queue_bytes, self._copies = max_queue_bytes, copies
         leadership.link.handlers["submit"] = self._on_submit
 
     def publish(self, drafts: list[Draft], request_key: bytes | None, done: PublishDone) -> None:
@@ -113,7 +113,7 @@ class Publishing:
             drafts = [replace(drafts[0], idem=request_key), *drafts[1:]]
             request_key = None if len(drafts) == 1 else request_key
         group_commit = self._group_commit
-        size = _cost(drafts[0]) if len(drafts) == 1 else sum(_costs(drafts))
+        size = sum(self._costs(drafts))
         if group_commit.queued_bytes + size > self._max_queue_bytes and group_commit.queued_bytes:
             done(None, Overloaded("too many publishes are waiting for their commit on this node", retry_after_ms=200))
         elif size <= group_commit.max_entry_bytes:
@@ -127,7 +127,7 @@ class Publishing:
         most = size = self._group_commit.max_entry_bytes
         first: list[int] = []
         sizes: list[int] = []
-        for n, cost in enumerate(_costs(drafts)):
+        for n, cost in enumerate(self._costs(drafts)):
             if size + cost > most:
                 first.append(n)
                 sizes.append(0)
@@ -139,6 +139,17 @@ class Publishing:
         for n, (part, size) in enumerate(zip(parts, sizes, strict=True)):
             part_key = None if key is None else b"%d:%s" % (n, key)
             self._group_commit.enqueue(drafts[part.start : part.stop], part_key, size, partial(answered, n))
+
+    def _costs(self, drafts: list[Draft]) -> Iterator[int]:
+        """Bytes that each draft counts as, in the queue and in an entry. Copies for subscriptions count, because apply
+        files each of them: an entry takes no longer with subscriptions than without."""
+        copies: dict[str, int] = {}
+        for draft in drafts:
+            cost = _cost(draft)
+            if draft.topic not in copies:
+                cost += _TOPIC_BYTES if copies else 0
+                copies[draft.topic] = _DRAFT_BYTES * self._copies(draft.topic)
+            yield cost + copies[draft.topic]
 
     def propose(self, command: bytes, done: Done, term: int = 0) -> None:
         """Propose any command other than a publish, on any node. term: see GroupCommit.propose. In interval mode
@@ -199,21 +210,11 @@ def _merge(
 
 
 def _cost(draft: Draft) -> int:
-    """Bytes that a draft (message to publish) counts as, in the queue and in an entry."""
+    """Bytes that a draft (message to publish) counts as, without copies."""
     cost = _DRAFT_BYTES + len(draft.body) + len(draft.meta)
     if draft.idem is not None:
         cost += _KEY_BYTES
     return cost if draft.key is None else cost + _KEY_BYTES
-
-
-def _costs(drafts: list[Draft]) -> Iterator[int]:
-    seen = {drafts[0].topic}
-    for draft in drafts:
-        if draft.topic in seen:
-            yield _cost(draft)
-        else:
-            seen.add(draft.topic)
-            yield _cost(draft) + _TOPIC_BYTES
 
 
 def _answer(reply: Reply, results: list[Any], errors: list[HadelayError]) -> None:

@@ -27,6 +27,8 @@ from hadelay.storage.near import NearHour
 
 #: Maximum size, in bytes, of the records and rows of one append. A journal entry has at most 4 MiB.
 _LARGEST_APPEND = 16 << 20
+#: Maximum number of rows of one append; more, which only copies for subscriptions can be, are appended in parts.
+_MOST_ROWS = 1 << 16
 _ROW = f"V{INDEX_SIZE}"
 #: Number of records below which a loop is faster than numpy.
 _FEW = 32
@@ -64,17 +66,22 @@ class DiskHourStore(HourReader):
         afterwards.
         """
         records = Records(blob, headers, copies)
+        for start, end, part in _parts(rows, records):
+            self._append(hours if isinstance(hours, int) else hours[start:end], rows[start:end], part)
+        return rows["index"]
+
+    def _append(self, hours: int | npt.NDArray[np.int64], rows: Rows, records: Records) -> None:
         if not isinstance(hours, int):
             first, last = int(hours.min()), int(hours.max())
             if first != last:
-                return self._append_mixed(hours, first, last, rows, records)
+                self._append_mixed(hours, first, last, rows, records)
+                return
             hours = first
         slot = self._slot(hours)
         if hours in self._window:
             self._append_near(hours, slot, rows, records)
         else:
             self._append_far(np.full(len(rows), slot, np.uint32), np.full(len(rows), hours), rows, records)
-        return rows["index"]
 
     def append_again(self, hour: int, rows: Rows) -> int:
         """Append index entries for messages that are deferred within their hour: their records are already in its .log
@@ -133,9 +140,7 @@ class DiskHourStore(HourReader):
         fresh.add(slots, previous, rows, records)
         table.changed[slots] = True
 
-    def _append_mixed(
-        self, hours: npt.NDArray[np.int64], first: int, last: int, rows: Rows, records: Records
-    ) -> npt.NDArray[np.uint32]:
+    def _append_mixed(self, hours: npt.NDArray[np.int64], first: int, last: int, rows: Rows, records: Records) -> None:
         if not self._table.covers(first, last):
             self._cover(hours)
         window = self._window
@@ -143,7 +148,7 @@ class DiskHourStore(HourReader):
         if not near.any():
             slots = self._table.slots(hours).astype(np.uint32)
             self._append_far(slots, hours, rows, records)
-            return rows["index"]
+            return
         sizes = records.sizes(rows)
         ends = sizes.cumsum()
         for hour in (None, *sorted(set(hours[near].tolist()))):
@@ -158,7 +163,6 @@ class DiskHourStore(HourReader):
                 self._append_near(hour, self._slot(hour), part, some)
             # View rows as plain bytes, so that numpy copies whole rows, not field by field.
             rows.view(_ROW)[chosen] = part.view(_ROW)
-        return rows["index"]
 
     def _name(self, hours: int | npt.NDArray[np.int64], rows: Rows) -> None:
         """Give an id to each new message, made of Raft group, hour and number in the hour (model.pack_id)."""
@@ -338,6 +342,22 @@ def _write_headers(records: Records, rows: Rows, starts: npt.NDArray[np.int64]) 
     # View the blob as overlapping 48-byte elements, one at every byte offset: one assignment then writes all headers.
     anywhere = np.ndarray((len(blob) - RECORD_SIZE + 1,), f"V{RECORD_SIZE}", blob, 0, (1,))
     anywhere[starts[own]] = headers.view(f"V{RECORD_SIZE}")
+
+
+def _parts(rows: Rows, records: Records) -> Iterator[tuple[int, int, Records]]:
+    """Split an append that is too large for the buffer of far hours: yields (start, end, records) of its parts. No part
+    begins with a row that shares the record of the row before it."""
+    copies = records.copies
+    if copies is None or len(rows) <= _MOST_ROWS:
+        yield 0, len(rows), records
+        return
+    sizes, firsts, start = records.sizes(rows), np.flatnonzero(~copies), 0
+    ends = sizes.cumsum()
+    while start < len(rows):
+        end = start + _MOST_ROWS
+        end = len(rows) if end >= len(rows) else int(firsts[firsts.searchsorted(end, "right") - 1])
+        yield start, end, _part(records, ends, sizes, np.arange(start, end))
+        start = end
 
 
 def _part(

@@ -27,6 +27,8 @@ from hadelay.ledger.ports import HourStore
 from hadelay.ledger.topics import by_topic
 from hadelay.server.delivery.term import Term
 
+#: Repairs damaged bytes of a file, then calls the function with these bytes; with None if no node has a good copy.
+Repair = Callable[[DamagedFile, Callable[[bytes | None], None]], None]
 #: Error of a receive that repeats the request id of another receive but names other topics: its answer could show
 #: messages that the consumer may not see.
 _OTHER_TOPICS = "an unfinished receive of this consumer with this request_id names other topics: use a new request_id"
@@ -34,11 +36,13 @@ _OTHER_TOPICS = "an unfinished receive of this consumer with this request_id nam
 
 class Grants:
     def __init__(
-        self, term: Term, core: Dispatcher, turn_soon: Callable[[], None], on_delivery: Callable[[Poll, Delivery], None]
-    ) -> None:
-        """turn_soon: schedules a turn of the delivery loop. on_delivery: called when a poll gets messages."""
+        self, term: Term, core: Dispatcher, turn_soon: Callable[[], None],
+        on_delivery: Callable[[Poll, Delivery], None], repair: Repair | None = None,
+    ) -> None:  # fmt: skip
+        """turn_soon: schedules a turn of the delivery loop. on_delivery: called when a poll gets messages. repair: of a
+        damaged index entry."""
         self.term, self.core, self.ledger = term, core, term.ledger
-        self.turn_soon, self._on_delivery = turn_soon, on_delivery
+        self.turn_soon, self._on_delivery, self._repair = turn_soon, on_delivery, repair
         self.waiting = core.waiting
         #: Open polls by {consumer, request_id}: polls that wait, or whose grant is under way.
         self._requests: dict[tuple[str, bytes], Poll] = {}
@@ -236,13 +240,28 @@ class Grants:
         try:
             delivery, leases = _again(grant, self.ledger.store)
         except DamagedFile as damage:
-            self.answer(poll, None, damage)
+            if self._repair is None:
+                self.answer(poll, None, damage)
+            else:
+                self._renewing.add(poll)
+                self._repair(damage, partial(self._repaired, poll, key, damage))
             return
         self._renewing.add(poll)
         # A lease counts from the time at which its messages can be handed out, as in a new grant.
         ahead_ms = max(0, int(delivery.rows["deliver_at_ms"].max()) - self.term.now())
         command = encode_extend(self.term.config.node.name, leases, poll.lease_ms + ahead_ms)
         self.term.propose(command, partial(self._renewed, poll, delivery))
+
+    def _repaired(self, asked: Poll, key: tuple[int, int], damage: DamagedFile, data: bytes | None) -> None:
+        if self.term.over:
+            return  # `stop` has answered the poll
+        self._renewing.discard(asked)
+        poll = self.current(asked)
+        if data is None:
+            self.answer(poll, None, damage)
+        else:
+            self.hand_out_again(poll, key)
+        self._check_held()
 
     def _renewed(self, asked: Poll, delivery: Delivery, result: Any, error: HadelayError | None) -> None:
         self._renewing.discard(asked)

@@ -72,8 +72,8 @@ class DeliveryLoop:
         """on_damage(hour, index, problem): called when the linked list of one second's index entries is broken at entry
         `index`; after the repair call `repaired(hour)`. has_leader_lease: whether no other node can be leading yet (for
         interval mode). watch(topic): called when a topic was created, changed or deleted, or got dead letters. reader:
-        reads records for bulk jobs that filter by tags or keys. has_space: whether every node has room for more
-        messages."""
+        reads records for bulk jobs that filter by tags or keys, and repairs damaged entries. has_space: whether every
+        node has room for more messages."""
         self.ledger, self.runtime, self.clock = ledger, runtime, clock
         self.propose, self.config, self.on_damage = propose, config, on_damage
         self.has_leader_lease, self.watch, self._read_ahead = has_leader_lease, watch, read_ahead
@@ -116,7 +116,8 @@ class DeliveryLoop:
         core.start(term.now())
         self.ledger.listener = core
         self._due, self._sweep_alarm = term.alarm(self._turn_soon), term.alarm(self._sweep)
-        self._grants = Grants(term, core, self._turn_soon, self._delivered)
+        repair = None if self._reader is None else self._reader.repair
+        self._grants = Grants(term, core, self._turn_soon, self._delivered, repair)
         self._handout = self._make_handout(self._grants)
         #: LeaseExpiry covers grants whose proposal had an unknown outcome, too: such a grant may be committed later,
         #: and its leases have to run out.

@@ -92,9 +92,10 @@ class TopicService(Service):
                 heads.append(GroupHead(encode_id(head.id), str(view.state), at, view.attempt))  # type: ignore[arg-type]
         return Group(name, group, found.limit, found.blocked, heads)
 
-    async def put_topic(self, name: str, config: dict[str, Any], by: Actor) -> Topic[str]:
-        """Create or change a topic, or a subscription (orders~billing); None as a value resets a setting. Raises
-        BadRequest, Impossible, Conflict; NotFound for a subscription without topic."""
+    async def put_topic(self, name: str, config: dict[str, Any], by: Actor, *, subscribes: bool = True) -> Topic[str]:
+        """Create or change a topic, or a subscription (orders~billing); None as a value resets a setting. subscribes:
+        whether a subscription may be created, too. Raises BadRequest, Impossible, Conflict; NotFound for a subscription
+        without topic, or that is missing and may not be created."""
         await _check_urls(self._node.guard, config)
         sync = self._node.config.dispatch.sync
         if config.get("dispatch_sync") not in (None, sync):
@@ -113,7 +114,7 @@ class TopicService(Service):
         try:
             command = (
                 commands.encode_subscription_put(of, own, config)
-                if separator
+                if separator and subscribes
                 else commands.encode_topic_put(name, config)
             )
         except OverflowError:
