@@ -11,7 +11,7 @@ import pytest
 
 from hadelay.codec import commands
 from hadelay.codec.commandtypes import Job
-from hadelay.codec.results import RowCode
+from hadelay.codec.results import Done, RowCode
 from hadelay.ledger.lookup import copies_of
 from hadelay.model import HOUR_MS, KEEP, REJECT, REPLACE
 from tests.ledger.test_subscriptions import message
@@ -19,6 +19,8 @@ from tests.ledger.world import START_MS, World
 
 FILTERS: list[dict[str, list[str]]] = [{}, {"tags": ["eu"]}, {"tags": ["eu", "vip"]}, {"any_tags": ["us", "vip"]}]
 NAMES = ["orders", "orders~a", "orders~b", "orders~c"]
+#: Subscription with group_concurrency 1; `World` checks after each command who is blocked.
+GROUPED = "orders~c"
 WAITING, LEASED, OVER = "waiting", "leased", "over"
 
 
@@ -69,7 +71,8 @@ class Model:
             tags = tuple(rng.sample(("eu", "us", "vip"), rng.randint(0, 3)))
             key, mode = rng.choice((None, None, "k", "l")), rng.choice((KEEP, REPLACE, REJECT))
             delay = rng.choice((0, 0, 1_000, 600_000, HOUR_MS, 2 * HOUR_MS))
-            result = self.world.publish(message(delay, tags, key=key, mode=mode))
+            group = rng.choice((None, 1, 2))
+            result = self.world.publish(message(delay, tags, key=key, mode=mode, group=group))
             code, message_id = int(result.codes[0]), int(result.ids[0])
             known = self.keys.get(key) if key is not None else None
             if known is not None and known.pending():
@@ -93,10 +96,13 @@ class Model:
     def some(self, state: str) -> list[Copy]:
         now = START_MS + self.world.now
         found = [copy for one in self.messages for copy in one.copies if copy.state == state and copy.due <= now]
+        found = [copy for copy in found if self.world.states(copy.id) != ["blocked"]]
         return self.random.sample(found, min(len(found), self.random.randint(1, 4)))
 
     def lease(self) -> None:
         for copy in self.some(WAITING):
+            if self.world.states(copy.id) == ["blocked"]:
+                continue  # an earlier one of its group has just been leased, or is due earlier
             copy.lease = self.world.lease(copy.id, lease_ms=10**9)
             copy.state = LEASED
 
@@ -139,8 +145,11 @@ class Model:
 
     def subscribe(self) -> None:
         name, wanted = self.random.choice(NAMES[1:]), self.random.choice(FILTERS)
-        reset = {"tags": None, "any_tags": None}
-        self.world.one(commands.encode_subscription_put("orders", name.partition("~")[2], reset | wanted))
+        settings = {"tags": None, "any_tags": None} | wanted
+        if name == GROUPED:
+            settings |= {"group_concurrency": 1, "max_attempts": 1_000}
+        put = commands.encode_subscription_put("orders", name.partition("~")[2], settings)
+        assert isinstance(self.world.one(put), Done)
         self.filters[name] = wanted
 
     def unsubscribe(self) -> None:
@@ -176,7 +185,8 @@ class Model:
                 assert state in ("acked", "cancelled", "gone"), f"{copy}: {state}"
                 continue
             expected = LEASED if copy.state == LEASED else "ready" if copy.due <= now else "scheduled"
-            assert state == expected, f"{copy}: {state}"
+            blocked = copy.topic == GROUPED and expected != LEASED and state == "blocked"
+            assert blocked or state == expected, f"{copy}: {state}"
             pending[copy.topic] += copy.id not in {each for one in self.messages for each in one.deleted}
         for name, count in pending.items():
             topic = self.world.ledger.known_topic(name)
