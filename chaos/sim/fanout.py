@@ -9,7 +9,8 @@ from chaos.sim.history import FannedOut, History
 from hadelay.api.service import Actor, PublishDone, ReceiveRequest, answered
 from hadelay.codec.meta import Meta, mask_of, pack
 from hadelay.errors import HadelayError
-from hadelay.ledger.lookup import copies_of, find_entry, state_of
+from hadelay.ledger.copies import copies_of
+from hadelay.ledger.lookup import find_entry, state_of
 from hadelay.model import Draft, State, decode_id
 from hadelay.server.node import Node
 from hadelay.server.service.node import NodeService

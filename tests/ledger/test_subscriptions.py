@@ -11,7 +11,8 @@ from hadelay.codec.commandtypes import Job
 from hadelay.codec.meta import Meta, mask_of, pack
 from hadelay.codec.records import decode_record
 from hadelay.codec.results import CancelOutcome, Done, Refused, RowCode, TargetOutcome
-from hadelay.ledger.lookup import copies_of, find_entry, published_id
+from hadelay.ledger.copies import copies_of, published_id
+from hadelay.ledger.lookup import find_entry
 from hadelay.model import HOUR_MS, KEEP, MAX_SUBSCRIPTIONS, REJECT, REPLACE, Draft
 from tests.ledger.world import START_HOUR, START_MS, World
 

@@ -12,7 +12,7 @@ import pytest
 from hadelay.codec import commands
 from hadelay.codec.commandtypes import Job
 from hadelay.codec.results import Done, RowCode
-from hadelay.ledger.lookup import copies_of
+from hadelay.ledger.copies import copies_of
 from hadelay.model import HOUR_MS, KEEP, REJECT, REPLACE
 from tests.ledger.test_subscriptions import message
 from tests.ledger.world import START_MS, World

@@ -10,8 +10,9 @@ from hadelay.codec.commandtypes import Cancel, RescheduleCommand
 from hadelay.codec.formats import I64, NODE
 from hadelay.codec.results import CancelOutcome, CancelResult, RescheduleResult, TargetOutcome
 from hadelay.ledger import ttl
+from hadelay.ledger.copies import copies_of, family
 from hadelay.ledger.keys import find_key
-from hadelay.ledger.lookup import EntryRef, copies_of, family, find_entry, is_blocked, state_of
+from hadelay.ledger.lookup import EntryRef, find_entry, is_blocked, state_of
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.transitions import FLAG_LEASE_EXPIRED, FLAG_WAS_DUE, Leaving, move, settle
 from hadelay.model import Event, State

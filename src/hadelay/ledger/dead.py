@@ -25,9 +25,10 @@ from hadelay.codec.formats import INDEX, NODE, Rows
 from hadelay.codec.results import JobResult, RedriveOutcome, RedriveResult, Refused
 from hadelay.ledger import messagegroups, ttl
 from hadelay.ledger.ackresults import forget_results
+from hadelay.ledger.copies import published_id
 from hadelay.ledger.hourstate import bitmap, groups, is_in
 from hadelay.ledger.keys import forget_keys, leave_key, take_again
-from hadelay.ledger.lookup import find_entries, find_entry, published_id, state_of
+from hadelay.ledger.lookup import find_entries, find_entry, state_of
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.topicchanges import topic_or_new
 from hadelay.ledger.topics import RedriveJob, TopicState, by_topic

@@ -18,7 +18,8 @@ import numpy as np
 from hadelay.codec.formats import I64, NODE, U32, Mask, Rows
 from hadelay.codec.publishcommand import Publish
 from hadelay.codec.results import PublishResult, RowCode
-from hadelay.ledger.lookup import EntryRef, family, find_entries, pending, published_id, waiting
+from hadelay.ledger.copies import family, pending, published_id, waiting
+from hadelay.ledger.lookup import EntryRef, find_entries
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.transitions import FLAG_KEYED, ID_KEY, PLACE, PLACE_VALUE, Leaving, settle
 from hadelay.model import KEEP, REJECT, SEPARATOR, Event, State

@@ -2,15 +2,13 @@
 
 import struct
 from dataclasses import dataclass
-from itertools import takewhile
 
 import numpy as np
 
-from hadelay.codec.formats import I64, RECORD_SIZE, Mask, Rows
-from hadelay.codec.records import check_header, decode_record
+from hadelay.codec.formats import I64, Mask, Rows
 from hadelay.ledger.state import Ledger
-from hadelay.ledger.transitions import FLAG_ROUTED, FLAG_TTL, ID_KEY, PLACE, PLACE_VALUE
-from hadelay.model import DEAD_HOURS, MAX_SUBSCRIPTIONS, PENDING, Event, State, unpack_id
+from hadelay.ledger.transitions import FLAG_TTL, ID_KEY, PLACE, PLACE_VALUE
+from hadelay.model import DEAD_HOURS, Event, State, unpack_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +33,7 @@ ENDED = {
 
 def find_entry(ledger: Ledger, message_id: int) -> EntryRef | None:
     """Present entry of a message; None for an unknown id, a deleted hour, or a purged dead letter."""
-    found = _entry(ledger, message_id)
+    found = stored_entry(ledger, message_id)
     if found is None or found.hour < DEAD_HOURS:
         return found
     # deliver_at_ms of a dead letter is its time of death.
@@ -43,7 +41,7 @@ def find_entry(ledger: Ledger, message_id: int) -> EntryRef | None:
     return found if found.rows["deliver_at_ms"][0] > mark_ms else None
 
 
-def _entry(ledger: Ledger, message_id: int) -> EntryRef | None:
+def stored_entry(ledger: Ledger, message_id: int) -> EntryRef | None:
     """As find_entry, but also of a purged dead letter until its hour is deleted."""
     hour, index = _present(ledger, message_id)
     if hour < 0 or index >= ledger.store.count(hour):
@@ -51,64 +49,6 @@ def _entry(ledger: Ledger, message_id: int) -> EntryRef | None:
     rows = ledger.store.entries(hour, slice(index, index + 1))
     # Compare ids: a moved message keeps the id of its first entry, so an id made from this entry's number is invalid.
     return EntryRef(hour, index, rows) if int(rows["first_id"][0]) == message_id else None
-
-
-def copies_of(ledger: Ledger, message_id: int) -> list[int]:
-    """Ids of the copies of a published message for subscriptions; none for other messages, and for a copy. Copies that
-    are gone may be left out."""
-    if not ledger.topics.subscriptions:
-        return []
-    _, hour, index = unpack_id(message_id)
-    after = range(message_id + 1, message_id + MAX_SUBSCRIPTIONS + 1)
-    if index >= ledger.store.count(hour):
-        return [copy for copy in after if published_id(ledger, copy) == message_id]
-    # Copies were filed directly behind the message, with its record: nothing else shares a record with a new id.
-    first = max(index - 1, 0)
-    rows = ledger.store.entries(hour, slice(first, index + 1 + MAX_SUBSCRIPTIONS))
-    offsets, ids, at = rows["offset"].tolist(), rows["first_id"].tolist(), index - first
-    if ids[at] != message_id or (at and offsets[0] == offsets[1]):
-        return []
-    shared = zip(after, ids[at + 1 :], offsets[at + 1 :], strict=False)
-    return [copy for copy, _, _ in takewhile(lambda one: one[0] == one[1] and one[2] == offsets[at], shared)]
-
-
-def published_id(ledger: Ledger, message_id: int) -> int | None:
-    """Id of the published message of which this message is a copy, or its own id; None for a message that is gone."""
-    _, hour, index = unpack_id(message_id)
-    if index < ledger.store.count(hour):
-        first = max(index - MAX_SUBSCRIPTIONS, 0)
-        rows = ledger.store.entries(hour, slice(first, index + 1))
-        offsets, ids, at = rows["offset"].tolist(), rows["first_id"].tolist(), index - first
-        if ids[at] != message_id:
-            return None
-        while at and (ids[at - 1], offsets[at - 1]) == (ids[at] - 1, offsets[at]):
-            at -= 1
-        return int(ids[at])
-    place = _entry(ledger, message_id)
-    if place is None:
-        return None
-    offset, size = int(place.rows["offset"][0]), int(place.rows["size"][0])
-    header = ledger.store.record(place.hour, offset, RECORD_SIZE)
-    if check_header(header):
-        ledger.store.record(place.hour, offset, size, verify=True)  # raises DamagedFile, with the place of the damage
-    return decode_record(header).first_id
-
-
-def family(ledger: Ledger, message_id: int) -> list[tuple[int, EntryRef]]:
-    """(id, present entry) of the message and of its copies: not of those whose subscription was deleted or purged, nor
-    of those that died and were routed to another topic."""
-    found = [(one, find_entry(ledger, one)) for one in (message_id, *copies_of(ledger, message_id))]
-    return [
-        (one, place)
-        for one, place in found
-        if place is not None and (one == message_id or is_copy(ledger, place))
-    ]  # fmt: skip
-
-
-def is_copy(ledger: Ledger, place: EntryRef) -> bool:
-    """Whether a message that was filed as a copy still is one: it is in its subscription."""
-    routed = int(place.rows["flags"][0]) & FLAG_ROUTED
-    return not routed and bool(ledger.topics.alive(place.rows)[0])
 
 
 def find_entries(ledger: Ledger, ids: list[int]) -> tuple[I64, I64]:
@@ -145,17 +85,6 @@ def state_of(ledger: Ledger, place: EntryRef, now_ms: int) -> State:
     if int(place.rows["deliver_at_ms"][0]) > now_ms:
         return State.SCHEDULED
     return State.EXPIRED if expired(ledger, place.rows, now_ms)[0] else State.READY
-
-
-def pending(ledger: Ledger, message_id: int) -> list[tuple[EntryRef, State]]:
-    """Entries and states of those of the message and its copies for subscriptions that are pending."""
-    states = [(place, state_of(ledger, place, ledger.now_ms)) for _, place in family(ledger, message_id)]
-    return [(place, state) for place, state in states if state in PENDING]
-
-
-def waiting(ledger: Ledger, message_id: int) -> list[EntryRef]:
-    """Entries of those of the message and its copies for subscriptions that are pending and not leased."""
-    return [place for place, state in pending(ledger, message_id) if state is not State.LEASED]
 
 
 def is_blocked(ledger: Ledger, place: EntryRef) -> bool:

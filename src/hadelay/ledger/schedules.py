@@ -43,7 +43,8 @@ from hadelay.codec.schedules import (
 )
 from hadelay.ledger import idempotency, topicchanges
 from hadelay.ledger.changes import MAX_MOVED_BYTES
-from hadelay.ledger.lookup import EntryRef, pending, state_of
+from hadelay.ledger.copies import pending
+from hadelay.ledger.lookup import EntryRef, state_of
 from hadelay.ledger.occurrences import Occurrences
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.transitions import FLAG_WAS_DUE, Leaving, settle

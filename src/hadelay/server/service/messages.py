@@ -25,10 +25,11 @@ from hadelay.codec.results import (
 )
 from hadelay.errors import Conflict, Impossible, NotFound
 from hadelay.ledger import dead, topicchanges
+from hadelay.ledger.copies import copies_of, published_id
 from hadelay.ledger.describe import describe, described, over
 from hadelay.ledger.keys import find_key
 from hadelay.ledger.listing import ListQuery, listing
-from hadelay.ledger.lookup import copies_of, find_entry, published_id, state_of
+from hadelay.ledger.lookup import find_entry, state_of
 from hadelay.ledger.topics import TopicState
 from hadelay.ledger.transitions import failures_of
 from hadelay.model import DEAD_HOURS, NONE32, PENDING, Description, Key, PastEvent, State, encode_id, hour_name

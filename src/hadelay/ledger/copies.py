@@ -1,0 +1,79 @@
+"""A published message and its copies for subscriptions (ADR 244): each finds the others by ids and shared records."""
+
+from itertools import takewhile
+
+from hadelay.codec.formats import RECORD_SIZE
+from hadelay.codec.records import check_header, decode_record
+from hadelay.ledger.lookup import EntryRef, find_entry, state_of, stored_entry
+from hadelay.ledger.state import Ledger
+from hadelay.ledger.transitions import FLAG_ROUTED
+from hadelay.model import MAX_SUBSCRIPTIONS, PENDING, State, unpack_id
+
+
+def copies_of(ledger: Ledger, message_id: int) -> list[int]:
+    """Ids of the copies of a published message for subscriptions; none for other messages, and for a copy. Copies that
+    are gone may be left out."""
+    if not ledger.topics.subscriptions:
+        return []
+    _, hour, index = unpack_id(message_id)
+    after = range(message_id + 1, message_id + MAX_SUBSCRIPTIONS + 1)
+    if index >= ledger.store.count(hour):
+        return [copy for copy in after if published_id(ledger, copy) == message_id]
+    # Copies were filed directly behind the message, with its record: nothing else shares a record with a new id.
+    first = max(index - 1, 0)
+    rows = ledger.store.entries(hour, slice(first, index + 1 + MAX_SUBSCRIPTIONS))
+    offsets, ids, at = rows["offset"].tolist(), rows["first_id"].tolist(), index - first
+    if ids[at] != message_id or (at and offsets[0] == offsets[1]):
+        return []
+    shared = zip(after, ids[at + 1 :], offsets[at + 1 :], strict=False)
+    return [copy for copy, _, _ in takewhile(lambda one: one[0] == one[1] and one[2] == offsets[at], shared)]
+
+
+def published_id(ledger: Ledger, message_id: int) -> int | None:
+    """Id of the published message of which this message is a copy, or its own id; None for a message that is gone."""
+    _, hour, index = unpack_id(message_id)
+    if index < ledger.store.count(hour):
+        first = max(index - MAX_SUBSCRIPTIONS, 0)
+        rows = ledger.store.entries(hour, slice(first, index + 1))
+        offsets, ids, at = rows["offset"].tolist(), rows["first_id"].tolist(), index - first
+        if ids[at] != message_id:
+            return None
+        while at and (ids[at - 1], offsets[at - 1]) == (ids[at] - 1, offsets[at]):
+            at -= 1
+        return int(ids[at])
+    place = stored_entry(ledger, message_id)
+    if place is None:
+        return None
+    offset, size = int(place.rows["offset"][0]), int(place.rows["size"][0])
+    header = ledger.store.record(place.hour, offset, RECORD_SIZE)
+    if check_header(header):
+        ledger.store.record(place.hour, offset, size, verify=True)  # raises DamagedFile, with the place of the damage
+    return decode_record(header).first_id
+
+
+def family(ledger: Ledger, message_id: int) -> list[tuple[int, EntryRef]]:
+    """(id, present entry) of the message and of its copies: not of those whose subscription was deleted or purged, nor
+    of those that died and were routed to another topic."""
+    found = [(one, find_entry(ledger, one)) for one in (message_id, *copies_of(ledger, message_id))]
+    return [
+        (one, place)
+        for one, place in found
+        if place is not None and (one == message_id or is_copy(ledger, place))
+    ]  # fmt: skip
+
+
+def is_copy(ledger: Ledger, place: EntryRef) -> bool:
+    """Whether a message that was filed as a copy still is one: it is in its subscription."""
+    routed = int(place.rows["flags"][0]) & FLAG_ROUTED
+    return not routed and bool(ledger.topics.alive(place.rows)[0])
+
+
+def pending(ledger: Ledger, message_id: int) -> list[tuple[EntryRef, State]]:
+    """Entries and states of those of the message and its copies for subscriptions that are pending."""
+    states = [(place, state_of(ledger, place, ledger.now_ms)) for _, place in family(ledger, message_id)]
+    return [(place, state) for place, state in states if state in PENDING]
+
+
+def waiting(ledger: Ledger, message_id: int) -> list[EntryRef]:
+    """Entries of those of the message and its copies for subscriptions that are pending and not leased."""
+    return [place for place, state in pending(ledger, message_id) if state is not State.LEASED]
