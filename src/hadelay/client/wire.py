@@ -96,6 +96,11 @@ def seconds_of(delay: Delay) -> float:
         raise ValueError(error.detail) from None
 
 
+def servers(urls: str | Sequence[str] | None) -> str | Sequence[str]:
+    """Addresses of nodes: those given, those of the variable HADELAY_SERVERS, or a node on loopback."""
+    return urls or os.environ.get("HADELAY_SERVERS") or "http://127.0.0.1:8400"
+
+
 def when_of(at: When | None) -> str | int | None:
     if not isinstance(at, datetime):
         return at

@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 from hadelay.client import Client
 from hadelay.client.anyloop import awaited
 from hadelay.client.queues import topic_of
+from hadelay.client.wire import servers
 from hadelay.django.compat import (
     DEFAULT_TASK_QUEUE_NAME,
     BaseTaskBackend,
@@ -24,7 +25,6 @@ from hadelay.django.compat import (
 )
 from hadelay.django.results import Job, new_result, result_of
 from hadelay.errors import BadRequest, HadelayError, NotFound
-from hadelay.tasks.app import servers
 from hadelay.tasks.outcomes import Rules
 from hadelay.tasks.task import Call
 

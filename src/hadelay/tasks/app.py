@@ -1,7 +1,6 @@
 """`App`: the tasks of a program, and the cluster that keeps their messages."""
 
 import inspect
-import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cached_property
@@ -13,7 +12,7 @@ import msgspec
 from hadelay.client import Client, Delay, MessageInfo, Put, Receipt
 from hadelay.client.anyloop import awaited
 from hadelay.client.requests import Order
-from hadelay.client.wire import seconds_of
+from hadelay.client.wire import seconds_of, servers
 from hadelay.tasks.attempt import Attempt
 from hadelay.tasks.inline import Inline
 from hadelay.tasks.outcomes import Rules
@@ -190,11 +189,6 @@ class App:
     def _prepare(self, put: Put) -> None:
         for change in self._before_put:
             change(put)
-
-
-def servers(urls: str | Sequence[str] | None) -> str | Sequence[str]:
-    """Addresses of nodes: those given, those of the variable HADELAY_SERVERS, or a node on loopback."""
-    return urls or os.environ.get("HADELAY_SERVERS") or "http://127.0.0.1:8400"
 
 
 def _finished(info: MessageInfo) -> Finished:

@@ -1,0 +1,10 @@
+"""taskiq's broker, result backend and schedules, kept by a cluster (docs/howto/taskiq.md)."""
+
+try:
+    from hadelay.taskiq.broker import HadelayBroker as HadelayBroker
+    from hadelay.taskiq.results import HadelayResultBackend as HadelayResultBackend
+    from hadelay.taskiq.schedules import HadelayScheduleSource as HadelayScheduleSource
+except ModuleNotFoundError as error:
+    if error.name != "taskiq":
+        raise
+    raise ImportError("hadelay.taskiq needs taskiq: install hadelay[taskiq]") from error

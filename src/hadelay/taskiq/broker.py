@@ -1,0 +1,122 @@
+"""The broker: publishes calls, and hands them to taskiq's worker."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from taskiq import AckableMessage, AsyncBroker, BrokerMessage
+
+from hadelay.client import AsyncClient, AsyncMessage, Client, Consumer, Delay
+from hadelay.client.anyloop import awaited
+from hadelay.client.message import GIVE_BACK
+from hadelay.client.queues import key_of
+from hadelay.client.wire import seconds_of, servers
+from hadelay.taskiq.delivery import Delivery
+
+log = logging.getLogger(__name__)
+
+#: Labels of a call that count the messages with its task id before: retries by a middleware, and requeues.
+_COUNTS = ("_retries", "X-Taskiq-requeue")
+
+
+class HadelayBroker(AsyncBroker):
+    """Keeps the calls of tasks in one topic of a cluster.
+
+        broker = HadelayBroker("http://n1:8400,http://n2:8400,http://n3:8400")
+        broker = broker.with_result_backend(HadelayResultBackend(broker))
+
+        await remind.kicker().with_labels(delay=3600).kiq(4711)
+
+    Labels of a call: delay, in seconds; deliver_at, as RFC 3339 text; ttl, in seconds from the due time; group.
+
+    urls, token, ca: as of AsyncClient. Default of urls: the variable HADELAY_SERVERS, or a node on loopback. lease: of
+    messages, extended while their calls run. prefetch: messages that a worker has beside those that run.
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str] | None = None,
+        token: str | None = None,
+        *,
+        ca: str | None = None,
+        topic: str = "taskiq",
+        lease: Delay = 30,
+        prefetch: int = 10,
+    ) -> None:
+        super().__init__()
+        self._where: dict[str, Any] = {"urls": servers(urls), "token": token, "ca": ca}
+        self.topic, self.prefetch, self._lease_s = topic, prefetch, seconds_of(lease)
+        #: The client of publishes and results. Any event loop and any thread may use it.
+        self.client = Client(**self._where)
+        #: What `listen` receives with.
+        self._receiver: AsyncClient | None = None
+        self._consumer: Consumer | None = None
+        self._running = 0
+
+    async def kick(self, message: BrokerMessage) -> None:
+        """Publish a call. Raises Conflict if a call with the same task id is pending."""
+        labels = message.labels
+        count = sum(int(labels.get(name, 0)) for name in _COUNTS)
+        delay = _number(labels.get("delay"))
+        await awaited(
+            self.client,
+            lambda client: client.put(
+                self.topic, message.message, content_type="application/json", delay=delay,
+                at=labels.get("deliver_at") if delay is None else None, ttl=_number(labels.get("ttl")),
+                group=labels.get("group"), key=key_of(message.task_id, count),
+                # Of a worker that is killed after it published a retry, the call runs again and publishes that again.
+                on_conflict="keep" if count else "reject",
+            ),
+        )  # fmt: skip
+
+    async def cancel(self, task_id: str) -> None:
+        """Cancel a call that waits for its first run. Raises Conflict if it runs or has run, and NotFound."""
+        await awaited(self.client, lambda client: client.cancel(topic=self.topic, key=task_id))
+
+    async def listen(self) -> AsyncGenerator[AckableMessage, None]:
+        self._receiver = AsyncClient(**self._where)
+        self._consumer = self._receiver.consume(self.topic, concurrency=self.prefetch, lease=self._lease_s)
+        try:
+            while (message := await anext(self._consumer, None)) is not None:
+                call = await self._call(message)
+                if call is not None:
+                    self._runs(1)
+                    yield AckableMessage(data=call, ack=Delivery(message, lambda: self._runs(-1)).ack)
+        finally:
+            # Leases are extended until `shutdown`: calls that run may still finish.
+            self._consumer.stop()
+
+    def _runs(self, more: int) -> None:
+        assert self._consumer is not None
+        self._running += more
+        self._consumer.concurrency = self._running + self.prefetch
+
+    async def _call(self, message: AsyncMessage) -> bytes | None:
+        """The call of a message. None if this worker cannot run it: taskiq would ack the message."""
+        try:
+            call = self.formatter.loads(message.body)
+        except Exception as error:
+            log.error("message %s is no call of taskiq: %s", message.id, error)
+            await message.nack(reason="not a call of taskiq", dead=True)
+            return None
+        if self.find_task(call.task_name) is None:
+            log.error("message %s comes again: this worker has no task %s", message.id, call.task_name)
+            await message.nack(reason=f"this worker has no task {call.task_name}"[:100])
+            return None
+        if message.schedule is None:
+            return message.body
+        call.task_id = message.id  # the occurrences of a schedule have one body
+        return bytes(self.formatter.dumps(call).message)
+
+    async def shutdown(self) -> None:
+        await super().shutdown()
+        if self._consumer is not None and self._receiver is not None:
+            left = [message for message in self._consumer.held.values() if not message._settled]
+            await asyncio.gather(*(message.nack(0, reason=GIVE_BACK.reason, count=False) for message in left))
+            await self._receiver.close()
+
+
+def _number(label: Any) -> float | None:
+    """Labels are text when they are sent."""
+    return None if label is None else float(label)

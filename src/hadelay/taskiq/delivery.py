@@ -1,0 +1,56 @@
+"""A message in taskiq's worker, until its ack."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from contextvars import ContextVar
+
+import msgspec
+
+from hadelay.client import AsyncMessage
+from hadelay.model import MAX_RESULT
+
+#: The delivery that was acked in this asyncio task, and the result that its ack is to carry: taskiq runs a call, saves
+#: its result and acks in one asyncio task.
+_RESULT: ContextVar[bytes | None] = ContextVar("hadelay_taskiq_result", default=None)
+_ACKED: ContextVar[bool] = ContextVar("hadelay_taskiq_acked", default=False)
+
+
+class Delivery:
+    """ended: called when taskiq has the message no more."""
+
+    def __init__(self, message: AsyncMessage, ended: Callable[[], None]) -> None:
+        self._message, self._ended, self._loop = message, ended, asyncio.get_running_loop()
+
+    async def ack(self) -> None:
+        _ACKED.set(True)
+        result = _RESULT.get()
+        if result is None:
+            await self._message.ack()
+        else:
+            await self._message.ack(msgspec.Raw(result))
+
+    def __del__(self) -> None:
+        """Taskiq forgets a message whose middleware raised an error, or whose call acks by itself and did not. Without
+        a nack, the lease would be extended for ever."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(_forgotten, self._message, self._ended)
+
+
+def _forgotten(message: AsyncMessage, ended: Callable[[], None]) -> None:
+    ended()
+    if not message._settled:
+        _nacks.add(task := asyncio.create_task(message.nack(reason="taskiq ended the call without an ack")))
+        task.add_done_callback(_nacks.discard)
+
+
+#: Tasks that are under way: an event loop keeps only weak references.
+_nacks: set[asyncio.Task[object]] = set()
+
+
+def keep(result: bytes) -> bool:
+    """Let the ack carry a result; returns whether the message is still to be acked."""
+    if len(result) > MAX_RESULT:
+        raise ValueError(f"the result has {len(result)} bytes of JSON; at most {MAX_RESULT} are kept")
+    _RESULT.set(result)
+    return not _ACKED.get()

@@ -1,0 +1,51 @@
+"""The result backend: the ack of a call carries its result."""
+
+from typing import Any
+
+from msgspec import UNSET, json
+from taskiq import AsyncResultBackend, TaskiqResult
+from taskiq.exceptions import ResultGetError, ResultSetError
+
+from hadelay.client import MessageInfo
+from hadelay.client.anyloop import awaited
+from hadelay.client.queues import last_of
+from hadelay.errors import NotFound
+from hadelay.taskiq.broker import HadelayBroker
+from hadelay.taskiq.delivery import keep
+
+
+class HadelayResultBackend(AsyncResultBackend[Any]):
+    """Results of the calls of a broker, kept with their messages: for the topic's retention, 24 h without one."""
+
+    def __init__(self, broker: HadelayBroker) -> None:
+        self._broker = broker
+
+    async def set_result(self, task_id: str, result: TaskiqResult[Any]) -> None:
+        """A result that cannot be kept is replaced by an error. ResultSetError if the ack has left already."""
+        try:
+            unacked = keep(result.model_dump_json().encode())
+        except ValueError as error:  # no JSON, or too large
+            result = result.model_copy(update={"is_err": True, "return_value": None, "error": error})
+            unacked = keep(result.model_dump_json().encode())
+        if not unacked:
+            raise ResultSetError from RuntimeError("results need the acknowledgement when_saved")
+
+    async def is_result_ready(self, task_id: str) -> bool:
+        """Whether a call has ended, also by a cancellation or as a dead letter."""
+        return (await self._find(task_id)).state in ("acked", "dead", "cancelled", "expired")
+
+    async def get_result(self, task_id: str, with_logs: bool = False) -> TaskiqResult[Any]:
+        found = await self._find(task_id)
+        if found.result is UNSET:
+            raise ResultGetError from LookupError(f"the message is {found.state}, without a result")
+        result: TaskiqResult[Any] = TaskiqResult.model_validate_json(json.encode(found.result))
+        return result
+
+    async def _find(self, task_id: str) -> MessageInfo:
+        """The last message of a call: a retry is a message of its own."""
+        topic = self._broker.topic
+        try:
+            return await awaited(self._broker.client, lambda client: last_of(client, topic, task_id))
+        except NotFound:
+            # An occurrence of a schedule has no key. Its task id is that of its message.
+            return await awaited(self._broker.client, lambda client: client.get(task_id))
