@@ -3,6 +3,7 @@
 try:
     from hadelay.django.backend import HadelayBackend as HadelayBackend
 except ModuleNotFoundError as error:
-    if (error.name or "").partition(".")[0] not in ("django", "django_tasks"):
+    missing = (error.name or "").partition(".")[0]
+    if missing not in ("django", "django_tasks"):
         raise
-    raise ImportError(f"hadelay.django needs {error.name}: install hadelay[django]") from error
+    raise ImportError(f"hadelay.django needs {missing}: install hadelay[django]") from error

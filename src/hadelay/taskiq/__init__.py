@@ -5,6 +5,6 @@ try:
     from hadelay.taskiq.results import HadelayResultBackend as HadelayResultBackend
     from hadelay.taskiq.schedules import HadelayScheduleSource as HadelayScheduleSource
 except ModuleNotFoundError as error:
-    if error.name != "taskiq":
+    if (error.name or "").partition(".")[0] != "taskiq":
         raise
     raise ImportError("hadelay.taskiq needs taskiq: install hadelay[taskiq]") from error
