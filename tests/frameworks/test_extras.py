@@ -8,7 +8,7 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize("framework", ["django", "taskiq"])
+@pytest.mark.parametrize("framework", ["django", "taskiq", "dramatiq"])
 def test_the_import_names_the_extra(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
     importlib.import_module("hadelay")
     for name in list(sys.modules):

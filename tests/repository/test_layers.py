@@ -42,6 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "fastapi": {"client", "tasks"},
     "django": {"client", "tasks"},
     "taskiq": {"client"},
+    "dramatiq": {"client"},
     "testing": {"client", "http", "platform", "server", "settings", "storage"},
     "http": {"api", "codec", "platform", "server", "settings"},
     "console": {"api", "codec", "http", "server", "settings"},
@@ -143,7 +144,7 @@ def test_only_the_pipeline_needs_what_only_the_pipeline_installs() -> None:
 
 def test_a_framework_is_imported_by_its_own_part_alone() -> None:
     packages = {"celery": "celery", "kombu": "celery", "django": "django", "django_tasks": "django",
-                "taskiq": "taskiq"}  # fmt: skip
+                "taskiq": "taskiq", "dramatiq": "dramatiq"}  # fmt: skip
     importers = {
         (packages[module.partition(".")[0]], path.relative_to(SOURCE).parts[0])
         for path in SOURCE.rglob("*.py")

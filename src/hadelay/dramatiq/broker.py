@@ -1,0 +1,152 @@
+"""The broker: publishes messages, and hands them to Dramatiq's worker."""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+from dramatiq import Broker, Consumer, Message, MessageProxy
+from dramatiq.errors import ActorNotFound, ConnectionClosed, DecodeError
+
+from hadelay.client import Client, Delay, SyncMessage
+from hadelay.client.message import GIVE_BACK, reason_of
+from hadelay.client.queues import key_of, topic_of
+from hadelay.client.wire import servers
+from hadelay.errors import HadelayError
+
+log = logging.getLogger(__name__)
+
+
+class HadelayBroker(Broker):
+    """Keeps each queue in a topic of a cluster.
+
+        dramatiq.set_broker(HadelayBroker("http://n1:8400,http://n2:8400,http://n3:8400"))
+
+    urls, token, ca: as of Client. Default of urls: the variable HADELAY_SERVERS, or a node on loopback. prefix:
+    beginning of the topics' names. lease: of messages, extended while their actors run.
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str] | None = None,
+        token: str | None = None,
+        *,
+        ca: str | None = None,
+        prefix: str = "dramatiq.",
+        lease: Delay = 30,
+        middleware: list[Any] | None = None,
+    ) -> None:
+        super().__init__(middleware=middleware)
+        self.client = Client(servers(urls), token, ca=ca)
+        self._prefix, self._lease = prefix, lease
+
+    def topic(self, queue_name: str) -> str:
+        return topic_of(self._prefix, queue_name)
+
+    def declare_queue(self, queue_name: str) -> None:
+        if queue_name not in self.queues:
+            self.emit_before("declare_queue", queue_name)
+            self.queues[queue_name] = self.topic(queue_name)
+            self.emit_after("declare_queue", queue_name)
+
+    def enqueue(self, message: Any, *, delay: int | None = None) -> Any:
+        """Publish a message. delay: in milliseconds. Raises Conflict if a message with the same id is pending."""
+        self.emit_before("enqueue", message, delay)
+        retries = int(message.options.get("retries", 0))
+        try:
+            self.client.put(
+                self.topic(message.queue_name), message.encode(), delay=(delay or 0) / 1000,
+                content_type="application/json", key=key_of(message.message_id, retries),
+                # Of a worker that is killed after it published a retry, the message runs again and publishes it again.
+                on_conflict="keep" if retries else "reject",
+            )  # fmt: skip
+        except Exception:
+            # Dramatiq logs the error of a retry, and acks the message.
+            if isinstance(message, Leased):
+                message.unsent_s = (delay or 0) / 1000
+            raise
+        self.emit_after("enqueue", message, delay)
+        return message
+
+    def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 5000) -> Consumer:
+        return _Consumer(self.client, self.topic(queue_name), prefetch, timeout / 1000, self._lease)
+
+    def cancel(self, message: Any) -> None:
+        """Cancel a message that waits for its first run. Raises Conflict if it runs or has run, and NotFound."""
+        self.client.cancel(topic=self.topic(message.queue_name), key=message.message_id)
+
+    def flush(self, queue_name: str) -> None:
+        """Cancel the messages of a queue that no worker has."""
+        self.client.purge(self.topic(queue_name))
+
+    def flush_all(self) -> None:
+        for queue_name in self.queues:
+            self.flush(queue_name)
+
+    def close(self) -> None:
+        self.client.close()
+
+
+class Leased(MessageProxy):
+    """A message in a worker."""
+
+    def __init__(self, message: Message[Any], leased: SyncMessage) -> None:
+        super().__init__(message)
+        self.leased = leased
+        #: JSON that the ack carries.
+        self.result: bytes | None = None
+        #: Delay in seconds of a retry that could not be published.
+        self.unsent_s: float | None = None
+
+
+class _Consumer(Consumer):
+    def __init__(self, client: Client, topic: str, prefetch: int, timeout_s: float, lease: Delay) -> None:
+        self._consuming = client.consume(topic, concurrency=prefetch, lease=lease)
+        self._timeout_s = timeout_s
+
+    def __next__(self) -> Leased | None:
+        message = self._consuming.next(self._timeout_s)
+        if message is None:
+            return None
+        try:
+            return Leased(Message.decode(message.body), message)
+        except DecodeError:
+            log.error("message %s is none of Dramatiq's", message.id)
+            message.nack(reason="not a message of Dramatiq", dead=True)
+            return None
+
+    def ack(self, message: Leased) -> None:
+        leased = message.leased
+        if message.unsent_s is not None:
+            _settled(partial(leased.nack, message.unsent_s, reason="the retry was not published"))
+        elif message.result is None:
+            _settled(leased.ack)
+        else:
+            _settled(partial(leased.ack, msgspec.Raw(message.result)))
+
+    def nack(self, message: Leased) -> None:
+        """The message is a dead letter. If this worker has no such actor, another version may: the message comes
+        again."""
+        error = message._exception
+        reason = "rejected" if error is None else reason_of(error)
+        _settled(partial(message.leased.nack, reason=reason, dead=not isinstance(error, ActorNotFound)))
+
+    def requeue(self, messages: Iterable[Leased]) -> None:
+        for message in messages:
+            _settled(partial(message.leased.nack, 0, reason=GIVE_BACK.reason, count=False))
+
+    def close(self) -> None:
+        self._consuming.close()
+
+
+def _settled(settle: Callable[[], str]) -> None:
+    """Dramatiq repeats what raises ConnectionClosed."""
+    try:
+        outcome = settle()
+    except HadelayError as error:
+        if error.retryable:
+            raise ConnectionClosed(error) from error
+        raise
+    if outcome == "lease_lost":
+        log.warning("a lease was lost: the message is handed out again")

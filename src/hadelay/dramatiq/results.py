@@ -1,0 +1,64 @@
+"""The result backend: the ack of a message carries its result."""
+
+import time
+from typing import Any
+
+import msgspec
+from dramatiq.results import ResultBackend, ResultFailure, ResultMissing, ResultTimeout
+from dramatiq.results.backend import DEFAULT_TIMEOUT
+from dramatiq.results.result import wrap_exception
+from msgspec import UNSET
+
+from hadelay.client.background import wait
+from hadelay.client.queues import last_of
+from hadelay.dramatiq.broker import HadelayBroker, Leased
+from hadelay.errors import NotFound
+from hadelay.model import MAX_RESULT
+
+#: Limit of the time that one request waits, in seconds.
+_LONG_POLL_S = 20.0
+
+
+class HadelayBackend(ResultBackend):
+    """Results of the messages of a broker, JSON of at most 64 KiB, kept with their messages: for the topic's retention,
+    24 h without one. `result_ttl` has no effect."""
+
+    def __init__(self, broker: HadelayBroker) -> None:
+        super().__init__()
+        self._broker = broker
+
+    def store_result(self, message: Leased, result: Any, ttl: int) -> None:
+        """A result that cannot be kept is replaced by an error."""
+        try:
+            encoded = msgspec.json.encode(result)
+            if len(encoded) > MAX_RESULT:
+                raise ValueError(f"the result has {len(encoded)} bytes of JSON; at most {MAX_RESULT} are kept")
+        except (ValueError, TypeError) as error:
+            encoded = msgspec.json.encode(wrap_exception(error))
+        message.result = encoded
+
+    def store_exception(self, message: Leased, exception: Exception, ttl: int) -> None:
+        """Nothing: the dead letter has class and text of the exception."""
+
+    def get_result(self, message: Any, *, block: bool = False, timeout: int | None = None) -> Any:
+        """timeout: in milliseconds. Raises ResultMissing, ResultTimeout, or ResultFailure if the message failed, was
+        cancelled or expired."""
+        until = time.monotonic() + (DEFAULT_TIMEOUT if timeout is None else timeout) / 1000
+        client, topic = self._broker.client, self._broker.topic(message.queue_name)
+        while True:
+            try:
+                found = wait(last_of(client._async(), topic, message.message_id))
+            except NotFound:
+                raise ResultMissing(message) from None
+            if found.result is not UNSET:
+                return self.unwrap_result(found.result)
+            if found.state in ("dead", "cancelled", "expired"):
+                reasons = [event.reason for event in found.history if event.reason]
+                kind, _, text = (reasons[-1] if reasons else found.state).partition(": ")
+                raise ResultFailure(f"actor raised {kind}: {text}", kind, text)
+            if found.state == "acked" or not block:
+                raise ResultMissing(message)
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                raise ResultTimeout(message)
+            client.get(found.id, wait=min(left_s, _LONG_POLL_S))
