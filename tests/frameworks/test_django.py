@@ -176,6 +176,18 @@ def test_the_command(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         call_command("hadelay_worker")
     assert given["reload"]
     assert len(set(given["topics"])) == 6
+    override = importlib.import_module("django.test").override_settings
+    with override(INSTALLED_APPS=[]):
+        assert [found.id for found in backends()["default"].check()] == ["hadelay.W001"]
+    tasks = {"default": {"BACKEND": "hadelay.django.HadelayBackend", "QUEUES": [], "OPTIONS": {}}}
+    with override(TASKS=tasks):
+        with pytest.raises(CommandError, match="name some with --queue"):
+            call_command("hadelay_worker")
+        call_command("hadelay_worker", "--queue", "any")
+        assert given["topics"] == ["django-high.any", "django.any", "django-low.any"]
+    tasks["default"]["OPTIONS"] = {"url": "x"}
+    with override(TASKS=tasks), pytest.raises(CommandError, match="unknown field `url`"):
+        call_command("hadelay_worker")
     for words in (["--backend", "none"], ["--queue", "other"]):
         with pytest.raises(CommandError, match=words[1]):
             call_command("hadelay_worker", *words)

@@ -12,6 +12,7 @@ from hadelay.client.message import printable
 from hadelay.client.requests import Order
 from hadelay.django.backend import HadelayBackend
 from hadelay.django.compat import (
+    DEFAULT_TASK_QUEUE_NAME,
     TaskContext,
     TaskError,
     TaskResultStatus,
@@ -39,7 +40,7 @@ class DjangoApp(App):
 
     @property
     def topics(self) -> list[str]:
-        return self._backend.topics(self._backend.queue_names)
+        return self._backend.topics(self._backend.queue_names or [DEFAULT_TASK_QUEUE_NAME])
 
     def find(self, name: str) -> Task[..., Any]:
         if name not in self.tasks:

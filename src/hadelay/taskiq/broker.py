@@ -113,7 +113,9 @@ class HadelayBroker(AsyncBroker):
         await super().shutdown()
         if self._consumer is not None and self._receiver is not None:
             left = [message for message in self._consumer.held.values() if not message._settled]
-            await asyncio.gather(*(message.nack(0, reason=GIVE_BACK.reason, count=False) for message in left))
+            await asyncio.gather(
+                *(message.nack(0, reason=GIVE_BACK.reason, count=False) for message in left), return_exceptions=True
+            )
             await self._receiver.close()
 
 

@@ -37,6 +37,8 @@ class Command(BaseCommand):
     def handle(self, *, backend: str, queue: list[str], reload: bool | None, **options: Any) -> None:
         if backend not in list(task_backends) or not isinstance(task_backends[backend], HadelayBackend):
             raise CommandError(f"TASKS[{backend!r}] is no hadelay.django.HadelayBackend: choose another --backend")
+        if wrong := [str(found) for found in task_backends[backend].check() if found.is_serious()]:
+            raise CommandError("\n".join(wrong))
         queues, known = queue or task_backends[backend].queue_names, task_backends[backend].queues
         if not queues:
             raise CommandError("QUEUES of the backend is empty, which allows all queues: name some with --queue")
