@@ -101,6 +101,10 @@ class Desk:
     def run(self, ms: float) -> None:
         self.run_to(self.now + ms)
 
+    def suspend(self, ms: float) -> None:
+        """Let time pass without the dispatcher, as on a suspended machine."""
+        self.world.now += ms / 1000
+
     def until(self, condition: Callable[[], bool], ms: float = 60_000) -> None:
         self.world.run_until(self.world.now + ms / 1000, condition)
         assert condition()

@@ -224,5 +224,8 @@ def test_a_finished_schedule_is_removed_after_a_week(desk: Desk) -> None:
     put(desk, schedules.Spec("t", at=[START_MS + 5 * SECOND]))
     desk.run(10 * SECOND)
     assert found(desk).state.finished
-    desk.run(schedules.KEPT_MS + MINUTE)
+    desk.suspend(schedules.KEPT_MS - MINUTE)
+    desk.run(30 * SECOND)
+    assert ledger_schedules.find(desk.ledger, "s") is not None
+    desk.run(MINUTE)
     assert ledger_schedules.find(desk.ledger, "s") is None

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import requests
 import schemathesis
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.errors import FlakyStrategyDefinition
@@ -76,6 +77,14 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield dev.nodes[0]["http"]
 
 
+@pytest.fixture(scope="module")
+def session() -> Iterator[requests.Session]:
+    """A connection that stays open, without a look at proxies in the environment for each request."""
+    with requests.Session() as kept:
+        kept.trust_env = False
+        yield kept
+
+
 def test_the_document_is_openapi() -> None:
     validate(DOCUMENT)
     assert DOCUMENT["openapi"].startswith("3.1.")
@@ -112,8 +121,8 @@ def test_the_document_has_every_route() -> None:
 @pytest.mark.processes
 @SCHEMA.parametrize()
 @settings(BOUNDED, max_examples=10)
-def test_single_requests(case: schemathesis.Case, url: str) -> None:
-    case.call_and_validate(base_url=url, checks=CHECKS, timeout=10)
+def test_single_requests(case: schemathesis.Case, url: str, session: requests.Session) -> None:
+    case.call_and_validate(base_url=url, session=session, checks=CHECKS, timeout=10)
 
 
 @pytest.mark.processes

@@ -112,20 +112,21 @@ def test_from_the_first_message_to_the_deleted_hour(spark: Any, tmp_path: Path) 
         # What lies in a directory is as new as its last checkpoint, also while the node runs.
         for node in dev.nodes:
             if node["name"] != leader:
-                until(lambda n=node: judge(path=str(tmp_path / n["name"])).verdicts == found, "its checkpoint")  # type: ignore[misc]
-                assert judge(path=f"file://{tmp_path / node['name']}").verdicts == found
+                files = tmp_path / node["name"]
+                until(lambda f=files: judge(path=str(f)).verdicts == found, "its checkpoint", every=0.3)  # type: ignore[misc]
+                assert judge(path=f"file://{files}").verdicts == found
 
     with later(dev, tmp_path, 3 * HOUR_S) as client:
         (message,) = until(lambda: client.receive("later", wait=1), "what was to come two hours later")
         client.ack(message)
         before = judge(endpoint=dev.servers)
-        archived = until(lambda: _archived(dev, out), "an archive")
+        archived = until(lambda: _archived(dev, out), "an archive", every=0.3)
         assert before.verdicts | {"pending": 0} == before.verdicts
 
     with later(dev, tmp_path, 30 * HOUR_S) as client:
         gone = {hour["hour"] for hour in archived if hour["messages"]}
         store = open_store(parse_options({"endpoint": dev.servers}))
-        until(lambda: not gone & {hour_int(files.hour) for files in store.list().hours}, "deleted hours")
+        until(lambda: not gone & {hour_int(files.hour) for files in store.list().hours}, "deleted hours", every=0.1)
         for node in dev.nodes:
             files = tmp_path / node["name"]
             until(lambda f=files: not [h for h in gone for _ in f.rglob(f"{h}.*")], "files that are deleted")  # type: ignore[misc]

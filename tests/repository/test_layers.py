@@ -75,6 +75,11 @@ IO = {
 
 
 @cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def imported(path: Path, *, typing_too: bool = False) -> tuple[str, ...]:
     """Modules named by import statements; those under TYPE_CHECKING only if asked for."""
     return tuple(_imported(path, typing_too))
@@ -82,7 +87,7 @@ def imported(path: Path, *, typing_too: bool = False) -> tuple[str, ...]:
 
 def _imported(path: Path, typing_too: bool) -> Iterator[str]:
     skipped: set[ast.AST] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not typing_too:
             skipped.update(child for part in node.body for child in ast.walk(part))
         if node in skipped:
@@ -173,7 +178,7 @@ def graph() -> dict[str, frozenset[str]]:
     found = {}
     for module, path in paths.items():
         named: set[str] = set()
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Import):
                 ours = (alias.name for alias in node.names if alias.name.startswith("hadelay."))
                 named.update(name.removeprefix("hadelay.") for name in ours)
@@ -263,7 +268,7 @@ async def test_private_members_of_aiohttp_are_listed() -> None:
         modules = {module for module in imported(path, typing_too=True) if module.partition(".")[0] == "aiohttp"}
         name = path.relative_to(SOURCE).as_posix()
         assert modules - {"aiohttp", "aiohttp.web"} == AIOHTTP_MODULES.get(name, set()), name
-        for node in ast.walk(ast.parse(path.read_text())) if modules else ():
+        for node in ast.walk(parsed(path)) if modules else ():
             # Classes that derive from aiohttp's; who else has one of its objects uses its public names.
             if isinstance(node, ast.ClassDef) and (name, node.name) in members:
                 used[name, node.name] = _private(node) & members[name, node.name]
