@@ -322,3 +322,18 @@ def test_a_stream_sends_what_changed(node: Cluster, browser: Browser) -> None:
         assert "Cancelled" in str(last["html"])
     finally:
         connection.close()
+
+
+def test_a_topic_shows_its_subscriptions_which_have_pages_and_settings(node: Cluster, browser: Browser) -> None:
+    node.ask("n1", "PUT", "/v1/topics/fanned", {})
+    for name, settings in (("billing", {"tags": ["eu"], "max_attempts": 3}), ("mail", {})):
+        assert node.ask("n1", "PUT", f"/v1/topics/fanned/subscriptions/{name}", settings).status == 200
+    page = browser.go("/console/topics/fanned")
+    assert 'href="/console/topics/fanned~billing"' in page
+    assert "tags=eu" in page
+    assert "max_attempts=3" in page
+    page = browser.go("/console/topics/fanned~billing")
+    assert 'href="/console/topics/fanned"' in page
+    assert "Publish a test message" not in page
+    browser.send("/console/topics/fanned~billing/settings", max_attempts="7", was_max_attempts="3")
+    assert node.ask("n1", "GET", "/v1/topics/fanned~billing").json["max_attempts"] == 7

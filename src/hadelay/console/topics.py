@@ -8,7 +8,7 @@ from hadelay.api.base import decode_hook
 from hadelay.api.publishing import BatchItem
 from hadelay.api.service import ListRequest, Receipts, answered
 from hadelay.api.settings import settings_in
-from hadelay.api.text import LARGEST_MS, check_new_topic
+from hadelay.api.text import LARGEST_MS, check_new_topic, check_topic
 from hadelay.api.topics import PutTopic, Topic
 from hadelay.console.dead import check_typed
 from hadelay.console.messages import TONES, now
@@ -18,7 +18,7 @@ from hadelay.errors import BadRequest, NotFound, TooLarge
 from hadelay.http.answers import Answer
 from hadelay.http.decoding import decoded
 from hadelay.http.options import draft_of, when
-from hadelay.model import FIRST, State, encode_id
+from hadelay.model import FIRST, SEPARATOR, State, encode_id
 from hadelay.server.service.overview import CHOICES, ORDERS, TopicCounts
 from hadelay.settings.topic import SETTINGS, shown_name
 from hadelay.words import span
@@ -68,9 +68,12 @@ async def show(visit: Visit) -> Answer:
         visit.topic, ListRequest(frozenset((State.READY,)), 0, LARGEST_MS, (), FIRST, _PEEK), stale=visit.stale
     )
     settings = [(shown_name(name), SETTINGS[name].help, _written(shown.get(shown_name(name)))) for name in _IN_FORM]
+    of, separator, _ = visit.topic.partition(SEPARATOR)
+    found = [] if separator else await visit.service.topics.list_subscriptions(visit.topic, stale=visit.stale)
     values = {
         **await consumers(visit, topic), "topic": topic, "settings": settings, "shown": shown, "peek": peek,
-        "tones": TONES, "now": now(visit),
+        "tones": TONES, "now": now(visit), "of": of if separator else "",
+        "subscriptions": [(one, _unlike_defaults(one)) for one in found],
     }  # fmt: skip
     return visit.page("topic.html", active="topics", title=visit.topic, **values)
 
@@ -143,6 +146,14 @@ def _written(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
+def _unlike_defaults(topic: Topic[str]) -> list[tuple[str, str]]:
+    """Settings of a topic that are set, as text."""
+    shown = msgspec.to_builtins(topic)
+    written = ((name, _written(shown.get(name))) for name in map(shown_name, SETTINGS) if name != "webhook")
+    url = [] if topic.webhook is None else [("webhook", str(shown["webhook"].get("url")))]
+    return [*((name, text) for name, text in written if text), *url]
+
+
 def _read(name: str, text: str) -> Any:
     if not text:
         return None
@@ -155,7 +166,8 @@ def _read(name: str, text: str) -> Any:
 @pages.post("/console/topics/{topic}/settings")
 async def change(visit: Visit) -> Answer:
     """Change the settings that the user changed in the form; the types of the API check the values."""
-    name = check_new_topic(visit.topic, visit.call.context.config.max_topic_bytes)
+    name, limit = visit.topic, visit.call.context.config.max_topic_bytes
+    (check_topic if SEPARATOR in name else check_new_topic)(name, limit)
     visit.need("admin", name)
     wanted = {
         shown_name(field): _read(field, visit.text(shown_name(field)))
@@ -169,14 +181,14 @@ async def change(visit: Visit) -> Answer:
     if settings.get("dead_letter") not in (None, "keep"):
         visit.need("publish", settings["dead_letter"])
     await visit.service.topics.get_topic(name, stale=visit.stale)
-    await visit.service.topics.put_topic(name, settings, visit.actor)
+    await visit.service.topics.put_topic(name, settings, visit.actor, subscribes=False)
     return visit.go(f"/console/topics/{name}", f"Changed: {', '.join(wanted)}.")
 
 
 async def _pause(visit: Visit, config: dict[str, Any], notice: str) -> Answer:
     visit.need("admin", visit.topic)
     await visit.service.topics.get_topic(visit.topic, stale=visit.stale)
-    await visit.service.topics.put_topic(visit.topic, config, visit.actor)
+    await visit.service.topics.put_topic(visit.topic, config, visit.actor, subscribes=False)
     return visit.go(f"/console/topics/{visit.topic}", notice)
 
 

@@ -112,7 +112,7 @@ async def _change(call: Call, config: dict[str, Any]) -> Answer:
     """Change settings of an existing topic; NotFound for a mistyped name, which must not create a topic."""
     name, door = call.topic, call.service.topics
     await door.get_topic(name, stale=False)
-    return call.answer(await door.put_topic(name, config, call.actor))
+    return call.answer(await door.put_topic(name, config, call.actor, subscribes=False))
 
 
 @routes.add("GET", "/v1/topics/{topic}", query=ReadQuery, returns={200: Topic[str]}, errors=(404, 503), scope="read")
