@@ -30,6 +30,7 @@ ROWS: dict[str, Callable[[Setup], list[Row]]] = {
     "access": access.access,
     "s4": publish.s4,
     "batch": publish.batch,
+    "subscriptions": publish.subscriptions,
     "follower": publish.follower,
     "slowdisk": publish.slowdisk,
     "peers": publish.others,

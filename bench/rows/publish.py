@@ -20,6 +20,8 @@ from bench.wrk_run import Figures, Missing, wrk
 SECONDS = 10
 #: Before a run counts: connections, first pages of the files, the branch predictors of everybody.
 WARM_S = 2
+#: Number of subscriptions in the row `subscriptions`: besides the topic's own queue.
+_COPIES = 3
 
 
 @contextlib.contextmanager
@@ -33,14 +35,27 @@ def baseline(kind: str, port: int) -> Iterator[str]:
         process.wait()
 
 
-def ours(setup: Setup, script: str, connections: int, to: str = "leader", each: int = 1, **environment: str) -> Figures:
-    """One run on a fresh cluster, counted on every node afterwards."""
+def ours(
+    setup: Setup,
+    script: str,
+    connections: int,
+    to: str = "leader",
+    each: int = 1,
+    *,
+    copies: int = 0,
+    **environment: str,
+) -> Figures:
+    """One run on a fresh cluster, counted on every node afterwards. copies: number of subscriptions of the topic."""
     with setup.cluster() as cluster:
+        topics = ["bench", *(f"bench~s{n}" for n in range(copies))]
+        for topic in topics if copies else ():
+            cluster.put_topic(topic)
         node = cluster.leader() if to == "leader" else cluster.follower()
         warm = wrk(node.http, script, connections, WARM_S, **environment)
         run = wrk(node.http, script, connections, setup.seconds(SECONDS), **environment)
+        each *= len(topics)
         good = (warm.requests - warm.status + run.requests - run.status) * each
-        cluster.account(["bench"], good, 0, unsure=2 * connections * each)
+        cluster.account(topics, good, 0, unsure=2 * connections * each)
         if run.bad:
             setup.say(f"  {run.bad} of {run.requests} answers were not 2xx")
         return run
@@ -135,6 +150,25 @@ def batch(setup: Setup) -> list[Row]:
         decoded = baseline_run(setup, "batch", "file", 32, **environment | {"BENCH_PATH": "/"})
         row.add("baseline", decoded.rate * 1000, "msg/s")
     row.ratio("ratio", "hadelay", "baseline")
+    return [row]
+
+
+def subscriptions(setup: Setup) -> list[Row]:
+    row = Row(
+        "subscriptions",
+        "as `single` and as `batch`, into a topic with three subscriptions, against the same topic without",
+        [Target("single", 0.8), Target("batch", 0.55)],
+    )
+    environment = of_a_batch(setup.directory)
+    for _ in setup.each_round("subscriptions"):
+        for copies, name in ((0, "without"), (_COPIES, "with three")):
+            run = ours(setup, "publish", 256, copies=copies)
+            row.add(f"single {name}", run.rate, "/s")
+            row.add(f"single {name} p99", run.p99, "ms")
+            run = ours(setup, "file", 32, each=1000, copies=copies, **environment)
+            row.add(f"batch {name}", run.rate * 1000, "msg/s")
+    row.ratio("single", "single with three", "single without")
+    row.ratio("batch", "batch with three", "batch without")
     return [row]
 
 
