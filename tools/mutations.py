@@ -26,6 +26,7 @@ BY_HAND = {
     "old_round": ("stale read", 1),
     "early_retirement": ("stale read, in a test of the hand-out", 1),
     "kept_progress": ("I2 conservation, in a test of the ledger", 1),
+    "polls_are_no_use": ("expires_after, in a test of the hand-out", 1),
     "kept_log": ("I13 log safety, applied entry", 1),
 }
 

@@ -28,7 +28,7 @@ from hadelay.codec.commands import decode, encode_job_step
 from hadelay.codec.commandtypes import Command
 from hadelay.codec.entries import decode_entry, members_in
 from hadelay.codec.jobcommands import LAST, JobStep
-from hadelay.codec.results import Done, LeaseOutcome, LeaseResult
+from hadelay.codec.results import Done, JobResult, LeaseOutcome, LeaseResult
 from hadelay.errors import DamagedFile, HadelayError
 from hadelay.raft.journal import Journal
 from hadelay.raft.node import RaftNode
@@ -183,6 +183,8 @@ class Watch(Machines):
                     self.violate(Violation("hang-ups", text, who=node.name))
             elif kind == Command.JOB_STEP and isinstance(result, Done):
                 self._note_step(decode(kind, body), node)
+            elif kind == Command.TOPIC_EXPIRY and isinstance(result, JobResult):
+                self.history.count("topics ended", result.count)
             elif kind == Command.PUBLISH2:
                 self.uniques.committed(body, result, node.ledger)
             elif kind in _SCHEDULES:

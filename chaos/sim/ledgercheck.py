@@ -39,6 +39,8 @@ def check(ledger: Ledger) -> None:
         assert topic.floor == ledger.topics.floors[topic.number] <= topic.generation, f"{name}: floor"
         with_work = bool(topic.tombstoned or topic.marks or topic.redrive)
         assert with_work == (topic.number in ledger.topics.with_work), f"{name}: with_work"
+        expires = topic.exists and topic.settings.expires_after_ms is not None
+        assert expires == (topic.number in ledger.topics.expiring), f"{name}: expiring"
         assert topic.alerted <= topic.settled[Event.DEAD], f"{name}: alerted"
     _check_results(ledger, {hour: rows for hour, rows in hours.items() if hour not in alive}, counted[1])
     for topic, size in zip(ledger.topics.all, counted[1].tolist(), strict=True):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from chaos.sim.door import Client
-from hadelay.api.service import PublishDone, ReceiveRequest, answered
+from hadelay.api.service import Actor, PublishDone, ReceiveRequest, answered
 from hadelay.codec.commands import decode
 from hadelay.codec.commandtypes import Command
 from hadelay.codec.meta import Meta, pack
@@ -24,6 +24,7 @@ from hadelay.server.service.node import NodeService
 TOPIC = "once"
 #: Share of runs with such publishers, number of their keys, and possible periods in ms.
 USED, _KEYS, _PERIODS_MS = 0.3, 3, (200, 1_000, 2_500)
+_EXPIRES_MS = 60_000
 
 
 class UniqueClient(Client):
@@ -31,8 +32,19 @@ class UniqueClient(Client):
 
     def start(self) -> None:
         self.stopped = random.Random(f"{self.cluster.seed} uniques").random() >= USED
+        #: Whether the topic has its settings.
+        self.made = False
         if not self.stopped:
             self._next()
+
+    def _make(self) -> None:
+        """Let the topic end when it is unused, which takes a suspension of all machines, or the hours at the end."""
+
+        def replied(result: Any, error: HadelayError | None) -> None:
+            self.made |= error is None
+
+        config = {"expires_after_ms": _EXPIRES_MS}
+        self.ask(lambda service: service.topics.put_topic(TOPIC, config, Actor()), replied)
 
     def _next(self) -> None:
         self.world.after(0.3 if self.good else self.random.expovariate(1 / 0.12), self._act)
@@ -41,7 +53,9 @@ class UniqueClient(Client):
         if self.stopped:
             return
         part = self.next_act()
-        if self.good or self.random.random() < 0.4:
+        if not self.made:
+            self._make()
+        elif self.good or self.random.random() < 0.4:
             self._take()
         elif self.cluster.parts.take(part):
             self._publish()

@@ -28,5 +28,7 @@ SUBSCRIPTION_LEVEL = 5
 CALLBACKS_LEVEL = 5
 #: Feature level from which a publish may have a `unique_for` (ADR 254).
 UNIQUE_LEVEL = 5
+#: Feature level from which topics may have `expires_after` (ADR 257).
+EXPIRY_LEVEL = 5
 #: Feature level of a new cluster, whatever its first nodes support: their versions may differ.
 FIRST_LEVEL = 1

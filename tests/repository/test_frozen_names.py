@@ -228,6 +228,7 @@ def test_topic_settings_have_these_keys() -> None:
         "lease_ms", "max_attempts", "backoff", "dead_letter", "dead_retention_ms", "rate", "publish_rate",
         "catch_up_rate", "concurrency", "max_messages", "max_bytes", "ttl_ms", "retention_ms", "webhook", "alert",
         "group_concurrency", "paused", "paused_reason", "dispatch_sync", "defaults", "own_queue", "tags", "any_tags",
+        "expires_after_ms",
     ]  # fmt: skip
     assert list(topic.WEBHOOK) == ["url", "secrets", "timeout_ms", "headers", "allow_per_message", "method"]
     assert list(topic.ALERT) == ["url", "secret"]
@@ -247,7 +248,7 @@ def test_commands_have_these_numbers() -> None:
         "SETTINGS": 16, "PUBLISH2": 17, "RESCHEDULE": 32, "REDRIVE": 33, "TTL_EXPIRE": 34, "PURGE": 35, "DROP_DEAD": 36,
         "REDRIVE_SOME": 40, "ALERTED": 41, "TOKEN_CREATE": 64, "TOKEN_REVOKE": 65, "AUDITED": 66, "MEMBERS": 80,
         "SCHEDULE_PUT": 96, "SCHEDULE_DELETE": 97, "SCHEDULE_FIRE": 98, "SCHEDULE_STATE": 99, "SCHEDULE_RUN": 100,
-        "SUBSCRIPTION_PUT": 101, "SETTLE": 113, "JOB_BEGIN": 120, "JOB_STEP": 121, "JOB_STOP": 122,
+        "SUBSCRIPTION_PUT": 101, "TOPIC_EXPIRY": 102, "SETTLE": 113, "JOB_BEGIN": 120, "JOB_STEP": 121, "JOB_STOP": 122,
     }  # fmt: skip
 
 

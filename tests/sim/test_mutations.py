@@ -14,6 +14,7 @@ from chaos.sim.cli import Wish
 from chaos.sim.mutations import MUTATIONS, SEEDS, broken
 from chaos.sim.run import run_seed
 from tests.handout.test_maintenance import test_the_retention_counts_from_the_last_settlement as retention
+from tests.handout.test_topic_expiry import test_an_unused_topic_ends_and_a_polled_one_stays as polled_stays
 from tests.ledger.test_ackresults import test_progress_lasts_as_long_as_its_lease as progress_lasts
 from tests.ledger.test_groups_model import Run, drive
 from tests.raft.test_cluster import test_a_log_with_another_entry_at_a_snapshots_end_does_not_stay as another_log
@@ -99,6 +100,12 @@ def test_an_hour_that_is_retired_too_early_is_noticed():
     """It takes an hour that is settled late, and a look at its messages within their retention."""
     with broken("early_retirement"), pytest.raises(AssertionError):
         retention()
+
+
+def test_a_topic_that_ends_under_its_consumer_is_noticed():
+    """It takes minutes without a message: too long for a run of the simulator."""
+    with broken("polls_are_no_use"), pytest.raises(AssertionError):
+        polled_stays()
 
 
 def test_an_old_heartbeat_that_confirms_a_read_is_noticed():

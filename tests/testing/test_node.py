@@ -46,6 +46,23 @@ def test_retries_and_dead_letters(hadelay: LocalNode) -> None:
     assert [letter.errors[-1].reason for letter in client.dead("orders")] == ["no stock"]
 
 
+def test_a_topic_for_replies_ends_when_nobody_uses_it(hadelay: LocalNode) -> None:
+    client = hadelay.client
+    client.put_topic("replies", expires_after="10m")
+    client.put("replies", "x", unique_for="20m", key="once")
+    client.receive("replies", wait="5s")[0].ack()
+    hadelay.clock.advance("19m")
+    assert client.topic("replies").expires_after == "10m"
+    hadelay.clock.advance("2m")
+    deadline = time.monotonic() + 10
+    while any(topic.topic == "replies" for topic in client.topics()):
+        assert time.monotonic() < deadline
+        hadelay.clock.advance("30s")
+    # A late reply does not make it stay for ever.
+    assert not client.put("replies", "late", unique_for="20m", key="once").duplicate
+    assert client.topic("replies").expires_after == "10m"
+
+
 def test_schedules_by_steps(hadelay: LocalNode) -> None:
     client = hadelay.client
     client.put_schedule("daily", "reports", cron="0 9 * * *", timezone="UTC")

@@ -37,6 +37,7 @@ from hadelay.server.delivery.grants import DeferredDeliveries, Grants
 from hadelay.server.delivery.loop import DeliveryLoop
 from hadelay.server.delivery.maintenance import LeaseExpiry, MaintenanceRunner
 from hadelay.server.delivery.modes import IntervalHandout
+from hadelay.server.delivery.topicexpiry import TopicExpiry
 from hadelay.server.groupcommit import GroupCommit
 from hadelay.server.leadership import Leadership
 from hadelay.server.node import Node
@@ -116,6 +117,12 @@ stub(
 stub(
     "lost_result", "the result of an ack is lost", "", ("results",),
     (leases, "keep_results", lambda ledger, command, done: None),
+)  # fmt: skip
+
+
+stub(
+    "polls_are_no_use", "a topic with expires_after ends although a consumer polls it", "", ("expires_after",),
+    (TopicExpiry, "polled", _nothing),
 )  # fmt: skip
 
 

@@ -76,10 +76,12 @@ class PutTopic(Request):
     #: there are any.
     tags: list[str] | UnsetType | None = UNSET
     any_tags: list[str] | UnsetType | None = UNSET
+    #: Delete the topic some time after it was unused for this long, 1m or more. Not for subscriptions.
+    expires_after: Duration | UnsetType | None = UNSET
 
 
 class PutSubscription(PutTopic, rename={"from_": "from"}):
-    """Settings of a subscription; those of topics, except own_queue and publish_rate."""
+    """Settings of a subscription; those of topics, except own_queue, publish_rate and expires_after."""
 
     #: Messages that the new subscription gets: those published from now on.
     from_: Literal["now"] = "now"
@@ -173,6 +175,7 @@ class Topic(Document, Generic[At], frozen=True):
     own_queue: bool | None = None
     tags: list[str] | None = None
     any_tags: list[str] | None = None
+    expires_after: str | None = None
     #: Number of messages that are blocked by earlier messages of their groups, due or not.
     blocked: int = 0
     #: Consumers since the present leader took over, latest first, at most 16; only in the answer for a single topic.

@@ -208,6 +208,8 @@ class TopicSettings(TypedDict, total=False):
     #: Tag filter of a subscription: messages with all `tags`, and with one of `any_tags` if there are any.
     tags: Sequence[str] | None
     any_tags: Sequence[str] | None
+    #: Time without use, 1 min or more, after which the topic is deleted. Not for subscriptions.
+    expires_after: Delay | None
 
 
 class Lateness(topics.Lateness, frozen=True):

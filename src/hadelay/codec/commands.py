@@ -50,6 +50,7 @@ from hadelay.codec.publishcommand import (
     with_groups,
     with_uniques,
 )
+from hadelay.codec.topicexpiry import decode_expiry, expiry_body
 from hadelay.codec.wire import COMMAND, MAX_NAME, Malformed, WireReader, pack_name
 from hadelay.codec.wire import frame as _frame
 from hadelay.members import Member, Members
@@ -224,6 +225,11 @@ def encode_job_step(
     job: int, expected: JobCursor, cursor: JobCursor, ids: Sequence[int] | NDArray[np.uint64]
 ) -> bytes:  # fmt: skip
     return _frame(Command.JOB_STEP, step_body(job, expected, cursor, ids))
+
+
+def encode_topic_expiry(rows: list[tuple[int, int, int, int]]) -> bytes:
+    """rows: see expiry_body."""
+    return _frame(Command.TOPIC_EXPIRY, expiry_body(rows))
 
 
 def encode_job_stop(job: int) -> bytes:
@@ -433,5 +439,6 @@ _DECODERS: dict[int, Callable[[WireReader], Any]] = {
     Command.JOB_BEGIN: decode_begin,
     Command.JOB_STEP: decode_step,
     Command.JOB_STOP: decode_stop,
+    Command.TOPIC_EXPIRY: decode_expiry,
     **schedules.DECODERS,
 }

@@ -15,7 +15,19 @@ from hadelay.codec.publishcommand import Publish
 from hadelay.codec.results import Done, Refused, Result
 from hadelay.codec.wire import Malformed
 from hadelay.errors import FatalError
-from hadelay.ledger import access, bulk, changes, dead, grant, leases, maintenance, publish, schedules, topicchanges
+from hadelay.ledger import (
+    access,
+    bulk,
+    changes,
+    dead,
+    grant,
+    leases,
+    maintenance,
+    publish,
+    schedules,
+    topicchanges,
+    topicexpiry,
+)
 from hadelay.ledger.hourstate import indexes_of
 from hadelay.ledger.state import Ledger
 from hadelay.members import JOINED, Members
@@ -194,5 +206,6 @@ _APPLY: dict[int, Callable[[Ledger, Any], Result]] = {
     Command.JOB_BEGIN: bulk.apply_begin,
     Command.JOB_STEP: bulk.apply_step,
     Command.JOB_STOP: bulk.apply_stop,
+    Command.TOPIC_EXPIRY: topicexpiry.apply_expiry,
     **maintenance.JOBS,
 }

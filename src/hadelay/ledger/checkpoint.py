@@ -36,7 +36,7 @@ _TOPIC = (
     "number", "name", "exists", "generation", "config", "open", "leased", "tombstoned", "published", "bytes",
     "spent_ns", "dead", "settled", "lives", "floor", "dead_mark_ms", "alerted",
 )  # fmt: skip
-#: Attributes of a topic that are written after _TOPIC if the topic has messages in groups.
+#: Attributes of a topic that are written after _TOPIC if the topic has messages in groups, or a `used_ms` behind them.
 _GROUPS = ("group_rows", "grouped", "blocked")
 _REDRIVE_JOB = ("upto_ms", "rate", "start_ms", "count", "after")
 _MARK = ("generation", "at_ms", "ready")
@@ -118,8 +118,9 @@ def _dump_bits(bits: BitMap, canonical: bool) -> bytes:
 
 def _dump_topic(topic: TopicState) -> list[Any]:
     job = None if topic.redrive is None else _values(topic.redrive, _REDRIVE_JOB)
-    groups = [_values(topic, _GROUPS)] if topic.group_rows else []
-    return [*_values(topic, _TOPIC), job, [_values(mark, _MARK) for mark in topic.marks], *groups]
+    groups = [_values(topic, _GROUPS)] if topic.group_rows or topic.used_ms else []
+    used = [topic.used_ms] if topic.used_ms else []
+    return [*_values(topic, _TOPIC), job, [_values(mark, _MARK) for mark in topic.marks], *groups, *used]
 
 
 def _dump_grant(grant: HeldGrant) -> list[Any]:
@@ -144,10 +145,11 @@ def _values(of: Any, names: tuple[str, ...]) -> list[Any]:
 
 
 def _load_topic(values: list[Any]) -> TopicState:
-    plain, (job, marks, *groups) = values[: len(_TOPIC)], values[len(_TOPIC) :]
+    plain, (job, marks, *more) = values[: len(_TOPIC)], values[len(_TOPIC) :]
     topic = TopicState(**dict(zip(_TOPIC, plain, strict=True)))
-    for counters in groups:
-        topic.group_rows, topic.grouped, topic.blocked = counters
+    if more:
+        topic.group_rows, topic.grouped, topic.blocked = more[0]
+        topic.used_ms = more[1] if len(more) > 1 else 0
     if job is not None:
         topic.redrive = RedriveJob(*job)
         died_ms, first_id = topic.redrive.after

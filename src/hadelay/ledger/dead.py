@@ -255,6 +255,8 @@ def _forget(ledger: Ledger, hour: int, rows: Rows) -> None:
         topic = ledger.topics[number]
         if died_ms > topic.dead_mark_ms:
             topic.dead -= 1
+            if topic.settings.expires_after_ms is not None:
+                topic.used_ms = ledger.now_ms
         ledger.tables.delete(DEAD, KEY.pack(number, died_ms, first_id))
         ledger.tables.delete(PLACE, ID_KEY.pack(first_id))
     ttl.forget(ledger, rows["first_id"].tolist())

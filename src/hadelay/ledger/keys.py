@@ -25,7 +25,8 @@ from hadelay.ledger.transitions import FLAG_KEYED, ID_KEY, PLACE, PLACE_VALUE, L
 from hadelay.model import KEEP, REJECT, SEPARATOR, Event, State
 
 KEY, KEYOF = b"key", b"keyof"
-_SCOPE = struct.Struct(">IH")
+#: Layout of the beginning of a key: number and lives of the topic.
+SCOPE = struct.Struct(">IH")
 _VALUE = struct.Struct("<Qq")
 
 
@@ -39,7 +40,7 @@ def find_key(ledger: Ledger, topic: str, digest: bytes) -> int | None:
 def key_of(ledger: Ledger, topic: str, digest: bytes) -> bytes | None:
     """Key in the table `key` of the client key with this hash; None if there never was such a topic."""
     found = ledger.known_topic(topic)
-    return None if found is None else _SCOPE.pack(found.number, found.lives) + digest
+    return None if found is None else SCOPE.pack(found.number, found.lives) + digest
 
 
 @dataclass(slots=True)

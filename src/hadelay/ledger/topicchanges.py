@@ -56,9 +56,25 @@ def topic_or_new(ledger: Ledger, name: str, *, subscription: bool = False) -> To
         ledger.topics.add(topic)
     topic.exists = True
     if ledger.level >= RETRY_DEFAULTS:
-        topic.configure({"defaults": newest_defaults(ledger.level)})
+        # A topic that ended by itself still has its expires_after: a late message must not make it stay for ever.
+        topic.configure({"defaults": newest_defaults(ledger.level), **topic.config})
+    _use(ledger, topic)
     ledger.listener.on_topic(topic)
     return topic
+
+
+def _use(ledger: Ledger, topic: TopicState) -> None:
+    """Note a use of the topic, for `expires_after`; call after a change of settings, too."""
+    ledger.topics.note_expiry(topic)
+    if topic.settings.expires_after_ms is not None:
+        topic.used_ms = ledger.now_ms
+
+
+def end_unused(ledger: Ledger, topic: TopicState) -> None:
+    """End a topic that expires. A topic that is made anew under its name has the same `expires_after`."""
+    kept = {"expires_after_ms": topic.settings.expires_after_ms}
+    _delete(ledger, topic)
+    topic.configure(kept)
 
 
 def apply_subscription_put(ledger: Ledger, command: tuple[str, str, Any]) -> Done | Refused:
@@ -101,6 +117,7 @@ def apply_put(ledger: Ledger, command: tuple[str, Any], *, subscription: bool = 
     after = merged(topic.config, config)
     changed = after != topic.config
     topic.configure(after)
+    _use(ledger, topic)
     ledger.listener.on_topic(topic)
     return Done(changed)
 
@@ -167,6 +184,8 @@ def _delete(ledger: Ledger, topic: TopicState) -> None:
     ledger.topics.end_dead(topic, ledger.now_ms)
     topic.exists = False
     topic.configure({})
+    topic.used_ms = 0
+    ledger.topics.note_expiry(topic)
     ledger.listener.on_purged(topic)
     ledger.listener.on_topic(topic)
 
@@ -204,5 +223,6 @@ def apply_purge(ledger: Ledger, command: tuple[str, int]) -> Done | Refused:
         ledger.topics.note_work(topic)
     if states & DEAD:
         ledger.topics.end_dead(topic, ledger.now_ms)
+    _use(ledger, topic)
     ledger.listener.on_topic(topic)
     return Done()

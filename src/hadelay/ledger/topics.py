@@ -103,6 +103,8 @@ class TopicState:
     alerted: int = 0
     #: Partial purges that SWEEP has not finished.
     marks: list[PurgeMark] = field(default_factory=list)
+    #: End of the last use, in Unix ms, of a topic with `expires_after` (ledger/topicexpiry.py).
+    used_ms: int = 0
     #: Counters by Event of acked, cancelled, expired, dead and redriven messages; moves end entries, not messages.
     settled: list[int] = field(default_factory=lambda: [0] * (max(Event) + 1))
 
@@ -142,6 +144,8 @@ class TopicBook:
         self.subscriptions: dict[str, list[TopicState]] = {}
         #: Numbers of topics with cancelled messages to sweep, partial purges or a redrive.
         self.with_work: set[int] = set()
+        #: Numbers of topics that may expire.
+        self.expiring: set[int] = set()
 
     def __getitem__(self, number: int) -> TopicState:
         return self.all[number]
@@ -157,6 +161,12 @@ class TopicBook:
             self.floors = np.concatenate([self.floors, np.zeros_like(self.floors)])
         self.generations[topic.number], self.floors[topic.number] = topic.generation, topic.floor
         self.note_work(topic)
+        self.note_expiry(topic)
+
+    def note_expiry(self, topic: TopicState) -> None:
+        """Call after a change of the topic's settings or existence."""
+        expires = topic.exists and topic.settings.expires_after_ms is not None
+        (self.expiring.add if expires else self.expiring.discard)(topic.number)
 
     def alive(self, rows: Rows) -> Mask:
         """Which of these INDEX rows have a topic that was neither deleted nor purged since they were filed."""

@@ -143,6 +143,8 @@ def settle(
             topic.leased -= count
         if topic.group_rows:
             grouped = True
+        if topic.settings.expires_after_ms is not None:
+            topic.used_ms = ledger.now_ms
     if hour < DEAD_HOURS:
         if len(unblocked):
             ledger.listener.on_settled(hour, unblocked["index"], event)

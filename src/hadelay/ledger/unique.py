@@ -13,8 +13,9 @@ import struct
 
 from hadelay.codec.formats import Mask
 from hadelay.codec.results import RowCode
-from hadelay.ledger.keys import Batch, key_of, table_keys
+from hadelay.ledger.keys import SCOPE, Batch, key_of, table_keys
 from hadelay.ledger.state import Ledger
+from hadelay.ledger.topics import TopicState
 
 UNIQ, UNIQEND = b"uniq", b"uniqend"
 #: Layout of a value in `uniq`: id and due time of the message that began the period, and the end of the period.
@@ -81,6 +82,12 @@ def is_unique(ledger: Ledger, topic: str, digest: bytes) -> bool:
     key = key_of(ledger, topic, digest)
     stored = None if key is None else ledger.tables.get(UNIQ, key)
     return stored is not None and bool(PERIOD.unpack(stored)[2] > ledger.now_ms)
+
+
+def has_period(ledger: Ledger, topic: TopicState) -> bool:
+    """Whether a key of the topic has a period that is not known to be over."""
+    first, last = (SCOPE.pack(topic.number, topic.lives) + end for end in (b"", b"\xff" * 17))
+    return bool(ledger.unique_count) and bool(ledger.tables.range(UNIQ, first, last, 1))
 
 
 def first_end_ms(ledger: Ledger) -> int | None:

@@ -257,6 +257,10 @@ _HELP_DEFAULTS = "Feature level of the topic's defaults: 3, or 1 for older topic
 _HELP_TAGS = "Subscription: tags that a message must all have."
 _HELP_ANY_TAGS = "Subscription: tags of which a message must have one at least."
 _HELP_OWN_QUEUE = "With subscriptions: false keeps in the topic's own queue only what no subscription gets."
+_HELP_EXPIRES = (
+    "Delete the topic some time after it was unused for this long: no message (dead ones too), consumer, webhook, "
+    "schedule or subscription, and no other topic's dead_letter."
+)
 _HELP_WEBHOOK = "URL that messages are pushed to. All settings of a webhook are replaced together."
 
 
@@ -302,6 +306,8 @@ class TopicSettings:
     own_queue: bool = _set(True, _HELP_OWN_QUEUE, _flag)
     tags: tuple[str, ...] = _set((), _HELP_TAGS, _tags)
     any_tags: tuple[str, ...] = _set((), _HELP_ANY_TAGS, _tags)
+    #: None: the topic stays until it is deleted.
+    expires_after_ms: int | None = _set(None, _HELP_EXPIRES, _duration(60 * _SECOND, 3_650 * _DAY))
 
 
 #: Description and check of each setting, by field name.
@@ -322,8 +328,8 @@ WEBHOOK_FLOOR_MS = _SECOND
 GROUP_SETTINGS = ("group_concurrency",)
 
 
-#: Settings of subscriptions, and of topics with subscriptions; they need the feature level SUBSCRIPTION_LEVEL.
-FILTER_SETTINGS, FAN_OUT_SETTINGS = ("tags", "any_tags"), ("own_queue",)
+#: Settings of subscriptions, and of topics that are none; they need the feature level SUBSCRIPTION_LEVEL.
+FILTER_SETTINGS, FAN_OUT_SETTINGS = ("tags", "any_tags"), ("own_queue", "expires_after_ms")
 
 
 def group_problem(settings: TopicSettings) -> str:

@@ -35,6 +35,7 @@ from hadelay.server.delivery.maintenance import LeaseExpiry, MaintenanceRunner, 
 from hadelay.server.delivery.modes import CommitHandout, CommitLatency, Handout, IntervalHandout
 from hadelay.server.delivery.schedules import ScheduleRunner
 from hadelay.server.delivery.term import Term
+from hadelay.server.delivery.topicexpiry import TopicExpiry
 from hadelay.server.reading import ReadAhead, VerifiedReader
 from hadelay.settings.node import Config
 
@@ -125,6 +126,7 @@ class DeliveryLoop:
         self._ttl = TtlExpiry(term)
         self._maintenance = MaintenanceRunner(term, self.config.retention)
         self._bulk = BulkRunner(term, self._reader, lambda: self._latency.smoothed_ms, self.bulk_counts)
+        self._topic_expiry = TopicExpiry(term)
         self._schedules = ScheduleRunner(term, self.has_space, self.occurrences)
         self._arm_sweeper()
         self._turn_soon()
@@ -182,6 +184,7 @@ class DeliveryLoop:
             return
         poll.deadline = self.runtime.monotonic() + poll.wait_ms / 1000.0
         self.askers.note(poll.consumer, poll.topics, self._now())
+        self._topic_expiry.polled(poll.topics, self._now() + poll.wait_ms)
         if poll.request_id and grants.is_repeated(poll):
             return
         if problem := grants.core.waiting.problem(poll):

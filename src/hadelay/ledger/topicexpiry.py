@@ -1,0 +1,64 @@
+"""expires_after: a topic that is not used for so long ends by itself.
+
+A topic is in use while it has a message (pending or dead), a consumer, a webhook, a subscription, a schedule, a running
+period of `unique_for`, or is where dead letters of another topic go. `used_ms` is when its last use ended, as apply
+knows; of polls, the leader tells apply late, at most every eighth of `expires_after`. So a topic ends a quarter later
+than it could: never earlier than `expires_after` behind its last use, also after a change of leader.
+"""
+
+from hadelay.codec.formats import Rows
+from hadelay.codec.results import JobResult
+from hadelay.ledger import schedules, topicchanges, unique
+from hadelay.ledger.state import Ledger
+from hadelay.ledger.topics import TopicState
+
+
+def ends_at_ms(topic: TopicState) -> int | None:
+    """Time from which on the topic may end, if nobody uses it until then; None for a topic that does not expire."""
+    expires_after_ms = topic.settings.expires_after_ms
+    return None if expires_after_ms is None else topic.used_ms + expires_after_ms + expires_after_ms // 4
+
+
+def is_empty(topic: TopicState) -> bool:
+    """Whether the topic has no message, pending or dead, and no webhook."""
+    return not topic.pending and not topic.dead and topic.settings.webhook is None
+
+
+def routes(ledger: Ledger) -> set[str]:
+    """Names of topics that get dead letters of others. Looks at all topics: some milliseconds for 100,000."""
+    return {topic.settings.dead_letter for topic in ledger.topics.all if topic.exists}
+
+
+def is_needed(ledger: Ledger, topic: TopicState, routed: set[str]) -> bool:
+    """Whether a subscription, a schedule, another topic's dead_letter or a unique key needs the topic. routed: see
+    `routes`."""
+    return (
+        topic.name in routed
+        or bool(ledger.topics.subscriptions_of(topic.name))
+        or bool(schedules.of_topic(ledger, topic.name, 1))
+        or unique.has_period(ledger, topic)
+    )
+
+
+def apply_expiry(ledger: Ledger, command: Rows) -> JobResult:
+    """Apply TOPIC_EXPIRY: note which topics are in use, and end those that nobody has used for long."""
+    ended, routed = 0, routes(ledger) if command["ends"].any() else set()
+    for number, lives, ends, used_ms in command.tolist():
+        topic = ledger.topics[number] if number < len(ledger.topics.all) else None
+        if topic is None or not topic.exists or topic.lives != lives:
+            continue
+        at_ms = ends_at_ms(topic)
+        if at_ms is None:
+            continue
+        if not ends:
+            topic.used_ms = ledger.now_ms
+        elif (
+            topic.used_ms == used_ms
+            and ledger.now_ms >= at_ms
+            and is_empty(topic)
+            and not is_needed(ledger, topic, routed)
+            and topic.generation < topicchanges.MAX_GENERATION
+        ):
+            topicchanges.end_unused(ledger, topic)
+            ended += 1
+    return JobResult(True, ended)

@@ -1,0 +1,85 @@
+"""Ends topics that nobody has used for their `expires_after`: the leader looks, and apply decides."""
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+from hadelay.codec.commands import encode_topic_expiry
+from hadelay.codec.topicexpiry import MAX_ROWS
+from hadelay.errors import HadelayError
+from hadelay.ledger.topicexpiry import ends_at_ms, is_empty, is_needed, routes
+from hadelay.ledger.topics import TopicState
+from hadelay.server.delivery.term import Term
+
+#: Interval of the looks, in seconds; and limit of topics at which one look looks.
+_LOOK_S, _TOPICS = 5.0, 10_000
+#: Time in ms, from the beginning of a term, in which no topic ends: consumers need time to ask the new leader.
+_GRACE_MS = 60_000
+
+
+class TopicExpiry:
+    """Looks for unused topics, some thousand at a time. One object per term."""
+
+    def __init__(self, term: Term) -> None:
+        self._term, self._ledger = term, term.ledger
+        self._not_before_ms = term.now() + _GRACE_MS
+        #: Topic number → time until which a consumer polls the topic, in Unix ms, not yet told to apply.
+        self._polled: dict[int, int] = {}
+        #: Numbers of topics at which this round has still to look.
+        self._left: list[int] = []
+        self._alarm = term.alarm(self._look)
+        self._rest()
+
+    def polled(self, topics: Sequence[str], until_ms: int) -> None:
+        """A consumer polls these topics until until_ms. Cheap as long as no topic expires."""
+        for name in topics if self._ledger.topics.expiring else ():
+            topic = self._ledger.topic(name)
+            if topic is not None and topic.settings.expires_after_ms is not None:
+                self._polled[topic.number] = max(until_ms, self._polled.get(topic.number, 0))
+
+    def _rest(self) -> None:
+        self._alarm.at(self._term.runtime.monotonic() + _LOOK_S)
+
+    def _look(self) -> None:
+        rows = [*islice(self._used(), MAX_ROWS)]
+        rows += islice(self._unused(), MAX_ROWS - len(rows))
+        if rows:
+            self._term.propose_behind(encode_topic_expiry(rows), self._told)
+        else:
+            self._rest()
+
+    def _told(self, result: Any, error: HadelayError | None) -> None:
+        self._rest()
+
+    def _used(self) -> list[tuple[int, int, int, int]]:
+        """Rows of topics that were polled for an eighth of their `expires_after` since apply was last told."""
+        now, rows = self._term.now(), []
+        for number, until_ms in list(self._polled.items()):
+            topic = self._ledger.topics[number]
+            after_ms = topic.settings.expires_after_ms
+            if until_ms <= now or after_ms is None:
+                del self._polled[number]
+            if after_ms is not None and min(until_ms, now) - topic.used_ms >= after_ms // 8:
+                rows.append(_row(topic, ends=False))
+        return rows
+
+    def _unused(self) -> list[tuple[int, int, int, int]]:
+        """Rows of topics that may end; those that something needs are in use."""
+        now = self._term.now()
+        if now < self._not_before_ms:
+            return []
+        if not self._left:
+            self._left = sorted(self._ledger.topics.expiring, reverse=True)
+        looked, self._left = self._left[-_TOPICS:], self._left[:-_TOPICS]
+        topics = [self._ledger.topics[number] for number in looked]
+        over = [t for t in topics if (at_ms := ends_at_ms(t)) is not None and at_ms <= now and is_empty(t)]
+        routed = routes(self._ledger) if over else set()
+        return [
+            _row(topic, ends=not is_needed(self._ledger, topic, routed))
+            for topic in over
+            if self._polled.get(topic.number, 0) < now
+        ]
+
+
+def _row(topic: TopicState, *, ends: bool) -> tuple[int, int, int, int]:
+    return topic.number, topic.lives, int(ends), topic.used_ms
