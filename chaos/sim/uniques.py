@@ -15,7 +15,7 @@ from hadelay.codec.commandtypes import Command
 from hadelay.codec.meta import Meta, pack
 from hadelay.codec.results import PublishResult, RowCode
 from hadelay.errors import HadelayError
-from hadelay.ledger.lookup import find_entry, state_of
+from hadelay.ledger.describe import describe
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.unique import PERIOD, UNIQ
 from hadelay.model import KEEP, PENDING, REPLACE, Draft
@@ -146,8 +146,12 @@ class Uniques:
                 self._decide("U1 unique, stored", within, text, found, first_id)
                 self._periods[key] = (found, ledger.now_ms + for_ms)
             elif row not in covered:
-                place = None if within else find_entry(ledger, found)
-                pending = place is not None and state_of(ledger, place, ledger.now_ms) in PENDING
-                wrong = found != first_id if within else not pending
+                wrong = found != first_id if within else not _was_pending(ledger, found)
                 text = f"a publish is dropped for {found:x}; the period of {first_id:x} ended at {until_ms}"
                 self._decide("U1 unique, dropped", wrong, text, found, first_id)
+
+
+def _was_pending(ledger: Ledger, message_id: int) -> bool:
+    """Whether the message was pending before the last entry: it is, or it ended at the time of that entry."""
+    known = describe(ledger, message_id)
+    return known is not None and (known.state in PENDING or known.history[-1].at_ms == ledger.now_ms)
