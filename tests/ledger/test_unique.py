@@ -113,6 +113,14 @@ def test_a_key_twice_in_one_batch_is_one_message() -> None:
     assert world.ledger.unique_count == 2
 
 
+def test_rows_of_a_batch_are_judged_as_if_they_came_one_by_one() -> None:
+    rows = [once(when_ms=60_000), replace(draft(in_ms=60_000), key=b"night", on_conflict=REPLACE), once()]
+    one, other = World(), World()
+    batch = other.publish(*rows)
+    assert told(batch) == [told(one.publish(row))[0] for row in rows]
+    assert batch.ids[2] == batch.ids[0] != batch.ids[1]
+
+
 def test_a_refused_publish_begins_no_period() -> None:
     world = World()
     world.one(commands.encode_topic_put("t", {"max_messages": 1}))

@@ -62,11 +62,16 @@ class Periods:
             self.batch.refuse(beyond, RowCode.TOO_MANY_KEYS)
 
     def finish(self, taken: Mask) -> None:
-        """Begin the periods of the rows that were filed, those in `taken`."""
+        """Begin the periods of the rows that were filed, those in `taken`; they answer later rows with their keys."""
         ledger, result = self.ledger, self.batch.result
+        began: dict[bytes, int] = {}
         for row, key, for_ms, before_ms in self._rows:
             if not taken[row]:
+                if (first := began.get(key)) is not None:
+                    result.ids[row], result.deliver_at_ms[row] = result.ids[first], result.deliver_at_ms[first]
+                    result.codes[row], result.duplicate[row] = RowCode.OK, True
                 continue
+            began[key] = row
             if before_ms is None:
                 ledger.unique_count += 1
             else:
