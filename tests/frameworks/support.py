@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from hadelay import Client
+from hadelay.errors import Conflict
 from tests.system.cluster import SOURCE, Cluster, environment, until
 
 HERE = Path(__file__).parent
@@ -70,6 +72,17 @@ class Running:
         print(self.log.read_text()[-8000:])  # shown if the test failed
 
 
+def cancel(client: Client, message_id: str) -> None:
+    """Cancel a message that is leased now and again, because no worker can run it."""
+
+    def cancelled() -> bool:
+        with contextlib.suppress(Conflict):
+            return client.cancel(message_id) == "cancelled"
+        return False
+
+    until(cancelled, "the message is cancelled")
+
+
 def survives(
     running: Running, start: Callable[[], subprocess.Popen[bytes]], publish: Callable[[int, float], object], hands: int
 ) -> None:
@@ -78,7 +91,7 @@ def survives(
 
     publish: publishes task n, due at a time; the task writes `hello N SECONDS_LATE`. start: starts a worker.
     """
-    count, spread_s = (200, 8.0) if FULL else (40, 4.0)
+    count, spread_s = (200, 8.0) if FULL else (40, 3.0)
     workers = [start() for _ in range(2)]
     begun = time.time() + 2
     for number in range(count):

@@ -17,7 +17,7 @@ from dramatiq.results import ResultFailure, ResultMissing, ResultTimeout
 from hadelay import Client
 from hadelay.client.queues import topic_of
 from hadelay.errors import Conflict, NoLeader, NotFound
-from tests.frameworks.support import Running, survives, write_page
+from tests.frameworks.support import Running, cancel, survives, write_page
 from tests.system.cluster import Cluster, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
@@ -73,7 +73,7 @@ def test_messages(app: Any, running: Running) -> None:
     assert {letter.key for letter in client.dead(TOPIC)} >= {f"{hopeless.message_id}.2", broken.message_id}
     info = client.get(topic=TOPIC, key=renamed.message_id)
     assert any((event.reason or "").startswith("ActorNotFound") for event in info.history)
-    client.cancel(info.id)
+    cancel(client, info.id)
 
     slow = app.slow.send(1.5)
     until(lambda: running.lines("begins"), "the slow actor runs")
