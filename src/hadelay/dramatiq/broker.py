@@ -58,7 +58,7 @@ class HadelayBroker(Broker):
             self.client.put(
                 self.topic(message.queue_name), message.encode(), delay=(delay or 0) / 1000,
                 content_type="application/json", key=key_of(message.message_id, retries),
-                # Of a worker that is killed after it published a retry, the message runs again and publishes it again.
+                # The message of a killed worker runs again, and publishes its retry a second time.
                 on_conflict="keep" if retries else "reject",
             )  # fmt: skip
         except Exception:

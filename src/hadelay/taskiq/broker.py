@@ -65,7 +65,7 @@ class HadelayBroker(AsyncBroker):
                 self.topic, message.message, content_type="application/json", delay=delay,
                 at=labels.get("deliver_at") if delay is None else None, ttl=_number(labels.get("ttl")),
                 group=labels.get("group"), key=key_of(message.task_id, count),
-                # Of a worker that is killed after it published a retry, the call runs again and publishes that again.
+                # The call of a killed worker runs again, and publishes its retry a second time.
                 on_conflict="keep" if count else "reject",
             ),
         )  # fmt: skip

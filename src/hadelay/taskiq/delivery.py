@@ -10,14 +10,15 @@ import msgspec
 from hadelay.client import AsyncMessage
 from hadelay.model import MAX_RESULT
 
-#: The delivery that was acked in this asyncio task, and the result that its ack is to carry: taskiq runs a call, saves
-#: its result and acks in one asyncio task.
+# taskiq runs a call, saves its result and acks it in one asyncio task, so both variables belong to one call.
+#: Result that the ack of this task's call is to carry.
 _RESULT: ContextVar[bytes | None] = ContextVar("hadelay_taskiq_result", default=None)
+#: Whether this task's call was acked.
 _ACKED: ContextVar[bool] = ContextVar("hadelay_taskiq_acked", default=False)
 
 
 class Delivery:
-    """ended: called when taskiq has the message no more."""
+    """A message that taskiq has. ended: called when taskiq has dropped the message."""
 
     def __init__(self, message: AsyncMessage, ended: Callable[[], None]) -> None:
         self._message, self._ended, self._loop = message, ended, asyncio.get_running_loop()
