@@ -171,6 +171,19 @@ def test_settlements(connection: Connection, queue: Queue, url: str, cluster: Cl
         until(lambda: (info := client.topic(f"kombu.{queue.name}")).ready + info.leased == 0, "all are settled")
 
 
+def test_a_closed_connection_gives_back_what_it_fetched(url: str, queue: Queue, cluster: Cluster) -> None:
+    messages: list[Any] = []
+    with Client(list(cluster.urls.values())) as client:
+        with Connection(url) as connection, Consumer(connection, [queue], on_message=messages.append):
+            for number in range(20):
+                Producer(connection).publish(number, routing_key=queue.name)
+            drained(connection, messages, 1)
+            until(lambda: client.topic(f"kombu.{queue.name}").leased == 20, "all are fetched")
+        assert client.topic(f"kombu.{queue.name}").ready == 20
+        (first, *_) = client.receive(f"kombu.{queue.name}", max=20)
+        assert [event.reason for event in client.get(first.id).history if event.reason] == ["the worker stopped"]
+
+
 def test_what_celery_did_not_publish(connection: Connection, queue: Queue, cluster: Cluster) -> None:
     with Client(list(cluster.urls.values())) as client:
         for body in (b"garbage", b"[1]", b'{"properties": 1}'):

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 #: Limit of unsettled messages without a prefetch limit.
 UNLIMITED = 1_000
-#: Time for the end of a consumer, in seconds.
+#: Time for the end of a consumer, in seconds: for acks that wait for a leader.
 _CLOSE_S = 10.0
 
 Settlement = Callable[[AsyncMessage], Coroutine[Any, Any, str]]
@@ -94,10 +94,10 @@ class Subscription:
     def limit(self, most: int) -> None:
         self._change("concurrency", most or UNLIMITED)
 
-    def close(self) -> None:
+    def close(self, timeout_s: float = _CLOSE_S) -> None:
         """Give back fetched messages that were not delivered, and wait until settlements are sent."""
         with contextlib.suppress(TimeoutError):
-            wait(asyncio.wait_for(self._consumer.close(), _CLOSE_S))
+            wait(asyncio.wait_for(self._consumer.close(), timeout_s))
 
     def _change(self, name: str, value: Any) -> None:
         loop().call_soon_threadsafe(setattr, self._consumer, name, value)
@@ -110,8 +110,8 @@ class Subscription:
             self._inbox.put(error)
 
 
-def settle(message: AsyncMessage, settlement: Settlement) -> None:
-    """Settle a message, without waiting for the outcome."""
+def settle(message: AsyncMessage, settlement: Settlement) -> Future[str]:
+    """Begin to settle a message."""
 
     def ended(future: Future[str]) -> None:
         if not future.cancelled() and (error := future.exception()) is not None:
@@ -119,4 +119,6 @@ def settle(message: AsyncMessage, settlement: Settlement) -> None:
         elif not future.cancelled() and future.result() == "lease_lost":
             log.warning("the lease of message %s had ended: it is handed out again", message.id)
 
-    asyncio.run_coroutine_threadsafe(settlement(message), loop()).add_done_callback(ended)
+    settling = asyncio.run_coroutine_threadsafe(settlement(message), loop())
+    settling.add_done_callback(ended)
+    return settling

@@ -12,11 +12,10 @@ import itertools
 import logging
 import os
 import queue as queues
-import uuid
 import zlib
 from collections.abc import Iterable, Mapping
+from concurrent.futures import wait as wait_for_all
 from contextlib import suppress
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -25,11 +24,12 @@ from celery import current_app
 from kombu.exceptions import OperationalError
 from kombu.transport import virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments
-from kombu.utils.json import dumps, loads
+from kombu.utils.json import loads
 
 from hadelay.celery.address import address_of, client_of, masked
 from hadelay.celery.bindings import Binding, Bindings, tag_of
 from hadelay.celery.inbox import Inbox, Settlement, Subscription, settle
+from hadelay.celery.messages import draft_of, key_of, received
 from hadelay.client import AsyncMessage, Put, wire
 from hadelay.client.background import wait
 from hadelay.client.queues import topic_of
@@ -45,10 +45,12 @@ _TEMPORARY_TOPICS = 16
 _TEMPORARY_MS = 3_600_000
 #: Time for the request that verifies a new connection, in seconds.
 _VERIFY_S = 2.0
+#: Time for giving back messages when a connection is closed, in seconds.
+_CLOSE_S = 5.0
+#: Time for the end of the consumer of a temporary queue, in seconds.
+_TEMPORARY_CLOSE_S = 2.0
 #: Time that a message fetched by basic_get stays leased, in seconds; only consumers extend leases.
 _GET_LEASE_S = 300
-#: Limit of a task's id that becomes a client key, in bytes.
-_KEY_BYTES = 250
 #: Limit of concurrent requests of a revoke.
 _CANCELS = 20
 
@@ -220,19 +222,7 @@ class Channel(virtual.Channel):
                 raise OperationalError(str(result)) from result
 
     def _draft(self, queue: str, message: dict[str, Any]) -> Put:
-        headers = message.get("headers") or {}
-        draft = Put(topic=self._topic(queue), body=dumps(message).encode(), content_type="application/json")
-        now = datetime.now(UTC)
-        draft.at = at = _time(headers.get("eta"))
-        if (expires := _time(headers.get("expires"))) is not None:
-            draft.ttl = max((expires - max(at or now, now)).total_seconds(), 0.001)
-        if expiry_ms := self._expiry_ms(queue):
-            draft.tags, draft.ttl = [tag_of(queue)], draft.ttl or expiry_ms / 1000
-        elif "task" in headers:
-            draft.key, draft.on_conflict = _key(str(headers.get("id")), headers.get("retries") or 0), "reject"
-            if len(draft.key.encode()) > _KEY_BYTES:
-                draft.key = draft.on_conflict = None
-        return draft
+        return draft_of(message, self._topic(queue), queue, self._expiry_ms(queue))
 
     def _revoke(self, command: Mapping[str, Any]) -> None:
         """Cancel revoked tasks that are not handed out yet. Workers remember the others."""
@@ -251,7 +241,7 @@ class Channel(virtual.Channel):
         async def cancel(topic: str, task: str, retries: int) -> None:
             async with turn:
                 with suppress(NotFound, Conflict):
-                    await client.cancel(topic=topic, key=_key(task, retries))
+                    await client.cancel(topic=topic, key=key_of(task, retries))
                     cancelled.append(task)
 
         topics = [
@@ -284,7 +274,7 @@ class Channel(virtual.Channel):
         if queue is None or self._pid != os.getpid():
             return
         if (temporary := self._temporary.pop(queue, None)) is not None:
-            temporary.close()
+            temporary.close(_TEMPORARY_CLOSE_S)
             self.queue_delete(queue)
         elif self._subscription is not None and queue not in self._active_queues:
             self._subscription.remove(self._topic(queue))
@@ -308,7 +298,7 @@ class Channel(virtual.Channel):
         tags = [tag_of(queue)] if queue in self.connection.temporary else []
         client = self.connection.cluster._async()
         for message in wait(client.receive(self._topic(queue), max=1, tags=tags, lease=_GET_LEASE_S)):
-            return self.received(message)
+            return self._received(message)
         raise queues.Empty
 
     def deliver(self, queue: str, message: AsyncMessage) -> None:
@@ -317,7 +307,7 @@ class Channel(virtual.Channel):
             settle(message, GIVE_BACK)
             return
         try:
-            raw = self.received(message)
+            raw = self._received(message)
         except (ValueError, LookupError, TypeError, AttributeError):
             log.error(
                 "message %s of topic %s is no message of Celery: it is a dead letter now", message.id, message.topic
@@ -328,17 +318,8 @@ class Channel(virtual.Channel):
             self.qos.ack(message.lease)
         self.connection._callbacks[queue](raw)
 
-    def received(self, message: AsyncMessage) -> dict[str, Any]:
-        """The message as kombu knows it. The task is due: without its ETA, the worker does not hold it once more."""
-        raw: dict[str, Any] = loads(message.body)
-        properties, headers = raw["properties"], raw.get("headers") or {}
-        properties["delivery_tag"] = message.lease
-        properties.setdefault("delivery_info", {})["redelivered"] = message.redelivered
-        if headers.get("eta"):
-            headers["eta"] = None
-        if message.schedule is not None:
-            task = str(uuid.uuid5(uuid.NAMESPACE_OID, message.id))
-            headers["id"] = headers["root_id"] = properties["correlation_id"] = task
+    def _received(self, message: AsyncMessage) -> dict[str, Any]:
+        raw = received(message)
         self.unsettled[message.lease] = message
         return raw
 
@@ -392,6 +373,11 @@ class Transport(virtual.Transport):
         if self._pid != os.getpid():
             return  # the connection is that of the parent process, which shares pipe and epoll with this one
         super().close_connection(connection)
+        given_back = []
+        with suppress(queues.Empty, HadelayError):
+            while True:
+                given_back.append(settle(self.inbox.get(0)[2], GIVE_BACK))
+        wait_for_all(given_back, _CLOSE_S)
         if self._hub is not None:
             self._hub.remove(self.inbox.descriptor())
             self._hub = None
@@ -427,19 +413,3 @@ class Transport(virtual.Transport):
 
     def driver_version(self) -> str:
         return VERSION
-
-
-def _time(given: object) -> datetime | None:
-    """The time in a header: a datetime, its text or a Unix time. Without a time zone, in that of the app."""
-    if not given:
-        return None
-    if isinstance(given, int | float):
-        return datetime.fromtimestamp(given, UTC)
-    time = given if isinstance(given, datetime) else datetime.fromisoformat(str(given))
-    return time if time.tzinfo else time.replace(tzinfo=current_app.timezone)
-
-
-def _key(task: str, retries: int) -> str:
-    """Client key of a task's message. A retry is published while the attempt before is leased, so the two have
-    different keys; two in turn are enough to find every message of a task."""
-    return task + ".r" * (retries % 2)
