@@ -18,8 +18,8 @@ import numpy as np
 from hadelay.codec.formats import I64, NODE, U32, Mask, Rows
 from hadelay.codec.publishcommand import Publish
 from hadelay.codec.results import PublishResult, RowCode
-from hadelay.ledger.copies import family, pending, published_id, waiting
-from hadelay.ledger.lookup import EntryRef, find_entries
+from hadelay.ledger.copies import copies_of, is_copy, pending, published_id, waiting
+from hadelay.ledger.lookup import EntryRef, find_entries, find_entry
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.transitions import FLAG_KEYED, ID_KEY, PLACE, PLACE_VALUE, Leaving, settle
 from hadelay.model import KEEP, REJECT, SEPARATOR, Event, State
@@ -228,11 +228,19 @@ def leave_key(ledger: Ledger, topic: str, first_id: int, hour: int | None = None
         # If the published message is in the same hour, the key is decided there.
         if hour is not None and published != first_id and find_entries(ledger, [published])[0][0] == hour:
             return
-        if hour is not None or published != first_id:
-            others = [place for one, place in family(ledger, published) if one != first_id and place.hour != hour]
-            if any(int(place.rows["flags"][0]) & FLAG_KEYED for place in others):
-                return
+        if (hour is not None or published != first_id) and _has_others(ledger, published, first_id, hour):
+            return
     forget_key(ledger, published)
+
+
+def _has_others(ledger: Ledger, published: int, leaving: int, hour: int | None) -> bool:
+    """Whether the published message, or a copy of it, has the key and stays. leaving, hour: one that goes; all in an
+    hour that goes."""
+    ids = [one for one in (published, *copies_of(ledger, published)) if one != leaving]
+    hours, _ = find_entries(ledger, ids)
+    staying = [one for one, at in zip(ids, hours.tolist(), strict=True) if at >= 0 and at != hour]
+    places = [place for one in staying if (place := find_entry(ledger, one)) is not None]
+    return any(int(place.rows["flags"][0]) & FLAG_KEYED and is_copy(ledger, place) for place in places)
 
 
 def forget_key(ledger: Ledger, first_id: int) -> None:

@@ -17,8 +17,9 @@ from hadelay.model import DEAD_HOURS, Event, pack_id
 
 #: Limit of bytes of records that CARRY copies in one apply; one larger record is copied in any case.
 ROLL_FORWARD_BYTES = 4 << 20
-#: Limit of keys that RETIRE forgets in one apply: each costs some look-ups in the tables.
-MAX_KEYS = 512
+#: Limits of keys that RETIRE forgets in one apply: each costs some look-ups in the tables, and with subscriptions reads
+#: of the index.
+MAX_KEYS, MAX_SHARED_KEYS = 512, 128
 #: Bit mask for the part of a message id without the group: hour and index of the message's first entry.
 _WITHOUT_GROUP = np.uint64(pack_id(1, 0, 0) - 1)
 #: Limit of entries that one maintenance command looks at, which takes two to three milliseconds.
@@ -107,8 +108,9 @@ def retire(ledger: Ledger, command: Maintain) -> JobResult | Refused:
     if hour_state.returned or hour_state.keyed:
         end = min(hour_state.retire_at + min(max(command.limit, 1), MAX_SLICE), ledger.store.count(hour))
         rows = ledger.store.entries(hour, slice(hour_state.retire_at, end))
-        if hour_state.keyed and np.count_nonzero(keyed := rows["flags"] & FLAG_KEYED) > MAX_KEYS:
-            end = hour_state.retire_at + int(np.flatnonzero(keyed)[MAX_KEYS])
+        most = MAX_SHARED_KEYS if ledger.topics.subscriptions else MAX_KEYS
+        if hour_state.keyed and np.count_nonzero(keyed := rows["flags"] & FLAG_KEYED) > most:
+            end = hour_state.retire_at + int(np.flatnonzero(keyed)[most])
             rows = rows[: end - hour_state.retire_at]
         hour_state.keyed -= forget_keys(ledger, hour, rows)
         forgotten = _forget_places(ledger, hour, rows)
