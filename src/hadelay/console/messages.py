@@ -16,6 +16,7 @@ from hadelay.console.render import millis
 from hadelay.console.visit import Pages, Visit
 from hadelay.errors import BadRequest, Conflict, HadelayError, NotFound
 from hadelay.http.answers import Answer
+from hadelay.http.messages import need_publish
 from hadelay.http.options import check_tags, when
 from hadelay.model import FIRST, PENDING, State, encode_id
 from hadelay.server.service.messages import partly
@@ -171,9 +172,13 @@ def live(visit: Visit) -> tuple[str, Any]:
     return f"message {message_id} {visit.actor.token_id}", frame
 
 
-async def _target(visit: Visit, scope: str) -> Message[str]:
+async def _target(visit: Visit, *, changes: bool = True) -> Message[str]:
+    """The message of the page. changes: whether the user may change it, too. Raises NotFound, Forbidden."""
     message = await visit.service.messages.describe(parse_id(visit.path["id"]), body=False, stale=visit.stale)
-    visit.access.need_of(scope, message.topic, "message")
+    if changes:
+        need_publish(visit.access, message)
+    else:
+        visit.access.need_of("read", message.topic, "message")
     return message
 
 
@@ -183,7 +188,7 @@ def _back(visit: Visit, notice: str) -> Answer:
 
 @pages.post("/console/messages/{id}/cancel")
 async def cancel(visit: Visit) -> Answer:
-    message = await _target(visit, "publish")
+    message = await _target(visit)
     outcome, outcomes = await visit.service.messages.cancel(parse_id(message.id), visit.actor)
     if outcome == "partial":
         raise partly("cancelled", outcomes)
@@ -194,7 +199,7 @@ async def cancel(visit: Visit) -> Answer:
 
 @pages.post("/console/messages/{id}/reschedule")
 async def reschedule(visit: Visit) -> Answer:
-    message, text = await _target(visit, "publish"), visit.text("when")
+    message, text = await _target(visit), visit.text("when")
     if not text:
         raise BadRequest("when: expected a delay such as 15m, or a time such as 2026-12-24T18:00:00Z")
     relative = _DURATION.fullmatch(text) is not None and len(text) < 12
@@ -206,14 +211,14 @@ async def reschedule(visit: Visit) -> Answer:
 
 @pages.post("/console/messages/{id}/deliver-now")
 async def deliver_now(visit: Visit) -> Answer:
-    message = await _target(visit, "publish")
+    message = await _target(visit)
     await visit.service.messages.reschedule(parse_id(message.id), 0, True, visit.actor)
     return _back(visit, "The message is due now.")
 
 
 @pages.post("/console/messages/{id}/redrive")
 async def redrive(visit: Visit) -> Answer:
-    message = await _target(visit, "read")
+    message = await _target(visit, changes=False)
     visit.need("admin", message.topic)
     outcome = (await visit.service.messages.redrive(message.topic, [parse_id(message.id)], visit.actor))[0]
     if outcome != "redriven":

@@ -14,6 +14,7 @@ from hadelay.api.service import ListRequest, Target
 from hadelay.api.text import LARGEST_MS, check_limit, check_topic, format_instant, parse_id, suggest
 from hadelay.codec.checksums import crc32c
 from hadelay.errors import BadRequest, Conflict
+from hadelay.http.access import RequestRights
 from hadelay.http.answers import NOTHING, Answer
 from hadelay.http.call import Call
 from hadelay.http.options import check_tags, when
@@ -42,12 +43,16 @@ async def _changed(call: Call) -> Target:
     target = _target(call)
     if isinstance(target, int) and not call.access.may("publish", None):
         found = await call.service.messages.describe(target, body=False, stale=False)
-        copies = [copy.topic for copy in found.copies or () if SEPARATOR in copy.topic]
-        # A token that may publish to a topic may also change the copies for its subscriptions. The message itself may
-        # have been routed to another topic.
-        for topic in {name.partition(SEPARATOR)[0] for name in (found.topic, *copies)}:
-            call.access.need_of("publish", topic, "message")
+        need_publish(call.access, found)
     return target
+
+
+def need_publish(access: RequestRights, message: api.Message[str]) -> None:
+    """Raises Forbidden if the token may not change the message. A token that may publish to a topic may also change the
+    copies for its subscriptions. The message itself may have been routed to another topic."""
+    copies = [copy.topic for copy in message.copies or () if SEPARATOR in copy.topic]
+    for topic in {name.partition(SEPARATOR)[0] for name in (message.topic, *copies)}:
+        access.need_of("publish", topic, "message")
 
 
 def _target(call: Call) -> Target:
