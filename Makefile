@@ -75,7 +75,7 @@ demo: $(READY)
 	@$(PY) cluster/local/demo.py
 
 # Side by side, as long as each other: some of the tests wait for processes and disks while the simulators compute.
-SIDE := tests/raft tests/sim tests/chaos
+SIDE := tests/raft tests/sim tests/chaos tests/ledger tests/frameworks
 REAL := tests/cli tests/console tests/docs tests/overload tests/security tests/system
 test: $(READY) $(SPARK) $(FRAMEWORKS)
 	@$(PY) -m pytest $(SIDE) >$(VENV)/side.log 2>&1 & side=$$!; \

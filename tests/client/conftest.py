@@ -32,7 +32,7 @@ def url() -> Iterator[str]:
 
 
 async def _all_hung_up() -> None:
-    """Who was accepted while the server stopped has hung up by now: that is read, and the connection closed."""
+    """Wait until the server has closed the connections that clients opened while the server stopped."""
     while others := asyncio.all_tasks() - {asyncio.current_task()}:
         await asyncio.wait(others, timeout=10)
     for _ in range(20):

@@ -91,11 +91,11 @@ class Browser:
         return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", "<" + main)).split())
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One node without tokens, shared by all tests here."""
+    """One node without tokens, shared by all tests here. The first test starts it, whichever that is."""
     with Cluster(tmp_path_factory.mktemp("open"), nodes=1) as running:
-        # A topic that was looked at has a chart after two samples: other tests run meanwhile.
+        # A topic that was looked at has a chart after two samples, 10 s apart: other tests run meanwhile.
         running.publish("n1", "charted", b"x", "?delay=1h")
         Browser(running.urls["n1"]).go("/console/topics/charted")
         yield running
