@@ -9,6 +9,7 @@ from chaos.sim.cluster import RETENTION_S
 from chaos.sim.door import Client, Request
 from chaos.sim.history import Message, Order
 from chaos.sim.producer import target_of
+from chaos.sim.views import may_leave
 from hadelay.api.messages import Message as Found
 from hadelay.api.service import Actor, ListRequest
 from hadelay.errors import HadelayError, NotFound
@@ -80,7 +81,7 @@ class AdminClient(Client):
             self.history.slowed = True
             config |= _QUOTAS
         if self.cluster.receiver is not None:
-            config["webhook"] = receiver.SETTINGS
+            config |= {"webhook": receiver.SETTINGS, "alert": receiver.ALERT}
         self.ask(lambda service: service.topics.put_topic(self.topic, config, Actor()), replied)
 
     def _next(self) -> None:
@@ -207,6 +208,8 @@ class Reader(Client):
         known = [m for m in self.history.messages[-self.random.choice((6, 60)) :] if m.id is not None]
         process = self.cluster.any_process(self.random)
         self._next()
+        if process is not None and process.node is not None:
+            may_leave(self.cluster, process.node, self.random.choice(self.cluster.names))
         if process is None or not known or self.stopped:
             return
         message = self.random.choice(known)

@@ -96,7 +96,9 @@ class Backups(Client):
             world=world,
         )
         cluster.history = replace(_known(old.history, began, ended), slept=old.history.slept or hours > 0)
-        cluster.receiver = Receiver(cluster) if old.receiver is not None else None
+        if old.receiver is not None:
+            cluster.receiver = Receiver(cluster)
+            cluster.receiver.alerts += old.receiver.alerts
         cluster.cold_starts, cluster.elected = [0.0], [at for at in old.elected if at < ended]
         cluster.doubt_ms, cluster.slept_s, cluster.switched = old.doubt_ms, old.slept_s, old.switched
         cluster.grants = {lease: grant for lease, grant in old.grants.items() if lease[0] <= backup.term}

@@ -17,6 +17,7 @@ from chaos.sim.history import Violation
 from chaos.sim.jobcheck import left_over
 from chaos.sim.machines import Machine, Machines, Process
 from chaos.sim.network import NetworkProfile
+from chaos.sim.oracles import Oracles
 from chaos.sim.receiver import Caller, Receiver
 from chaos.sim.runtime import SimWorld
 from chaos.sim.tables import SimBackend
@@ -49,6 +50,8 @@ _SAMPLE = 16
 FUZZED = 0.2
 #: Retention of settled messages, in seconds: so short that it ends during most suspensions of all machines.
 RETENTION_S = 2 * HOUR_S
+#: Share of runs with short Raft logs: a node that was away for a while gets a snapshot.
+SHORT_LOGS = 0.65
 #: Share of runs in which brief journal syncs run on the event loop, as in real nodes; shortest such sync, in seconds,
 #: that counts as a stall.
 BRIEF, STALL_S = 0.4, 0.15
@@ -61,8 +64,8 @@ class Watch(Machines):
         super().__init__(world, names, profile, quiet_s=RaftSettings().election_min_ms / 1000, **more)
         #: Receiver of webhook calls for the administrator's topic; None: the topic has no webhook.
         self.receiver: Receiver | None = None
-        #: Checks of the promises about schedules.
-        self.timetable = Timetable(self)
+        #: Checks of the promises about schedules, and comparisons of running nodes.
+        self.timetable, self.oracles = Timetable(self), Oracles(self)
         #: Check of the promise about unique keys.
         self.uniques = Uniques(self.decide)
         #: Index of each applied entry → (term, CRC of the entry, CRC of its results), as first applied.
@@ -138,6 +141,7 @@ class Watch(Machines):
 
         node.raft.journal.compact = compacted  # type: ignore[method-assign]
         self._observe_clock(node)
+        self.oracles.observe(node)
 
     def _observe_clock(self, node: Node) -> None:
         start_cold = node.clock._start_cold
@@ -291,6 +295,12 @@ class SimCluster(Watch):
         self.journal_keep_bytes = rng.choice((0, 30_000, 1 << 30))
         self.checkpoint_bytes = rng.choice((1 << 15, 1 << 18, 1 << 20))
         self.far_buffer_bytes = rng.choice((1 << 14, 1 << 20, 1 << 20))
+        self.segment_bytes = 64 << 10
+        own = random.Random(f"{seed} journal")
+        if own.random() < SHORT_LOGS:
+            # Smallest segments that have room for the largest entry, and frequent checkpoints.
+            self.segment_bytes, self.journal_keep_bytes = 17 << 10, own.choice((0, 0, 20_000))
+            self.checkpoint_bytes = own.choice((1 << 16, 1 << 18))
         super().__init__(world, names, profile, brief=brief, restart=restart, only=only)
         #: Members at the start of the run; `names` are the members that should exist now.
         self.founders = names
@@ -334,8 +344,11 @@ class SimCluster(Watch):
             node=settings.NodeConfig(name=name, data_dir="/data"),
             cluster=settings.ClusterConfig(id=f"sim{self.group or ''}", init=not machine.founded, group=self.group),
             http=settings.HttpConfig(no_leader_wait_ms=1000),
-            raft=RaftSettings(peers={n: f"{n}:1" for n in peers}, segment_bytes=64 << 10, max_entry_bytes=4 << 10),
+            raft=RaftSettings(
+                peers={n: f"{n}:1" for n in peers}, segment_bytes=self.segment_bytes, max_entry_bytes=4 << 10
+            ),
             dispatch=settings.DispatchConfig(sync=self.sync, sweep_ms=2000, preload_ms=3000),  # type: ignore[arg-type]
+            webhooks=settings.WebhooksConfig(alert_interval_ms=1500),
             retention=settings.RetentionConfig(settled_ms=RETENTION_S * 1000),
             limits=settings.LimitsConfig(commit_timeout_ms=3000, idempotency_window_ms=self.window_ms),
             storage=settings.StorageConfig(
@@ -410,6 +423,7 @@ class SimCluster(Watch):
     def _ending(self, machine: Machine, process: Process) -> None:
         self.count_node(process)
         if process.node is not None:
+            self.oracles.nothing_forgotten(process.node)
             self._note_held(machine, process.node.raft.journal)
 
     def count_node(self, process: Process) -> None:

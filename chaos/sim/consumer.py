@@ -15,7 +15,7 @@ from hadelay.api.service import Granting, Handed, ReceiveRequest, SettleKind, se
 from hadelay.api.text import parse_instant
 from hadelay.codec.leasetokens import decode_leases
 from hadelay.codec.meta import filter_of
-from hadelay.errors import HadelayError, NoLeader
+from hadelay.errors import DamagedFile, HadelayError, NoLeader, OutcomeUnknown
 from hadelay.model import decode_id
 
 if TYPE_CHECKING:
@@ -183,6 +183,8 @@ class Consumer(Client):
         except asyncio.CancelledError:
             inner.hang_up()
             raise
+        except DamagedFile as damage:  # flipped bits at the leader, not at the node that relays
+            raise OutcomeUnknown(f"HTTP 500: {damage}") from damage
         finally:
             process.relays.discard(inner)
 

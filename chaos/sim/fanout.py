@@ -16,11 +16,15 @@ from hadelay.server.node import Node
 from hadelay.server.service.node import NodeService
 
 TOPIC = "events"
-#: Subscription → its settings. `part` is deleted and created again during the run.
-_SUBSCRIPTIONS: dict[str, dict[str, Any]] = {"all": {}, "red": {"tags": ["red"]}, "part": {}}
+#: Subscription → its settings, for a topic with a queue of its own, and for one without. `part` is deleted and created
+#: again during the run.
+_SUBSCRIPTIONS: dict[bool, dict[str, dict[str, Any]]] = {
+    True: {"all": {}, "red": {"tags": ["red"]}, "part": {}},
+    False: {"red": {"tags": ["red"]}, "blue": {"any_tags": ["blue", "white"]}, "part": {"tags": ["green"]}},
+}
 _PART = f"{TOPIC}~part"
-#: Share of runs with subscriptions.
-SUBSCRIBED = 0.5
+#: Share of runs with subscriptions; share of these whose topic has a queue of its own.
+SUBSCRIBED, _OWN_QUEUE = 0.5, 0.5
 
 
 class FanOutClient(Client):
@@ -32,10 +36,13 @@ class FanOutClient(Client):
         self.mark = b"%d " % int(self.world.now * 1000)
         #: Whether the subscription `part` exists; None while a change of it may be under way.
         self.part: bool | None = None
-        self.changes = 0
-        self.stopped = random.Random(f"{self.cluster.seed} subscriptions").random() >= SUBSCRIBED
+        rng = random.Random(f"{abs(self.cluster.seed)} subscriptions")  # a restored cluster has the same subscriptions
+        self.stopped = rng.random() >= SUBSCRIBED
+        self.own_queue = rng.random() < _OWN_QUEUE
+        self.subscriptions = _SUBSCRIPTIONS[self.own_queue]
         if not self.stopped:
-            self._put(TOPIC, {}, [f"{TOPIC}~{name}" for name in _SUBSCRIPTIONS])
+            config = {} if self.own_queue else {"own_queue": False}
+            self._put(TOPIC, config, [f"{TOPIC}~{name}" for name in self.subscriptions])
 
     def _put(self, name: str, config: dict[str, Any], others: list[str]) -> None:
         """Create the topic, then its subscriptions; repeat each request until the cluster accepts it."""
@@ -46,7 +53,7 @@ class FanOutClient(Client):
             if error is not None:
                 self.world.after(0.2, self._put, name, config, others)
             elif others:
-                self._put(others[0], _SUBSCRIPTIONS[others[0].partition("~")[2]], others[1:])
+                self._put(others[0], self.subscriptions[others[0].partition("~")[2]], others[1:])
             else:
                 self.part = True
                 self._next()
@@ -74,34 +81,65 @@ class FanOutClient(Client):
         self._next()
 
     def _publish(self) -> None:
-        tags = self.random.choice(((), ("red",), ("blue",), ("red", "blue")))
-        sent = FannedOut(len(self.sent), tags, {TOPIC, f"{TOPIC}~all"} | ({f"{TOPIC}~red"} if "red" in tags else set()))
-        (sent.queues if self.part else sent.unsure if self.part is None else set()).add(_PART)
-        self.sent.append(sent)
-        delay_ms, body = self.random.choice((0, 300, 2_000)), self.mark + b"%d" % sent.number
-        draft = Draft(TOPIC, delay_ms, True, mask_of(tags), 0, pack(Meta(tags=list(tags))), body, idem=body)
-        self._send(sent, draft, self.changes, 8)
+        some, drafts, delay_ms = list[FannedOut](), list[Draft](), self.random.choice((0, 300, 2_000))
+        for _ in range(self.random.choice((1, 1, 2, 3))):
+            tags = self.random.choice(((), ("red",), ("blue",), ("red", "blue"), ("green",)))
+            sent = FannedOut(len(self.sent), tags, set())
+            self._expect(sent)
+            some.append(sent)
+            self.sent.append(sent)
+            body = self.mark + b"%d" % sent.number
+            drafts.append(Draft(TOPIC, delay_ms, True, mask_of(tags), 0, pack(Meta(tags=list(tags))), body, idem=body))
+        self._send(some, drafts, 8)
 
-    def _send(self, sent: FannedOut, draft: Draft, changes: int, tries: int) -> None:
-        async def publish(service: NodeService) -> int:
+    def _expect(self, sent: FannedOut) -> None:
+        """Set the queues that get a message published now: those that certainly do, and those that may."""
+        tags, part = sent.tags, self._passes(sent)
+        if self.own_queue:
+            sent.queues = {TOPIC, f"{TOPIC}~all"} | ({f"{TOPIC}~red"} if "red" in tags else set())
+        else:
+            sent.queues = {f"{TOPIC}~{color}" for color in ("red", "blue") if color in tags}
+        if part and self.part:
+            sent.queues.add(_PART)
+        elif part and self.part is None:
+            self._doubt(sent)
+        if not sent.queues and not sent.unsure:
+            sent.queues.add(TOPIC)
+
+    def _passes(self, sent: FannedOut) -> bool:
+        """Whether the subscription `part` gets the message, if it exists."""
+        return self.own_queue or "green" in sent.tags
+
+    def _doubt(self, sent: FannedOut) -> None:
+        """Note that the subscription `part`, deleted or created meanwhile, gets the message or does not."""
+        sent.queues.discard(_PART)
+        sent.unsure.add(_PART)
+        if not self.own_queue and not sent.queues - {TOPIC}:  # without a subscription, the topic itself has the message
+            sent.queues.discard(TOPIC)
+            sent.unsure.add(TOPIC)
+
+    def _send(self, some: list[FannedOut], drafts: list[Draft], tries: int) -> None:
+        async def publish(service: NodeService) -> list[int]:
             def begin(done: PublishDone) -> None:
-                service.publish([draft], None, done)
+                service.publish(drafts, None, done)
 
             receipts = await answered(begin)
-            return int(receipts.ids[0]) if not receipts.problems else 0
+            return [0 if n in receipts.problems else int(receipts.ids[n]) for n in range(len(drafts))]
 
-        def replied(result: int | None, error: HadelayError | None) -> None:
-            if changes != self.changes:  # `part` was deleted or created meanwhile
-                sent.queues.discard(_PART)
-                sent.unsure.add(_PART)
-            if error is None and result:
-                sent.id = result
-                self.note(f"event {sent.number} is {result:x}", *range(result, result + len(_SUBSCRIPTIONS) + 1))
-                self.history.count("events published")
-            elif error is not None and tries and not self.stopped:
-                self.world.after(0.2, self._send, sent, draft, changes, tries - 1)
+        def replied(result: list[int] | None, error: HadelayError | None) -> None:
+            for sent, message_id in zip(some, result or (), strict=False):
+                if message_id:
+                    sent.id = message_id
+                    self.note(f"event {sent.number} is {message_id:x}", *self._ids(sent))
+                    self.history.count("events published")
+            if error is not None and tries and not self.stopped:
+                self.world.after(0.2, self._send, some, drafts, tries - 1)
 
         self.ask(publish, replied)
+
+    def _ids(self, sent: FannedOut) -> range:
+        """Ids that the copies of a message may have."""
+        return range(sent.id, sent.id + len(self.subscriptions) + 1)
 
     def _cancel(self) -> None:
         known = [sent for sent in self.sent[-6:] if sent.id]
@@ -112,7 +150,7 @@ class FanOutClient(Client):
 
         def replied(result: Any, error: HadelayError | None) -> None:
             text = f"cancel of event {sent.number}: {result if error is None else error.extra or error.type}"
-            self.note(text, *range(sent.id, sent.id + len(_SUBSCRIPTIONS) + 1))
+            self.note(text, *self._ids(sent))
             if error is None:
                 sent.cancelled |= result[0] == "cancelled"
                 self.history.count(f"events {result[0]}")
@@ -120,24 +158,27 @@ class FanOutClient(Client):
         self.ask(lambda service: service.messages.cancel(sent.id), replied)
 
     def _change_part(self) -> None:
-        """Delete the subscription `part`, or create it again. After an unknown outcome it stays as it may be."""
+        """Delete the subscription `part`, or create it again. A request with an unknown outcome may be carried out at
+        any later time, so it is the last one."""
+        if self.part is None:
+            return
         exists, self.part = self.part, None
-        self.changes += 1
-        change = self.changes
+        for sent in self.sent:
+            if not sent.id and self._passes(sent):
+                self._doubt(sent)
 
         def replied(result: Any, error: HadelayError | None) -> None:
-            if error is None and change == self.changes:
-                self.part = not exists
-                self.changes += 1
+            if error is None or error.outcome_known:
+                self.part = not exists if error is None else exists
             self.history.count("events changed", error is None)
 
         if exists:
             self.ask(lambda service: service.topics.delete_topic(_PART, force=True, by=Actor()), replied)
         else:
-            self.ask(lambda service: service.topics.put_topic(_PART, {}, Actor()), replied)
+            self.ask(lambda service: service.topics.put_topic(_PART, self.subscriptions["part"], Actor()), replied)
 
     def _take(self) -> None:
-        queue = self.random.choice([TOPIC, *(f"{TOPIC}~{name}" for name in _SUBSCRIPTIONS)])
+        queue = self.random.choice([TOPIC, *(f"{TOPIC}~{name}" for name in self.subscriptions)])
         request = b"%d" % int(self.world.now * 1000)
         poll = ReceiveRequest([queue], f"{self.name} {queue}", request, 20, 0, 900)
         settles = self.good or self.random.random() < 0.8

@@ -2,18 +2,16 @@
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import product
-from typing import Any
 
 from chaos.sim.backups import Backups
 from chaos.sim.cluster import SimCluster
-from chaos.sim.door import Client
 from chaos.sim.machines import Machines
+from chaos.sim.operators import Operator
 from chaos.sim.workload import HOUR_S
-from hadelay.api.service import Actor
-from hadelay.errors import HadelayError, NotFound
 from hadelay.raft import messages
-from hadelay.server.service.node import NodeService
+from hadelay.raft.ports import RaftTuning
 
 #: Fault families, and the probability that a run has each.
 FAMILIES = {
@@ -38,18 +36,14 @@ FAMILIES = {
     "power_at_send": 0.3,
     "rot": 0.3,
     "backup": 0.04,
+    "overload": 0.3,
+    "held_answers": 0.25,
 }
 #: Fault families that need two nodes: a single node that starts has no other to ask for the time.
-_NOT_ALONE = {"reset", "partition", "one_way", "slow_link", "transfer", "wipe", "clock_step", "rot"}
-_LATER = {"members", "power_at_send", "rot", "backup"}
+_NOT_ALONE = {"reset", "partition", "one_way", "slow_link", "transfer", "wipe", "clock_step", "rot", "held_answers"}
+_LATER = {"members", "power_at_send", "rot", "backup", "overload", "held_answers"}
 #: Kinds of frames in which the sender promises that data are on its disk.
 _PROMISES = {"vote": messages.VOTE_REPLY, "answer": messages.APPEND_REPLY, "snapshot": messages.SNAPSHOT_DONE}
-#: Timeout of a member change, in seconds: longer than a node retries a change that cannot be made yet.
-_CHANGE_TIMEOUT_S = 8.0
-#: Range of the pause between two requests for a member change, in seconds.
-_ASK_AGAIN_S = (0.1, 0.6)
-#: Maximum number of members of a simulated cluster.
-_MOST_MEMBERS = 5
 
 
 class Nemesis:
@@ -129,6 +123,7 @@ class Nemesis:
         self.cluster.net.profile.hiccup = 0.0
         self.cluster.lost_answers = 0.0
         self.cluster.safety.at_send.clear()
+        self._set_max_waiting(RaftTuning().max_waiting)
         for undo in reversed(self._unrot):  # undo the bit flips: the final checks read every file
             undo()
         for name, machine in self.cluster.machines.items():
@@ -251,6 +246,32 @@ class Nemesis:
 
         self.cluster.safety.at_send[name, kind] = strike
 
+    def overload(self) -> None:
+        """Let Raft refuse proposals, as if too many waited for their commit; the leader stays in office."""
+        most = self.random.choice((0, 1))
+        self.note(f"nodes refuse proposals while {most} wait for their commit")
+        self._set_max_waiting(most)
+        self._later(0.05, 0.4 if not most else 2.0, self._set_max_waiting, RaftTuning().max_waiting)
+
+    def _set_max_waiting(self, most: int) -> None:
+        for raft in self.cluster.rafts():
+            raft.config = replace(raft.config, max_waiting=most)
+
+    def held_answers(self) -> None:
+        """Hold all frames from a follower to the leader back, mostly over an election; they arrive afterwards."""
+        leader = self.cluster.leading()
+        others = [name for name in self.cluster.names if leader is not None and name != leader.name]
+        asked = self.cluster.process(leader.name) if leader is not None else None
+        if leader is None or asked is None or not others:
+            return
+        name = self.random.choice(others)
+        self.note(f"answers of {name} to {leader.name} are held back")
+        self.cluster.net.cut(name, leader.name)
+        if self.random.random() < 0.7:
+            rest = [other for other in others if other != name] or [name]
+            self._later(0.02, 0.3, self.cluster.transfer, asked, self.random.choice(rest))
+        self._later(0.3, 1.5, self._heal_net)
+
     def transfer(self) -> None:
         leader, asked = self.cluster.leading(), self.cluster.any_process(self.random)
         if leader is not None and asked is not None:
@@ -311,7 +332,13 @@ class Nemesis:
         if self.wiped or self.rotting or not self._can_spare_a_disk():
             return
         self.wiped = True
-        self._take_down("an empty disk for", self.cluster.wipe, [self._node()], 2.0)
+        name = self._node()
+        self._take_down("an empty disk for", self.cluster.wipe, [name], 2.0)
+        others = [other for other in self.cluster.names if other != name]
+        if self.operator is None and self.random.random() < 0.5:
+            # End so many other nodes that the node with the empty disk would complete a majority, if it counted.
+            few = self.random.sample(others, len(others) - len(self.cluster.names) // 2)
+            self._take_down("kill -9", self.cluster.kill, few, 3.0)
 
     def rot(self) -> None:
         """Flip bits in hour files and full journal segments of one node, the same throughout the run. A node that finds
@@ -341,79 +368,3 @@ class Nemesis:
             self.note(f"{path} of {name} rots at {offset}")
             self.cluster.history.count("bits rotted")
             self._unrot.append(disk.flip_bit(path, offset, self.random.randrange(8)))
-
-
-class Operator(Client):
-    """Operator who adds, removes and replaces members, one change at a time, and repeats each request until the answer
-    is definite. least: smallest number of members."""
-
-    def __init__(self, cluster: SimCluster, least: int) -> None:
-        super().__init__(cluster, "operator")
-        self.least = least
-        #: Number of member changes begun so far.
-        self.begun = 0
-        self._made = 0
-
-    def strike(self) -> None:
-        """Begin a member change, unless one is under way (`cluster.changing`)."""
-        cluster, names = self.cluster, self.cluster.names
-        if cluster.changing:
-            return
-        kinds = ["replace"] if len(names) > 1 else []
-        kinds += ["add"] * 2 if len(names) < _MOST_MEMBERS else []
-        kinds += ["remove"] * 2 if len(names) > self.least else []
-        kind, other = self.random.choice(kinds), self.random.choice(names)
-        if kind == "remove":
-            self._begin("remove", other, lambda: None)
-            return
-        back = sorted(cluster.retired)
-        self._made += 1
-        fresh = self.random.choice(back) if back and self.random.random() < 0.4 else f"m{self._made}"
-        if kind == "replace" and self.random.random() < 0.5:
-            self.note(f"{other} is dead, and {fresh} shall take its place")
-            cluster.kill(other)
-        then = (lambda: self._begin("remove", other, lambda: None)) if kind == "replace" else (lambda: None)
-        cluster.join(fresh)
-        self._begin("add", fresh, then)
-
-    def _begin(self, op: str, name: str, then: Callable[[], None]) -> None:
-        self.cluster.changing = f"{op} {name}"
-        self.begun += 1
-        self.note(self.cluster.changing)
-        self._ask(op, name, then)
-
-    def _ask(self, op: str, name: str, then: Callable[[], None]) -> None:
-        async def change(service: NodeService) -> None:
-            cluster, by = service.cluster, Actor()
-            await (cluster.add_member(name, f"{name}:1", by) if op == "add" else cluster.remove_member(name, by))
-
-        self.ask(change, lambda result, error: self._answered(op, name, then, error), _CHANGE_TIMEOUT_S)
-
-    def _answered(self, op: str, name: str, then: Callable[[], None], error: HadelayError | None) -> None:
-        if op == "add" and (error is None or "a member already" in str(error)):
-            self._wait_for_vote(name, then)
-        elif op == "remove" and (error is None or isinstance(error, NotFound)):
-            self.cluster.history.count("a member was removed")
-            self.note(f"{name} is removed")
-            self.cluster.retire(name)
-            self._over(then)
-        else:
-            self.cluster.history.count("a change of members was refused")
-            self._later(self._ask, op, name, then)
-
-    def _wait_for_vote(self, name: str, then: Callable[[], None]) -> None:
-        leader = self.cluster.leader()
-        membership = leader.raft.membership if leader is not None else None
-        if membership is not None and membership.committed and name in membership.voters:
-            self.cluster.history.count("a member was added")
-            self.note(f"{name} votes")
-            self._over(then)
-        else:
-            self._later(self._wait_for_vote, name, then)
-
-    def _over(self, then: Callable[[], None]) -> None:
-        self.cluster.changing = ""
-        then()
-
-    def _later(self, fn: Callable[..., None], *args: Any) -> None:
-        self.world.after(self.random.uniform(*_ASK_AGAIN_S), fn, *args)

@@ -16,12 +16,13 @@ from chaos.sim.history import Message, Violation, number_of
 from chaos.sim.leases import calls_apart, dead_is_over, double_leases, fenced, resurrected
 from chaos.sim.replicas import conserved, diverged, honest, nothing_forgotten, one_per_key
 from chaos.sim.times import clock_runs_true, debounced, early, in_time, late
+from chaos.sim.views import seen
 from hadelay.ledger.ackresults import result_of
 from hadelay.ledger.bulkjob import JOB_COUNTS
 from hadelay.ledger.lookup import EntryRef
 from hadelay.ledger.schedules import agenda
 from hadelay.ledger.topicchanges import DEAD, READY, SCHEDULED
-from hadelay.model import State
+from hadelay.model import Event, State
 
 #: Time in seconds after the end of all faults: messages due until then have to be settled at the end of a run. It is
 #: longer than the usual delays, and shorter than the drain.
@@ -197,6 +198,31 @@ def unfinished_jobs(cluster: SimCluster) -> list[int]:
     return [] if leader is None else [job.number for job in leader.ledger.jobs.values() if not job.ended_ms]
 
 
+def untold(cluster: SimCluster) -> bool:
+    """Whether messages of the topic with alerts died of which no alert has told, as the leader knows."""
+    leader = cluster.leader()
+    receiver = cluster.receiver
+    if leader is None or receiver is None or not receiver.good or cluster.history.limited is None:
+        return False
+    topic = leader.ledger.topic(cluster.workload.limited)
+    return topic is not None and topic.settings.alert is not None and topic.settled[Event.DEAD] > topic.alerted
+
+
+def alerted(cluster: SimCluster) -> None:
+    """Alerts: each death is in an alert that the receiver took, and each alert counts the deaths that it stands for.
+    (I15: in the end no death is untold.)"""
+    receiver = cluster.receiver
+    for node in latest(cluster) if receiver is not None else ():
+        topic, end = node.ledger.topic(cluster.workload.limited), 0
+        for began, upto, died in sorted(receiver.alerts) if receiver is not None else ():
+            text = f"an alert tells of the deaths from {began} to {upto} of {cluster.workload.limited}: {died}"
+            cluster.history.decide("alerts", began > end or died != upto - began, f"{text}; known to {end}")
+            end = max(end, upto)
+        if topic is not None:
+            text = f"{topic.alerted} deaths count as told, and alerts told of {end}"
+            cluster.history.decide("alerts", topic.alerted > end, text, who=node.name)
+
+
 def jobs_once(cluster: SimCluster) -> None:
     """J1: no message is in two steps of one bulk job (`Watch._note_step`), and the job's counts add up to its messages.
     (I15: the job ends.)"""
@@ -228,6 +254,6 @@ def fanned_out(cluster: SimCluster) -> None:
 OUTSIDE = (
     as_published, two_ids, lost, cancelled_means_never, purged_means_never, results_kept, fenced, resurrected,
     dead_is_over, double_leases, early, clock_runs_true, calls_apart, in_time, debounced, nothing_forgotten, late,
-    groups_apart, groups_in_order, groups_released, schedules_fired,
+    groups_apart, groups_in_order, groups_released, schedules_fired, alerted,
 )  # fmt: skip
-REPLICAS = (diverged, conserved, one_per_key, honest, jobs_once, fanned_out)
+REPLICAS = (diverged, conserved, seen, one_per_key, honest, jobs_once, fanned_out)

@@ -6,6 +6,7 @@ has one call at a time, and none before the time of a Retry-After.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from chaos.sim.history import HandOut, number_of
 from hadelay.model import decode_id
-from hadelay.server.webhooks.calls import CallRequest, Done, Reply
+from hadelay.server.webhooks.calls import ALERT_TYPE, CallRequest, Done, Reply
 from hadelay.server.webhooks.pool import CONSUMER
 from hadelay.server.webhooks.queues import CallJob
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 HOOKED = 0.25
 #: Webhook settings that the topic's administrator sets in turns.
 SETTINGS: dict[str, Any] = {"url": "https://receiver.example/jobs", "timeout_ms": 800}
+#: Alert settings of the same topic.
+ALERT: dict[str, Any] = {"url": "https://receiver.example/deaths"}
 #: Retry-After in answers, in ms: longer than the topic's backoff, shorter than the rest of a lease after a call.
 RETRY_AFTER_MS = 1_500
 #: Behaviours of the receiver while it is unreliable, with weights: HTTP status, no answer (silence), or connection
@@ -42,6 +45,8 @@ class Receiver:
         self.good = False
         #: Lease (term, seq, position) → call made with this lease.
         self._calls: dict[tuple[int, int, int], HandOut] = {}
+        #: Alerts that were answered with 200: numbers of the first death and of the one behind the last, and count.
+        self.alerts: list[tuple[int, int, int]] = []
 
     def fate(self, body: bytes) -> str:
         if self.good:
@@ -95,6 +100,9 @@ class Caller:
         self.receiver, self.process, self.door = receiver, process, receiver.cluster.door
 
     def call(self, request: CallRequest, done: Done) -> None:
+        if request.headers["ce-type"] == ALERT_TYPE:
+            self._alert(request, done)
+            return
         assert isinstance(done, partial)
         (job,) = (one for one in done.args if isinstance(one, CallJob))
         receiver, world, runtime = self.receiver, self.receiver.world, self.process.runtime
@@ -117,6 +125,23 @@ class Caller:
         elif fate != "silence":
             handling_s = receiver.random.uniform(*((0.1, 0.75) if fate == "200 late" else (0.001, 0.03)))
             world.after(handling_s, self._answer, call, fate[:3], end)
+
+    def _alert(self, request: CallRequest, done: Done) -> None:
+        """Take an alert or, while the receiver is unreliable, sometimes refuse it; answer late in any case."""
+        receiver, world = self.receiver, self.receiver.world
+        failed = not receiver.good and receiver.random.random() < 0.1
+        seconds = receiver.random.uniform(0.01, 0.6)
+
+        def arrive() -> None:
+            lost = receiver.cluster.lost_answers and receiver.random.random() < receiver.cluster.lost_answers
+            if not failed:
+                began, upto = map(int, request.headers["webhook-id"].split("-")[-2:])
+                receiver.alerts.append((began, upto, json.loads(request.body)["died"]))
+                receiver.history.count("alert")
+            reply = Reply(500, "HTTP 500", None, seconds) if failed or lost else Reply(200, "", None, seconds)
+            world.after(self.door.latency(), done, reply, owner=self.process.runtime)
+
+        world.after(seconds, arrive)
 
     def _answer(self, call: HandOut, status: str, end: Callable[..., None]) -> None:
         self.receiver.answer(call, status)

@@ -22,4 +22,6 @@ CHECKED = (
     "U1 unique, stored", "U1 unique, dropped",
     "S2 schedules, counts", "S2 schedules, catch-up", "S2 schedules, overlap",
     "S4 schedules, cancelled", "S4 schedules, version", "S5 schedules, overdue", "J2 jobs, complete",
+    "I12 divergence, states", "I2 conservation, log since checkpoint", "what leaders count, majority", "quotas",
+    "alerts", "reads, listed", "reads, counted", "reads, described", "reads, quorum",
 )  # fmt: skip

@@ -64,7 +64,7 @@ HAPPENS = (
     given up, a sync held its node up, bits rotted, rot was mended, rot ended a node,
     fired done, occurrences taken, schedule put, schedule pause, schedule resume, schedule delete, schedule trigger,
     events published, events taken, events cancelled, events partial, events changed,
-    webhook 200, webhook 200 late, webhook 500, webhook 429, webhook silence, webhook refused
+    webhook 200, webhook 200 late, webhook 500, webhook 429, webhook silence, webhook refused, alert, blackout
 """.replace("\n    ", " ")
     .strip()
     .split(", ")

@@ -1,6 +1,6 @@
 """Applies commands that change tokens and the audit trail, and encodes both for checkpoints (ADR 122, 123)."""
 
-from dataclasses import astuple
+from operator import attrgetter
 from typing import Any
 
 from hadelay.codec.commandtypes import Audited
@@ -19,6 +19,9 @@ from hadelay.rights import (
     problem_of_scope,
 )
 from hadelay.version import SUBSCRIPTION_LEVEL
+
+#: Values of an AuditEntry that a checkpoint has, in this order.
+_IN_CHECKPOINT = attrgetter("at_ms", "node", "token_id", "token", "action", "target", "outcome")
 
 
 def apply_token_create(ledger: Ledger, command: Any) -> Done | Refused:
@@ -82,7 +85,7 @@ def dump(ledger: Ledger) -> dict[str, Any]:
     if ledger.tokens:
         found["tokens"] = [list(token) for token in ledger.tokens.values()]
     if ledger.audit.count:
-        found["audit"] = [ledger.audit.count, [astuple(entry)[1:] for entry in ledger.audit.entries]]
+        found["audit"] = [ledger.audit.count, [_IN_CHECKPOINT(entry) for entry in ledger.audit.entries]]
     return found
 
 

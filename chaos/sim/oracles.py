@@ -1,0 +1,139 @@
+"""Differential oracles on running nodes: each compares what a node keeps up to date, entry by entry, with the same
+computed from nothing, or with another node. chaos/sim/views.py does so for answers to readers.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from chaos.sim import ledgercheck
+from hadelay.errors import DamagedFile
+from hadelay.ledger import checkpoint
+from hadelay.ledger.state import Ledger
+from hadelay.raft.part import Peer
+from hadelay.server import checkpoints
+
+if TYPE_CHECKING:
+    from chaos.sim.cluster import Watch
+    from hadelay.server.node import Node
+
+#: Of this many applied entries, one is followed by a comparison of states, and by a recount of the ledger.
+_DIGESTS, _RECOUNTS = 48, 96
+
+
+def digest(ledger: Ledger) -> int:
+    """Checksum of the whole ledger: equal ledgers have equal ones."""
+    main, hours = checkpoint.dump(ledger, everything=True)
+    found = zlib.crc32(main)
+    for hour in sorted(hours):
+        found = zlib.crc32(hours[hour], zlib.crc32(b"%d" % hour, found))
+    return found
+
+
+class Oracles:
+    """Oracles of one cluster. `observe` attaches them to each node that starts."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch, self.decide = watch, watch.decide
+        #: Index of a sampled entry → (digest of the ledger after it, first node that applied it).
+        self._digests: dict[int, tuple[int, str]] = {}
+        self._recounted: set[int] = set()
+
+    def observe(self, node: Node) -> None:
+        apply, begin, agreed = node.raft.machine.apply, node.checkpoints.begin, node.raft.membership.agreed
+        since, storage = 0, node.storage
+
+        def applied(index: int, term: int, command: bytes) -> Any:
+            nonlocal since, storage
+            if node.storage is not storage:  # a snapshot replaced all that was applied
+                since, storage = 0, node.storage
+            before = {topic.number: (topic.pending, topic.bytes) for topic in node.ledger.topics.all if _bounded(topic)}
+            results = apply(index, term, command)
+            self._look_at_quotas(node, before)
+            since += max(len(command), checkpoints._ENTRY_BYTES)
+            text = f"{node.name} counts {node.checkpoints.bytes_since} bytes since its checkpoint, and it is {since}"
+            self.decide("I2 conservation, log since checkpoint", node.checkpoints.bytes_since < since, text)
+            if not index % _DIGESTS:
+                self._compare(index, node)
+            if not index % _RECOUNTS and index not in self._recounted:
+                self._recounted.add(index)
+                self._recount(index, node)
+            return results
+
+        def begun(then: Callable[[], None] = lambda: None) -> None:
+            nonlocal since
+            was = node.storage.checkpointing
+            begin(then)
+            if node.storage.checkpointing and not was:
+                since = 0
+
+        def counted(peers: Any) -> bool:
+            some = list(peers)
+            found = agreed(some)
+            self._look_at_majority(node, some, found)
+            return found
+
+        node.raft.machine.apply = applied  # type: ignore[method-assign]
+        node.checkpoints.begin = begun  # type: ignore[method-assign]
+        node.raft.membership.agreed = counted  # type: ignore[method-assign]
+
+    def _compare(self, index: int, node: Node) -> None:
+        """I12: after the same entry all nodes have the same state, whether they applied all entries, began with a
+        checkpoint, or got a snapshot."""
+        found = digest(node.ledger)
+        first, other = self._digests.setdefault(index, (found, node.name))
+        text = f"after entry {index}, {node.name} has another state than {other}"
+        self.decide("I12 divergence, states", found != first, text, who=node.name)
+
+    def _recount(self, index: int, node: Node) -> None:
+        """I2, in the midst of a run: the counters of the ledger agree with its entries."""
+        wrong = ""
+        try:
+            ledgercheck.check(node.ledger)
+        except AssertionError as error:
+            wrong = f"{node.name}, entry {index}: {error}"
+        except DamagedFile:
+            if node.name not in self.watch.rotten:
+                raise
+            return  # the check reads more entries than apply does
+        self.decide("I2 conservation", bool(wrong), wrong, who=node.name)
+
+    def _look_at_quotas(self, node: Node, before: dict[int, tuple[int, int]]) -> None:
+        """Quotas: no entry adds messages or bytes to a topic beyond its quota."""
+        for number, (pending, size) in before.items():
+            topic = node.ledger.topics[number]
+            most, most_bytes = topic.settings.max_messages, topic.settings.max_bytes
+            over = most is not None and topic.pending > max(most, pending)
+            over |= most_bytes is not None and topic.bytes > max(most_bytes, size)
+            text = f"{topic.name} has {topic.pending} messages and {topic.bytes} bytes, of {most} and {most_bytes}"
+            self.decide("quotas", over, text, who=node.name)
+
+    def _look_at_majority(self, node: Node, peers: list[Peer], found: bool) -> None:
+        """What leaders count: a majority of voters does not need a node that is not admitted."""
+        if found:
+            membership, blank = node.raft.membership, [peer.name for peer in peers if self.is_blank(peer)]
+            mine = node.raft.journal.admitted and membership.votes
+            sure = mine + sum(peer.name in membership.voters and peer.name not in blank for peer in peers)
+            text = f"{node.name} counts a majority that needs {blank}, which are not admitted"
+            self.decide("what leaders count, majority", sure < membership.majority, text, who=node.name)
+
+    def nothing_forgotten(self, node: Node) -> None:
+        """Check that the sweeper finds no due message that is missing from the timing wheels, and no broken link
+        between entries, except on a node with flipped bits."""
+        if node.name not in self.watch.rotten:
+            found, links = node.delivery.sweeper_found, node.delivery.damaged_links
+            text = f"{node.name} found {found} by the sweeper, {links} broken links"
+            self.decide("forgotten", bool(found or links), text, who=node.name)
+
+    def is_blank(self, peer: Peer) -> bool:
+        """Whether the peer's running process is the incarnation that the node knows, and is not admitted."""
+        process = self.watch.process(peer.name)
+        raft = process.raft if process is not None else None
+        return raft is not None and raft.journal.incarnation == peer.incarnation and not raft.journal.admitted
+
+
+def _bounded(topic: Any) -> bool:
+    settings = topic.settings
+    return topic.exists and (settings.max_messages is not None or settings.max_bytes is not None)
