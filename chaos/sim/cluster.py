@@ -348,7 +348,7 @@ class SimCluster(Watch):
                 peers={n: f"{n}:1" for n in peers}, segment_bytes=self.segment_bytes, max_entry_bytes=4 << 10
             ),
             dispatch=settings.DispatchConfig(sync=self.sync, sweep_ms=2000, preload_ms=3000),  # type: ignore[arg-type]
-            webhooks=settings.WebhooksConfig(alert_interval_ms=1500),
+            webhooks=settings.WebhooksConfig(alert_interval_ms=1500 if self.receiver is not None else 60_000),
             retention=settings.RetentionConfig(settled_ms=RETENTION_S * 1000),
             limits=settings.LimitsConfig(commit_timeout_ms=3000, idempotency_window_ms=self.window_ms),
             storage=settings.StorageConfig(
@@ -382,7 +382,10 @@ class SimCluster(Watch):
         machine.founded = True
         self._look_at_journal(machine, node.raft.journal)
         self.safety.reopened(machine.name, node.raft.journal)
-        node.raft.config = replace(node.raft.config, journal_keep_bytes=self.journal_keep_bytes)
+        # Even the smallest segment has room for the largest entry that a leader makes.
+        node.raft.config = replace(
+            node.raft.config, journal_keep_bytes=self.journal_keep_bytes, max_entry_bytes=16 << 10
+        )
         if self.fuzzed:
             node.storage.hours._heads.worth_writing = 8
         self._observe(process, node)

@@ -11,7 +11,7 @@ from hadelay.codec.meta import Meta, mask_of, pack
 from hadelay.errors import HadelayError
 from hadelay.ledger.copies import copies_of
 from hadelay.ledger.lookup import find_entry, state_of
-from hadelay.model import Draft, State, decode_id
+from hadelay.model import KEEP, REPLACE, Draft, State, decode_id
 from hadelay.server.node import Node
 from hadelay.server.service.node import NodeService
 
@@ -23,8 +23,11 @@ _SUBSCRIPTIONS: dict[bool, dict[str, dict[str, Any]]] = {
     False: {"red": {"tags": ["red"]}, "blue": {"any_tags": ["blue", "white"]}, "part": {"tags": ["green"]}},
 }
 _PART = f"{TOPIC}~part"
-#: Share of runs with subscriptions; share of these whose topic has a queue of its own.
-SUBSCRIBED, _OWN_QUEUE = 0.5, 0.5
+#: Share of runs with subscriptions; share of these whose topic has a queue of its own; share of these with a quota of
+#: `red`, in messages, and that quota.
+SUBSCRIBED, _OWN_QUEUE, _BOUNDED, _QUOTA = 0.5, 0.5, 0.5, 3
+#: Share of messages with one of three client keys, which replace one another.
+_KEYED = 0.4
 
 
 class FanOutClient(Client):
@@ -40,6 +43,9 @@ class FanOutClient(Client):
         self.stopped = rng.random() >= SUBSCRIBED
         self.own_queue = rng.random() < _OWN_QUEUE
         self.subscriptions = _SUBSCRIPTIONS[self.own_queue]
+        if rng.random() < _BOUNDED:
+            red = {**self.subscriptions["red"], "max_messages": _QUOTA}
+            self.subscriptions = {**self.subscriptions, "red": red}
         if not self.stopped:
             config = {} if self.own_queue else {"own_queue": False}
             self._put(TOPIC, config, [f"{TOPIC}~{name}" for name in self.subscriptions])
@@ -89,7 +95,12 @@ class FanOutClient(Client):
             some.append(sent)
             self.sent.append(sent)
             body = self.mark + b"%d" % sent.number
-            drafts.append(Draft(TOPIC, delay_ms, True, mask_of(tags), 0, pack(Meta(tags=list(tags))), body, idem=body))
+            meta = pack(Meta(tags=list(tags)))
+            key = b"e%d" % self.random.randrange(3) if self.random.random() < _KEYED else None
+            sent.cancel_invoked = key is not None  # a later message with the key replaces it
+            drafts.append(
+                Draft(TOPIC, delay_ms, True, mask_of(tags), 0, meta, body, body, key, REPLACE if key else KEEP)
+            )
         self._send(some, drafts, 8)
 
     def _expect(self, sent: FannedOut) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from chaos.sim import ledgercheck
+from hadelay.codec.commandtypes import Command
+from hadelay.codec.entries import decode_entry
 from hadelay.errors import DamagedFile
 from hadelay.ledger import checkpoint
 from hadelay.ledger.state import Ledger
@@ -51,7 +53,8 @@ class Oracles:
                 since, storage = 0, node.storage
             before = {topic.number: (topic.pending, topic.bytes) for topic in node.ledger.topics.all if _bounded(topic)}
             results = apply(index, term, command)
-            self._look_at_quotas(node, before)
+            if before and all(kind == Command.PUBLISH for kind, _ in decode_entry(command)[2]):
+                self._look_at_quotas(node, before)
             since += max(len(command), checkpoints._ENTRY_BYTES)
             text = f"{node.name} counts {node.checkpoints.bytes_since} bytes since its checkpoint, and it is {since}"
             self.decide("I2 conservation, log since checkpoint", node.checkpoints.bytes_since < since, text)
@@ -101,7 +104,7 @@ class Oracles:
         self.decide("I2 conservation", bool(wrong), wrong, who=node.name)
 
     def _look_at_quotas(self, node: Node, before: dict[int, tuple[int, int]]) -> None:
-        """Quotas: no entry adds messages or bytes to a topic beyond its quota."""
+        """Quotas: no publish adds messages or bytes to a topic beyond its quota; a redrive or an ack's result may."""
         for number, (pending, size) in before.items():
             topic = node.ledger.topics[number]
             most, most_bytes = topic.settings.max_messages, topic.settings.max_bytes

@@ -235,13 +235,21 @@ def jobs_once(cluster: SimCluster) -> None:
             cluster.history.decide("J1 jobs, counts", judged != known, text)
 
 
+def overdue(cluster: SimCluster) -> list[tuple[int, str]]:
+    """Active schedules whose next occurrence is overdue, as (its time, name); as the leader knows."""
+    leader = cluster.leader()
+    if leader is None or not leader.ledger.schedules.count:
+        return []
+    return [(next_ms, name) for _, next_ms, name in agenda(leader.ledger, b"", leader.now_ms() - OVERDUE_MS, 5)]
+
+
 def schedules_fired(cluster: SimCluster) -> None:
     """S5: after all faults are healed, the next occurrence of no active schedule is overdue."""
     leader = cluster.leader()
     if leader is not None and leader.ledger.schedules.count:
-        overdue = [(next_ms, name) for _, next_ms, name in agenda(leader.ledger, b"", leader.now_ms() - OVERDUE_MS, 5)]
-        text = f"at {leader.now_ms()}, these schedules wait for their times: {overdue}"
-        cluster.history.decide("S5 schedules, overdue", bool(overdue), text, who=leader.name)
+        found = overdue(cluster)
+        text = f"at {leader.now_ms()}, these schedules wait for their times: {found}"
+        cluster.history.decide("S5 schedules, overdue", bool(found), text, who=leader.name)
 
 
 def fanned_out(cluster: SimCluster) -> None:

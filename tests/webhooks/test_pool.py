@@ -10,8 +10,10 @@ import pytest
 
 from chaos.sim.cluster import SimCluster
 from chaos.sim.file import SimFile
-from hadelay.codec.commands import encode_purge, encode_topic_delete
+from hadelay.codec.commands import encode_cancel, encode_purge, encode_topic_delete
+from hadelay.codec.results import CancelOutcome
 from hadelay.ledger.topicchanges import READY, SCHEDULED
+from hadelay.server.delivery.loop import DeliveryLoop
 from hadelay.server.reading import VerifiedReader
 from hadelay.settings.node import Config, WebhooksConfig
 from tests.webhooks.world import Call, World
@@ -203,6 +205,28 @@ def test_a_message_purged_while_its_record_is_read_is_not_called_about(monkeypat
     waiting[0]()
     world.run(1)
     assert not world.calls
+
+
+def test_what_is_cancelled_before_its_grant_is_recorded_is_not_called_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In interval mode messages wait for their calls before their grants are committed. Here the cancel precedes the
+    grant in the log, as if it was proposed a moment before the message was fetched."""
+    monkeypatch.setattr(DeliveryLoop, "before_settlement", lambda loop: None)
+
+    class Interval(Limited):
+        def config(self, name: str) -> Config:
+            config = super().config(name)
+            dispatch = msgspec.structs.replace(config.dispatch, sync="interval", interval_ms=1_000)
+            return msgspec.structs.replace(config, dispatch=dispatch)
+
+    world = World(Interval(1, topic_calls=1))
+    world.answer_s = lambda: 0.03
+    hook(world, "t")
+    first, second = world.publish("t", b"x", b"y")
+    world.until(lambda: world.calls)
+    result = world.do(lambda node, done: node.propose(encode_cancel("n1", [second]), done))
+    assert CancelOutcome(result.outcomes[0]) is CancelOutcome.CANCELLED
+    world.run(2)
+    assert [call.id for call in world.calls] == [first]
 
 
 def test_a_death_during_an_alert_is_in_the_next_alert() -> None:

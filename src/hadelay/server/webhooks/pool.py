@@ -158,9 +158,10 @@ class Pool:
                 self._resume_soon()
                 break
             job = queue.jobs[0]
-            # Drop the job: its topic was purged while the job's record was read or its lease extended
-            if job.floor != queue.floor:
-                self._settle(queue.jobs.popleft(), (-1, "purged"))
+            # Drop the job: its topic was purged while the job's record was read or its lease extended; or, in interval
+            # mode, its message was cancelled or rescheduled before its grant was committed.
+            if job.floor != queue.floor or self._has_ended(job):
+                self._settle(queue.jobs.popleft(), (-1, "purged" if job.floor != queue.floor else "cancelled"))
                 continue
             if job.ends - self._runtime.monotonic() < queue.needs_s:
                 self._extend(queue)
@@ -182,6 +183,11 @@ class Pool:
         have handed out the same messages."""
         node, (term, seq, *_) = self._node, job.lease
         return (term, seq) in node.ledger.grants or (term == self._term and node.raft.has_leader_lease())
+
+    def _has_ended(self, job: CallJob) -> bool:
+        """Whether the message is settled, or has left the index entry that was fetched."""
+        _, _, _, hour, index = job.lease
+        return self._node.ledger.outcome_of(hour, index)[0] is not None
 
     def _keep(self, queue: WebhookQueue) -> None:
         """Extend the leases of messages fetched before a pause until the pause ends."""
