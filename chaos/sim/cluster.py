@@ -34,7 +34,6 @@ from hadelay.errors import DamagedFile, HadelayError
 from hadelay.raft.journal import Journal
 from hadelay.raft.node import RaftNode
 from hadelay.raft.ports import FOUNDING
-from hadelay.server.clustertime import NEAR_MS
 from hadelay.server.node import Node
 from hadelay.server.recover import open_node
 from hadelay.server.service.node import NodeService
@@ -140,31 +139,7 @@ class Watch(Machines):
             compact(index, keep_bytes)
 
         node.raft.journal.compact = compacted  # type: ignore[method-assign]
-        self._observe_clock(node)
         self.oracles.observe(node)
-
-    def _observe_clock(self, node: Node) -> None:
-        start_cold = node.clock._start_cold
-
-        def started(agreed: float | None, mono: float) -> None:
-            start_cold(agreed, mono)
-            if node.clock.ready:
-                self.note(f"takes cluster time from the wall clocks: {node.clock.exact(mono):.1f}", node.name)
-                self.cold_starts.append(self.world.now)
-
-        node.clock._start_cold = started  # type: ignore[method-assign]
-        learn = node.clock._learn
-
-        def learnt(least: float, most: float, mono: float) -> bool:
-            ready = learn(least, most, mono)
-            low, high = node.clock._told
-            if ready and high - low > NEAR_MS:
-                self.note(f"learns cluster time from slow answers: to {(high - low) / 2:.1f} ms", node.name)
-                self.history.count("learnt slowly")
-                self.doubt_ms = max(self.doubt_ms, (high - low) / 2)
-            return ready
-
-        node.clock._learn = learnt  # type: ignore[method-assign]
 
     def _committed(self, index: int, term: int, entry: bytes, results: list[Any], node: Node) -> None:
         """Check a committed entry: record its cluster time and its grants, and check I14: a majority of disks has the

@@ -16,6 +16,7 @@ from hadelay.ledger import checkpoint
 from hadelay.ledger.state import Ledger
 from hadelay.raft.part import Peer
 from hadelay.server import checkpoints
+from hadelay.server.clustertime import NEAR_MS
 
 if TYPE_CHECKING:
     from chaos.sim.cluster import Watch
@@ -44,6 +45,7 @@ class Oracles:
         self._recounted: set[int] = set()
 
     def observe(self, node: Node) -> None:
+        self._observe_clock(node)
         apply, begin, agreed = node.raft.machine.apply, node.checkpoints.begin, node.raft.membership.agreed
         since, storage = 0, node.storage
 
@@ -81,6 +83,30 @@ class Oracles:
         node.raft.machine.apply = applied  # type: ignore[method-assign]
         node.checkpoints.begin = begun  # type: ignore[method-assign]
         node.raft.membership.agreed = counted  # type: ignore[method-assign]
+
+    def _observe_clock(self, node: Node) -> None:
+        """Record how the node learns cluster time."""
+        watch, start_cold = self.watch, node.clock._start_cold
+
+        def started(agreed: float | None, mono: float) -> None:
+            start_cold(agreed, mono)
+            if node.clock.ready:
+                watch.note(f"takes cluster time from the wall clocks: {node.clock.exact(mono):.1f}", node.name)
+                watch.cold_starts.append(watch.world.now)
+
+        node.clock._start_cold = started  # type: ignore[method-assign]
+        learn = node.clock._learn
+
+        def learnt(least: float, most: float, mono: float) -> bool:
+            ready = learn(least, most, mono)
+            low, high = node.clock._told
+            if ready and high - low > NEAR_MS:
+                watch.note(f"learns cluster time from slow answers: to {(high - low) / 2:.1f} ms", node.name)
+                watch.history.count("learnt slowly")
+                watch.doubt_ms = max(watch.doubt_ms, (high - low) / 2)
+            return ready
+
+        node.clock._learn = learnt  # type: ignore[method-assign]
 
     def _compare(self, index: int, node: Node) -> None:
         """I12: after the same entry all nodes have the same state, whether they applied all entries, began with a

@@ -13,7 +13,7 @@ from chaos.sim.fuzz import TOPICS
 from chaos.sim.scheduler import PATIENT, TOPIC
 from chaos.sim.uniques import TOPIC as ONCE
 from hadelay.ledger import checkpoint
-from hadelay.ledger.lookup import published_id
+from hadelay.ledger.copies import published_id
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.transitions import FLAG_KEYED
 from hadelay.model import DEAD_HOURS, SEPARATOR, Event
