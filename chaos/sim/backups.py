@@ -16,7 +16,7 @@ from chaos.sim.cluster import SimCluster
 from chaos.sim.disk import SimDisk
 from chaos.sim.door import Client
 from chaos.sim.evidence import WAITING
-from chaos.sim.history import History
+from chaos.sim.history import HandOut, History
 from chaos.sim.machines import Process
 from chaos.sim.receiver import Receiver
 from chaos.sim.runtime import SimRuntime, SimWorld
@@ -134,11 +134,11 @@ def _known(old: History, began: float, ended: float) -> History:
     and answered at `ended`: requests answered before `began` are in the backup, and requests sent before `ended` may be
     in it. Messages that may be missing have no id. Attempts are 0: grants after the backup are lost, and their attempts
     repeat."""
-    acks = {
-        h.id: replace(h, attempt=0, nack_invoked=0.0, result_taken=False)
-        for h in old.hand_outs
-        if (h.ack_invoked or inf) < ended
-    }
+    acks = dict[int, HandOut]()
+    for h in old.hand_outs:
+        if h.ack_invoked is not None and h.ack_invoked < ended:
+            first = min(h.ack_invoked, acks[h.id].ack_invoked or inf) if h.id in acks else h.ack_invoked
+            acks[h.id] = replace(h, attempt=0, nack_invoked=0.0, result_taken=False, ack_invoked=first)
     for h in acks.values():
         h.acked = h.acked if (h.acked or inf) < began else None
     messages = [*map(replace, old.messages)]
