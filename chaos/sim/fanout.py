@@ -1,26 +1,31 @@
-"""Publisher and consumers of a topic with subscriptions in the simulated world, and check F1: each subscription gets a
-copy of each message whose tags pass its filter, and none twice."""
+"""Publisher and consumers of a topic with subscriptions in the simulated world. Check F1: each subscription gets a copy
+of each message whose tags pass its filter, and none twice. Check C1: each ack and each death has one callback."""
 
+import json
 import random
+from collections import Counter
 from typing import Any
 
 from chaos.sim.door import Client
 from chaos.sim.history import FannedOut, History
 from hadelay.api.service import Actor, PublishDone, ReceiveRequest, answered
 from hadelay.codec.meta import Meta, mask_of, pack
+from hadelay.codec.records import decode_record
 from hadelay.errors import HadelayError
 from hadelay.ledger.copies import copies_of
 from hadelay.ledger.lookup import find_entry, state_of
-from hadelay.model import KEEP, REPLACE, Draft, State, decode_id
+from hadelay.model import KEEP, REPLACE, Draft, Event, State, decode_id, pack_id
 from hadelay.server.node import Node
 from hadelay.server.service.node import NodeService
 
-TOPIC = "events"
+#: Topic of the subscriptions, and topic of the callbacks.
+TOPIC, TOLD = "events", "told"
+_RED: dict[str, Any] = {"tags": ["red"], "max_attempts": 2, "on_failure": TOLD}
 #: Subscription → its settings, for a topic with a queue of its own, and for one without. `part` is deleted and created
 #: again during the run.
 _SUBSCRIPTIONS: dict[bool, dict[str, dict[str, Any]]] = {
-    True: {"all": {}, "red": {"tags": ["red"]}, "part": {}},
-    False: {"red": {"tags": ["red"]}, "blue": {"any_tags": ["blue", "white"]}, "part": {"tags": ["green"]}},
+    True: {"all": {"on_success": TOLD}, "red": _RED, "part": {}},
+    False: {"red": _RED, "blue": {"any_tags": ["blue", "white"]}, "part": {"tags": ["green"]}},
 }
 _PART = f"{TOPIC}~part"
 #: Share of runs with subscriptions; share of these whose topic has a queue of its own; share of these with a quota of
@@ -47,7 +52,7 @@ class FanOutClient(Client):
             red = {**self.subscriptions["red"], "max_messages": _QUOTA}
             self.subscriptions = {**self.subscriptions, "red": red}
         if not self.stopped:
-            config = {} if self.own_queue else {"own_queue": False}
+            config = {"on_success": TOLD} | ({} if self.own_queue else {"own_queue": False})
             self._put(TOPIC, config, [f"{TOPIC}~{name}" for name in self.subscriptions])
 
     def _put(self, name: str, config: dict[str, Any], others: list[str]) -> None:
@@ -193,6 +198,8 @@ class FanOutClient(Client):
         request = b"%d" % int(self.world.now * 1000)
         poll = ReceiveRequest([queue], f"{self.name} {queue}", request, 20, 0, 900)
         settles = self.good or self.random.random() < 0.8
+        # The queue whose deaths ask for callbacks: some of its messages die.
+        dies = queue == f"{TOPIC}~red" and request[-1] % 2 == 0
         # Cancels that were confirmed before this receive.
         cancelled = [sent.number for sent in self.sent if sent.cancelled]
 
@@ -202,7 +209,9 @@ class FanOutClient(Client):
             handed = await service.consume.receive(poll)
             handed.answered()
             leases = [message.lease for message in handed.messages]
-            outcomes = await service.consume.settle("ack", leases, None) if settles and leases else [""] * len(leases)
+            outcomes = [""] * len(leases)
+            if settles and leases:
+                outcomes = await service.consume.settle("nack" if dies else "ack", leases, None, dead=dies)
             return [
                 (
                     int(bytes(message.body)[len(self.mark) :]),
@@ -235,6 +244,34 @@ class FanOutClient(Client):
 def _decide(history: History, branch: str, broken: bool, text: str, message_id: int) -> None:
     promise = "F1 fan-out, copies" if branch == "copies" else "F1 fan-out, hand-outs"
     history.decide(promise, broken, text, message_id)
+
+
+def check_callbacks(history: History, node: Node) -> None:
+    """C1: the topic of the callbacks has one message for each ack and each death that asks for one."""
+    ledger = node.ledger
+    topic, told = ledger.topic(TOPIC), ledger.topic(TOLD)
+    counts = Counter[str]()
+    for name, event in ((TOPIC, Event.ACKED), (f"{TOPIC}~all", Event.ACKED), (f"{TOPIC}~red", Event.DEAD)):
+        if (queue := ledger.topic(name)) is not None:
+            counts[name] = queue.settled[event]
+    published = 0 if told is None else told.published
+    if topic is not None:
+        text = f"{dict(counts)} asked for callbacks, and there are {published}"
+        history.decide("C1 callbacks", published != counts.total(), text)
+    if told is None:
+        return
+    seen = set[str]()
+    for hour in ledger.store.hours():
+        rows = ledger.store.entries(hour, slice(0, ledger.store.count(hour)))
+        for row in rows[rows["topic"] == told.number]:
+            if int(row["first_id"]) != pack_id(ledger.group, hour, int(row["index"])):
+                continue  # a callback that was carried into this hour
+            record = ledger.store.record(hour, int(row["offset"]), int(row["size"]))
+            document = json.loads(decode_record(record).body)
+            if "errors" not in document:  # a message may die again after a redrive
+                again = document["id"] in seen
+                history.decide("C1 callbacks", again, f"the ack of {document['id']} has two callbacks")
+                seen.add(document["id"])
 
 
 def check(history: History, node: Node) -> None:

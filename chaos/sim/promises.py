@@ -258,10 +258,16 @@ def fanned_out(cluster: SimCluster) -> None:
         fanout.check(cluster.history, node)
 
 
+def called_back(cluster: SimCluster) -> None:
+    """C1: each ack and each death in a topic that asks for callbacks has one."""
+    for node in cluster.nodes()[:1]:
+        fanout.check_callbacks(cluster.history, node)
+
+
 #: Checks that read the clients' history, and checks that compare the nodes after all faults are healed.
 OUTSIDE = (
     as_published, two_ids, lost, cancelled_means_never, purged_means_never, results_kept, fenced, resurrected,
     dead_is_over, double_leases, early, clock_runs_true, calls_apart, in_time, debounced, nothing_forgotten, late,
     groups_apart, groups_in_order, groups_released, schedules_fired, alerted,
 )  # fmt: skip
-REPLICAS = (diverged, conserved, seen, one_per_key, honest, jobs_once, fanned_out)
+REPLICAS = (diverged, conserved, seen, one_per_key, honest, jobs_once, fanned_out, called_back)

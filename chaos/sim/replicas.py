@@ -8,6 +8,7 @@ from chaos.sim import ledgercheck
 from chaos.sim.cluster import SimCluster
 from chaos.sim.door import whole
 from chaos.sim.evidence import WAITING, found_by_key_of, where
+from chaos.sim.fanout import TOLD
 from chaos.sim.fanout import TOPIC as EVENTS
 from chaos.sim.fuzz import TOPICS
 from chaos.sim.scheduler import PATIENT, TOPIC
@@ -39,7 +40,7 @@ def honest(cluster: SimCluster) -> None:
     for node in cluster.nodes():
         values = measured(node)
         messages, settled = values["messages"], values["settled_messages_total"]
-        others = (*TOPICS, TOPIC, PATIENT, EVENTS, ONCE)
+        others = (*TOPICS, TOPIC, PATIENT, EVENTS, ONCE, TOLD)
         aside = [topic for topic in node.ledger.topics.all if topic.name.partition(SEPARATOR)[0] in others]
         published, done = sum(t.published for t in aside), sum(t.settled[Event.ACKED] for t in aside)
         bounds = {

@@ -31,8 +31,8 @@ MAX_SUBSCRIPTIONS = 16
 MAX_REASON = MAX_GROUP = 128
 #: Limit of `unique_for`, in ms.
 MAX_UNIQUE_MS = 7 * 24 * HOUR_MS
-#: Limit of the result of an ack, in bytes of JSON.
-MAX_RESULT = 64 << 10
+#: Limit of the result of an ack, in bytes of JSON; and of what a success callback has of a body or a result.
+MAX_RESULT, MAX_REPLY = 64 << 10, 16 << 10
 
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _VALUE = {c: i for i, c in enumerate(_ALPHABET)} | {c.lower(): i for i, c in enumerate(_ALPHABET)}
@@ -143,7 +143,7 @@ class Draft(Struct, frozen=True, gc=False):
     on_conflict: int = KEEP
     #: Only with REPLACE: longest time, in ms, from the first of the replaced publishes to the due time; 0: no limit.
     max_wait_ms: int = 0
-    #: Whether `meta` has a webhook URL of this message.
+    #: Whether `meta` has a webhook URL of this message, or topics of its callbacks.
     callback: bool = False
     #: Hash of the message's group (publishcommand.hash_group); the name is in `meta`.
     group: int | None = None

@@ -31,9 +31,10 @@ from hadelay.api import text as forms
 from hadelay.api.base import Request
 from hadelay.cli import remote
 from hadelay.cli.certs import make_authority, make_certificate
-from hadelay.codec import commands, meta, schedules
+from hadelay.codec import commands, meta, schedules, settlement
 from hadelay.codec import records as messages_in_files
 from hadelay.codec.ackresults import encode_results
+from hadelay.codec.callreplies import CallReply, encode_replies
 from hadelay.codec.checksums import crc32c
 from hadelay.codec.commandtypes import Grant, Job
 from hadelay.codec.entries import decode_entry, encode_entry, members_in
@@ -144,7 +145,14 @@ def entries() -> list[bytes]:
         commands.encode_nack("n1", lease, commands.uncounted(0)),
         commands.encode_nack("n1", lease, commands.DEAD_NOW, "no such customer"),
         commands.encode_extend("n1", lease, 60_000, "page 7"),
-        commands.encode_settle(commands.encode_ack("n1", lease), None, encode_results([b'{"paid":7}'] * len(lease))),
+        settlement.encode_settle(
+            commands.encode_ack("n1", lease), None, encode_results([b'{"paid":7}'] * len(lease))
+        ),
+        settlement.encode_settle(
+            commands.encode_ack("n1", lease), None,
+            replies=encode_replies([CallReply(200, "text/plain", b"ok", True)] * len(lease)),
+        ),
+        commands.encode_topic_put(topic, {"on_success": "told", "on_failure": "told", "max_attempts": 1}),
         commands.encode_extend("n1", lease, 50), commands.encode_expire([(1, 1), (1, 2)]),
         commands.encode_cancel("n1", [first], [(topic, b"key")]),
         commands.encode_reschedule("n1", 50, True, [first], [(topic, b"key")]),
@@ -701,7 +709,7 @@ def heads() -> list[bytes]:
         b"delay=5s&key=k&tags=a,b&ttl=1h\nContent-Type:a/b\nHadelay-Meta-A:b\nIdempotency-Key:i",
         b"\nHadelay-Delay:5s\ntraceparent:00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\nHadelay-Tags:a",
         b"deliver_at=2026-11-20T18:00:00Z&on_conflict=replace&max_wait=5s&callback=https://a.b/c",
-        b"unique_for=7d&key=k",
+        b"unique_for=7d&key=k&on_success=done&on_failure=failed",
     ]
 
 

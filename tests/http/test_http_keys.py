@@ -90,6 +90,18 @@ async def test_unique_for_reaches_the_draft_and_drops_a_settled_key(node: Node, 
     assert [draft.unique_ms for draft in node.service.published] == [86_400_000] * 4
 
 
+async def test_topics_of_callbacks_reach_the_record(node: Node) -> None:
+    item = {"topic": "orders", "body": "x", "on_success": "done", "on_failure": "failed"}
+    assert (await put(node, "?on_success=done&on_failure=failed")).status == 201
+    assert (await put(node, "", **{"Hadelay-On-Success": "done", "Hadelay-On-Failure": "failed"})).status == 201
+    assert "id" in (await node.ask("POST", "/v1/messages:batch", [item])).json["results"][0]
+    for draft in node.service.published[-3:]:
+        assert ((meta := unpack(draft.meta)).os, meta.of, draft.callback) == ("done", "failed", True)
+    for wrong in ("no/topic", "orders~billing", ".."):
+        refused = (await node.ask("POST", "/v1/messages:batch", [{**item, "on_success": wrong}])).json["results"][0]
+        assert refused["error"]["status"] == 400
+
+
 async def test_a_batch_answers_per_item(node: Node) -> None:
     items = [{"topic": "orders", "body": "x", "key": "k", "delay": "1h", "on_conflict": mode} for mode in
              ("reject", "keep", "replace", "reject")]  # fmt: skip

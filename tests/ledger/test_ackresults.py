@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from chaos.sim.ledgercheck import check
-from hadelay.codec import commands
+from hadelay.codec import commands, settlement
 from hadelay.codec.ackresults import encode_results
 from hadelay.codec.commandtypes import Job
 from hadelay.codec.results import LeaseOutcome, Refused
@@ -29,7 +29,7 @@ H = 3_600_000
 def acked(world: World, rows: np.ndarray, *results: bytes | None, delays: list[int] | None = None) -> Any:
     ack, section = commands.encode_ack("n1", rows), encode_results(results)
     given = None if delays is None else np.array(delays, np.uint32)
-    return world.one(commands.encode_settle(ack, given, section))
+    return world.one(settlement.encode_settle(ack, given, section))
 
 
 def result_of(world: World, message_id: int) -> bytes | None:
@@ -124,7 +124,7 @@ def test_without_results_the_bytes_are_those_of_before() -> None:
         world.one(commands.encode_topic_put("t", {"max_attempts": 1}))
         first, second = world.ids(draft(), draft())
         rows = world.lease(first, second)
-        world.one(commands.encode_settle(commands.encode_ack("n1", rows[:1]), np.array([5], np.uint32)))
+        world.one(settlement.encode_settle(commands.encode_ack("n1", rows[:1]), np.array([5], np.uint32)))
         world.nack(rows[1:])
     assert len({str(world.store.bytes_of()) for world in worlds}) == 1
     assert (
@@ -147,9 +147,9 @@ def test_malformed_results_are_refused(spoil: Any) -> None:
     world = World()
     (message_id,) = world.ids(draft())
     rows = world.lease(message_id)
-    refused = world.one(commands.encode_settle(commands.encode_ack("n1", rows), None, spoil(encode_results([b"1"]))))
+    refused = world.one(settlement.encode_settle(commands.encode_ack("n1", rows), None, spoil(encode_results([b"1"]))))
     assert (isinstance(refused, Refused), refused.code) == (True, "malformed")
-    nack = commands.encode_settle(commands.encode_nack("n1", rows), None, encode_results([b"1"]))
+    nack = settlement.encode_settle(commands.encode_nack("n1", rows), None, encode_results([b"1"]))
     assert world.one(nack).code == "malformed"
     assert world.states(message_id) == ["leased"]
 
@@ -157,8 +157,8 @@ def test_malformed_results_are_refused(spoil: Any) -> None:
 def test_take_apart_gives_back_what_was_put_together() -> None:
     world = World()
     ack, section = commands.encode_ack("n1", world.lease(*world.ids(draft()))), encode_results([b"[1]"])
-    assert commands.take_apart(commands.encode_settle(ack, None, section)) == (ack, section)
-    assert commands.take_apart(ack) == (ack, b"")
+    assert settlement.take_apart(settlement.encode_settle(ack, None, section)) == (ack, section, b"")
+    assert settlement.take_apart(ack) == (ack, b"", b"")
 
 
 def test_a_damaged_result_is_seen() -> None:

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from chaos.sim import ledgercheck
-from hadelay.codec import commands, schedules
+from hadelay.codec import commands, schedules, settlement
 from hadelay.codec.ackresults import encode_results
+from hadelay.codec.callreplies import CallReply, encode_replies
 from hadelay.codec.commands import Malformed, decode
 from hadelay.codec.commandtypes import Command, Grant, Job
 from hadelay.codec.entries import decode_entry, encode_entry
@@ -84,7 +85,7 @@ EXAMPLES = [
     ),
     commands.encode_subscription_put("t", "billing", {"lease_ms": 1}),
     commands.encode_topic_expiry([(0, 1, 1, START_MS), (7, 0, 0, 0)]),
-    commands.encode_settle(commands.encode_nack("n1", LEASES, 500), np.arange(len(LEASES), dtype=np.uint32)),
+    settlement.encode_settle(commands.encode_nack("n1", LEASES, 500), np.arange(len(LEASES), dtype=np.uint32)),
     commands.encode_job_begin(JobBegin("n1", "shop", b"", ["t"], JobSpec("reschedule", "t", shift_ms=5_000))),
     commands.encode_job_step(1, (0, 0), (START_HOUR, 7), [1, 2**64 - 1]),
     commands.encode_job_stop(1),
@@ -261,8 +262,11 @@ def test_the_examples_of_the_specification() -> None:
         "AUDITED": commands.encode_audited(
             "n1", digest.hex()[:12], "shop", "topic.delete", "orders", commands.encode_topic_delete("orders", True)
         ),
-        "SETTLE": commands.encode_settle(commands.encode_ack("n1", lease), np.array([42], np.uint32)),
-        "SETTLE_RESULT": commands.encode_settle(
+        "SETTLE": settlement.encode_settle(commands.encode_ack("n1", lease), np.array([42], np.uint32)),
+        "SETTLE_REPLY": settlement.encode_settle(
+            commands.encode_ack("n1", lease), None, replies=encode_replies([CallReply(200, "text/plain", b"ok", False)])
+        ),
+        "SETTLE_RESULT": settlement.encode_settle(
             commands.encode_ack("n1", lease), None, encode_results([b'{"paid":7}'])
         ),
         "MEMBERS": commands.encode_members(

@@ -19,7 +19,7 @@ from hadelay.ledger.state import Ledger
 from hadelay.ledger.topicchanges import READY, SCHEDULED
 from hadelay.ledger.transitions import MAX_EXCUSED, failures_of
 from hadelay.model import Event
-from hadelay.settings import topic
+from hadelay.settings import urls
 from hadelay.version import (
     ACK_OF_THIS_LIFE,
     BOUNDED,
@@ -177,7 +177,7 @@ def test_versions_of_python_agree_about_a_url(
 
     worlds = []
     for split in (urlsplit, takes, *([] if plain else [refuses])):
-        monkeypatch.setattr(topic, "urlsplit", split)
+        monkeypatch.setattr(urls, "urlsplit", split)
         worlds.append(World(level=PLAIN_URLS))
         worlds[-1].one(commands.encode_topic_put("t", {part: {"url": url}}))
     assert len({checkpoint.dump(world.ledger, everything=True)[0] for world in worlds}) == 1

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hadelay.codec import commands, entries
+from hadelay.codec import commands, entries, settlement
 from hadelay.codec.formats import MAX_NACK_DELAY_MS, handout_delay_ms
 from hadelay.codec.leasetokens import LEASE
 from hadelay.codec.results import LeaseOutcome, Refused
@@ -19,7 +19,7 @@ from tests.ledger.world import START_HOUR, World, draft
 
 
 def settle(world: World, command: bytes, *delays: int) -> Any:
-    return world.one(commands.encode_settle(command, np.array(delays, np.uint32)))
+    return world.one(settlement.encode_settle(command, np.array(delays, np.uint32)))
 
 
 def delays(world: World) -> list[tuple[str, int]]:
@@ -88,7 +88,7 @@ def test_below_its_level_it_is_refused_and_leaves_no_trace() -> None:
 def test_other_sections_are_those_of_later_levels(kind: int) -> None:
     world = World()
     held = world.lease(*world.ids(draft()))
-    whole = bytearray(commands.encode_settle(commands.encode_ack("n1", held), np.array([5], np.uint32)))
+    whole = bytearray(settlement.encode_settle(commands.encode_ack("n1", held), np.array([5], np.uint32)))
     whole[-9] = kind
     refused = world.one(bytes(whole))
     assert isinstance(refused, Refused)

@@ -10,7 +10,7 @@ import msgpack
 import numpy as np
 from msgspec.structs import replace
 
-from hadelay.codec import commands
+from hadelay.codec import commands, settlement
 from hadelay.codec.ackresults import encode_results
 from hadelay.codec.checksums import crc32c
 from hadelay.codec.commandtypes import Grant, Job
@@ -99,7 +99,7 @@ def one_of_each() -> tuple[World, dict[str, list[int]]]:
     world.one(commands.encode_redrive("n1", "dying", [redriven]))
     world.now = 7 * SECOND
     ack = commands.encode_ack("n1", world.lease(redriven))
-    world.one(commands.encode_settle(ack, None, encode_results([b'"a result is no message"'])))
+    world.one(settlement.encode_settle(ack, None, encode_results([b'"a result is no message"'])))
 
     world.now = 10 * SECOND - 90  # a grant ahead of its time is no early hand-out
     world.ack(_hand_out(world, ids[0]))

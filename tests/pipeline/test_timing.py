@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from hadelay.codec import commands, durations
+from hadelay.codec import commands, durations, settlement
 from hadelay.codec.commandtypes import Job
 from hadelay.errors import BadRequest
 from hadelay.pipeline import forecast, lateness, load, timing
@@ -222,9 +222,9 @@ def test_lateness_ends_when_the_consumer_has_the_message(tmp_path: Path) -> None
     held = [world.lease(message_id) for message_id in ids]
     world.now += 20 * SECOND
     for rows, delay_ms in zip(held[:2], (0, 19_700), strict=False):
-        world.one(commands.encode_settle(commands.encode_ack("n1", rows), np.array([delay_ms], np.uint32)))
+        world.one(settlement.encode_settle(commands.encode_ack("n1", rows), np.array([delay_ms], np.uint32)))
     nack = commands.encode_nack("n1", held[2], HOUR, "no")
-    world.one(commands.encode_settle(nack, np.array([1_000], np.uint32)))
+    world.one(settlement.encode_settle(nack, np.array([1_000], np.uint32)))
     write(world, tmp_path)
     summary = lateness.run(None, JobOptions(options(world, tmp_path)))
     assert (summary.handed_out, summary.not_measured) == (4, 1)

@@ -16,7 +16,7 @@ import yaml
 
 from hadelay.http.app import ROUTES
 from hadelay.http.metrics import FAMILIES as HTTP_FAMILIES
-from hadelay.server.metrics import CAUSES, FAMILIES, OUTCOMES
+from hadelay.server.metrics import CALLBACKS, CAUSES, FAMILIES, OUTCOMES
 from tools import dashboard
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +26,7 @@ RUNBOOK = ROOT / "docs/howto/runbook.md"
 TARGET = {"job", "instance"}
 #: Values of labels that never change, as far as an expression may name them.
 VALUES = {
-    "outcome": {*OUTCOMES, "2xx"}, "cause": set(CAUSES), "file": {"log", "idx", "dsp"},
+    "outcome": {*OUTCOMES, *CALLBACKS, "2xx"}, "cause": set(CAUSES), "file": {"log", "idx", "dsp"},
     "quantile": {"0.5", "0.99", "1"},
     "state": {"waiting", "scheduled", "ready", "leased", "dead"}, "route": {route.name for route in ROUTES.all},
 }  # fmt: skip

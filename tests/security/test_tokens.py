@@ -336,6 +336,19 @@ async def test_tokens_are_made_shown_once_and_listed_without_themselves() -> Non
         assert (await node.ask(admin, "DELETE", "/v1/tokens/..%2f"))[0] == 404
 
 
+@pytest.mark.parametrize("option", ["on_success", "on_failure"])
+async def test_nobody_publishes_by_way_of_callbacks(option: str) -> None:
+    async with guarded() as node:
+        clerk, path = node.service.add("clerk", "publish:orders", "admin:orders"), "/v1/topics/orders/messages"
+        assert (await node.ask(clerk, "PUT", "/v1/topics/orders", b'{"%s": "refunds"}' % option.encode()))[0] == 403
+        for topic, status in (("refunds", 403), ("orders", 201)):
+            assert (await node.ask(clerk, "POST", f"{path}?{option}={topic}", b"x"))[0] == status
+            item = b'[{"topic": "orders", "body": "x", "%s": "%s"}]' % (option.encode(), topic.encode())
+            head = b"Content-Type: application/json\r\n"
+            (result,) = (await node.ask(clerk, "POST", "/v1/messages:batch", item, head=head))[1]["results"]
+            assert ("error" in result) == (status == 403)
+
+
 async def test_nobody_publishes_by_way_of_dead_letters() -> None:
     async with guarded() as node:
         owner = node.service.add("owner", "admin:orders")

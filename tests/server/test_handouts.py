@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from chaos.sim.cluster import SimCluster
-from hadelay.codec import commands
+from hadelay.codec import commands, settlement
 from hadelay.codec.ackresults import encode_results
 from hadelay.codec.commandtypes import Command
 from hadelay.codec.formats import handout_delay_ms
@@ -53,12 +53,12 @@ def test_delays_and_results_go_together() -> None:
     (message_id,) = world.ids(draft())
     held = world.lease(message_id)
     ack, results = commands.encode_ack("n1", held), encode_results([b"[1]"])
-    with_result = commands.encode_settle(ack, None, results)
+    with_result = settlement.encode_settle(ack, None, results)
     assert delays.settling(world.ledger, with_result) == with_result
     key = int(held["term"][0]), int(held["seq"][0])
     delays.answered(world.ledger, key, np.array([0]), START_MS, START_MS + 250)
     command = delays.settling(world.ledger, with_result)
-    assert command == commands.encode_settle(ack, np.array([250], np.uint32), results)
+    assert command == settlement.encode_settle(ack, np.array([250], np.uint32), results)
     world.one(command)
     found = describe(world.ledger, message_id)
     assert found is not None

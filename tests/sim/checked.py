@@ -17,7 +17,7 @@ CHECKED = (
     "max_wait", "one per key", "filters", "stale read", "reads", "forgotten", "campaigns",
     "what leaders count", "results", "hang-ups", "webhooks, one at a time", "webhooks, Retry-After", "backup",
     "G1 groups", "G2 groups apart", "G3 groups in order", "G4 groups released", "J1 jobs, twice", "J1 jobs, counts",
-    "F1 fan-out, copies", "F1 fan-out, hand-outs",
+    "F1 fan-out, copies", "F1 fan-out, hand-outs", "C1 callbacks",
     "S1 schedules", "S1 schedules, triggers", "S2 schedules, wait",
     "U1 unique, stored", "U1 unique, dropped",
     "S2 schedules, counts", "S2 schedules, catch-up", "S2 schedules, overlap",

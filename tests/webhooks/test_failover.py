@@ -4,11 +4,16 @@ none is forgotten."""
 from __future__ import annotations
 
 import itertools
+import json
 import random
+from typing import Any
 
 import pytest
 
 from chaos.sim.cluster import SimCluster
+from hadelay.codec.records import decode_record
+from hadelay.ledger.state import Ledger
+from hadelay.model import encode_id
 from tests.webhooks.world import Call, World
 
 TIMEOUT_MS = 1_000
@@ -51,7 +56,7 @@ def test_calls_under_faults(seed: int) -> None:
     ]
     for topic in ("a", "b"):
         webhook = {"url": f"http://{topic}/", "timeout_ms": TIMEOUT_MS}
-        world.put(topic, webhook=webhook, backoff=[100, 500])
+        world.put(topic, webhook=webhook, backoff=[100, 500], on_success="told")
     ids: list[int] = []
     for _ in range(12):
         for topic in ("a", "b"):
@@ -69,6 +74,20 @@ def test_calls_under_faults(seed: int) -> None:
         attempts = [call.attempt for call in mine]
         assert attempts == sorted(set(attempts))
     assert world.cluster.violations == []
+    told = callbacks(world.settle().ledger)
+    assert sorted(one["id"] for one in told) == sorted(map(encode_id, ids)), "one for each ack, also over faults"
+    assert {(one["status"], one["body"]) for one in told} == {(200, "said")}
+
+
+def callbacks(ledger: Ledger) -> list[dict[str, Any]]:
+    """Documents of the callbacks in the topic `told`."""
+    found = []
+    for hour in ledger.store.hours():
+        rows = ledger.store.entries(hour, slice(0, ledger.store.count(hour)))
+        for row in rows[rows["topic"] == ledger.topic("told").number]:  # type: ignore[union-attr]
+            record = ledger.store.record(hour, int(row["offset"]), int(row["size"]))
+            found.append(json.loads(decode_record(record).body))
+    return found
 
 
 def test_a_leader_that_was_held_up_before_its_hand_outs_were_recorded_calls_nobody() -> None:

@@ -16,6 +16,8 @@ import pytest
 from aiohappyeyeballs import AddrInfoType
 
 from hadelay.api.problems import retry_after_ms
+from hadelay.codec.callreplies import CallReply
+from hadelay.model import MAX_REPLY
 from hadelay.server.guard import Guard, Info
 from hadelay.server.webhooks import sender as sender_module
 from hadelay.server.webhooks.calls import CallRequest, Reply
@@ -35,9 +37,11 @@ async def sender() -> AsyncIterator[Sender]:
     await sender.close()
 
 
-async def call(sender: Sender, url: str, timeout_s: float = 5.0, body: bytes = b"x", method: str = "POST") -> Reply:
+async def call(
+    sender: Sender, url: str, timeout_s: float = 5.0, body: bytes = b"x", method: str = "POST", **how: bool
+) -> Reply:
     future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-    sender.call(CallRequest(url, {"webhook-id": "1"}, body, timeout_s, method), future.set_result)
+    sender.call(CallRequest(url, {"webhook-id": "1"}, body, timeout_s, method, **how), future.set_result)
     return await future
 
 
@@ -82,6 +86,34 @@ async def test_calls_have_the_method_that_is_asked_for(sender: Sender) -> None:
         for method in METHODS:
             await call(sender, receiver.url, method=method)
         assert [one.method for one in receiver.calls] == list(METHODS)
+
+
+CHUNKED, LONG = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"x" * 20_000
+NINE = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n"
+KEPT = [
+    ("all", r.answers(200, "Content-Type: text/plain", body=b"paid"), CallReply(200, "text/plain", b"paid", False)),
+    ("none", r.answers(204), CallReply(204, "", b"", False)),
+    ("an error", r.answers(503, body=b"later"), CallReply(503, "", b"later", False)),
+    ("long", r.answers(200, body=LONG), CallReply(200, "", LONG[:MAX_REPLY], True)),
+    ("a gigabyte", r.gigabyte(200), CallReply(200, "", bytes(MAX_REPLY), True)),
+    ("exactly", r.answers(200, body=LONG[:MAX_REPLY]), CallReply(200, "", LONG[:MAX_REPLY], False)),
+    ("chunks", r.says(CHUNKED + b"2;x=y\r\nok\r\n3\r\nay!\r\n0\r\n\r\n"), CallReply(200, "", b"okay!", False)),
+    ("half of the chunks", r.says(CHUNKED + b"2\r\nok\r\n9\r\nay", True), CallReply(200, "", b"okay", True)),
+    ("until the end", r.says(b"HTTP/1.1 200 OK\r\n\r\nfine", True), CallReply(200, "", b"fine", False)),
+    ("half a body", r.says(NINE + b"half", True), CallReply(200, "", b"half", True)),
+    ("too slow", r.says(NINE + b"slow"), CallReply(200, "", b"slow", True)),
+    ("no answer", r.hangs_up, CallReply(0, "", b"", True)),
+]
+
+
+@pytest.mark.parametrize(("behave", "kept"), [case[1:] for case in KEPT], ids=[case[0] for case in KEPT])
+async def test_an_answer_is_kept_for_callbacks(sender: Sender, behave: Behave, kept: CallReply) -> None:
+    async with Receiver(behave) as receiver:
+        timeout_s = 0.3 if kept.body == b"slow" else 5.0
+        assert (await call(sender, receiver.url, timeout_s, keeps=True)).kept == kept
+        receiver.behave = r.answers(200, body=b"next")
+        assert (await call(sender, receiver.url, keeps=True)).kept == CallReply(200, "", b"next", False)
+        assert (await call(sender, receiver.url)).kept is None
 
 
 async def test_a_gigabyte_costs_no_memory(sender: Sender) -> None:

@@ -26,6 +26,8 @@ class Hook:
     def __init__(self) -> None:
         self.calls: list[tuple[str, dict[str, str], bytes]] = []
         self.methods: list[str] = []
+        #: Body of the answers.
+        self.answer = b""
         self.release = threading.Event()
         hook = self
 
@@ -40,8 +42,9 @@ class Hook:
                     hook.release.wait(30)
                 try:
                     self.send_response(204 if self.path == "/hold" else int(self.path[1:4]))
-                    self.send_header("Content-Length", "0")
+                    self.send_header("Content-Length", str(len(hook.answer)))
                     self.end_headers()
+                    self.wfile.write(hook.answer)
                 except OSError:
                     self.close_connection = True
 
@@ -132,6 +135,30 @@ def test_calls_have_the_topic_s_method_and_the_message_s_headers(cluster: Cluste
         assert (refused["error"]["status"], words in refused["error"]["detail"]) == (400, True), refused
     refused = put(cluster, "methods", webhook={**webhook, "method": "TRACE"})
     assert (refused.status, "method" in refused.json["detail"]) == (400, True)
+
+
+def test_a_callback_has_the_answer_of_the_receiver(cluster: Cluster, hook: Hook) -> None:
+    hook.answer = '{"paid":"ja, grün"}'.encode()
+    put(cluster, "pays", webhook={"url": f"{hook.url}/201", "allow_per_message": True}, on_success="paid")
+    put(cluster, "fails", webhook={"url": f"{hook.url}/500"}, max_attempts=1, on_failure="unpaid")
+    leader = cluster.leader()
+    sent = cluster.publish(leader, "pays", b"x")
+    dies = cluster.publish(leader, "fails", b"x")
+    (done,), (dead,) = (cluster.receive(leader, topic, wait="20s") for topic in ("paid", "unpaid"))
+    document = json.loads(base64.b64decode(done["body_base64"]))
+    assert {name: document[name] for name in ("id", "topic", "attempt", "status", "body", "truncated")} == {
+        "id": sent, "topic": "pays", "attempt": 1, "status": 201, "body": '{"paid":"ja, grün"}', "truncated": False,
+    }  # fmt: skip
+    assert (done["content_type"], done["meta"]) == ("application/json", {"callback": "success"})
+    document = json.loads(base64.b64decode(dead["body_base64"]))
+    assert (document["id"], [error["reason"] for error in document["errors"]]) == (dies, ["HTTP 500"])
+    answer = cluster.ask(leader, "POST", "/v1/topics/pays/messages?on_success=mine", b"y")
+    until(lambda: state(cluster, answer.json["id"]) == "acked", "the message is acked")
+    assert len(cluster.receive(leader, "mine", wait="20s")) == 1
+    refused = cluster.ask(leader, "POST", "/v1/topics/fails/messages", b"y", headers={"Hadelay-On-Failure": "mine"})
+    assert (refused.status, "allow_per_message" in refused.json["detail"]) == (422, True)
+    metrics = cluster.ask(leader, "GET", "/metrics").body.decode()
+    assert 'hadelay_callbacks_total{outcome="filed"} 3' in metrics
 
 
 def test_headers_are_shown_masked_and_stay_when_that_is_put(cluster: Cluster, hook: Hook) -> None:

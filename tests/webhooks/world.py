@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chaos.sim.cluster import SimCluster
+from hadelay.codec.callreplies import CallReply
 from hadelay.codec.commands import encode_topic_put
 from hadelay.codec.meta import Meta, pack
 from hadelay.errors import HadelayError
@@ -131,7 +132,8 @@ class Caller:
         status, _, after = said.partition("/")
         if status.isdigit():
             reason = "" if status.startswith("2") else f"HTTP {status}"
-            call.answer = Reply(int(status), reason, int(after) if after else None, wait_s)
+            kept = CallReply(int(status), "text/plain", b"said", False) if call.request.keeps else None
+            call.answer = Reply(int(status), reason, int(after) if after else None, wait_s, kept)
         else:
             call.answer = Reply(0, {"hang": "timeout"}.get(said, said.replace("_", " ")), None, wait_s)
         call.answered = self.world.cluster.world.now

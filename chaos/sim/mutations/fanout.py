@@ -1,9 +1,9 @@
-"""Deliberate bugs in subscriptions."""
+"""Deliberate bugs in subscriptions and callbacks."""
 
 from typing import Any
 
 from chaos.sim.mutations.table import Original, bug, stub
-from hadelay.ledger import changes, publish
+from hadelay.ledger import changes, dead, leases, publish
 from hadelay.ledger.subscriptions import FanOut
 
 
@@ -17,3 +17,17 @@ stub(
     "first_copy_only", "a command for the published id means the first copy", "", ("F1 fan-out, hand-outs",),
     (changes, "copies_of", lambda ledger, message_id: []),
 )  # fmt: skip
+stub(
+    "ack_without_callback", "an ack files no callback", "", ("C1 callbacks",),
+    (leases, "succeeded", lambda ledger, command, done: None),
+)  # fmt: skip
+stub(
+    "death_without_callback", "a death files no callback", "", ("C1 callbacks",),
+    (dead, "died", lambda ledger, leaving, topic: None),
+)  # fmt: skip
+
+
+@bug("a repeated ack files its callback again", "", "C1 callbacks", at=(leases, "succeeded"))
+def called_back_again(succeeded: Original, ledger: Any, command: Any, done: Any) -> None:
+    succeeded(ledger, command, done)
+    succeeded(ledger, command, done & (command.rows["index"] % 2 == 0))

@@ -22,6 +22,9 @@ class PublishQuery(Request):
     callback: str | None = None
     #: Message group: the topic's group_concurrency limits how many messages of a group are handed out at once.
     group: str | None = None
+    #: Topics of the message's callbacks, where the topic's webhook has allow_per_message.
+    on_success: str | None = None
+    on_failure: str | None = None
 
 
 class Published(Document, Generic[At], frozen=True):
@@ -60,6 +63,8 @@ class BatchItem(Request, gc=False):
     group: str | None = None
     #: Header fields of the message's webhook calls, at most 2 KiB.
     forward: dict[str, str] | None = None
+    on_success: str | None = None
+    on_failure: str | None = None
     #: W3C traceparent of the message; None: the traceparent of the request.
     traceparent: str | None = None
 

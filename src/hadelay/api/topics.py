@@ -78,6 +78,9 @@ class PutTopic(Request):
     any_tags: list[str] | UnsetType | None = UNSET
     #: Delete the topic some time after it was unused for this long, 1m or more. Not for subscriptions.
     expires_after: Duration | UnsetType | None = UNSET
+    #: Topics of callbacks: messages about acked messages, and about messages that become dead letters.
+    on_success: str | UnsetType | None = UNSET
+    on_failure: str | UnsetType | None = UNSET
 
 
 class PutSubscription(PutTopic, rename={"from_": "from"}):
@@ -176,6 +179,8 @@ class Topic(Document, Generic[At], frozen=True):
     tags: list[str] | None = None
     any_tags: list[str] | None = None
     expires_after: str | None = None
+    on_success: str | None = None
+    on_failure: str | None = None
     #: Number of messages that are blocked by earlier messages of their groups, due or not.
     blocked: int = 0
     #: Consumers since the present leader took over, latest first, at most 16; only in the answer for a single topic.

@@ -43,6 +43,7 @@ def put(
     key: str | None = None, on_conflict: Literal["keep", "replace", "reject"] | None = None,
     max_wait: str | None = None, unique_for: str | None = None, ttl: str | None = None, tag: Several = (),
     callback: str | None = None, group: str | None = None, forward: Several = (),
+    on_success: str | None = None, on_failure: str | None = None,
     file: Annotated[Path | None, Parameter(name=("--file", "-f"))] = None,
     content_type: str | None = None, meta: Several = (), idempotency_key: str | None = None,
     remote: Remote = Remote(),
@@ -64,6 +65,8 @@ def put(
         callback: Webhook URL for this message, if the topic allows one.
         group: Message group: the topic hands out at most group_concurrency messages of a group at once.
         forward: NAME=VALUE, a header of the message's webhook calls. May be repeated.
+        on_success: Topic of the callback about this message's ack, if the topic allows one.
+        on_failure: Topic of the callback about this message's death, if the topic allows one.
         file: Read the payload from a file.
         content_type: Content type, stored and given to the consumer.
         meta: NAME=VALUE, stored with the message. May be repeated.
@@ -85,6 +88,7 @@ def put(
     query = {
         "delay": delay, "deliver_at": deliver_at, "key": key, "on_conflict": on_conflict, "max_wait": max_wait,
         "unique_for": unique_for, "ttl": ttl, "tags": ",".join(tag) or None, "callback": callback, "group": group,
+        "on_success": on_success, "on_failure": on_failure,
     }  # fmt: skip
     path = f"/v1/topics/{segment(topic)}/messages"
     show(call(remote, "POST", path, payload, needs="deliver_at", query=query, headers=headers), remote)

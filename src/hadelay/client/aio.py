@@ -76,6 +76,8 @@ class AsyncClient(ScheduleRequests):
         callback: str | None = None,
         group: str | None = None,
         forward: Mapping[str, str] | None = None,
+        on_success: str | None = None,
+        on_failure: str | None = None,
         content_type: str | None = None,
         meta: Mapping[str, str] | None = None,
         traceparent: str | None = None,
@@ -93,13 +95,14 @@ class AsyncClient(ScheduleRequests):
         which consumers can filter by. ttl: time from the due time until the message expires. callback: webhook URL for
         this message, where the topic allows one. group: message group, of which the topic's group_concurrency limits
         how many messages are handed out at once. forward: header fields for the message's webhook calls, at most 2 KiB.
+        on_success, on_failure: topics of its callbacks, where the topic allows them.
         meta: names in lower case; put_many takes values that a header cannot carry. traceparent: span shown to the
         consumer; default: OpenTelemetry's current span, if the program uses OpenTelemetry.
         """
         put = Put(
             topic=topic, body=body, delay=delay, at=at, content_type=content_type, meta=meta, key=key,
             on_conflict=on_conflict, max_wait=max_wait, unique_for=unique_for, tags=tags, ttl=ttl, callback=callback,
-            group=group, forward=forward,
+            group=group, forward=forward, on_success=on_success, on_failure=on_failure,
         )  # fmt: skip
         data, kind = wire.payload_of(body, content_type)
         headers = {"Content-Type": kind, "Idempotency-Key": wire.own_or_new_key(idempotency_key)}

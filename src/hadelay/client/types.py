@@ -54,6 +54,8 @@ class Put(Struct, kw_only=True):
     callback: str | None = None
     group: str | None = None
     forward: Mapping[str, str] | None = None
+    on_success: str | None = None
+    on_failure: str | None = None
     traceparent: str | None = None
     idempotency_key: str | None = None
 
@@ -210,6 +212,9 @@ class TopicSettings(TypedDict, total=False):
     any_tags: Sequence[str] | None
     #: Time without use, 1 min or more, after which the topic is deleted. Not for subscriptions.
     expires_after: Delay | None
+    #: Topics of callbacks: messages about acked messages, and about messages that become dead letters.
+    on_success: str | None
+    on_failure: str | None
 
 
 class Lateness(topics.Lateness, frozen=True):

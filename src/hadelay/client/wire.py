@@ -45,6 +45,7 @@ _HEADERS = {
     "delay": "Hadelay-Delay", "deliver_at": "Hadelay-Deliver-At", "key": "Hadelay-Key", "tags": "Hadelay-Tags",
     "on_conflict": "Hadelay-On-Conflict", "max_wait": "Hadelay-Max-Wait",
     "unique_for": "Hadelay-Unique-For", "ttl": "Hadelay-TTL", "callback": "Hadelay-Callback", "group": "Hadelay-Group",
+    "on_success": "Hadelay-On-Success", "on_failure": "Hadelay-On-Failure",
 }  # fmt: skip
 MSGPACK = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}
 
@@ -183,6 +184,8 @@ def options_of(put: Put) -> dict[str, Any]:
         "ttl": plain(put.ttl),
         "callback": put.callback,
         "group": put.group,
+        "on_success": put.on_success,
+        "on_failure": put.on_failure,
     }
     return {name: value for name, value in given.items() if value is not None}
 

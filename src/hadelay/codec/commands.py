@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from hadelay.codec import schedules
 from hadelay.codec.ackresults import decode_results
+from hadelay.codec.callreplies import decode_replies
 from hadelay.codec.commandtypes import (
     MAX_GRANT,
     MAX_REQUEST_ID,
@@ -28,7 +29,7 @@ from hadelay.codec.commandtypes import (
     RescheduleCommand,
     SettleLeases,
 )
-from hadelay.codec.formats import U32, Rows
+from hadelay.codec.formats import Rows
 from hadelay.codec.jobcommands import (
     JobBegin,
     JobCursor,
@@ -50,6 +51,7 @@ from hadelay.codec.publishcommand import (
     with_groups,
     with_uniques,
 )
+from hadelay.codec.settlement import DELAYS, REPLIES, RESULTS
 from hadelay.codec.topicexpiry import decode_expiry, expiry_body
 from hadelay.codec.wire import COMMAND, MAX_NAME, Malformed, WireReader, pack_name
 from hadelay.codec.wire import frame as _frame
@@ -71,8 +73,6 @@ _PAIR = struct.Struct("<II")
 _WHEN = struct.Struct("<q?")
 _CURSOR = struct.Struct("<III")
 _LONG = struct.Struct("<Q")
-#: Section numbers of a SETTLE command: hand-out delays, and results of an ACK.
-_DELAYS, _RESULTS = 1, 2
 #: Value of a NACK after which its messages are dead, whatever their attempts; from the feature level OUTCOMES_LEVEL on.
 #: Below that level, apply takes the value for an uncounted NACK with a delay that is too long, and refuses it.
 DEAD_NOW = -(1 << 63)
@@ -140,22 +140,6 @@ def encode_extend(node: str, rows: Rows, lease_ms: int, progress: str = "") -> b
 def _text(text: str) -> bytes:
     cut = text.encode()[:MAX_REASON].decode(errors="ignore")
     return pack_name(cut) if cut else b""
-
-
-def encode_settle(command: bytes, delays: U32 | None, results: bytes = b"") -> bytes:
-    """Encode a SETTLE: an encoded ACK or NACK with the hand-out delay in ms of each lease (NONE32: unknown), and with
-    an ACK's results as encoded (`encode_results`)."""
-    given = (_DELAYS, b"" if delays is None else np.asarray(delays, _U32).tobytes()), (_RESULTS, results)
-    sections = [COMMAND.pack(section, len(data)) + data for section, data in given if data]
-    return _frame(Command.SETTLE, command, *sections)
-
-
-def take_apart(command: bytes) -> tuple[bytes, bytes]:
-    """The ACK or NACK in a SETTLE without delays, and its encoded results; (command, b"") for every other command."""
-    if command[0] != Command.SETTLE:
-        return command, b""
-    end = 2 * COMMAND.size + COMMAND.unpack_from(command, COMMAND.size)[1]
-    return command[COMMAND.size : end], command[end + COMMAND.size :]
 
 
 def encode_expire(grants: Iterable[tuple[int, int]]) -> bytes:
@@ -334,12 +318,14 @@ def _decode_settle(reader: WireReader) -> tuple[int, SettleLeases]:
     count, last = len(leases.rows), 0
     while not last or reader.at < len(reader.view):
         section, size = reader.unpack(COMMAND)
-        if section == _DELAYS and not last and size == count * _U32.itemsize:
+        if section == DELAYS and not last and size == count * _U32.itemsize:
             leases = leases._replace(delays=reader.array(_U32, count))
-        elif section == _RESULTS and last < _RESULTS and kind == Command.ACK:
+        elif section == RESULTS and last < RESULTS and kind == Command.ACK:
             leases = leases._replace(results=decode_results(reader.take(size), count))
+        elif section == REPLIES and last < REPLIES and kind == Command.ACK:
+            leases = leases._replace(replies=decode_replies(reader.take(size), count))
         else:
-            raise Malformed("a SETTLE has sections in order: a delay for each lease, and results of an ACK")
+            raise Malformed("a SETTLE has sections in order: a delay for each lease, results and answers of an ACK")
         last = section
     return kind, leases
 

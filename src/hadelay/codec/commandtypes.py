@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hadelay.codec.ackresults import AckResults
+from hadelay.codec.callreplies import CallReplies
 from hadelay.codec.formats import U32, Rows
 from hadelay.version import EXPIRY_LEVEL, MEMBERS_LEVEL, SCHEDULER_LEVEL, SETTLE_LEVEL, SUBSCRIPTION_LEVEL
 
@@ -143,6 +144,8 @@ class SettleLeases(NamedTuple):
     delays: U32 | None = None
     #: Results of an ACK, of some of its leases.
     results: AckResults | None = None
+    #: Answers to the webhook calls about some leases of an ACK, for callbacks.
+    replies: CallReplies | None = None
 
 
 class RedriveCommand(NamedTuple):

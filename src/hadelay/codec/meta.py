@@ -3,12 +3,14 @@
     ct  content type          key  client key            tags  list of tags       meta  the caller's own map
     ttl  as the publish gave it, in ms                    cb  webhook URL of this message alone
     fw  header fields of this message's webhook calls: names in lower case
+    os, of  topics of this message's callbacks, of a success and of a failure
+    re  the message is a callback: of a success, or of a failure
     tp   traceparent: the span that published it (W3C Trace Context)
     group  message group: the name whose hash the log has
     sch  name of the schedule that made the message     oc  its occurrence, in Unix ms: the last key, as a u64
 
-Of this map, apply writes only `oc` (codec/schedules.py), and reads only `tags`, for subscriptions with a filter. The
-HTTP layer writes the map; the HTTP layer, webhooks and the matching of tags read it.
+The HTTP layer writes the map; the HTTP layer, webhooks and the matching of tags read it. Apply writes `oc`
+(codec/schedules.py) and the maps of callbacks, and reads `tags`, for subscriptions with a filter, and `CallbackMeta`.
 
 Tag masks are the 64 bits of an index entry (S2). Each tag sets a few bits, and a message has those of all its tags. A
 mask answers "certainly not" or "perhaps"; the record has the tags. Four bits per tag, by measurement (ADR 70): with up
@@ -40,6 +42,9 @@ class Meta(msgspec.Struct, omit_defaults=True):
     tp: str | None = None
     group: str | None = None
     fw: dict[str, str] = {}
+    os: str | None = None
+    of: str | None = None
+    re: str | None = None
     sch: str | None = None
     oc: int = 0
 
@@ -48,9 +53,22 @@ class _Tags(msgspec.Struct):
     tags: list[str] = []
 
 
+class CallbackMeta(msgspec.Struct):
+    """What callbacks need to know of a message's meta."""
+
+    key: str | None = None
+    tp: str | None = None
+    os: str | None = None
+    of: str | None = None
+    re: str | None = None
+    sch: str | None = None
+    oc: int = 0
+
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Meta).decode
 _decode_tags = msgspec.msgpack.Decoder(_Tags).decode
+_decode_callback = msgspec.msgpack.Decoder(CallbackMeta).decode
 _NOTHING = Meta()
 _EMPTY = b"\x80"
 
@@ -77,6 +95,15 @@ def tags_in(meta: bytes | memoryview) -> list[str]:
         return _decode_tags(meta).tags if meta else []
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return []
+
+
+def callback_meta(meta: bytes) -> CallbackMeta:
+    """What callbacks need of a meta map; nothing if the map is malformed, because apply, which calls this, never
+    raises."""
+    try:
+        return _decode_callback(meta) if meta else CallbackMeta()
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return CallbackMeta()
 
 
 @lru_cache(4096)

@@ -20,7 +20,7 @@ from hadelay.http.decoding import decoded
 from hadelay.http.options import draft_of, when
 from hadelay.model import FIRST, SEPARATOR, State, encode_id
 from hadelay.server.service.overview import CHOICES, ORDERS, TopicCounts
-from hadelay.settings.topic import SETTINGS, shown_name
+from hadelay.settings.topic import CALLBACK_SETTINGS, SETTINGS, shown_name
 from hadelay.words import span
 
 pages = Pages()
@@ -34,7 +34,7 @@ _SLOW_MS = 10_000
 #: Topic settings that the page Topic can change; it only shows the others, which `hadelay topic set` changes.
 _IN_FORM = (
     "lease_ms", "max_attempts", "backoff", "ttl_ms", "rate", "catch_up_rate", "concurrency", "publish_rate",
-    "max_messages", "max_bytes", "dead_letter", "dead_retention_ms", "retention_ms",
+    "max_messages", "max_bytes", "dead_letter", "dead_retention_ms", "retention_ms", "on_success", "on_failure",
 )  # fmt: skip
 
 
@@ -178,8 +178,9 @@ async def change(visit: Visit) -> Answer:
         return visit.go(f"/console/topics/{name}", "No setting was changed.")
     put = decoded(lambda: msgspec.convert(wanted, PutTopic, strict=False, dec_hook=decode_hook), PutTopic)
     settings = settings_in(put)
-    if settings.get("dead_letter") not in (None, "keep"):
-        visit.need("publish", settings["dead_letter"])
+    for topic in (settings.get(name) for name in ("dead_letter", *CALLBACK_SETTINGS)):
+        if topic not in (None, "keep"):
+            visit.need("publish", topic)
     await visit.service.topics.get_topic(name, stale=visit.stale)
     await visit.service.topics.put_topic(name, settings, visit.actor, subscribes=False)
     return visit.go(f"/console/topics/{name}", f"Changed: {', '.join(wanted)}.")

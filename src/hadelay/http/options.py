@@ -20,14 +20,16 @@ from hadelay.http.answers import JSON
 from hadelay.http.decoding import parse_query, refuse_unknown
 from hadelay.model import KEEP, MAX_GROUP, MAX_UNIQUE_MS, REJECT, REPLACE, Draft
 from hadelay.settings.node import HttpConfig
-from hadelay.settings.topic import MAX_FORWARD, fields_problem, url_problem
+from hadelay.settings.topic import MAX_FORWARD, fields_problem
+from hadelay.settings.urls import url_problem
 
 _RAW = msgspec.json.Decoder(msgspec.Raw)
 #: Prefixes of headers that have a name of their own behind the prefix.
 _META, _FORWARD = b"hadelay-meta-", b"hadelay-forward-"
 HEADERS = (
     "Hadelay-Delay", "Hadelay-Deliver-At", "Hadelay-Key", "Hadelay-On-Conflict", "Hadelay-Max-Wait",
-    "Hadelay-Unique-For", "Hadelay-Tags", "Hadelay-TTL", "Hadelay-Callback", "Hadelay-Group", "Hadelay-Meta-*",
+    "Hadelay-Unique-For", "Hadelay-Tags", "Hadelay-TTL", "Hadelay-Callback", "Hadelay-Group", "Hadelay-On-Success",
+    "Hadelay-On-Failure", "Hadelay-Meta-*",
     "Hadelay-Forward-*",
 )  # fmt: skip
 _KNOWN_QUERY = PublishQuery.__struct_fields__
@@ -167,16 +169,26 @@ def draft_of(
     unique_ms = 0 if item.unique_for is None else _unique_ms(item)
     if item.callback is not None and (wrong := url_problem(item.callback)):
         raise BadRequest(f"callback: {wrong}")
+    own = item.callback, item.on_success, item.on_failure
+    for topic in own[1:]:
+        if topic is not None:
+            check_new_topic(topic, limits.max_topic_bytes)
     group = None if item.group is None else hash_group(check_group(item.group))
     tags = check_tags(limits, item.tags or ())
     meta = pack_meta(
         limits, item.content_type, item.meta, key=key, tags=list(tags), ttl=ttl_ms, cb=item.callback, tp=trace,
-        group=item.group, fw=check_forward(item.forward or {}),
+        group=item.group, fw=check_forward(item.forward or {}), os=item.on_success, of=item.on_failure,
     )  # fmt: skip
     return Draft(
         item.topic, *times, mask_of(tags), ttl_ms, meta, body, idem, packed_key,
-        _ON_CONFLICT[on_conflict or "keep"], max_wait_ms, item.callback is not None, group, unique_ms,
+        _ON_CONFLICT[on_conflict or "keep"], max_wait_ms, own != (None, None, None), group, unique_ms,
     )  # fmt: skip
+
+
+def callback_topics(draft: Draft) -> list[str]:
+    """Topics of its callbacks that a message names; its publisher needs the right to publish there."""
+    meta = unpack(draft.meta) if draft.callback else None
+    return [] if meta is None else [topic for topic in (meta.os, meta.of) if topic is not None]
 
 
 def with_key(template: DraftTemplate, key: bytes, limits: HttpConfig) -> DraftTemplate | None:

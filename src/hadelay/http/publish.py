@@ -49,6 +49,8 @@ async def publish(call: Call) -> Answer:
     template = options.parse_head(
         context.config, context.max_delay_ms, call.path["topic"], request.rel_url.raw_query_string, request.raw_headers
     )
+    for topic in options.callback_topics(template.draft):
+        call.access.need("publish", topic)
     draft = template.with_body(await call.read(context.config.max_body_bytes, "max_body_bytes"))
     answer = await commit(call, [draft], template.idempotency_key)
     status, message_id, document = receipts.one(draft, answer)
@@ -89,7 +91,7 @@ async def publish_batch(call: Call) -> Answer:
     return Answer(200, MSGPACK_TYPE if msgpack else JSON_TYPE, document)
 
 
-_NO_OPTIONS = (None,) * 10
+_NO_OPTIONS = (None,) * 12
 
 
 class _Drafts:
@@ -145,6 +147,8 @@ class _Drafts:
                     and item.unique_for is None
                     and item.group is None
                     and item.forward is None
+                    and item.on_success is None
+                    and item.on_failure is None
                     and item.traceparent is None
                     and item.body_base64 is msgspec.UNSET
                 ):
@@ -183,12 +187,15 @@ class _Drafts:
             )
         own = (
             item.key, item.on_conflict, item.max_wait, item.tags, item.ttl, item.callback, item.group,
-            item.forward, item.idempotency_key, item.unique_for,
+            item.forward, item.on_success, item.on_failure, item.idempotency_key, item.unique_for,
         )  # fmt: skip
         if item.meta or item.traceparent is not None or own != _NO_OPTIONS:
             trace = self.trace if item.traceparent is None else options.check_traceparent(item.traceparent.encode())
             item.content_type = content_type
-            return options.draft_of(limits, self.max_delay_ms, item, times, trace, body)
+            draft = options.draft_of(limits, self.max_delay_ms, item, times, trace, body)
+            for topic in options.callback_topics(draft):
+                self.access.need("publish", topic)
+            return draft
         meta = self.metas.get(content_type)
         if meta is None:
             meta = self.metas[content_type] = options.pack_meta(limits, content_type, None, tp=self.trace)

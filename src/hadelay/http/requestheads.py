@@ -171,8 +171,11 @@ class RequestHeads:
             return None
         query, topic = (target[2] or b"").decode("latin-1"), target[1].decode()
         try:
+            template = options.with_line(config, self.context.max_delay_ms, topic, query, fields.publish)
             if self.context.authenticator is not None:
-                self.context.authenticator.admit(fields.authorization).need("publish", topic)
-            return options.with_line(config, self.context.max_delay_ms, topic, query, fields.publish)
+                access = self.context.authenticator.admit(fields.authorization)
+                for needed in (topic, *options.callback_topics(template.draft)):
+                    access.need("publish", needed)
+            return template
         except HadelayError:
             return None

@@ -29,6 +29,7 @@ from hadelay.http.options import check_group
 from hadelay.http.receipts import INSTANT_CHARS, instants_text
 from hadelay.http.routes import Routes
 from hadelay.model import SEPARATOR
+from hadelay.settings.topic import CALLBACK_SETTINGS
 
 routes = Routes()
 
@@ -50,12 +51,12 @@ async def put_topic(call: Call) -> Answer:
 
 def _settings(call: Call) -> dict[str, Any]:
     settings = settings_in(call.body)
-    dead_letter = settings.get("dead_letter")
-    if dead_letter not in (None, "keep"):
-        # Check that the token may publish to the dead-letter topic: routing must not give access to other topics.
-        call.access.need("publish", dead_letter)
-        if dead_letter in DOTS:
-            check_new_topic(dead_letter, call.context.config.max_topic_bytes)
+    for topic in (settings.get(name) for name in ("dead_letter", *CALLBACK_SETTINGS)):
+        if topic not in (None, "keep"):
+            # Check that the token may publish there: dead letters and callbacks must not give access to other topics.
+            call.access.need("publish", topic)
+            if topic in DOTS:
+                check_new_topic(topic, call.context.config.max_topic_bytes)
     return settings
 
 

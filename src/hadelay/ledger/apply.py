@@ -33,7 +33,7 @@ from hadelay.ledger.state import Ledger
 from hadelay.members import JOINED, Members
 from hadelay.model import DEAD_HOURS, HOUR_MS
 from hadelay.settings.cluster import Settings
-from hadelay.version import FEATURE_LEVEL, FIRST_LEVEL, OUTCOMES_LEVEL, UNIQUE_LEVEL
+from hadelay.version import CALLBACKS_LEVEL, FEATURE_LEVEL, FIRST_LEVEL, OUTCOMES_LEVEL, UNIQUE_LEVEL
 
 _LINK = struct.Struct("<QQI")
 _MAX_NOW_MS = (DEAD_HOURS - 1) * HOUR_MS
@@ -169,6 +169,8 @@ def _apply_settle(ledger: Ledger, command: tuple[int, SettleLeases]) -> Result:
     kind, settled = command
     if settled.results is not None and ledger.level < OUTCOMES_LEVEL:
         return Refused("needs_upgrade", "result: not before every node is upgraded (feature_level of GET /v1/cluster)")
+    if settled.replies is not None and ledger.level < CALLBACKS_LEVEL:
+        return Refused("needs_upgrade", "answers: not before every node is upgraded")
     return (leases.apply_ack if kind == Command.ACK else leases.apply_nack)(ledger, settled)
 
 

@@ -25,6 +25,7 @@ from hadelay.codec.formats import INDEX, NODE, Rows
 from hadelay.codec.results import JobResult, RedriveOutcome, RedriveResult, Refused
 from hadelay.ledger import messagegroups, ttl
 from hadelay.ledger.ackresults import forget_results
+from hadelay.ledger.callbacks import died
 from hadelay.ledger.copies import published_id
 from hadelay.ledger.hourstate import bitmap, groups, is_in
 from hadelay.ledger.keys import forget_keys, leave_key, take_again
@@ -44,7 +45,7 @@ from hadelay.ledger.transitions import (
     fitting,
 )
 from hadelay.model import DEAD_HOURS, HOUR_MS, Event, State
-from hadelay.version import BOUNDED, ONE_PER_KEY
+from hadelay.version import BOUNDED, CALLBACKS_LEVEL, ONE_PER_KEY
 
 DEAD = b"dead"
 KEY = struct.Struct(">IQQ")
@@ -69,6 +70,8 @@ def die(ledger: Ledger, leaving: Leaving) -> None:
         kept = mine & ~routed
         if kept.any():
             _keep(ledger, leaving.some(kept), topic)
+        if number in ledger.topics.calls_back and ledger.level >= CALLBACKS_LEVEL:
+            died(ledger, leaving.some(mine), topic)
         ledger.listener.on_dead(topic)
 
 

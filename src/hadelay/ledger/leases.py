@@ -17,6 +17,7 @@ from hadelay.codec.formats import I64, INDEX, MAX_NACK_DELAY_MS, NO_REASON, NODE
 from hadelay.codec.results import ExpireResult, LeaseOutcome, LeaseResult, Refused
 from hadelay.ledger import ttl
 from hadelay.ledger.ackresults import keep_results
+from hadelay.ledger.callbacks import succeeded
 from hadelay.ledger.dead import die
 from hadelay.ledger.grants import HeldGrant
 from hadelay.ledger.hourstate import groups
@@ -36,7 +37,7 @@ from hadelay.ledger.transitions import (
 )
 from hadelay.model import DEAD_HOURS, HOUR_MS, NONE32, Event
 from hadelay.settings.topic import WEBHOOK_FLOOR_MS, Exponential
-from hadelay.version import ACK_OF_THIS_LIFE, OUTCOMES_LEVEL, UNCOUNTED, WEBHOOK_FLOOR
+from hadelay.version import ACK_OF_THIS_LIFE, CALLBACKS_LEVEL, OUTCOMES_LEVEL, UNCOUNTED, WEBHOOK_FLOOR
 
 Backoff = tuple[int, ...] | Exponential
 
@@ -105,8 +106,11 @@ def apply_ack(ledger: Ledger, command: SettleLeases) -> LeaseResult:
             _let_go(ledger, grant, positions)
     for at in np.flatnonzero(outcomes == LeaseOutcome.LEASE_LOST).tolist():
         outcomes[at] = _late_ack(ledger, command.rows[at], node)
+    done = outcomes == LeaseOutcome.DONE
     if command.results is not None:
-        keep_results(ledger, command, outcomes == LeaseOutcome.DONE)
+        keep_results(ledger, command, done)
+    if ledger.topics.calls_back and ledger.level >= CALLBACKS_LEVEL:
+        succeeded(ledger, command, done)
     return LeaseResult(outcomes)
 
 

@@ -21,8 +21,9 @@ from hadelay.ledger.unique import Periods
 from hadelay.model import HOUR_MS, MAX_SUBSCRIPTIONS, NONE32
 
 
-def apply_publish(ledger: Ledger, command: Publish, *, limited: bool = True) -> PublishResult:
-    """Apply PUBLISH: publish a batch. limited: whether the topics' publish_rate applies."""
+def apply_publish(ledger: Ledger, command: Publish, *, limited: bool = True, bounded: bool = True) -> PublishResult:
+    """Apply PUBLISH: publish a batch. limited: whether the topics' publish_rate applies; bounded: whether any of the
+    topics' quotas do."""
     count = len(command.rows)
     result = PublishResult(
         np.zeros(count, np.uint64), np.zeros(count, np.int64), np.zeros(count, np.uint8), np.zeros(count, bool)
@@ -44,7 +45,8 @@ def apply_publish(ledger: Ledger, command: Publish, *, limited: bool = True) -> 
         periods.admit()
     fan = fan_out(ledger, batch)
     _refuse_full_hours(ledger, batch, 1 if fan is None else 1 + MAX_SUBSCRIPTIONS)
-    _refuse_beyond_quotas(ledger, batch, keys, fan, limited)
+    if bounded:
+        _refuse_beyond_quotas(ledger, batch, keys, fan, limited)
     if take.any():
         _file(ledger, batch, slice(None) if take.all() else take, fan)
     if keys is not None:
@@ -68,13 +70,12 @@ def _resolve(ledger: Ledger, rows: Rows) -> tuple[I64, Mask]:
 
 
 def _refuse_callbacks(ledger: Ledger, batch: Batch) -> None:
-    """Refuse messages with a webhook URL of their own if the topic has no webhook or does not allow such URLs."""
+    """Refuse messages with a webhook URL or topics of callbacks of their own, unless the topic allows them."""
     rows = batch.command.rows
     callbacks = rows["flags"] & CALLBACK != 0
     for at, name in enumerate(batch.command.topics) if callbacks.any() else ():
         topic = ledger.topic(name)
-        webhook = topic.settings.webhook if topic is not None else None
-        if webhook is None or not webhook.allow_per_message:
+        if topic is None or not topic.names_own:
             batch.refuse(callbacks & (rows["topic"] == at), RowCode.NO_CALLBACK)
 
 

@@ -10,6 +10,7 @@ Law 5: nothing is kept in memory per waiting message. Entries live in the hours'
        settled entries, held grants, and counters.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
 from pyroaring import BitMap
@@ -84,6 +85,8 @@ class Ledger:
         #: is not in checkpoints: b"" is correct, only slower.
         self.unique_count = 0
         self.unique_from = b""
+        #: Numbers of callbacks, by what became of them, since this object was made; not in checkpoints.
+        self.callbacks: Counter[str] = Counter()
         #: Tokens by id. A change replaces the dict, so that caches notice it (ledger/access.py).
         self.tokens: dict[str, Token] = {}
         self.audit = Audit()

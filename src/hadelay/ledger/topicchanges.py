@@ -8,11 +8,11 @@ from hadelay.ledger.state import Ledger
 from hadelay.ledger.topics import PurgeMark, TopicState
 from hadelay.model import MAX_SUBSCRIPTIONS, SEPARATOR
 from hadelay.settings.topic import (
+    CALLBACK_SETTINGS,
     FAN_OUT_SETTINGS,
     FILTER_SETTINGS,
     GROUP_SETTINGS,
     TOPIC_NAME,
-    disputed_url,
     group_problem,
     merged,
     newest_defaults,
@@ -21,6 +21,7 @@ from hadelay.settings.topic import (
     unmasked,
     with_defaults,
 )
+from hadelay.settings.urls import disputed_url
 from hadelay.version import (
     BOUNDED,
     CALLBACKS_LEVEL,
@@ -118,6 +119,7 @@ def apply_put(ledger: Ledger, command: tuple[str, Any], *, subscription: bool = 
     changed = after != topic.config
     topic.configure(after)
     _use(ledger, topic)
+    ledger.topics.note_settings(topic)
     ledger.listener.on_topic(topic)
     return Done(changed)
 
@@ -137,9 +139,11 @@ def _refuse_fan_out(ledger: Ledger, name: str, config: dict[str, Any]) -> Refuse
 
 def _refuse_callbacks(ledger: Ledger, name: str, config: dict[str, Any]) -> Refused | None:
     """Refuse settings of webhooks and callbacks that nodes of an older version do not know."""
-    if ledger.level < CALLBACKS_LEVEL and "method" in (config.get("webhook") or {}):
-        return Refused("needs_upgrade", "webhook: method: upgrade every node first (feature_level)")
-    return None
+    if ledger.level >= CALLBACKS_LEVEL:
+        return None
+    new = [setting for setting in CALLBACK_SETTINGS if setting in config]
+    new += ["webhook: method"] if "method" in (config.get("webhook") or {}) else []
+    return Refused("needs_upgrade", f"{new[0]}: upgrade every node first (feature_level)") if new else None
 
 
 def _refuse_groups(ledger: Ledger, name: str, config: dict[str, Any]) -> Refused | None:
@@ -186,6 +190,7 @@ def _delete(ledger: Ledger, topic: TopicState) -> None:
     topic.configure({})
     topic.used_ms = 0
     ledger.topics.note_expiry(topic)
+    ledger.topics.note_settings(topic)
     ledger.listener.on_purged(topic)
     ledger.listener.on_topic(topic)
 

@@ -123,6 +123,11 @@ class TopicState:
         return max(now_ms, upto_ms + 1 if self.dead else upto_ms)
 
     @property
+    def names_own(self) -> bool:
+        """Whether messages may name a webhook URL and topics of callbacks of their own."""
+        return self.settings.webhook is not None and self.settings.webhook.allow_per_message
+
+    @property
     def waiting(self) -> int:
         """Number of scheduled and ready messages together; only the dispatcher tells them apart."""
         return self.open - self.leased - self.tombstoned - self.blocked
@@ -146,6 +151,8 @@ class TopicBook:
         self.with_work: set[int] = set()
         #: Numbers of topics that may expire.
         self.expiring: set[int] = set()
+        #: Numbers of topics whose messages may have callbacks.
+        self.calls_back: set[int] = set()
 
     def __getitem__(self, number: int) -> TopicState:
         return self.all[number]
@@ -162,11 +169,19 @@ class TopicBook:
         self.generations[topic.number], self.floors[topic.number] = topic.generation, topic.floor
         self.note_work(topic)
         self.note_expiry(topic)
+        self.note_settings(topic)
 
     def note_expiry(self, topic: TopicState) -> None:
         """Call after a change of the topic's settings or existence."""
         expires = topic.exists and topic.settings.expires_after_ms is not None
         (self.expiring.add if expires else self.expiring.discard)(topic.number)
+
+    def note_settings(self, topic: TopicState) -> None:
+        """Call this after the settings of a topic were changed."""
+        if topic.settings.on_success or topic.settings.on_failure or topic.names_own:
+            self.calls_back.add(topic.number)
+        else:
+            self.calls_back.discard(topic.number)
 
     def alive(self, rows: Rows) -> Mask:
         """Which of these INDEX rows have a topic that was neither deleted nor purged since they were filed."""

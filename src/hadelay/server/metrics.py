@@ -29,6 +29,8 @@ OTHER = "(other)"
 CAUSES = (
     "paused", "rate", "catch_up_rate", "concurrency", "publish_rate", "max_messages", "max_bytes", "filters",
 )  # fmt: skip
+#: What became of callbacks.
+CALLBACKS = ("filed", "over_quota", "lost")
 #: Outcomes of occurrences of schedules.
 OCCURRENCES = ("made", "missed", "overlapped", "refused")
 #: Outcomes of messages; a dead message may be redriven.
@@ -223,6 +225,10 @@ _OF_NODE: list[tuple[str, _Kind, tuple[str, ...], str, Callable[[_Scrape], Value
     ("unique_keys", "gauge", (),
      "Keys with unique_for that are remembered, at most half of limits.idempotency_keys. The same on every node",
      lambda s: s.node.ledger.unique_count),
+    ("callbacks_total", "counter", ("outcome",),
+     "Callbacks that this node applied since it started: filed; over_quota, filed though their topic was full; lost, "
+     "because their topic could not be created or its hour was full",
+     lambda s: _by({outcome: s.node.ledger.callbacks[outcome] for outcome in CALLBACKS})),
     ("topic_messages", "gauge", (*_TOPIC, "state"),
      "A topic's messages: scheduled, ready, leased, dead; blocked by their groups, if any. Leader only", _per_topic),
     ("topic_pending_bytes", "gauge", _TOPIC, "Size of the records of what waits or is leased. Leader only", _per_topic),

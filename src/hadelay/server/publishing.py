@@ -44,8 +44,12 @@ def _newer(drafts: list[Draft], level: int) -> str:
         return "group"
     if level < UNIQUE_LEVEL and any(draft.unique_ms for draft in drafts):
         return "unique_for"
-    if level < CALLBACKS_LEVEL and any(b"\xa2fw" in draft.meta and unpack(draft.meta).fw for draft in drafts):
-        return "forward"
+    if level < CALLBACKS_LEVEL:
+        for draft in drafts:
+            if b"\xa2fw" in draft.meta and unpack(draft.meta).fw:
+                return "forward"
+            if draft.callback and ((meta := unpack(draft.meta)).os or meta.of):
+                return "on_success, on_failure"
     return ""
 
 
@@ -80,7 +84,7 @@ class Publishing:
         refused: dict[int, HadelayError] = {
             n: Impossible(f"callback: {problem}")
             for n, draft in enumerate(drafts)
-            if draft.callback and (problem := self._guard.literal_problem(unpack(draft.meta).cb or ""))
+            if draft.callback and (url := unpack(draft.meta).cb) and (problem := self._guard.literal_problem(url))
         }
         if refused:
             kept = [n for n in range(len(drafts)) if n not in refused]

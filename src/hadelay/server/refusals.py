@@ -29,7 +29,8 @@ _PROBLEMS: dict[RowCode, tuple[type[HadelayError], str]] = {
     ),
     RowCode.NO_CALLBACK: (
         Impossible,
-        "callback: topic {topic} does not accept URLs of messages: set allow_per_message of the topic's webhook",
+        "callback, on_success, on_failure: topic {topic} does not accept those of messages: set allow_per_message of "
+        "the topic's webhook",
     ),
     RowCode.NO_TOPIC: (
         NotFound, "there is no topic {topic!r}, and publishing creates no topics in this cluster: create it first",

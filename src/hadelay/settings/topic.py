@@ -9,16 +9,14 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from ipaddress import IPv6Address
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 from hadelay.model import MAX_RATE
 from hadelay.settings.cluster import Settings
+from hadelay.settings.urls import origin_of, url_problem
 from hadelay.version import FIRST_LEVEL, RETRY_DEFAULTS
 
 _SECOND, _HOUR, _DAY = 1_000, 3_600_000, 86_400_000
-MAX_URL = 2_048
 MAX_BACKOFF_STEPS = 32
 #: Limit of signing secrets: the newest, and older ones that receivers may still use.
 MAX_SECRETS = 4
@@ -31,11 +29,6 @@ METHODS, BODILESS = ("POST", "PUT", "PATCH", "GET", "DELETE"), ("GET", "DELETE")
 MAX_FILTER_TAGS, MAX_TAG_BYTES = 16, 256
 TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
-#: Patterns: host and port of a URL; and a bracketed IPv6 address without a scope, with an optional port.
-_HOST = re.compile(r"[^/]*//([^/?#]*)")
-_BRACKETED = re.compile(r"\[([0-9A-Fa-f:.]+)\](?::[0-9]+)?")
-_ORIGIN = re.compile(r"(https?)://(\[[^\]/?#]*\]|[^:/?#]*)(?::([0-9]*))?", re.IGNORECASE)
-_PORTS = {"http": "80", "https": "443"}
 #: Headers that the webhook sender, or HTTP itself, sets.
 _OWN_HEADERS = re.compile(r"(webhook-|ce-)|(host|content-length|content-type|transfer-encoding|connection|te|upgrade)$")
 
@@ -110,6 +103,12 @@ _reason = _must(lambda value, _: isinstance(value, str) and len(value.encode()) 
 _dead_letter = _must(
     lambda value, _: isinstance(value, str) and TOPIC_NAME.fullmatch(value) is not None,
     '"keep", or the name of another topic (A-Z a-z 0-9 . _ -), not {!r}',
+)
+
+
+_topic = _must(
+    lambda value, _: isinstance(value, str) and TOPIC_NAME.fullmatch(value) is not None,
+    "the name of a topic (A-Z a-z 0-9 . _ -), not {!r}",
 )
 
 
@@ -203,30 +202,6 @@ def fields_problem(fields: dict[Any, Any]) -> str:
     return ""
 
 
-def url_problem(url: Any, _: Settings | None = None) -> str:
-    """Error text for an invalid URL; "" for a valid URL. A caller checks the host's address when connecting."""
-    if not isinstance(url, str) or not 0 < len(url) <= MAX_URL or not url.isascii() or not url.isprintable():
-        return f"a URL is 1 to {MAX_URL} printable ASCII characters"
-    if " " in url:
-        return "a URL has no spaces: write %20"
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError as error:
-        return f"not a URL: {error}"
-    if parts.scheme not in ("http", "https"):
-        return (
-            f"a URL begins with http:// or https://, not {parts.scheme[:20] + ':' if parts.scheme else 'without one'}"
-        )
-    if not host or port == 0:
-        return "the URL has no host"
-    if parts.username is not None or parts.password is not None:
-        return "a URL must not contain a password, which would appear in logs: use `headers` instead"
-    if parts.fragment:
-        return "a URL must not have a fragment (#…), which receivers never see: leave it out"
-    return ""
-
-
 WEBHOOK: dict[str, Check] = {
     "url": url_problem, "secrets": _secrets, "timeout_ms": _duration(100, 600 * _SECOND), "headers": _headers,
     "allow_per_message": _flag,
@@ -261,6 +236,10 @@ _HELP_EXPIRES = (
     "Delete the topic some time after it was unused for this long: no message (dead ones too), consumer, webhook, "
     "schedule or subscription, and no other topic's dead_letter."
 )
+_HELP_SUCCESS = (
+    "Topic for a message about each acked message: the answer of the webhook's receiver, or the ack's result."
+)
+_HELP_FAILURE = "Topic for a message about each message that becomes a dead letter, with the errors of its attempts."
 _HELP_WEBHOOK = "URL that messages are pushed to. All settings of a webhook are replaced together."
 
 
@@ -308,6 +287,8 @@ class TopicSettings:
     any_tags: tuple[str, ...] = _set((), _HELP_ANY_TAGS, _tags)
     #: None: the topic stays until it is deleted.
     expires_after_ms: int | None = _set(None, _HELP_EXPIRES, _duration(60 * _SECOND, 3_650 * _DAY))
+    on_success: str | None = _set(None, _HELP_SUCCESS, _topic)
+    on_failure: str | None = _set(None, _HELP_FAILURE, _topic)
 
 
 #: Description and check of each setting, by field name.
@@ -326,6 +307,8 @@ WEBHOOK_FLOOR_MS = _SECOND
 
 #: Settings of message groups, which need the feature level SCHEDULER_LEVEL.
 GROUP_SETTINGS = ("group_concurrency",)
+#: Settings of callbacks, which need the feature level CALLBACKS_LEVEL.
+CALLBACK_SETTINGS = ("on_success", "on_failure")
 
 
 #: Settings of subscriptions, and of topics that are none; they need the feature level SUBSCRIPTION_LEVEL.
@@ -388,15 +371,6 @@ def unmasked(before: dict[str, Any], config: dict[str, Any], *, any_origin: bool
     return {**config, "webhook": {**webhook, "headers": headers}}, ""
 
 
-def origin_of(url: str) -> tuple[str, str, str]:
-    """Scheme, host and port of a valid URL."""
-    found = _ORIGIN.match(url)
-    if found is None:
-        return "", "", ""
-    scheme, host = found[1].lower(), found[2].lower()
-    return scheme, host, found[3] or _PORTS[scheme]
-
-
 def has_masked_headers(config: dict[str, Any]) -> bool:
     webhook = config.get("webhook")
     headers = webhook.get("headers") if isinstance(webhook, dict) else None
@@ -436,24 +410,3 @@ def with_defaults(config: dict[str, Any], level: int) -> tuple[dict[str, Any], s
 def newest_defaults(level: int) -> int:
     """Feature level whose defaults apply to a topic that is created in a cluster of this level."""
     return max(brought for brought in DEFAULTS_OF if brought <= level)
-
-
-def disputed_url(config: dict[str, Any]) -> str:
-    """Error text for a URL with brackets that Python versions judge differently; "" for others. Apply must decide alike
-    on all nodes, so only plain IPv6 addresses pass. Call this after `problem`."""
-    for name in ("webhook", "alert"):
-        url = (config.get(name) or {}).get("url", "")
-        host = _HOST.match(url)
-        if host is not None and not _is_plain(host[1]):
-            return f"{name}: url: brackets are only for an IPv6 address, as in http://[2001:db8::1]:8080/"
-    return ""
-
-
-def _is_plain(host: str) -> bool:
-    if "[" not in host and "]" not in host:
-        return True
-    address = _BRACKETED.fullmatch(host)
-    try:
-        return address is not None and IPv6Address(address[1]).version == 6
-    except ValueError:
-        return False

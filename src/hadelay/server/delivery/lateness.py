@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hadelay.api.service import Histogram
-from hadelay.codec.commands import encode_settle, take_apart
 from hadelay.codec.durations import decode, encode
 from hadelay.codec.entries import leases_in
+from hadelay.codec.settlement import encode_settle, take_apart
 from hadelay.handout.polls import Delivery
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.topics import by_topic
@@ -180,7 +180,7 @@ class HandoutDelays:
         """Turn an ACK or NACK into a SETTLE with the known hand-out delays of its leases, if there are any."""
         if ledger.level < SETTLE_LEVEL or not self._at:
             return command
-        settlement, results = take_apart(command)
+        settlement, *sections = take_apart(command)
         leases = leases_in(settlement)
         if leases is None or not len(leases):
             return command
@@ -192,7 +192,7 @@ class HandoutDelays:
                 # Interval mode hands out before the commit: the grant may not be applied yet.
                 delay_ms = 0 if grant is None else int(at[positions[n]]) - grant.granted_at_ms
                 delays[n] = min(max(0, delay_ms), NONE32 - 1)
-        return command if (delays == NONE32).all() else encode_settle(settlement, delays, results)
+        return command if (delays == NONE32).all() else encode_settle(settlement, delays, *sections)
 
 
 def _ranked(owners: Counts, code: Counts, count: Counts, largest: Counts) -> list[list[int]]:

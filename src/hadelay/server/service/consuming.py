@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hadelay.api.consuming import Received
 from hadelay.api.service import Granting, Handed, ReceiveRequest, SettleKind, settled_by
 from hadelay.api.text import format_instant
-from hadelay.codec import commands
+from hadelay.codec import commands, settlement
 from hadelay.codec.ackresults import encode_results
 from hadelay.codec.leasetokens import decode_leases, encode_leases
 from hadelay.codec.meta import Meta, filter_of, unpack
@@ -165,7 +165,7 @@ class ConsumingService(Service):
     ) -> bytes:  # fmt: skip
         if kind == "ack":
             command, section = commands.encode_ack(self._node.name, rows), encode_results(results)
-            return commands.encode_settle(command, None, section) if section else command
+            return settlement.encode_settle(command, None, section) if section else command
         if kind == "nack":
             return commands.encode_nack(self._node.name, rows, -1 if value_ms is None else value_ms, reason)
         assert value_ms is not None

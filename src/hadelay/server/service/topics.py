@@ -22,7 +22,8 @@ from hadelay.server.guard import Guard
 from hadelay.server.node import Node
 from hadelay.server.service.duecounts import DueCounts
 from hadelay.server.service.part import Service, once_begun
-from hadelay.settings.topic import has_masked_headers, url_problem
+from hadelay.settings.topic import has_masked_headers
+from hadelay.settings.urls import url_problem
 from hadelay.version import MASKED_OF_ORIGIN, RETRY_DEFAULTS
 from hadelay.webhooks import secret_problem
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from hadelay.api.text import format_instant
+from hadelay.codec.callreplies import CallReply
 from hadelay.codec.meta import OCTETS, Meta
 from hadelay.webhooks import signature
 
@@ -26,6 +27,8 @@ class CallRequest(NamedTuple):
     method: str = "POST"
     #: Whether the receiver may see the client certificate of the configuration.
     identified: bool = False
+    #: Whether the answer's content type and the first MAX_REPLY bytes of its body are wanted.
+    keeps: bool = False
 
 
 class Reply(NamedTuple):
@@ -35,6 +38,8 @@ class Reply(NamedTuple):
     reason: str
     retry_after_ms: int | None
     seconds: float
+    #: The answer, if the request keeps it.
+    kept: CallReply | None = None
 
 
 Done = Callable[[Reply], None]

@@ -22,6 +22,7 @@ import structlog
 
 from hadelay.api.service import Histogram
 from hadelay.api.text import format_instant
+from hadelay.codec.callreplies import CallReply
 from hadelay.codec.commands import encode_extend, encode_topic_put, uncounted
 from hadelay.codec.leasetokens import LEASE
 from hadelay.codec.meta import unpack
@@ -34,8 +35,9 @@ from hadelay.server.node import Node
 from hadelay.server.reading import Extent, split_record
 from hadelay.server.webhooks.alerts import Alerts
 from hadelay.server.webhooks.calls import Call, CallRequest, Facts, Reply, call_headers
-from hadelay.server.webhooks.queues import CallJob, Reports, Verdict, WebhookQueue, jobs_of
-from hadelay.settings.topic import BODILESS, origin_of
+from hadelay.server.webhooks.queues import CallJob, Report, Reports, Verdict, WebhookQueue, jobs_of
+from hadelay.settings.topic import BODILESS
+from hadelay.settings.urls import origin_of
 
 #: Consumer name under which webhooks lease messages.
 CONSUMER = "webhook"
@@ -280,7 +282,8 @@ class Pool:
         term, seq, position, _, _ = job.lease
         self._delivery.answered(term, seq, np.array([position]), job.deliver_at_ms)
         headers = call_headers(facts, queue.keys, extra, self._node.now_ms(), body)
-        request = CallRequest(url, headers, body, queue.timeout_s, webhook.method, identified=ours)
+        keeps = meta.re is None and bool(queue.on_success or (webhook.allow_per_message and meta.os))
+        request = CallRequest(url, headers, body, queue.timeout_s, webhook.method, identified=ours, keeps=keeps)
         self._call(request, partial(self._called, queue, job, url, host))
         return True
 
@@ -297,11 +300,14 @@ class Pool:
         delay_ms = -1
         if answer.retry_after_ms is not None:
             delay_ms = min(answer.retry_after_ms, self._node.ledger.settings.max_delay_ms)
-        self._settle(job, (delay_ms, answer.reason) if answer.reason else None)
+        kept = answer.kept
+        if kept is not None and self._node.peers.full:
+            kept = kept._replace(body=b"", truncated=bool(kept.body) or kept.truncated)
+        self._settle(job, (delay_ms, answer.reason) if answer.reason else None, kept)
         self._next(queue)
 
-    def _settle(self, job: CallJob, verdict: Verdict) -> None:
-        self.reports.add(job.lease, job.ends, verdict)
+    def _settle(self, job: CallJob, verdict: Verdict, kept: CallReply | None = None) -> None:
+        self.reports.add(Report(job.lease, job.ends, kept), verdict)
 
     def _next(self, queue: WebhookQueue) -> None:
         """After a job of the queue has ended: start waiting calls of this and other queues, and fetch more messages."""

@@ -4,14 +4,16 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hadelay.codec.callreplies import CallReply, encode_replies
 from hadelay.codec.commands import encode_ack, encode_nack
 from hadelay.codec.leasetokens import LEASE
 from hadelay.codec.results import LeaseOutcome, LeaseResult
+from hadelay.codec.settlement import encode_settle
 from hadelay.errors import HadelayError
 from hadelay.handout.polls import Delivery, Poll
 from hadelay.ledger.topics import TopicState
@@ -27,6 +29,8 @@ Lease = tuple[int, int, int, int, int]
 Verdict = tuple[int, str] | None
 #: Limit of leases in one ack or nack command.
 _MOST_LEASES = 1_000
+#: Limit of the bodies of answers in one ack command, in bytes; a single body may exceed it.
+_MOST_BYTES = 256 << 10
 #: Pause before outcomes are proposed again, in seconds.
 _AGAIN_S = 0.05
 #: Margin of a lease in ms: a lease lasts for the timeouts of two calls in a row, plus this margin.
@@ -62,6 +66,16 @@ class CallJob:
     record: bytes | None = None
 
 
+class Report(NamedTuple):
+    """A lease whose call is over."""
+
+    lease: Lease
+    #: End of the lease in monotonic seconds.
+    ends: float
+    #: The receiver's answer, for a success callback.
+    kept: CallReply | None = None
+
+
 class WebhookQueue:
     """Queue of one topic with a webhook: fetched messages, calls under way, and the speed of the receiver."""
 
@@ -89,6 +103,7 @@ class WebhookQueue:
     def set(self, settings: TopicSettings, most_calls: int, max_lease_ms: int) -> None:
         assert settings.webhook is not None
         self.webhook: Webhook = settings.webhook
+        self.on_success = settings.on_success
         self.keys = [key_of(secret) for secret in self.webhook.secrets]
         #: Limit of concurrent calls.
         self.calls = min(settings.concurrency or most_calls, most_calls)
@@ -142,8 +157,8 @@ class Reports:
 
     def __init__(self, node: str, runtime: Runtime, propose: Propose) -> None:
         self.node, self.runtime, self.propose = node, runtime, propose
-        #: Outcomes that wait to be proposed, by verdict: (lease, end of the lease in monotonic seconds).
-        self._waiting: dict[Verdict, list[tuple[Lease, float]]] = {}
+        #: Outcomes that wait to be proposed, by verdict.
+        self._waiting: dict[Verdict, list[Report]] = {}
         self._in_flight = 0
         self._resting = False
         #: Number of leases lost before their outcome was committed: these messages are called again.
@@ -153,8 +168,8 @@ class Reports:
     def busy(self) -> bool:
         return bool(self._waiting or self._in_flight)
 
-    def add(self, lease: Lease, ends: float, verdict: Verdict) -> None:
-        self._waiting.setdefault(verdict, []).append((lease, ends))
+    def add(self, report: Report, verdict: Verdict) -> None:
+        self._waiting.setdefault(verdict, []).append(report)
         self._flush()
 
     def _flush(self) -> None:
@@ -163,16 +178,20 @@ class Reports:
         now = self.runtime.monotonic()
         waiting, self._waiting = self._waiting, {}
         for verdict, told in waiting.items():
-            held = [one for one in told if one[1] > now]
+            held = [one for one in told if one.ends > now]
             self.lost += len(told) - len(held)
-            for start in range(0, len(held), _MOST_LEASES):
-                part = held[start : start + _MOST_LEASES]
-                rows = np.array([lease for lease, _ in part], LEASE)
-                command = encode_ack(self.node, rows) if verdict is None else encode_nack(self.node, rows, *verdict)
+            for part in _parts(held):
                 self._in_flight += 1
-                self.propose(command, partial(self._told, verdict, part))
+                self.propose(self._command(verdict, part), partial(self._told, verdict, part))
 
-    def _told(self, verdict: Verdict, part: list[tuple[Lease, float]], result: Any, error: HadelayError | None) -> None:
+    def _command(self, verdict: Verdict, part: list[Report]) -> bytes:
+        rows = np.array([one.lease for one in part], LEASE)
+        if verdict is not None:
+            return encode_nack(self.node, rows, *verdict)
+        ack, replies = encode_ack(self.node, rows), encode_replies([one.kept for one in part])
+        return encode_settle(ack, None, replies=replies) if replies else ack
+
+    def _told(self, verdict: Verdict, part: list[Report], result: Any, error: HadelayError | None) -> None:
         self._in_flight -= 1
         if error is not None or not isinstance(result, LeaseResult):
             # Propose the outcomes again: a lease that was settled the first time is reported as settled.
@@ -189,3 +208,18 @@ class Reports:
     def _rested(self) -> None:
         self._resting = False
         self._flush()
+
+
+def _parts(reports: list[Report]) -> Iterator[list[Report]]:
+    """Cut reports into commands of limited size."""
+    part: list[Report] = []
+    size = 0
+    for one in reports:
+        more = len(one.kept.body) if one.kept is not None else 0
+        if part and (len(part) == _MOST_LEASES or size + more > _MOST_BYTES):
+            yield part
+            part, size = [], 0
+        part.append(one)
+        size += more
+    if part:
+        yield part

@@ -4,9 +4,9 @@ the message's history.
 This is a client of our own because a general one costs three times as much per call (ADR 0088). It sends one request
 at a time on a connection; of an answer it reads the status, `Retry-After`, and where the answer ends.
 
-The status decides. The body is read only so that the connection can be used again: at most 16 KiB, within the rest of
-the timeout; a receiver that answers more, or more slowly, loses the connection. Redirects are refused: nobody wrote or
-checked the URL that they lead to. Proxies, cookies and .netrc of the environment are ignored.
+The status decides. The body is read so that the connection can be used again, and for callbacks: at most 16 KiB, within
+the rest of the timeout; a receiver that answers more, or more slowly, loses the connection. Redirects are refused:
+nobody wrote or checked the URL that they lead to. Proxies, cookies and .netrc of the environment are ignored.
 
 A receiver may close an idle connection at the moment at which a call is sent on it. If no byte of an answer came, the
 call is made once more on a fresh connection, as the same attempt, within the same timeout: `webhook-id` says that it is
@@ -16,7 +16,6 @@ the same call, in case the receiver carried out the first.
 from __future__ import annotations
 
 import asyncio
-import errno
 import re
 import socket
 import ssl
@@ -29,12 +28,15 @@ from aiohappyeyeballs import AddrInfoType, start_connection
 from yarl import URL
 
 from hadelay.api.problems import retry_after_ms
+from hadelay.codec.callreplies import CallReply
+from hadelay.model import MAX_REPLY
 from hadelay.platform.tls import Certificates
-from hadelay.server.guard import AddressRefused, Guard
+from hadelay.server.guard import Guard
 from hadelay.server.webhooks.calls import CallRequest, Done, Reply
+from hadelay.server.webhooks.failures import failure, why
 
 #: Limit of an answer's head, and of its body, in bytes; beyond, the connection is closed.
-MAX_ANSWER = 16 << 10
+MAX_ANSWER = MAX_REPLY
 #: Idle time after which a connection is closed, in seconds: some servers close idle connections after 5 s, and a
 #: request sent just then fails.
 _IDLE_S = 4.0
@@ -53,7 +55,9 @@ _LONGEST_WAIT_S = 1e9
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9]\d\d)(?: [^\r\n]*)?(?:\r?\n|\Z)")
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
 #: Header fields of an answer that this client evaluates.
-_FIELD = re.compile(rb"(?i)\n(connection|content-length|retry-after|transfer-encoding)[ \t]*:[ \t]*([^\r\n]*)")
+_FIELD = re.compile(
+    rb"(?i)\n(connection|content-length|content-type|retry-after|transfer-encoding)[ \t]*:[ \t]*([^\r\n]*)"
+)
 _DIGITS = re.compile(rb"\d{1,15}[ \t]*\Z")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
 _TRAILERS = re.compile(rb"(?:[^\r\n]+\r?\n)*\r?\n")
@@ -91,7 +95,7 @@ class Sender:
         self._certificates = certificates
 
     def call(self, request: CallRequest, done: Done) -> None:
-        call = _Call(done)
+        call = _Call(done, request.keeps)
         self.calls.add(call)
         call.timer = self._loop.call_later(request.timeout_s, self._expired, call)
         try:
@@ -134,11 +138,14 @@ class Sender:
             return
         self.calls.remove(call)
         reason = failure(call.status) if call.status else reason
-        call.done(Reply(call.status, reason, call.retry_after_ms, time.monotonic() - call.began))
+        kept = CallReply(call.status, call.content_type, call.body, not call.whole) if call.keeps else None
+        call.done(Reply(call.status, reason, call.retry_after_ms, time.monotonic() - call.began, kept))
 
     def _expired(self, call: _Call) -> None:
         if call.task is not None:
             call.task.cancel()
+        if call.connection is not None:
+            call.connection.keep_body(call)
         self.over(call, "timeout")
 
     def _head(self, line: str, headers: Mapping[str, str], size: int) -> bytes:
@@ -225,10 +232,15 @@ class _Name:
 
 
 class _Call:
-    __slots__ = ("began", "connection", "done", "endpoint", "request", "retry_after_ms", "status", "task", "timer")
+    __slots__ = (
+        "began", "body", "connection", "content_type", "done", "endpoint", "keeps", "request", "retry_after_ms",
+        "status", "task", "timer", "whole",
+    )  # fmt: skip
 
-    def __init__(self, done: Done) -> None:
-        self.done, self.began = done, time.monotonic()
+    def __init__(self, done: Done, keeps: bool) -> None:
+        self.done, self.began, self.keeps = done, time.monotonic(), keeps
+        #: The answer's content type, its body as far as received, and whether that is all of the body.
+        self.content_type, self.body, self.whole = "", b"", False
         self.request = b""
         self.endpoint: Endpoint
         self.status = 0
@@ -259,6 +271,8 @@ class _Connection(asyncio.Protocol):
         #: _keep: whether the connection may be used again. _length: length of the answer's body; None if the body is
         #: chunked, more than MAX_ANSWER if it ends with the connection.
         self._keep, self._length = False, cast(int | None, 0)
+        #: Whether the answer's body ends with the connection.
+        self._until_closed = False
         #: Offset at which the next chunk begins in the body of a chunked answer.
         self._next = 0
 
@@ -303,6 +317,8 @@ class _Connection(asyncio.Protocol):
         if len(data) < end_at and len(data) <= MAX_ANSWER:
             self._buffer = data
             return
+        self._buffer = data
+        self.keep_body(call)
         self._buffer = b""
         if self._keep and len(data) == end_at and not self.transport.get_write_buffer_size():
             self.call = call.connection = None
@@ -333,7 +349,24 @@ class _Connection(asyncio.Protocol):
             self._keep &= length is None
         else:
             self._length = int(length) if length is not None and _DIGITS.match(length) else MAX_ANSWER + 1
+        self._until_closed = coding is None and length is None
+        if call.keeps:
+            text = fields.get(b"content-type", b"").decode("ascii", "replace")
+            call.content_type = text.strip() if text.isprintable() else ""
         call.retry_after_ms = retry_after_ms(fields.get(b"retry-after", b"").decode("latin-1"), _LONGEST_WAIT_S)
+
+    def keep_body(self, call: _Call, closed: bool = False) -> None:
+        """Give the call what was received of its answer's body, if the call keeps the answer. closed: whether the
+        receiver closed the connection in good order."""
+        if not (call.keeps and call.status):
+            return
+        data, length = self._buffer, self._length
+        if length is None:
+            data, call.whole = _joined(data)
+        else:
+            call.whole = len(data) >= length or (closed and self._until_closed)
+            data = data[:length]
+        call.body, call.whole = data[:MAX_REPLY], call.whole and len(data) <= MAX_REPLY
 
     def _chunks(self, data: bytes) -> int:
         """Offset at which a chunked body ends; more than MAX_ANSWER while that is unknown, or if malformed."""
@@ -347,6 +380,8 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         call, self.call = self.call, None
+        if call is not None:
+            self.keep_body(call, closed=exc is None)
         if call is None:
             self.sender.lost(self)
         elif self._used and self._silent and (exc is None or isinstance(exc, ConnectionError)):
@@ -354,6 +389,18 @@ class _Connection(asyncio.Protocol):
             self.sender.connect(call)
         else:
             self.sender.over(call, "connection closed" if exc is None else why(exc))
+
+
+def _joined(data: bytes) -> tuple[bytes, bool]:
+    """(content of the chunks in the first part of a chunked body, whether the last chunk is among them)."""
+    parts, at = list[bytes](), 0
+    while chunk := _CHUNK.match(data, at):
+        size = int(chunk[1], 16)
+        if not size:
+            return b"".join(parts), True
+        parts.append(data[chunk.end() : chunk.end() + size])
+        at = chunk.end() + size + 2
+    return b"".join(parts), False
 
 
 @lru_cache(maxsize=1)
@@ -374,34 +421,3 @@ def _target(method: str, url: str, identified: bool) -> tuple[Endpoint, str]:
         raise ValueError("the URL is not ASCII")
     tls = parts.scheme == "https"
     return Endpoint(parts.raw_host, parts.port, tls, identified and tls), line
-
-
-def failure(status: int) -> str:
-    """Why a call with this HTTP status failed; empty for a success."""
-    if 200 <= status < 300:
-        return ""
-    return f"redirect refused (HTTP {status})" if 300 <= status < 400 and status != 304 else f"HTTP {status}"
-
-
-def why(error: BaseException) -> str:
-    """Why a call got no answer, in one of a few fixed phrases, which are kept with the message for its owner."""
-    if isinstance(error, AddressRefused):
-        return "address refused"
-    if isinstance(error, (socket.gaierror, UnicodeError)):
-        return "name not resolved"
-    if isinstance(error, ssl.SSLError):
-        return "TLS error"
-    if isinstance(error, OSError) and error.errno in _ERRORS:
-        return _ERRORS[error.errno]
-    return "connection closed" if isinstance(error, ConnectionError) else "connection failed"
-
-
-_ERRORS = {
-    errno.ECONNREFUSED: "connection refused",
-    errno.EHOSTUNREACH: "host unreachable",
-    errno.ENETUNREACH: "network unreachable",
-    errno.ECONNRESET: "connection closed",
-    errno.EPIPE: "connection closed",
-    errno.ETIMEDOUT: "timeout",
-    errno.EMFILE: "too many open files",
-}
