@@ -3,6 +3,7 @@
 import asyncio
 import os
 import time
+from collections.abc import Iterator
 
 import msgspec
 
@@ -96,6 +97,33 @@ def long_in_thread() -> None:
     while not current().cancelled:
         time.sleep(0.01)
     say("cancelled")
+
+
+def read() -> Iterator[None]:
+    """Pages that say their number; the seventh ends when a file says that its progress was seen."""
+    for page in range(1, 8):
+        current().progress(f"page {page} of 20 " + "é" * 100)
+    while not os.path.exists(os.environ["OUT"] + ".seen"):
+        yield
+    say("read", current().task)
+
+
+@app.task
+async def read_async() -> None:
+    for _ in read():
+        await asyncio.sleep(0.01)
+
+
+@app.task
+def read_in_thread() -> None:
+    for _ in read():
+        time.sleep(0.01)
+
+
+@app.task(cpu=True)
+def read_in_process() -> None:
+    for _ in read():
+        time.sleep(0.01)
 
 
 @app.periodic("* * * * * *", tz="Europe/Vienna", topic="ticks")

@@ -99,6 +99,7 @@ def test_every_kind_of_task(shop: Shop) -> None:
     for number in range(2):
         shop.put("blocking", number)
         shop.put("crunch", number)
+    reading = [shop.put(task) for task in ("read_async", "read_in_thread", "read_in_process")]
     unknown = shop.put("renamed")
     worker = shop.start("--health", f"127.0.0.1:{port}")
     dead = until(lambda: found if len(found := list(shop.client.dead("tasks"))) == 5 else None, "five dead letters")
@@ -111,6 +112,10 @@ def test_every_kind_of_task(shop: Shop) -> None:
             "ConnectionError: the task's process ended with code 9",
         ]
     )
+    for one in reading:
+        until(lambda one=one: (shop.client.get(one).progress or "").startswith("page 7 of 20 é"), "the progress")
+    shop.out.with_suffix(".seen").touch()
+    until(lambda: len(shop.lines("read")) == 3, "all are read")
     until(lambda: len(shop.lines("crunch")) == 2 and len(shop.lines("tick")) >= 2, "the others ran")
     assert shop.lines("slow") == [["1"], ["2"]]
     first, second, third = (float(at) for (at,) in shop.lines("flaky"))

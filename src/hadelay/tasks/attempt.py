@@ -5,9 +5,15 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from hadelay.client.message import printable
+
 
 def _never() -> bool:
     return False
+
+
+def _nowhere(text: str) -> None:
+    pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,12 +34,18 @@ class Attempt:
     #: Name of the worker process, as in the message's history.
     consumer: str = ""
     _over: Callable[[], bool] = _never
+    _tell: Callable[[str], None] = _nowhere
 
     @property
     def cancelled(self) -> bool:
         """Whether to stop: the timeout is over, the worker gave the message back, or the lease was lost. A function in
         a thread has to look, because a thread cannot be ended."""
         return self._over()
+
+    def progress(self, text: str) -> None:
+        """Say how far the task is, such as "page 7 of 20": shown by `get` until the attempt ends. Returns at once, in
+        any thread. The newest text is stored at most once a second, cut to 128 bytes."""
+        self._tell(printable(text))
 
 
 CURRENT: ContextVar[Attempt] = ContextVar("hadelay_attempt")

@@ -31,6 +31,13 @@ class Work(msgspec.Struct, frozen=True):
     meta: dict[str, str]
 
 
+class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A CPU process to its worker: how far the call is, or how it ended."""
+
+    progress: str = ""
+    outcome: Outcome | None = None
+
+
 class CpuProcess:
     def __init__(self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         self._process, self._reader, self._writer = process, reader, writer
@@ -44,13 +51,15 @@ class CpuProcess:
         )  # fmt: skip
         self._writer.write(msgspec.json.encode(work) + b"\n")
         await self._writer.drain()
-        line = await self._reader.readline()
-        if not line:
-            raise ConnectionError(f"the task's process ended with code {await self._process.wait()}")
-        outcome = msgspec.json.decode(line, type=Outcome)
-        if outcome.kind != "done":
-            raise Failed(outcome)
-        return outcome.result
+        while line := await self._reader.readline():
+            reply = msgspec.json.decode(line, type=Reply)
+            if reply.outcome is None:
+                attempt.progress(reply.progress)
+            elif reply.outcome.kind != "done":
+                raise Failed(reply.outcome)
+            else:
+                return reply.outcome.result
+        raise ConnectionError(f"the task's process ended with code {await self._process.wait()}")
 
     def kill(self) -> None:
         self._writer.close()

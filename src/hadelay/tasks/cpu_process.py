@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import msgspec
@@ -14,7 +15,7 @@ import msgspec
 from hadelay.tasks.app import App
 from hadelay.tasks.attempt import CURRENT, Attempt
 from hadelay.tasks.channel import send
-from hadelay.tasks.cpu import Work
+from hadelay.tasks.cpu import Reply, Work
 from hadelay.tasks.load import load
 from hadelay.tasks.outcomes import Outcome, done, outcome_of
 
@@ -27,7 +28,8 @@ def main() -> None:
     works: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(worker, works), daemon=True).start()
     while True:
-        send(worker, _run(app, msgspec.json.decode(works.get(), type=Work)))
+        work = msgspec.json.decode(works.get(), type=Work)
+        send(worker, Reply(outcome=_run(app, work, lambda text: send(worker, Reply(progress=text)))))
 
 
 def _read(worker: socket.socket, works: "queue.SimpleQueue[bytes]") -> None:
@@ -38,12 +40,12 @@ def _read(worker: socket.socket, works: "queue.SimpleQueue[bytes]") -> None:
     os._exit(1)
 
 
-def _run(app: App, work: Work) -> Outcome:
+def _run(app: App, work: Work, tell: Callable[[str], None]) -> Outcome:
     task = app.tasks[work.call.task]
     deadline = None if work.deadline_ms is None else datetime.fromtimestamp(work.deadline_ms / 1000, UTC)
     attempt = Attempt(
         task=task.name, id=work.id, topic=work.topic, key=work.key, number=work.number, deadline=deadline,
-        meta=work.meta,
+        meta=work.meta, _tell=tell,
     )  # fmt: skip
     token = CURRENT.set(attempt)
     try:

@@ -22,6 +22,7 @@ from hadelay.tasks.attempt import CURRENT, Attempt
 from hadelay.tasks.channel import Report
 from hadelay.tasks.cpu import CpuPool
 from hadelay.tasks.outcomes import Rules, done, outcome_of, settle, uncounted
+from hadelay.tasks.progress import Progress
 from hadelay.tasks.task import Call, Task
 from hadelay.tasks.tracing import span
 
@@ -29,10 +30,13 @@ log = logging.getLogger(__name__)
 
 
 class Runner:
-    """A handler for `Consumer.work`. tell: called when a message is settled."""
+    """A handler for `Consumer.work`. tell: called when a message is settled. lease_s: length of the consumer's
+    leases."""
 
-    def __init__(self, app: App, client: AsyncClient, cpu: CpuPool, tell: Callable[[Report], None]) -> None:
-        self._app, self._client, self._cpu, self._tell = app, client, cpu, tell
+    def __init__(
+        self, app: App, client: AsyncClient, cpu: CpuPool, tell: Callable[[Report], None], lease_s: float = 30.0
+    ) -> None:
+        self._app, self._client, self._cpu, self._tell, self._lease_s = app, client, cpu, tell, lease_s
         self._threads = HandlerThreads()
 
     async def __call__(self, message: AsyncMessage) -> None:
@@ -64,12 +68,13 @@ class Runner:
         self._tell(Report(end=message.lease, task=name, outcome=outcome.kind, seconds=time.monotonic() - begun))
 
     async def _attempt(self, task: Task[..., Any], call: Call, message: AsyncMessage) -> Any:
-        over, returned = False, None
+        over, returned, progress = False, None, Progress(message, self._lease_s)
         timeout_s = task.rules.timeout_s
         attempt = Attempt(
             task=task.name, id=message.id, topic=message.topic, key=message.key, number=message.attempt,
             deadline=None if timeout_s is None else datetime.now(UTC) + timedelta(seconds=timeout_s),
             meta=message.meta, consumer=self._client.consumer, _over=lambda: over or message.lost,
+            _tell=progress,
         )  # fmt: skip
         token = CURRENT.set(attempt)
 
@@ -85,6 +90,7 @@ class Runner:
             return returned
         finally:
             over = True
+            progress.end()
             CURRENT.reset(token)
 
     async def _call(self, task: Task[..., Any], call: Call, attempt: Attempt) -> Any:

@@ -89,7 +89,7 @@ async def _work(app: App, client: AsyncClient, start: Start, supervisor: socket.
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     loop.add_reader(supervisor, supervisor_ended)
-    runner = Runner(app, client, CpuPool(start.app), partial(send, supervisor))
+    runner = Runner(app, client, CpuPool(start.app), partial(send, supervisor), start.lease_s)
     beside = [asyncio.create_task(_live(supervisor)), asyncio.create_task(store_schedules(app, client))]
     try:
         with contextlib.suppress(asyncio.CancelledError):
