@@ -186,7 +186,7 @@ async def test_a_meta_is_given_once(node: Node) -> None:
     reader, writer = await open_warm(node)
     writer.write(post(MESSAGES, b"x", b"Hadelay-Meta-Who: me\r\nhadelay-meta-who: you\r\n"))
     status, _, body = await read_answer(reader)
-    assert (status, b"Hadelay-Meta-who is given twice" in body) == (400, True)
+    assert (status, b"Hadelay-Meta-Who is given twice" in body) == (400, True)
 
 
 async def test_what_is_coded_for_the_way_is_not_taken_for_the_payload(node: Node) -> None:

@@ -306,8 +306,7 @@ class DeliveryLoop:
     def _sweep(self, slices: int = _SWEEP_SLICES) -> None:
         if self._grants is None:
             return
-        # Schedule a turn, which advances the timer wheels if they were paused: the sweep checks only seconds that the
-        # wheels have passed
+        # A turn advances timer wheels that were paused: the sweep checks only seconds that the wheels have passed.
         self._turn_soon()
         core = self._grants.core
         before = core.scans.swept
@@ -315,6 +314,7 @@ class DeliveryLoop:
             self.runtime.call_soon(self._sweep, slices - 1)
         else:
             self._arm_sweeper()
+            self._topic_expiry.wake()
         if core.scans.swept > before:
             log.error("messages_forgotten", extra={"found": core.scans.swept - before})
 

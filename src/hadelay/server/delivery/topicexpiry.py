@@ -27,8 +27,7 @@ class TopicExpiry:
         self._polled: dict[int, int] = {}
         #: Numbers of topics at which this round has still to look.
         self._left: list[int] = []
-        self._alarm = term.alarm(self._look)
-        self._rest()
+        self._alarm, self._asleep = term.alarm(self._look), True
 
     def polled(self, topics: Sequence[str], until_ms: int) -> None:
         """A consumer polls these topics until until_ms. Cheap as long as no topic expires."""
@@ -37,8 +36,15 @@ class TopicExpiry:
             if topic is not None and topic.settings.expires_after_ms is not None:
                 self._polled[topic.number] = max(until_ms, self._polled.get(topic.number, 0))
 
+    def wake(self) -> None:
+        """Called with every sweep, because nobody looks while no topic expires."""
+        if self._asleep:
+            self._rest()
+
     def _rest(self) -> None:
-        self._alarm.at(self._term.runtime.monotonic() + _LOOK_S)
+        self._asleep = not self._ledger.topics.expiring
+        if not self._asleep:
+            self._alarm.at(self._term.runtime.monotonic() + _LOOK_S)
 
     def _look(self) -> None:
         rows = [*islice(self._used(), MAX_ROWS)]
