@@ -53,6 +53,7 @@ def fill(cluster: Cluster) -> dict[str, str]:
     chance, node = random.Random(4), cluster.names[0]
     for name, settings in (
         ("payments", {"max_attempts": 2, "backoff": ["10ms"]}), ("emails", {"rate": 50}), ("invoices", {"ttl": "30d"}),
+        ("reminders", {"webhook": {"url": "https://hooks.invalid/"}}),
     ):  # fmt: skip
         sure(cluster, "PUT", f"/v1/topics/{name}", settings)
     items = [

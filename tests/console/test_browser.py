@@ -73,6 +73,8 @@ def test_a_page_is_small_accessible_and_fits(
             page.wait_for_selector("h1")
             if name in ("overview", "topic"):
                 page.wait_for_selector(".chart canvas")
+            if PATHS[name].endswith("/reminders"):
+                assert page.locator("#consumers .checks li").count() > 0, "the health of the topic's webhook"
             assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, size
             page.evaluate(axe)
             for scheme in ("light", "dark") if size is WIDE or PICTURES else ("light",):

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from hadelay.api.topics import Topic, WebhookOut
 from hadelay.console.samples import KEPT, Sampler, _rates, _Ring, last_point
-from hadelay.console.topics import receiver
+from hadelay.console.topics import health, receiver
 from hadelay.server.service.overview import TopicCounts, summarize
+from hadelay.server.webhooks.queues import Health
 from tests.console.conftest import Browser, make_token, signed_in
 from tests.system.cluster import Cluster, ask, until
 
@@ -222,6 +223,39 @@ def test_the_receiver_of_a_webhook_is_judged_in_words() -> None:
         "bad",
         "In the last minute the receiver took 0 messages, and 0 became dead letters. 7 wait, the oldest for 1 min.",
     )
+
+
+def test_the_health_of_a_webhook_is_told_in_words() -> None:
+    found = Health()
+    assert health(found, 0) == [("off", "No call was answered since this node leads, or since the URL was set.")]
+    found.add(204, "", 1_000, again=False)
+    assert [words for _, words in health(found, 1_000)] == [
+        "The last call succeeded: HTTP 204.",
+        "Calls since this node leads, or since the URL was set: 1; retries among them: 0.",
+    ]
+    found.add(503, "HTTP 503", 60_000, again=False)
+    found.add(0, "timeout", 120_000, again=True)
+    assert health(found, 180_000) == [
+        ("bad", "2 calls in a row have failed, for 2 min. The last one: no answer."),
+        ("off", "Last error: timeout, 1 min ago."),
+        ("off", "Calls since this node leads, or since the URL was set: 3; retries among them: 1."),
+    ]
+    found.add(200, "", 130_000, again=True)
+    assert (found.failed, found.failing_since_ms) == (0, 0)
+    assert health(found, 180_000)[:2] == [
+        ("good", "The last call succeeded: HTTP 200."), ("off", "Last error: timeout, 1 min ago."),
+    ]  # fmt: skip
+
+
+def test_the_page_of_a_topic_shows_the_health_of_its_webhook(node: Cluster, browser: Browser) -> None:
+    # Nodes may not call loopback addresses unless webhooks.allow names them, so each call fails.
+    settings = {"webhook": {"url": "https://hooks.invalid/x"}, "backoff": ["1h"]}
+    assert node.ask("n1", "PUT", "/v1/topics/hooked", settings).status == 200
+    assert "No call was answered" in browser.go("/console/topics/hooked")
+    node.publish("n1", "hooked", b"x")
+    until(lambda: "call has failed" in browser.go("/console/topics/hooked"), "a call failed")
+    assert re.search(r"1 call has failed, for .+ The last one: no answer\. Last error: .+ ago\.", browser.text)
+    assert "Webhook’s health" not in browser.go("/console/topics/charted")
 
 
 def test_topics_that_were_looked_at_are_few() -> None:

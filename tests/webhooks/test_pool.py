@@ -248,3 +248,23 @@ def test_a_death_during_an_alert_is_in_the_next_alert() -> None:
     assert died is not None
     assert one.at < died < (one.answered or 0.0)
     assert [msgspec.json.decode(call.request.body)["died"] for call in (one, two)] == [1, 1]
+
+
+def test_the_health_of_a_receiver() -> None:
+    world = World(SimCluster(5))
+    world.put("t", webhook={"url": "http://t/", "timeout_ms": 1_000}, backoff=[5_000])
+    world.script["http://t/"] = ["503", "503", "200"]
+    pool = world.pool()
+    world.publish("t", b"x")
+    world.until(lambda: len(world.calls) == 2 and world.calls[1].answered)
+    number = next(iter(pool.queues))
+    found = pool.health(number)
+    assert found is not None
+    assert (found.calls, found.retries, found.failed, found.status, found.error) == (2, 1, 2, 503, "HTTP 503")
+    assert found.error_at_ms - found.failing_since_ms >= 5_000
+    world.until(lambda: len(world.calls) == 3 and world.calls[2].answered)
+    assert (found.calls, found.retries, found.failed, found.failing_since_ms, found.status) == (3, 2, 0, 0, 200)
+    assert found.error == "HTTP 503"
+    assert [other.health(number) for other in world.pools.values() if other is not pool] == [None, None]
+    world.put("t", webhook={"url": "http://u/"})
+    world.until(lambda: (fresh := pool.health(number)) is not None and not fresh.calls)

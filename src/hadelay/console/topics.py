@@ -20,6 +20,7 @@ from hadelay.http.decoding import decoded
 from hadelay.http.options import draft_of, when
 from hadelay.model import FIRST, SEPARATOR, State, encode_id
 from hadelay.server.service.overview import CHOICES, ORDERS, TopicCounts
+from hadelay.server.webhooks.queues import Health
 from hadelay.settings.topic import CALLBACK_SETTINGS, SETTINGS, shown_name
 from hadelay.words import span
 
@@ -117,7 +118,7 @@ async def consumers(visit: Visit, topic: Topic[str]) -> dict[str, Any]:
     minute = visit.site.sampler.per_minute(topic.topic)
     return {
         "consumers": list(rows.values()), "all_grants": complete, "now_ms": visit.service.access.now_ms(),
-        "minute": minute, "receiver": receiver(topic, minute),
+        "minute": minute, "receiver": receiver(topic, minute), "health": _health(visit, topic),
     }  # fmt: skip
 
 
@@ -135,6 +136,34 @@ def receiver(topic: Topic[str], minute: TopicCounts | None) -> tuple[str, str]:
         words += f" {topic.ready:,} wait, the oldest for {span(late_ms)}."
         return ("warn" if minute.acked and not minute.died else "bad"), words
     return ("bad" if minute.died else "good"), words
+
+
+def _health(visit: Visit, topic: Topic[str]) -> list[tuple[str, str]]:
+    """(tone, sentence) about the calls to a topic's webhook; empty without a webhook."""
+    if topic.webhook is None:
+        return []
+    leader, found = visit.service.leader_name, visit.service.overview.receiver(topic.topic)
+    if found is not None:
+        return health(found, visit.service.access.now_ms())
+    if leader is None or leader == visit.service.node:
+        return [("off", "This node does not know the answers to the calls yet.")]
+    return [("off", f"{leader} leads and makes the calls: the page of this topic on {leader} has their answers.")]
+
+
+def health(found: Health, now_ms: int) -> list[tuple[str, str]]:
+    """(tone, sentence) about the answers of a webhook's receiver, the present state first."""
+    if not found.calls:
+        return [("off", "No call was answered since this node leads, or since the URL was set.")]
+    last = f"HTTP {found.status}" if found.status else "no answer"
+    words = [("good", f"The last call succeeded: {last}.")]
+    if found.failed:
+        calls = "call has" if found.failed == 1 else "calls in a row have"
+        failing = span(max(0, now_ms - found.failing_since_ms))
+        words = [("bad", f"{found.failed:,} {calls} failed, for {failing}. The last one: {last}.")]
+    if found.error:
+        words.append(("off", f"Last error: {found.error[:200]}, {span(max(0, now_ms - found.error_at_ms))} ago."))
+    since = "since this node leads, or since the URL was set"
+    return [*words, ("off", f"Calls {since}: {found.calls:,}; retries among them: {found.retries:,}.")]
 
 
 def _written(value: Any) -> str:

@@ -79,7 +79,7 @@ class NodeService:
     """All services of one node for the HTTP layer."""
 
     def __init__(self, node: Node, webhooks: Webhooks | None = None) -> None:
-        """webhooks: source of the webhook metrics of /metrics."""
+        """webhooks: source of the webhook metrics of /metrics, and of the health of receivers."""
         self._node = node
         self._metrics = NodeMetrics(node, webhooks)
         self.node = node.name
@@ -88,7 +88,7 @@ class NodeService:
         self.consume, self.messages, self.topics = ConsumingService(node), MessageService(node), TopicService(node)
         self.jobs = JobService(node)
         self.cluster, self.files, self.access = Clusters(node), Files(node), TokenService(node)
-        self.overview = Overview(node, self.topics)
+        self.overview = Overview(node, self.topics, webhooks)
         self.schedules = ScheduleService(node)
 
     @property

@@ -18,6 +18,8 @@ from hadelay.model import DEAD_HOURS, Event, hour_name
 from hadelay.server.node import Node
 from hadelay.server.service.part import Service
 from hadelay.server.service.topics import TopicService
+from hadelay.server.webhooks.pool import Webhooks
+from hadelay.server.webhooks.queues import Health
 
 #: Number of topics, and of grants, that are read before other tasks of the event loop have a turn.
 _TOPICS_AT_ONCE, _GRANTS_AT_ONCE = 1_000, 200
@@ -109,9 +111,14 @@ CHOICES: Mapping[str, Callable[[TopicState, _Report, int], bool]] = {
 
 
 class Overview(Service):
-    def __init__(self, node: Node, topics: TopicService) -> None:
+    def __init__(self, node: Node, topics: TopicService, webhooks: Webhooks | None) -> None:
         super().__init__(node)
-        self._topics = topics
+        self._topics, self._webhooks = topics, webhooks
+
+    def receiver(self, name: str) -> Health | None:
+        """Health of the receiver of a topic's webhook; None: this node does not lead. Raises NotFound."""
+        topic = self._topic(name)
+        return None if self._webhooks is None else self._webhooks.pool.health(topic.number)
 
     async def totals(self) -> Totals:
         """Sum up all topics of this node, without asking another node."""

@@ -35,7 +35,7 @@ from hadelay.server.node import Node
 from hadelay.server.reading import Extent, split_record
 from hadelay.server.webhooks.alerts import Alerts
 from hadelay.server.webhooks.calls import Call, CallRequest, Facts, Reply, call_headers
-from hadelay.server.webhooks.queues import CallJob, Report, Reports, Verdict, WebhookQueue, jobs_of
+from hadelay.server.webhooks.queues import CallJob, Health, Report, Reports, Verdict, WebhookQueue, jobs_of
 from hadelay.settings.topic import BODILESS
 from hadelay.settings.urls import origin_of
 
@@ -81,6 +81,8 @@ class Pool:
 
     def on_leader(self, term: int) -> None:
         self._term = term
+        for queue in self.queues.values():
+            queue.health = Health()
         for topic in self._node.ledger.topics.all:
             self.on_topic(topic)
 
@@ -295,6 +297,7 @@ class Pool:
         if not self._hosts[host]:
             del self._hosts[host]
         self._count(answer)
+        queue.health.add(answer.status, answer.reason, self._node.now_ms(), again=job.attempt > 1 or job.redelivered)
         if answer.status == 410 and url == queue.webhook.url:
             self._disable(queue)
         delay_ms = -1
@@ -354,6 +357,11 @@ class Pool:
         known = outcome in self.outcomes or len(self.outcomes) < _MOST_OUTCOMES
         self.outcomes[outcome if known else "other"] += 1
         self.durations.observe(answer.seconds)
+
+    def health(self, topic: int) -> Health | None:
+        """Health of a topic's receiver, by the topic's number; None: this node does not call its webhook."""
+        queue = self.queues.get(topic)
+        return queue.health if queue is not None and self._term and not queue.removed else None
 
     @property
     def queued(self) -> int:

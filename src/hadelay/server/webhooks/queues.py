@@ -76,6 +76,36 @@ class Report(NamedTuple):
     kept: CallReply | None = None
 
 
+@dataclass(slots=True)
+class Health:
+    """Answers of a webhook's receiver since this node leads, or since the URL was set. Calls to messages' own URLs
+    count, too. Times are Unix ms."""
+
+    calls: int = 0
+    #: Number of calls for messages that had been handed out before.
+    retries: int = 0
+    #: Number of failed calls since the last success, and time of the first of them; 0: the last call succeeded.
+    failed: int = 0
+    failing_since_ms: int = 0
+    #: HTTP status of the last call; 0: no answer came.
+    status: int = 0
+    #: Reason and time of the last failure, which may be before the last success; empty: no call failed.
+    error: str = ""
+    error_at_ms: int = 0
+
+    def add(self, status: int, error: str, now_ms: int, *, again: bool) -> None:
+        """Count a call. error: empty after a success. again: whether the message had been handed out before."""
+        self.calls += 1
+        self.retries += again
+        self.status = status
+        if not error:
+            self.failed = self.failing_since_ms = 0
+            return
+        self.failing_since_ms = self.failing_since_ms or now_ms
+        self.failed += 1
+        self.error, self.error_at_ms = error, now_ms
+
+
 class WebhookQueue:
     """Queue of one topic with a webhook: fetched messages, calls under way, and the speed of the receiver."""
 
@@ -90,6 +120,7 @@ class WebhookQueue:
         self.absent = 0
         self.polls: set[Poll] = set()
         self.removed = False
+        self.health, self._url = Health(), ""
         #: `Topic.floor` as last seen: messages fetched before it rose were purged.
         self.floor = topic.floor
         #: True while a timer is set that will extend the leases of jobs waiting for the end of a pause.
@@ -104,6 +135,9 @@ class WebhookQueue:
         assert settings.webhook is not None
         self.webhook: Webhook = settings.webhook
         self.on_success = settings.on_success
+
+        if self.webhook.url != self._url:
+            self.health, self._url = Health(), self.webhook.url
         self.keys = [key_of(secret) for secret in self.webhook.secrets]
         #: Limit of concurrent calls.
         self.calls = min(settings.concurrency or most_calls, most_calls)
