@@ -124,8 +124,9 @@ async def test_a_consumer_that_ended_with_an_error_starts_again(
         got.set()
 
     async with lifespan(None):
-        while "a consumer ended, and starts again" not in caplog.text:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(30):
+            while "a consumer ended, and starts again" not in caplog.text:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
         await asyncio.to_thread(node.client.put_topic, "pushed", webhook=None)
         await asyncio.to_thread(node.client.put, "pushed", "x")
         await asyncio.wait_for(got.wait(), 30)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,10 +31,8 @@ TABLE = page.read(page.PAGE.read_text())
 
 
 @pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
+def quiet() -> None:
     logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("name", [name for name in MUTATIONS if name not in page.BY_HAND])
