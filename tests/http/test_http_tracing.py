@@ -101,7 +101,7 @@ def test_a_retry_is_a_span_of_its_own_and_the_same_publish() -> None:
 
 
 def test_a_webhook_is_told() -> None:
-    facts = Facts("ID", "orders", "/c/topics/orders", "2026-11-20T18:00:00.000Z", 1, False, Meta(tp=TRACE))
+    facts = Facts("ID", "orders", "/c/topics/orders", "2026-11-20T18:00:00.000Z", 1, 0, False, Meta(tp=TRACE))
     assert call_headers(facts, [], [], 0, b"")["traceparent"] == TRACE
     assert "traceparent" not in call_headers(facts._replace(meta=Meta()), [], [], 0, b"")
 

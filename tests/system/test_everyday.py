@@ -240,7 +240,7 @@ def test_deploys_are_no_failed_attempts(cluster: Cluster) -> None:
     given_back = [event for event in told["history"] if event["event"] == "nacked"]
     assert [event["reason"] for event in given_back] == ["the consumer stopped"] * 4
     (last,) = cluster.receive("n1", "deploys", max=1, wait="10s")
-    assert last["attempt"] == 5
+    assert (last["attempt"], last["uncounted"]) == (5, 4)
     assert cluster.settle("n2", "ack", [last]) == ["acked"]
 
 
@@ -252,13 +252,14 @@ def test_a_handler_gives_a_message_up(cluster: Cluster) -> None:
         (given,) = client.receive("hopeless", wait="10s")
         assert given.snooze("100ms") == "nacked"
         (given,) = client.receive("hopeless", wait="10s")
+        assert (given.attempt, given.uncounted) == (2, 1)
         assert given.nack(dead=True, reason="no such customer") == "nacked"
         assert given.ack() == "lease_lost"
         (letter,) = client.dead("hopeless")
         assert (letter.id, letter.errors[-1].reason) == (message, "no such customer")
         assert [one.outcome for one in client.redrive("hopeless", [message])] == ["redriven"]
         (given,) = client.receive("hopeless", wait="10s")
-        assert (given.attempt, given.ack()) == (1, "acked")
+        assert (given.attempt, given.uncounted, given.ack()) == (1, 0, "acked")
 
 
 def test_a_result_is_read_on_every_node(cluster: Cluster) -> None:

@@ -74,13 +74,14 @@ async def hopeless() -> None:
     raise Dead("bad input")
 
 
-@app.task(max_attempts=2, retry={KeyError: 0})
+@app.task(max_attempts=2, retry={KeyError: [0, "1h"]})
 async def snoozes() -> None:
-    """Its snoozes do not count: the two failures are hand-outs 3 and 4."""
+    """Its snoozes do not count: the two failures are hand-outs 3 and 4, and attempts 1 and 2 of those that count."""
     number = current().number
     say("snoozes", number, time.time())
     if number <= 2:
         raise Snooze("300ms")
+    assert current().counted == number - 2
     raise KeyError(number)
 
 

@@ -124,6 +124,8 @@ def test_a_receiver_that_is_gone_is_left_alone() -> None:
     world.script["http://t/"] = ["200"]
     world.put("t", paused=None, paused_reason=None)
     world.until(lambda: all(world.state(one) == "acked" for one in ids))
+    told = {(call.attempt, call.request.headers.get("hadelay-uncounted")) for call in world.calls}
+    assert {(1, None), (2, "1")} <= told, "what went back was no attempt"
 
 
 def test_a_pause_ends_calls_and_a_resume_goes_on_with_them() -> None:

@@ -48,6 +48,8 @@ class Received(Struct, Generic[At], omit_defaults=True, kw_only=True):
     late_ms: int
     #: Number of this attempt to deliver the message, from 1.
     attempt: int
+    #: Number of earlier attempts that do not count (nacks with `"count": false`); absent if 0.
+    uncounted: int = 0
     #: W3C Trace Context of the span that published the message. Link to the span: it may have ended.
     traceparent: str | None = None
     #: Name of the schedule that made the message, and planned time of the occurrence; None for other messages.

@@ -93,6 +93,8 @@ class Message(Struct, kw_only=True):
     late_ms: int
     #: Number of this attempt to deliver the message, from 1.
     attempt: int
+    #: Number of earlier attempts that do not count: snoozes and give-backs. `max_attempts` goes by the difference.
+    uncounted: int = 0
     #: Whether the message may have been handed out before.
     redelivered: bool
     lease_until: datetime

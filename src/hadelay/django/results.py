@@ -11,8 +11,9 @@ from django.utils.module_loading import import_string
 from msgspec import UNSET, Struct
 
 from hadelay.client import MessageInfo
+from hadelay.client.message import GIVE_BACK
 from hadelay.django.compat import Task, TaskError, TaskResult, TaskResultDoesNotExist, TaskResultStatus
-from hadelay.tasks.outcomes import uncounted
+from hadelay.tasks.outcomes import SNOOZED
 from hadelay.tasks.task import Call
 
 #: States that are not here are those of messages without a successful end: dead, expired, cancelled.
@@ -75,7 +76,7 @@ def result_of(alias: str, info: MessageInfo) -> Any:
         job = msgspec.json.decode(call.args, type=Job)
     except msgspec.DecodeError as error:
         raise TaskResultDoesNotExist(info.id) from error
-    void = uncounted(info)
+    void = _uncounted(info)
     starts = [event for event in info.history if event.event == "leased" and event.attempt not in void]
     result = new_result(alias, info.id, job.of(task_named(call.task), alias), job)
     change(
@@ -89,6 +90,12 @@ def result_of(alias: str, info: MessageInfo) -> Any:
     if info.result is not UNSET:
         change(result, _return_value=info.result)
     return result
+
+
+def _uncounted(info: MessageInfo) -> list[int]:
+    """Numbers of the attempts that do not count: snoozes, and stops of workers."""
+    ends = [(event.attempt, event.reason or "") for event in info.history if event.event == "nacked"]
+    return [number for number, reason in ends if reason == GIVE_BACK.reason or reason.startswith(SNOOZED)]
 
 
 def _errors(info: MessageInfo, void: Sequence[int]) -> list[Any]:

@@ -24,7 +24,7 @@ from hadelay.django.compat import (
 from hadelay.django.results import Job, change, local, new_result, result_of, task_named
 from hadelay.tasks.app import App
 from hadelay.tasks.attempt import current
-from hadelay.tasks.outcomes import Failed, Outcome, done, outcome_of, uncounted
+from hadelay.tasks.outcomes import Failed, Outcome, done, outcome_of
 from hadelay.tasks.task import Task
 
 
@@ -59,7 +59,7 @@ class DjangoApp(App):
 
 def _run(backend: HadelayBackend, task: Any, job: Job) -> Any:
     """One attempt, in a thread; returns the result as JSON has it. Raises Failed."""
-    result, void = _begun(backend, task, job)
+    result = _begun(backend, task, job)
     context = (TaskContext(task_result=result),) if result.task.takes_context else ()
     close_old_connections()
     try:
@@ -69,7 +69,7 @@ def _run(backend: HadelayBackend, task: Any, job: Job) -> Any:
         change(result, status=TaskResultStatus.SUCCESSFUL, finished_at=local(timezone.now()), _return_value=value)
         task_finished.send(type(backend), task_result=result)
     except Exception as error:
-        outcome = _outcome(backend, error, void)
+        outcome = _outcome(backend, error)
         if outcome.kind == "dead":
             result.errors.append(
                 TaskError(exception_class_path=_path(error), traceback=outcome.trace or outcome.reason)
@@ -84,25 +84,24 @@ def _run(backend: HadelayBackend, task: Any, job: Job) -> Any:
     return value
 
 
-def _begun(backend: HadelayBackend, task: Any, job: Job) -> tuple[Any, int]:
-    """The result of the attempt that runs here, and the number of earlier attempts that do not count."""
+def _begun(backend: HadelayBackend, task: Any, job: Job) -> Any:
+    """The result of the attempt that runs here."""
     attempt = current()
     if attempt.number > 1:
-        info = backend.client.get(attempt.id, body=True)
-        return result_of(backend.alias, info), len(uncounted(info))
+        return result_of(backend.alias, backend.client.get(attempt.id, body=True))
     result, now = new_result(backend.alias, attempt.id, job.of(task, backend.alias), job), local(timezone.now())
     change(
         result, status=TaskResultStatus.RUNNING, started_at=now, last_attempted_at=now, worker_ids=[attempt.consumer]
     )
-    return result, 0
+    return result
 
 
-def _outcome(backend: HadelayBackend, error: Exception, void: int) -> Outcome:
-    number = current().number
-    outcome = outcome_of(error, backend.rules, number)
+def _outcome(backend: HadelayBackend, error: Exception) -> Outcome:
+    counted = current().counted
+    outcome = outcome_of(error, backend.rules, counted)
     if outcome.kind == "snoozed":
         return outcome
-    last = number - void >= backend.settings.max_attempts
+    last = counted >= backend.settings.max_attempts
     # The reason names the class so that a TaskError can.
     reason = printable(f"{_path(error)}: {error}")
     return msgspec.structs.replace(outcome, reason=reason, kind="dead" if last else outcome.kind)

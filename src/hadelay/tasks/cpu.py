@@ -27,6 +27,7 @@ class Work(msgspec.Struct, frozen=True):
     topic: str
     key: str | None
     number: int
+    counted: int
     deadline_ms: float | None
     meta: dict[str, str]
 
@@ -46,7 +47,7 @@ class CpuProcess:
         """Run a call; returns its result. Raises Failed after an exception of the function, and ConnectionError if the
         process ended."""
         work = Work(
-            call, attempt.id, attempt.topic, attempt.key, attempt.number,
+            call, attempt.id, attempt.topic, attempt.key, attempt.number, attempt.counted,
             attempt.deadline.timestamp() * 1000 if attempt.deadline else None, dict(attempt.meta),
         )  # fmt: skip
         self._writer.write(msgspec.json.encode(work) + b"\n")

@@ -44,15 +44,15 @@ def _run(app: App, work: Work, tell: Callable[[str], None]) -> Outcome:
     task = app.tasks[work.call.task]
     deadline = None if work.deadline_ms is None else datetime.fromtimestamp(work.deadline_ms / 1000, UTC)
     attempt = Attempt(
-        task=task.name, id=work.id, topic=work.topic, key=work.key, number=work.number, deadline=deadline,
-        meta=work.meta, _tell=tell,
+        task=task.name, id=work.id, topic=work.topic, key=work.key, number=work.number, counted=work.counted,
+        deadline=deadline, meta=work.meta, _tell=tell,
     )  # fmt: skip
     token = CURRENT.set(attempt)
     try:
         bound = task.arguments.decode(work.call.args)
         return done(task.function(*bound.args, **bound.kwargs), task.rules)
     except Exception as error:
-        return outcome_of(error, task.rules, work.number)
+        return outcome_of(error, task.rules, work.counted)
     finally:
         CURRENT.reset(token)
 

@@ -72,7 +72,7 @@ class Inline(AbstractContextManager["Inline"]):
         task = self._tasks[call.task]
         bound = task.arguments.decode(call.args)
         attempt = Attempt(
-            task=task.name, id=receipt.id, topic=put.topic, key=put.key, number=1, meta=put.meta or {}
+            task=task.name, id=receipt.id, topic=put.topic, key=put.key, number=1, counted=1, meta=put.meta or {}
         )  # fmt: skip
         token = CURRENT.set(attempt)
         try:

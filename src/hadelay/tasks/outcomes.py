@@ -8,8 +8,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from hadelay.client import AsyncMessage, Delay, MessageInfo
-from hadelay.client.message import GIVE_BACK, reason_of
+from hadelay.client import AsyncMessage, Delay
+from hadelay.client.message import reason_of
 from hadelay.client.wire import seconds_of
 from hadelay.model import MAX_RESULT
 
@@ -87,9 +87,9 @@ def done(value: Any, rules: Rules) -> Outcome:
     return Outcome(kind="done", result=value)
 
 
-def outcome_of(error: Exception, rules: Rules, attempt: int) -> Outcome:
+def outcome_of(error: Exception, rules: Rules, counted: int) -> Outcome:
     """What becomes of the message after an exception, apart from `max_attempts`. The most specific class in `retry`
-    decides about the wait."""
+    decides about the wait. counted: as of Attempt."""
     if isinstance(error, Failed):
         return error.outcome
     reason = reason_of(error)
@@ -102,13 +102,7 @@ def outcome_of(error: Exception, rules: Rules, attempt: int) -> Outcome:
     if waits is None:
         return Outcome(kind="failed", reason=reason, trace=trace)
     listed = _listed(waits)
-    return Outcome(kind="failed", delay_s=seconds_of(listed[min(attempt, len(listed)) - 1]), reason=reason, trace=trace)
-
-
-def uncounted(info: MessageInfo) -> list[int]:
-    """Numbers of the attempts that do not count: snoozes, and stops of workers."""
-    ends = [(event.attempt, event.reason or "") for event in info.history if event.event == "nacked"]
-    return [number for number, reason in ends if reason == GIVE_BACK.reason or reason.startswith(SNOOZED)]
+    return Outcome(kind="failed", delay_s=seconds_of(listed[min(counted, len(listed)) - 1]), reason=reason, trace=trace)
 
 
 def _listed(waits: Delay | Sequence[Delay]) -> Sequence[Delay]:

@@ -1,7 +1,6 @@
 """Runs one message's task, and settles the message by the outcome."""
 
 import asyncio
-import contextlib
 import contextvars
 import inspect
 import logging
@@ -16,12 +15,11 @@ import msgspec
 
 from hadelay.client import AsyncClient, AsyncMessage
 from hadelay.client.threads import HandlerThreads
-from hadelay.errors import HadelayError
 from hadelay.tasks.app import App
 from hadelay.tasks.attempt import CURRENT, Attempt
 from hadelay.tasks.channel import Report
 from hadelay.tasks.cpu import CpuPool
-from hadelay.tasks.outcomes import Rules, done, outcome_of, settle, uncounted
+from hadelay.tasks.outcomes import Rules, done, outcome_of, settle
 from hadelay.tasks.progress import Progress
 from hadelay.tasks.task import Call, Task
 from hadelay.tasks.tracing import span
@@ -41,6 +39,7 @@ class Runner:
 
     async def __call__(self, message: AsyncMessage) -> None:
         begun, name, rules = time.monotonic(), "unknown", Rules()
+        counted = message.attempt - message.uncounted
         try:
             call = msgspec.json.decode(message.body, type=Call)
             task = self._app.find(call.task)
@@ -48,16 +47,14 @@ class Runner:
             with span(name, message.id, message.traceparent):
                 outcome = done(await self._attempt(task, call, message), rules)
         except Exception as error:
-            outcome = outcome_of(error, rules, message.attempt)
+            outcome = outcome_of(error, rules, counted)
         except asyncio.CancelledError as error:
             asking = asyncio.current_task()
             if asking is not None and asking.cancelling():
                 raise  # the worker stops: the consumer gives the message back
-            outcome = outcome_of(RuntimeError(f"the task cancelled itself: {error}"), rules, message.attempt)
-        if outcome.kind == "failed" and rules.max_attempts is not None and message.attempt >= rules.max_attempts:
-            with contextlib.suppress(HadelayError):  # without an answer now, the next attempt counts
-                if message.attempt - len(uncounted(await self._client.get(message.id))) >= rules.max_attempts:
-                    outcome = msgspec.structs.replace(outcome, kind="dead")
+            outcome = outcome_of(RuntimeError(f"the task cancelled itself: {error}"), rules, counted)
+        if outcome.kind == "failed" and rules.max_attempts is not None and counted >= rules.max_attempts:
+            outcome = msgspec.structs.replace(outcome, kind="dead")
         if outcome.kind in ("failed", "dead"):
             log.warning("%s, attempt %d, %s: %s%s", name, message.attempt, outcome.kind, outcome.reason, outcome.trace)
         try:
@@ -72,6 +69,7 @@ class Runner:
         timeout_s = task.rules.timeout_s
         attempt = Attempt(
             task=task.name, id=message.id, topic=message.topic, key=message.key, number=message.attempt,
+            counted=message.attempt - message.uncounted,
             deadline=None if timeout_s is None else datetime.now(UTC) + timedelta(seconds=timeout_s),
             meta=message.meta, consumer=self._client.consumer, _over=lambda: over or message.lost,
             _tell=progress,

@@ -18,6 +18,7 @@ from hadelay.codec.results import LeaseOutcome, LeaseResult
 from hadelay.errors import BadRequest, Conflict, DiskFull
 from hadelay.handout.polls import WAITING, Delivery, Poll
 from hadelay.ledger.hourstate import groups
+from hadelay.ledger.transitions import excused
 from hadelay.model import SEPARATOR, encode_id
 from hadelay.server.reading import split_record
 from hadelay.server.service.part import Service, once_begun
@@ -90,10 +91,10 @@ class ConsumingService(Service):
         metas: dict[bytes, Meta] = {}
         columns = zip(
             rows["first_id"].tolist(), tokens, rows["topic"].tolist(), bodies, rows["deliver_at_ms"].tolist(),
-            delivery.attempts.tolist(), delivery.redelivered.tolist(), strict=True,
+            delivery.attempts.tolist(), excused(rows).tolist(), delivery.redelivered.tolist(), strict=True,
         )  # fmt: skip
         messages = []
-        for first_id, token, topic, record, at, attempt, again in columns:
+        for first_id, token, topic, record, at, attempt, uncounted, again in columns:
             packed, body = split_record(record)
             raw = bytes(packed)
             meta = metas.get(raw)
@@ -102,8 +103,8 @@ class ConsumingService(Service):
             received = Received(
                 id=encode_id(first_id), lease=token, topic=topics[topic].name, body=body, content_type=meta.ct,
                 key=meta.key, tags=meta.tags, meta=meta.meta, deliver_at=format_instant(at), late_ms=max(0, now - at),
-                attempt=attempt, traceparent=meta.tp, group=meta.group, redelivered=again, lease_until=until,
-                lease_left_ms=left_ms,
+                attempt=attempt, uncounted=uncounted, traceparent=meta.tp, group=meta.group, redelivered=again,
+                lease_until=until, lease_left_ms=left_ms,
             )  # fmt: skip
             if meta.sch is not None:
                 received.schedule, received.occurrence = meta.sch, format_instant(meta.oc)

@@ -57,6 +57,7 @@ class Facts(NamedTuple):
     source: str
     deliver_at: str  # due time, RFC 3339
     attempt: int
+    uncounted: int  # number of earlier attempts that do not count
     redelivered: bool
     meta: Meta
 
@@ -76,6 +77,8 @@ def call_headers(
         "hadelay-deliver-at": facts.deliver_at,
         "hadelay-attempt": str(facts.attempt),
     }
+    if facts.uncounted:
+        headers["hadelay-uncounted"] = str(facts.uncounted)
     if facts.redelivered:
         headers["hadelay-redelivered"] = "true"
     if meta.key is not None:

@@ -279,7 +279,7 @@ class Pool:
         self._hosts[host] += 1
         facts = Facts(
             encode_id(job.first_id), queue.name, f"/{self._node.config.cluster.id}/topics/{queue.name}",
-            format_instant(job.deliver_at_ms), job.attempt, job.redelivered, meta,
+            format_instant(job.deliver_at_ms), job.attempt, job.uncounted, job.redelivered, meta,
         )  # fmt: skip
         term, seq, position, _, _ = job.lease
         self._delivery.answered(term, seq, np.array([position]), job.deliver_at_ms)

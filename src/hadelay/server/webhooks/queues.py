@@ -17,6 +17,7 @@ from hadelay.codec.settlement import encode_settle
 from hadelay.errors import HadelayError
 from hadelay.handout.polls import Delivery, Poll
 from hadelay.ledger.topics import TopicState
+from hadelay.ledger.transitions import excused
 from hadelay.platform.runtime import Runtime
 from hadelay.raft.ports import Propose
 from hadelay.settings.topic import TopicSettings, Webhook
@@ -61,6 +62,8 @@ class CallJob:
     offset: int
     size: int
     attempt: int
+    #: Number of earlier attempts that do not count.
+    uncounted: int
     redelivered: bool
     #: The message's record; set only while the job waits for a free call slot of its host.
     record: bytes | None = None
@@ -175,7 +178,8 @@ def jobs_of(delivery: Delivery, mono: float, floor: int) -> Iterator[CallJob]:
     rows = delivery.rows
     columns: list[NDArray[Any]] = [
         delivery.positions, delivery.hours, delivery.indexes, delivery.until_ms,
-        rows["first_id"], rows["deliver_at_ms"], rows["offset"], rows["size"], delivery.attempts, delivery.redelivered,
+        rows["first_id"], rows["deliver_at_ms"], rows["offset"], rows["size"], delivery.attempts, excused(rows),
+        delivery.redelivered,
     ]  # fmt: skip
     for position, hour, index, until_ms, *facts in zip(*(column.tolist() for column in columns), strict=True):
         lease = (delivery.term, delivery.seq, position, hour, index)
