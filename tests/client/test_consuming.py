@@ -330,6 +330,19 @@ async def test_leases_are_extended_while_work_goes_on(node: Node) -> None:
     assert stored.attempt == 1
 
 
+async def test_a_lease_is_extended_long_before_its_end(node: Node) -> None:
+    """An extension that fails leaves time for another one."""
+    async with AsyncClient(node.url) as client:
+        await client.put("a")
+        messages = client.consume("a", lease=1.8)
+        async with await anext(messages):
+            (stored,) = node.service.stored.values()
+            until_ms = stored.until_ms
+            await until(lambda: stored.until_ms > until_ms)
+            assert node.service.now_ms() < until_ms - 600
+        await messages.close()
+
+
 async def test_leaving_the_loop_gives_the_rest_back(node: Node) -> None:
     async with AsyncClient(node.url) as client:
         await client.put_many([Put(topic="a")] * 10)

@@ -53,6 +53,22 @@ async def test_a_leader_that_never_answers_a_relay(make_node: Make) -> None:
     frozen.close()
 
 
+async def test_an_answer_that_comes_after_the_wait_is_relayed(make_node: Make) -> None:
+    """The grant is committed after the poll's wait is over: the messages are leased, so the answer must arrive."""
+    follower, leader = await make_node(), await make_node()
+    follower.service.leader = Leader("n2", leader.url, False)
+    await leader.ask("POST", MESSAGES, b"late")
+    receive = leader.service.receive
+
+    async def late(ask: ReceiveRequest) -> Handed:
+        await asyncio.sleep(0.1 + ask.wait_ms / 1000)
+        return await receive(ask)
+
+    leader.service.receive = late  # type: ignore[method-assign]
+    answer = await follower.ask("POST", "/v1/topics/orders/receive?redirect=false", {"wait": "50ms"})
+    assert (answer.status, len(answer.json["messages"])) == (200, 1)
+
+
 async def test_nodes_that_take_one_another_for_the_leader_do_not_relay_for_ever(make_node: Make) -> None:
     """As when two of them advertise the same address."""
     one, other = await make_node(max_waiting=50), await make_node(max_waiting=50)

@@ -45,6 +45,17 @@ def test_entries_that_reach_the_disk_during_an_installation_are_not_applied() ->
     assert lone.node.applied_index == 10
 
 
+def test_a_snapshot_does_not_set_the_commit_index_back() -> None:
+    """The log goes on behind the snapshot, and more of the log than the snapshot was committed already."""
+    lone = Lone()
+    lone.append([(n + 2, 1, b"a%d" % n) for n in range(11)], term=1, prev=(1, 0), commit=12)
+    offer(lone, other := Machine())
+    send(lone, other)
+    assert lone.node.stats.snapshots_installed == 1
+    assert lone.node.commit_index == 12
+    assert lone.machine.items == [b"a%d" % n for n in range(11)]
+
+
 def test_files_of_a_leader_that_is_none_any_more_are_not_waited_for() -> None:
     """Found by the simulator (seed 253): a node followed nobody for 15 s, waiting for files that nobody sent."""
     lone = Lone()

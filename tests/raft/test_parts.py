@@ -159,9 +159,9 @@ def test_a_voter_counts_once() -> None:
 # ---- transfers
 
 
-def transfers(core: Core, voters: Any) -> Transfers:
+def transfers(core: Core, voters: Any, config: RaftTuning = CONFIG) -> Transfers:
     replication: Any = SimpleNamespace(round=3)
-    return Transfers(shared(core, propose=lambda command, done: None), voters, replication)
+    return Transfers(shared(core, propose=lambda command, done: None, config=config), voters, replication)
 
 
 def test_the_furthest_follower_is_told_to_take_over_once_it_has_the_whole_log() -> None:
@@ -174,6 +174,20 @@ def test_the_furthest_follower_is_told_to_take_over_once_it_has_the_whole_log() 
     for _ in range(2):
         part.progress(ready)
     assert sent(ready) == [("n3", messages.TIMEOUT_NOW, [5])]
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_failed_transfer_is_in_doubt_only_if_its_target_was_told(told: bool) -> None:
+    voters, ready = members("n3"), Ready()
+    voters.peers["n3"].match = 9 if told else 8
+    part = transfers(Core(leads=True), voters, RaftTuning(fence_failed_transfer=True))
+    part.begin("n3", lambda error: None, 0.0, ready)
+    ((_, give_up, args),) = ready.timers
+    give_up(*args, 1.0, ready)
+    assert not part.under_way
+    assert part.in_doubt == told
+    voters.peers["n3"].round = 4
+    assert not part.in_doubt, "the target follows: it has answered a later heartbeat"
 
 
 def test_a_transfer_without_a_follower_that_can_lead_is_refused() -> None:

@@ -324,6 +324,14 @@ def test_heads_files_are_used_and_survive_being_wrong(store: DiskHourStore, tmp_
         assert (store.heads(hour).count == expected[1]).all()
 
 
+def test_a_retired_hour_leaves_no_heads_in_memory(store: DiskHourStore) -> None:
+    for hour in (NOW + 1, NOW + 30):  # one is mapped into memory, one is not
+        store.append(*messages(hour, sizes=[1] * 10))
+        assert int(store.heads(hour).count.sum()) == 10
+        store.retire(hour)
+        assert not store._heads.cached(hour)
+
+
 def test_what_a_node_says_of_its_hours_is_of_one_moment(store: DiskHourStore) -> None:
     """However much is filed while the answer is put together."""
     hours = np.array(HOURS, np.int64)

@@ -173,11 +173,12 @@ def test_dying_at_every_step_of_an_install(source: Node, end: str) -> None:
         target = Node("n2", seed=step)
         target.fill(7)
         before = target.seen()
+        target.disk.sync_everything()
         for file in manifest.files:
             data = source.storage.exports.read(file.name, 0, file.length)
             target.storage.install(manifest, target.start).write(file.name, 0, data)
+            target.disk.open(f"/data/incoming/{file.name}").sync()  # the name is not synced
         installer = target.storage.install(manifest, target.start)
-        target.disk.sync_everything()
         target.disk.crash_in = step
         try:
             outcome: list[Any] = []
