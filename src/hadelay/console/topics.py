@@ -207,8 +207,9 @@ async def change(visit: Visit) -> Answer:
         return visit.go(f"/console/topics/{name}", "No setting was changed.")
     put = decoded(lambda: msgspec.convert(wanted, PutTopic, strict=False, dec_hook=decode_hook), PutTopic)
     settings = settings_in(put)
-    for topic in (settings.get(name) for name in ("dead_letter", *CALLBACK_SETTINGS)):
-        if topic not in (None, "keep"):
+    for setting in ("dead_letter", *CALLBACK_SETTINGS):
+        topic = settings.get(setting)
+        if topic is not None and (setting, topic) != ("dead_letter", "keep"):
             visit.need("publish", topic)
     await visit.service.topics.get_topic(name, stale=visit.stale)
     await visit.service.topics.put_topic(name, settings, visit.actor, subscribes=False)

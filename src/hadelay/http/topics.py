@@ -51,8 +51,9 @@ async def put_topic(call: Call) -> Answer:
 
 def _settings(call: Call) -> dict[str, Any]:
     settings = settings_in(call.body)
-    for topic in (settings.get(name) for name in ("dead_letter", *CALLBACK_SETTINGS)):
-        if topic not in (None, "keep"):
+    for setting in ("dead_letter", *CALLBACK_SETTINGS):
+        topic = settings.get(setting)
+        if topic is not None and (setting, topic) != ("dead_letter", "keep"):
             # Check that the token may publish there: dead letters and callbacks must not give access to other topics.
             call.access.need("publish", topic)
             if topic in DOTS:
