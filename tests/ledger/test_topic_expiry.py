@@ -97,7 +97,10 @@ def test_what_names_a_topic_keeps_it() -> None:
         encode_publish("n1", [Draft("t", 0, True, 0, 0, schedules.template_meta(pack(Meta(sch="s"))), b"")]),
     )
     named: list[tuple[bytes, bytes | None]] = [
-        (commands.encode_topic_put("u", {"dead_letter": "t"}), commands.encode_topic_delete("u")),
+        *(
+            (commands.encode_topic_put("u", {setting: "t"}), commands.encode_topic_delete("u"))
+            for setting in ("dead_letter", "on_success", "on_failure")
+        ),
         (commands.encode_subscription_put("t", "billing", {}), commands.encode_topic_delete("t~billing")),
         (schedules.encode_put("s", schedules.ANY_VERSION, 0, stored), schedules.encode_delete("s")),
         (

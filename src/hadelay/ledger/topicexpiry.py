@@ -1,9 +1,9 @@
 """expires_after: a topic that is not used for so long ends by itself.
 
 A topic is in use while it has a message (pending or dead), a consumer, a webhook, a subscription, a schedule, a running
-period of `unique_for`, or is where dead letters of another topic go. `used_ms` is when its last use ended, as apply
-knows; of polls, the leader tells apply late, at most every eighth of `expires_after`. So a topic ends a quarter later
-than it could: never earlier than `expires_after` behind its last use, also after a change of leader.
+period of `unique_for`, or gets dead letters or callbacks of another topic. `used_ms` is when its last use ended, as
+apply knows; of polls, the leader tells apply late, at most every eighth of `expires_after`. So a topic ends a quarter
+later than it could: never earlier than `expires_after` behind its last use, also after a change of leader.
 """
 
 from hadelay.codec.formats import Rows
@@ -25,12 +25,15 @@ def is_empty(topic: TopicState) -> bool:
 
 
 def routes(ledger: Ledger) -> set[str]:
-    """Names of topics that get dead letters of others. Looks at all topics: some milliseconds for 100,000."""
-    return {topic.settings.dead_letter for topic in ledger.topics.all if topic.exists}
+    """Names of topics that get dead letters or callbacks of others. Looks at all topics: some milliseconds for
+    100,000."""
+    found = {topic.settings.dead_letter for topic in ledger.topics.all if topic.exists}
+    callers = [ledger.topics[number].settings for number in ledger.topics.calls_back]
+    return found | {name for settings in callers for name in (settings.on_success, settings.on_failure) if name}
 
 
 def is_needed(ledger: Ledger, topic: TopicState, routed: set[str]) -> bool:
-    """Whether a subscription, a schedule, another topic's dead_letter or a unique key needs the topic. routed: see
+    """Whether a subscription, a schedule, a setting of another topic or a unique key needs the topic. routed: see
     `routes`."""
     return (
         topic.name in routed

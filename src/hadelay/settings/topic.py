@@ -234,7 +234,7 @@ _HELP_ANY_TAGS = "Subscription: tags of which a message must have one at least."
 _HELP_OWN_QUEUE = "With subscriptions: false keeps in the topic's own queue only what no subscription gets."
 _HELP_EXPIRES = (
     "Delete the topic some time after it was unused for this long: no message (dead ones too), consumer, webhook, "
-    "schedule or subscription, and no other topic's dead_letter."
+    "schedule or subscription, and no other topic's dead_letter or callbacks."
 )
 _HELP_SUCCESS = (
     "Topic for a message about each acked message: the answer of the webhook's receiver, or the ack's result."
