@@ -69,7 +69,10 @@ async def test_header_fields_of_webhook_calls_reach_the_record(node: Node) -> No
         assert unpack(draft.meta).fw == {"x-tenant": "7", "authorization": "Bearer x"}
     for wrong in ({"Hadelay-Forward-Host": "x"}, {"Hadelay-Forward-": "x"}, {"Hadelay-Forward-A": "x" * 1_025}):
         assert (await put(node, "", **wrong)).status == 400
-    for wrong in ({"X": "1", "x": "2"}, {"a b": "x"}, {"X": "x" * 1_024, "Y": "y" * 1_024}):
+    wrongs = [{"X": "1", "x": "2"}, {"a b": "x"}, {"X": "x" * 1_024, "Y": "y" * 1_024}]
+    # What a receiver reads as said by the cluster, and what concerns a single connection.
+    wrongs += [{name: "1"} for name in ("Hadelay-Schedule", "Expect", "Keep-Alive", "Trailer", "Proxy-Connection")]
+    for wrong in wrongs:
         refused = (await node.ask("POST", "/v1/messages:batch", [{**item, "forward": wrong}])).json["results"][0]
         assert (refused["error"]["status"], refused["error"]["detail"].startswith("forward: ")) == (400, True)
 

@@ -26,6 +26,9 @@ from hadelay.settings.urls import url_problem
 _RAW = msgspec.json.Decoder(msgspec.Raw)
 #: Prefixes of headers that have a name of their own behind the prefix.
 _META, _FORWARD = b"hadelay-meta-", b"hadelay-forward-"
+#: Header names that no message may forward, besides those that no webhook may have: receivers believe that the cluster
+#: says what begins with hadelay-, and the others concern a single connection (RFC 9110, 7.6.1).
+_NOT_FORWARDED = re.compile(r"hadelay-|proxy-|(expect|keep-alive|trailer)$")
 HEADERS = (
     "Hadelay-Delay", "Hadelay-Deliver-At", "Hadelay-Key", "Hadelay-On-Conflict", "Hadelay-Max-Wait",
     "Hadelay-Unique-For", "Hadelay-Tags", "Hadelay-TTL", "Hadelay-Callback", "Hadelay-Group", "Hadelay-On-Success",
@@ -217,6 +220,8 @@ def check_forward(fields: Mapping[str, str]) -> dict[str, str]:
     found = {name.lower(): text for name, text in fields.items()}
     if len(found) < len(fields):
         raise BadRequest("forward: a name is given twice")
+    if kept := next(filter(_NOT_FORWARDED.match, found), None):
+        raise BadRequest(f"forward: {kept} is not for publishers to set: leave it out")
     if wrong := fields_problem(found):
         raise BadRequest(f"forward: {wrong}")
     size = sum(len(name) + len(text) for name, text in found.items())
