@@ -156,6 +156,17 @@ def test_unique_keys_take_room_from_idempotency_keys() -> None:
     assert idempotency.is_known(world.ledger, [once(key=b"1")], None)
 
 
+def test_a_lower_limit_leaves_half_of_it_to_idempotency_keys() -> None:
+    world = World()
+    for n in range(8):
+        world.ids(once(key=b"%d" % n))
+    world.one(commands.encode_settings(Settings(idempotency_max_keys=8).to_map()))
+    first = world.publish(draft(), key=b"again").ids.tolist()
+    world.publish(draft())
+    world.publish(draft())
+    assert world.publish(draft(), key=b"again").ids.tolist() == first
+
+
 def test_an_idempotency_key_is_judged_first() -> None:
     world = World()
     first = settled(world, once(idem=b"request"))

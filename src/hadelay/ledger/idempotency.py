@@ -32,8 +32,10 @@ def turn(ledger: Ledger) -> None:
     """Begin a new table (epoch) of Idempotency-Keys if the present one is too old or full; drop the oldest one."""
     settings = ledger.settings
     over = ledger.now_ms >= ledger.key_epoch_ends_ms
-    # Periods of `unique_for` count in the limit, and cannot be forgotten early.
-    if not over and ledger.key_count < (settings.idempotency_max_keys - ledger.unique_count) // 2:
+    # Periods of `unique_for` count in the limit, and cannot be forgotten early. They take half of it at most; after the
+    # limit was lowered, there may be more of them.
+    room = settings.idempotency_max_keys - min(ledger.unique_count, settings.idempotency_max_keys // 2)
+    if not over and ledger.key_count < room // 2:
         return
     if not over:
         ledger.keys_dropped_early += ledger.key_count_before
