@@ -7,6 +7,7 @@ import html
 import http.client
 import os
 import re
+import time
 import urllib.parse
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,10 +17,13 @@ from typing import Any
 
 import pytest
 
+from tests.server.test_maintenance import archive_hour
 from tests.system.cluster import Answer, Cluster, ask
 
 _HERE = Path(__file__).parent
 BOOTSTRAP = "hadelay_" + "b" * 43
+#: The archive of the shared node lists this hour, 60 hours ahead: no archived hour of a new node has files otherwise.
+ARCHIVED = int(time.time()) // 3600 + 60
 TOKENS = ("security.tokens=true", f"security.bootstrap_token_hash={hashlib.sha256(BOOTSTRAP.encode()).hexdigest()}")
 
 
@@ -94,7 +98,9 @@ class Browser:
 @pytest.fixture(scope="session", autouse=True)
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """One node without tokens, shared by all tests here. The first test starts it, whichever that is."""
-    with Cluster(tmp_path_factory.mktemp("open"), nodes=1) as running:
+    archive = tmp_path_factory.mktemp("archive")
+    archive_hour(archive, ARCHIVED)
+    with Cluster(tmp_path_factory.mktemp("open"), nodes=1, settings=(f"retention.archive={archive}",)) as running:
         # A topic that was looked at has a chart after two samples, 10 s apart: other tests run meanwhile.
         running.publish("n1", "charted", b"x", "?delay=1h")
         Browser(running.urls["n1"]).go("/console/topics/charted")

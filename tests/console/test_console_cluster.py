@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import time
+from datetime import UTC, datetime
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,11 +13,13 @@ import pytest
 from numpy.typing import NDArray
 
 from hadelay.api.topics import Topic, WebhookOut
+from hadelay.console.cluster import kind
 from hadelay.console.samples import KEPT, Sampler, _rates, _Ring, last_point
 from hadelay.console.topics import health, receiver
-from hadelay.server.service.overview import TopicCounts, summarize
+from hadelay.model import hour_name
+from hadelay.server.service.overview import HourRow, TopicCounts, summarize
 from hadelay.server.webhooks.queues import Health
-from tests.console.conftest import Browser, make_token, signed_in
+from tests.console.conftest import ARCHIVED, Browser, make_token, signed_in
 from tests.system.cluster import Cluster, ask, until
 
 
@@ -64,6 +68,22 @@ def test_the_cluster_page_shows_the_node_and_its_files(node: Cluster, browser: B
     for words in ("n1 leads term", "MiB are free", "checkpoint", "incarnation 1 votes"):
         assert words in browser.text
     assert re.search(r'title="\d{10}: [1-9]\d* entries', browser.page)
+
+
+def test_the_strip_of_hours_tells_which_are_archived(node: Cluster, browser: Browser) -> None:
+    for hour in (ARCHIVED - 1, ARCHIVED):
+        at = datetime.fromtimestamp(hour * 3600 + 1800, UTC)
+        node.publish("n1", "strip", b"x", f"?deliver_at={at:%Y-%m-%dT%H:%M:%SZ}")
+    page = browser.go("/console/cluster")
+    strip = dict(re.findall(r'<i class="(\w+)[^"]*" title="[^"]*?(, archived)?"></i>', page))
+    assert strip.pop("archived") == ", archived"
+    assert set(strip.values()) == {""}
+    assert f'title="{hour_name(ARCHIVED)}: 1 entries, 1 open, archived"' in page
+    assert re.search(r"The archive lists 1 of these \d+ hours", browser.text)
+    assert "hadelay backup verify" in browser.text
+    assert [kind(HourRow("", 1, 0, *flags)) for flags in product((True, False), repeat=3)] == [
+        "mapped", "mapped", "mapped", "mapped", "archived", "sealed", "archived", "future",
+    ]  # fmt: skip
 
 
 def test_dangerous_changes_of_the_cluster_are_refused_in_words(node: Cluster, browser: Browser) -> None:

@@ -1,6 +1,7 @@
 """The page Cluster: members, past leaders, this node's checks and files; transfer, drain, add, remove."""
 
 import time
+from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
@@ -8,6 +9,7 @@ from hadelay.console.overview import values_of
 from hadelay.console.visit import Pages, Visit
 from hadelay.errors import BadRequest
 from hadelay.http.answers import Answer
+from hadelay.server.service.overview import HourRow
 
 pages = Pages()
 
@@ -18,18 +20,25 @@ _HOURS = 240
 @pages.get("/console/cluster")
 async def show(visit: Visit) -> Answer:
     visit.need("read")
-    hours = visit.service.overview.hours()
+    hours, archive = await visit.service.overview.hours()
     running = next((n for n, hour in enumerate(hours) if not hour.sealed), len(hours))
     first = max(0, min(running - _HOURS // 2, len(hours) - _HOURS))
     certificates = [
         (one.paths["tls_cert"], f"{datetime.fromtimestamp(one.expires_s, UTC):%Y-%m-%d}", one.expires_s - time.time())
         for one in visit.call.context.metrics.certificates
     ]
+    shown = [(hour, kind(hour)) for hour in hours[first : first + _HOURS]]
     values = {
-        **await values_of(visit), **_node(visit), "hours": hours[first : first + _HOURS], "all_hours": len(hours),
+        **await values_of(visit), **_node(visit), "hours": shown, "all_hours": len(hours), "archive": archive,
+        "counts": Counter(one for _, one in shown), "archived": sum(hour.archived for hour, _ in shown),
         "certificates": certificates, "changes": list(reversed(visit.site.sampler.changes)),
     }  # fmt: skip
     return visit.page("cluster.html", active="cluster", title="Cluster", **values)
+
+
+def kind(hour: HourRow) -> str:
+    """Colour of an hour in the strip. An archived hour that is mapped is drawn as mapped: it is being handed out."""
+    return "mapped" if hour.mapped else "archived" if hour.archived else "sealed" if hour.sealed else "future"
 
 
 def _node(visit: Visit) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from hadelay.codec.formats import TOPIC
 from hadelay.ledger.topics import TopicState
 from hadelay.model import DEAD_HOURS, Event, hour_name
 from hadelay.server.node import Node
+from hadelay.server.service.archive import ArchiveService
 from hadelay.server.service.part import Service
 from hadelay.server.service.topics import TopicService
 from hadelay.server.webhooks.pool import Webhooks
@@ -75,6 +76,7 @@ class HourRow(NamedTuple):
     open: int
     mapped: bool
     sealed: bool
+    archived: bool
 
 
 class Holder(NamedTuple):
@@ -113,7 +115,7 @@ CHOICES: Mapping[str, Callable[[TopicState, _Report, int], bool]] = {
 class Overview(Service):
     def __init__(self, node: Node, topics: TopicService, webhooks: Webhooks | None) -> None:
         super().__init__(node)
-        self._topics, self._webhooks = topics, webhooks
+        self._topics, self._webhooks, self._archive = topics, webhooks, ArchiveService(node)
 
     def receiver(self, name: str) -> Health | None:
         """Health of the receiver of a topic's webhook; None: this node does not lead. Raises NotFound."""
@@ -205,17 +207,21 @@ class Overview(Service):
         holders = [Holder(consumer, leased, since_ms) for consumer, (leased, since_ms) in found.items()]
         return sorted(holders, key=lambda holder: (-holder.leased, holder.consumer)), len(grants) <= _MOST_GRANTS
 
-    def hours(self) -> list[HourRow]:
-        """Hours on this node in ascending order, without hours of dead letters; at most the newest 1,000."""
+    async def hours(self) -> tuple[list[HourRow], str]:
+        """Returns (hours on this node in ascending order, without hours of dead letters, at most the newest 1,000;
+        state of the archive, see ArchiveService)."""
+        archived, archive = await self._archive.look()
         node = self._node
         store, running = node.storage.hours, node.ledger.now_hour
         numbers = sorted(hour for hour in store.hours() if hour < DEAD_HOURS)[-_MOST_HOURS:]
-        return [
+        rows = [
             HourRow(
-                hour_name(hour), store.count(hour), node.ledger.open_entries(hour), store.mapped(hour), hour < running
+                hour_name(hour), store.count(hour), node.ledger.open_entries(hour), store.mapped(hour), hour < running,
+                hour in archived,
             )
             for hour in numbers
-        ]
+        ]  # fmt: skip
+        return rows, archive
 
     @property
     def free_bytes(self) -> int:

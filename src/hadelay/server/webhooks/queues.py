@@ -138,7 +138,6 @@ class WebhookQueue:
         assert settings.webhook is not None
         self.webhook: Webhook = settings.webhook
         self.on_success = settings.on_success
-
         if self.webhook.url != self._url:
             self.health, self._url = Health(), self.webhook.url
         self.keys = [key_of(secret) for secret in self.webhook.secrets]
