@@ -1,5 +1,5 @@
-"""Differential oracles on running nodes: each compares what a node keeps up to date, entry by entry, with the same
-computed from nothing, or with another node. chaos/sim/views.py does so for answers to readers.
+"""Differential oracles on running nodes: each compares a value that a node updates with every entry with the same value
+computed anew, or with the value of another node. chaos/sim/views.py does so for answers to readers.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from chaos.sim.cluster import Watch
     from hadelay.server.node import Node
 
-#: Of this many applied entries, one is followed by a comparison of states, and by a recount of the ledger.
+#: Intervals, in entries, of the comparison of states between nodes, and of the recount of a ledger.
 _DIGESTS, _RECOUNTS = 48, 96
 
 
 def digest(ledger: Ledger) -> int:
-    """Checksum of the whole ledger: equal ledgers have equal ones."""
+    """Checksum of the whole ledger: equal ledgers have equal checksums."""
     main, hours = checkpoint.dump(ledger, everything=True)
     found = zlib.crc32(main)
     for hour in sorted(hours):
@@ -140,7 +140,7 @@ class Oracles:
             self.decide("quotas", over, text, who=node.name)
 
     def _look_at_majority(self, node: Node, peers: list[Peer], found: bool) -> None:
-        """What leaders count: a majority of voters does not need a node that is not admitted."""
+        """Check that no majority that a leader counts needs a node that is not admitted."""
         if found:
             membership, blank = node.raft.membership, [peer.name for peer in peers if self.is_blank(peer)]
             mine = node.raft.journal.admitted and membership.votes

@@ -22,7 +22,7 @@ from hadelay.model import KEEP, PENDING, REPLACE, Draft
 from hadelay.server.service.node import NodeService
 
 TOPIC = "once"
-#: Share of runs with such publishers, number of their keys, and possible periods in ms.
+#: Share of runs with such publishers, number of their keys, and their periods in ms.
 USED, _KEYS, _PERIODS_MS = 0.3, 3, (200, 1_000, 2_500)
 _EXPIRES_MS = 60_000
 

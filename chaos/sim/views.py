@@ -1,5 +1,5 @@
-"""Answers to readers, compared with the same found slowly: pages of messages, counts by due time, and single messages,
-each from the entries alone."""
+"""Compares answers to readers (pages of messages, counts by due time, single messages) with the same answers computed
+slowly, from the entries alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: Hours on both sides of the present whose messages are counted by minute.
 _HOURS = 120
-#: Size of the pages that are read; and of this many messages, one is looked up.
+#: Size of the pages that are read, and interval of the messages that are looked up.
 _PAGE, _LOOKED_UP = 7, 3
 
 

@@ -118,7 +118,7 @@ async def _keep_working(work: Callable[[], Awaitable[None]], stop: asyncio.Event
 def _client(connection: HTTPConnection) -> AsyncClient:
     client: AsyncClient | None = getattr(connection.state, "hadelay", None)
     if client is None:
-        raise RuntimeError("the application has no client of hadelay: FastAPI(lifespan=Hadelay())")
+        raise RuntimeError("the application has no hadelay client: create it with FastAPI(lifespan=Hadelay())")
     return client
 
 

@@ -74,7 +74,7 @@ def secret_problem(secret: str) -> str:
     """Describe what is wrong with a secret; "" for a valid secret."""
     key = key_of(secret)
     if secret.startswith(PREFIX) and key == secret.encode():
-        return f"after {PREFIX} comes base64"
+        return f"a secret that begins with {PREFIX} goes on with base64; this one does not"
     if not MIN_KEY_BYTES <= len(key) <= MAX_KEY_BYTES:
         return f"a secret has {MIN_KEY_BYTES} to {MAX_KEY_BYTES} bytes, this one {len(key)}"
     return ""

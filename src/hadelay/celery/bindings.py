@@ -22,7 +22,7 @@ from hadelay.errors import HadelayError, NotFound
 #: Lifetime of the bindings of temporary queues and of other queues, in seconds.
 _TEMPORARY_S, _DURABLE_S = 600.0, 30 * 86_400.0
 _REFRESH_S = _TEMPORARY_S / 3
-#: Time for the deletion of a binding, in seconds: a stopping worker should not wait long.
+#: Timeout of the deletion of a binding, in seconds: a stopping worker should not wait long.
 _REMOVE_S = 2.0
 #: Time for which bindings that were read may be used, in seconds.
 _CACHED_S = 1.0
@@ -64,13 +64,13 @@ class Bindings:
         for binding in [one for one in self._made if one.queue == queue]:
             self._made.discard(binding)
             self._read.pop(binding.exchange, None)
-            # The binding is gone already, or the cluster cannot be reached, and the binding ends by itself.
+            # If the cluster cannot be reached, the binding ends by itself.
             with suppress(HadelayError, TimeoutError):
                 cancel = self._client._async().cancel(topic=self._topic, key=_key(binding))
                 wait(asyncio.wait_for(cancel, _REMOVE_S))
 
     def of(self, exchange: str, *, fresh: bool) -> list[Binding]:
-        """Bindings of an exchange. fresh: not those read a moment ago."""
+        """Bindings of an exchange. fresh: read them now, also if they were read a moment ago."""
         at, found = self._read.get(exchange, (-_CACHED_S, []))
         if fresh or time.monotonic() - at > _CACHED_S:
             found = wait(self._list(exchange))
@@ -91,7 +91,7 @@ class Bindings:
     async def _refresh(self) -> None:
         while True:
             await asyncio.sleep(_REFRESH_S)
-            with suppress(HadelayError):  # the next time
+            with suppress(HadelayError):  # the next refresh tries again
                 await self._client._async().put_many([self._put(binding) for binding in self._made])
 
     def _put(self, binding: Binding) -> Put:

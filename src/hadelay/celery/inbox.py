@@ -19,15 +19,15 @@ log = logging.getLogger(__name__)
 
 #: Limit of unsettled messages without a prefetch limit.
 UNLIMITED = 1_000
-#: Time for the end of a consumer, in seconds: for acks that wait for a leader.
+#: Timeout of closing a consumer, in seconds: acks may wait for a leader.
 _CLOSE_S = 10.0
 
 Settlement = Callable[[AsyncMessage], Coroutine[Any, Any, str]]
 
 
 class Inbox:
-    """Received messages of a connection, each with the number of its channel and its queue's name. An error of a poll
-    stands between them."""
+    """Received messages of a connection, each with the number of its channel and its queue's name, and errors of
+    polls."""
 
     def __init__(self) -> None:
         self._items: queue.SimpleQueue[tuple[int, str, AsyncMessage] | Exception] = queue.SimpleQueue()
@@ -76,7 +76,7 @@ class Subscription:
     def __init__(
         self, client: Client, inbox: Inbox, channel: int, limit: int, tags: list[str], options: Mapping[str, Any]
     ) -> None:
-        """limit: most unsettled messages; 0: no limit. options: as of `consume`."""
+        """limit: limit of unsettled messages; 0 for none. options: as for `consume`."""
         self._inbox, self._channel = inbox, channel
         #: Queue of each topic.
         self._queues: dict[str, str] = {}

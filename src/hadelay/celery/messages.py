@@ -15,7 +15,7 @@ _KEY_BYTES = 250
 
 
 def draft_of(message: dict[str, Any], topic: str, queue: str, expiry_ms: int | None) -> Put:
-    """What to publish. expiry_ms: of a temporary queue, time after which its messages expire."""
+    """The draft that publishes a message of kombu. expiry_ms: time after which messages of a temporary queue expire."""
     headers = message.get("headers") or {}
     draft = Put(topic=topic, body=dumps(message).encode(), content_type="application/json")
     now = datetime.now(UTC)
@@ -33,12 +33,12 @@ def draft_of(message: dict[str, Any], topic: str, queue: str, expiry_ms: int | N
 
 def key_of(task: str, retries: int) -> str:
     """Client key of a task's message. A retry is published while the attempt before is leased, so the two have
-    different keys; two in turn are enough to find every message of a task."""
+    different keys. Two alternating keys are enough to find the pending message of a task."""
     return task + ".r" * (retries % 2)
 
 
 def received(message: AsyncMessage) -> dict[str, Any]:
-    """The message as kombu knows it. The task is due: without its ETA, the worker does not hold it once more."""
+    """The message as kombu knows it, without the ETA of its task: the task is due, and the worker shall run it now."""
     raw: dict[str, Any] = loads(message.body)
     properties, headers = raw["properties"], raw.get("headers") or {}
     properties["delivery_tag"] = message.lease
@@ -52,7 +52,7 @@ def received(message: AsyncMessage) -> dict[str, Any]:
 
 
 def _time(given: object) -> datetime | None:
-    """The time in a header: a datetime, its text or a Unix time. Without a time zone, in that of the app."""
+    """The time in a header: a datetime, its text or a Unix time. A time without a time zone is in the app's zone."""
     if not given:
         return None
     if isinstance(given, int | float):

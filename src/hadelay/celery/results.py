@@ -1,7 +1,7 @@
 """The result backend. A result is a scheduled message with the task's id in its client key, due when it expires.
 
 Nobody receives these messages: a reader gets the body by the key. A new state replaces the message of the state before.
-Whoever waits for a state waits for the end of the message that a new state replaces.
+A reader that waits for a new state waits for the end of the present message, because the new state replaces it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _READS = 20
 
 
 class Backend(KeyValueStoreBackend):
-    """Results in the cluster of the URL; hadelay:// is the cluster of the broker."""
+    """Results in the cluster of the URL; hadelay:// without hosts means the cluster of the broker."""
 
     supports_autoexpire = True
     supports_native_join = True
@@ -64,14 +64,14 @@ class Backend(KeyValueStoreBackend):
         self._put(key, value, "replace")
 
     def delete(self, key: bytes) -> None:
-        with contextlib.suppress(NotFound, Conflict):  # there is none, or it has expired
+        with contextlib.suppress(NotFound, Conflict):  # there is no result, or the result has expired
             self._client.cancel(topic=self._topic, key=key.decode())
 
     def wait_for(
         self, task_id: str, timeout: float | None = None, interval: float = 0.5, no_ack: bool = True,
         on_interval: Callable[[], object] | None = None,
     ) -> Any:  # fmt: skip
-        """The task's state once the task has ended. A new state is seen as soon as it is stored."""
+        """Wait for the end of a task; returns the task's state. Raises TimeoutError after `timeout` seconds."""
         self._ensure_not_eager()
         until = None if timeout is None else time.monotonic() + timeout
         present = ""
@@ -109,7 +109,7 @@ class Backend(KeyValueStoreBackend):
         ).id  # fmt: skip
 
     async def _read(self, key: bytes) -> bytes | None:
-        """The value of a key; None if there is none, or only somebody who waits for it."""
+        """The value of a key; None if no value is stored: the message may be the empty one of a reader that waits."""
         try:
             found = await self._client._async().get(topic=self._topic, key=key.decode(), body=True)
         except NotFound:

@@ -43,13 +43,13 @@ log = logging.getLogger(__name__)
 _TEMPORARY_TOPICS = 16
 #: Time in ms after which a message in a temporary queue expires, unless the queue says otherwise.
 _TEMPORARY_MS = 3_600_000
-#: Time for the request that verifies a new connection, in seconds.
+#: Timeout of the request that verifies a new connection, in seconds.
 _VERIFY_S = 2.0
-#: Time for giving back messages when a connection is closed, in seconds.
+#: Timeout of giving back messages when a connection is closed, in seconds.
 _CLOSE_S = 5.0
-#: Time for the end of the consumer of a temporary queue, in seconds.
+#: Timeout of closing the consumer of a temporary queue, in seconds.
 _TEMPORARY_CLOSE_S = 2.0
-#: Time that a message fetched by basic_get stays leased, in seconds; only consumers extend leases.
+#: Lease of a message fetched by basic_get, in seconds: nothing extends this lease.
 _GET_LEASE_S = 300
 #: Limit of concurrent requests of a revoke.
 _CANCELS = 20
@@ -108,7 +108,7 @@ class Channel(virtual.Channel):
         super().__init__(connection, **kwargs)
         #: Messages by delivery tag, which is the lease.
         self.unsettled: dict[str, AsyncMessage] = {}
-        #: Drafts of messages, instead of publishes, for schedules.
+        #: While beat stores a schedule: drafts that this channel collects instead of publishing them. Else None.
         self.drafts: list[Put] | None = None
         self._subscription: Subscription | None = None
         self._temporary: dict[str, Subscription] = {}
@@ -205,10 +205,10 @@ class Channel(virtual.Channel):
             except Conflict:
                 if draft.key is None:
                     raise
-                # Another message of the task is pending, such as the one whose task replaces itself: both count.
+                # Another message of the task is pending: a task that replaces itself has the id of the running one.
                 put(**msgspec.structs.asdict(draft) | {"key": None, "on_conflict": None})
         except HadelayError as error:
-            raise OperationalError(str(error)) from error  # not one that kombu retries: the client did that
+            raise OperationalError(str(error)) from error  # kombu does not retry this error: the client has retried
 
     def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **_: Any) -> None:
         if exchange.endswith(".pidbox"):
@@ -233,7 +233,7 @@ class Channel(virtual.Channel):
             current_app.backend.mark_as_revoked(task, "revoked")
 
     async def _cancelled(self, tasks: Iterable[str]) -> list[str]:
-        """Cancel tasks in all queues; returns those that were waiting."""
+        """Cancel tasks in all queues; returns the cancelled ones: those that no worker had."""
         client, prefix = self.connection.cluster._async(), self.connection.address.prefix
         turn = asyncio.Semaphore(_CANCELS)
         cancelled = []

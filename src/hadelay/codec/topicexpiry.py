@@ -24,5 +24,5 @@ def decode_expiry(reader: WireReader) -> Rows:
     count, rest = divmod(len(reader.view) - reader.at, USE.itemsize)
     rows = reader.array(USE, count)
     if rest or not 0 < count <= MAX_ROWS or int(rows["ends"].max()) > 1:
-        raise Malformed(f"a TOPIC_EXPIRY has 1 to {MAX_ROWS} rows, whose topics end or do not")
+        raise Malformed(f"a TOPIC_EXPIRY has 1 to {MAX_ROWS} rows, each with `ends` 0 or 1")
     return rows

@@ -32,15 +32,15 @@ from hadelay.tasks.task import Call
 class Options(Struct, kw_only=True, forbid_unknown_fields=True):
     """OPTIONS of the backend."""
 
-    #: As of Client. Default of urls: the variable HADELAY_SERVERS, or a node on loopback.
+    #: As for Client. Default of urls: the variable HADELAY_SERVERS, or a node on loopback.
     urls: str | list[str] | None = None
     token: str | None = None
     ca: str | None = None
     #: Beginning of the names of all topics.
     prefix: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")] = "django"
-    #: Attempts of a task that raises exceptions.
+    #: Limit of attempts of a task that raises exceptions.
     max_attempts: Annotated[int, Meta(ge=1)] = 1
-    #: Waits before the next attempt, by class of the exception or its dotted path; a list has one for each attempt.
+    #: Wait before the next attempt, by exception class or its dotted path; a list has a wait for each attempt.
     retry: dict[Any, Any] = {}
 
 

@@ -16,17 +16,17 @@ from hadelay.django.compat import Task, TaskError, TaskResult, TaskResultDoesNot
 from hadelay.tasks.outcomes import SNOOZED
 from hadelay.tasks.task import Call
 
-#: States that are not here are those of messages without a successful end: dead, expired, cancelled.
+#: Status of a result by the state of its message. The other states (dead, expired, cancelled) mean FAILED.
 _STATUS = {
     "scheduled": TaskResultStatus.READY, "ready": TaskResultStatus.READY, "blocked": TaskResultStatus.READY,
     "leased": TaskResultStatus.RUNNING, "acked": TaskResultStatus.SUCCESSFUL,
 }  # fmt: skip
-#: Class of errors that no exception of the task caused, such as the end of its worker.
+#: Class in the TaskError of an attempt that did not fail by an exception, but by the end of its worker for example.
 _NO_EXCEPTION = "hadelay.tasks.TaskFailed"
 
 
 class Job(Struct, frozen=True):
-    """Arguments of a call, and what else a Task has."""
+    """Arguments of a call, and the options of the Task that was enqueued."""
 
     args: list[Any]
     kwargs: dict[str, Any]
@@ -37,7 +37,7 @@ class Job(Struct, frozen=True):
     run_after: datetime | None = None
 
     def of(self, task: Any, alias: str) -> Any:
-        """The task with what was chosen for this call."""
+        """The task with the options of this call."""
         return task.using(
             backend=alias, queue_name=self.queue, priority=self.priority, run_after=local(self.run_after)
         )  # fmt: skip
@@ -70,7 +70,7 @@ def change(result: Any, **values: Any) -> None:
 
 
 def result_of(alias: str, info: MessageInfo) -> Any:
-    """TaskResultDoesNotExist if the message is no task."""
+    """The result of the task whose call is in this message. Raises TaskResultDoesNotExist if the message is no call."""
     try:
         call = msgspec.json.decode(info.body or b"", type=Call)
         job = msgspec.json.decode(call.args, type=Job)
@@ -99,7 +99,7 @@ def _uncounted(info: MessageInfo) -> list[int]:
 
 
 def _errors(info: MessageInfo, void: Sequence[int]) -> list[Any]:
-    """Failed attempts, and the end of a message that was not an attempt's."""
+    """Errors of the failed attempts, and of a cancel or an expiry of the message."""
     failed = [event.reason or event.event for event in info.history
               if event.event in ("nacked", "lease_expired") and event.attempt not in void]  # fmt: skip
     if info.state in ("cancelled", "expired"):
@@ -108,7 +108,7 @@ def _errors(info: MessageInfo, void: Sequence[int]) -> list[Any]:
 
 
 def _error(reason: str) -> Any:
-    """reason: of the nack: dotted path of the exception's class, and its text."""
+    """reason: that of a nack, `dotted.path.of.Class: text of the exception`."""
     path = reason.partition(":")[0]
     known = "." in path and path.replace(".", "").isidentifier()
     return TaskError(exception_class_path=path if known else _NO_EXCEPTION, traceback=reason)

@@ -23,8 +23,8 @@ class HadelayBroker(Broker):
 
         dramatiq.set_broker(HadelayBroker("http://n1:8400,http://n2:8400,http://n3:8400"))
 
-    urls, token, ca: as of Client. Default of urls: the variable HADELAY_SERVERS, or a node on loopback. prefix:
-    beginning of the topics' names. lease: of messages, extended while their actors run.
+    urls, token, ca: as for Client. Default of urls: the variable HADELAY_SERVERS, or a node on loopback. prefix:
+    beginning of the topics' names. lease: that of messages, extended while their actors run.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class _Consumer(Consumer):
         try:
             return Leased(Message.decode(message.body), message)
         except DecodeError:
-            log.error("message %s is none of Dramatiq's", message.id)
+            log.error("message %s is no message of Dramatiq: it is a dead letter now", message.id)
             message.nack(reason="not a message of Dramatiq", dead=True)
             return None
 
@@ -141,7 +141,7 @@ class _Consumer(Consumer):
 
 
 def _settled(settle: Callable[[], str]) -> None:
-    """Dramatiq repeats what raises ConnectionClosed."""
+    """Settle a message. Raises ConnectionClosed for an error that passes: then Dramatiq settles the message again."""
     try:
         outcome = settle()
     except HadelayError as error:

@@ -38,7 +38,7 @@ class HadelayBackend(ResultBackend):
         message.result = encoded
 
     def store_exception(self, message: Leased, exception: Exception, ttl: int) -> None:
-        """Nothing: the dead letter has class and text of the exception."""
+        """Store nothing: the dead letter has class and text of the exception."""
 
     def get_result(self, message: Any, *, block: bool = False, timeout: int | None = None) -> Any:
         """timeout: in milliseconds. Raises ResultMissing, ResultTimeout, or ResultFailure if the message failed, was

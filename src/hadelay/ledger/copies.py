@@ -69,11 +69,11 @@ def is_copy(ledger: Ledger, place: EntryRef) -> bool:
 
 
 def pending(ledger: Ledger, message_id: int) -> list[tuple[EntryRef, State]]:
-    """Entries and states of those of the message and its copies for subscriptions that are pending."""
+    """(entry, state) of the message and of its copies for subscriptions, without those that are not pending."""
     states = [(place, state_of(ledger, place, ledger.now_ms)) for _, place in family(ledger, message_id)]
     return [(place, state) for place, state in states if state in PENDING]
 
 
 def waiting(ledger: Ledger, message_id: int) -> list[EntryRef]:
-    """Entries of those of the message and its copies for subscriptions that are pending and not leased."""
+    """Entries of the message and of its copies for subscriptions, without those that are leased or not pending."""
     return [place for place, state in pending(ledger, message_id) if state is not State.LEASED]

@@ -1,9 +1,10 @@
 """expires_after: a topic that is not used for so long ends by itself.
 
 A topic is in use while it has a message (pending or dead), a consumer, a webhook, a subscription, a schedule, a running
-period of `unique_for`, or gets dead letters or callbacks of another topic. `used_ms` is when its last use ended, as
-apply knows; of polls, the leader tells apply late, at most every eighth of `expires_after`. So a topic ends a quarter
-later than it could: never earlier than `expires_after` behind its last use, also after a change of leader.
+period of `unique_for`, or gets dead letters or callbacks of another topic. `used_ms` is the end of the last use that
+apply knows of. The leader reports polls to apply at most once per eighth of `expires_after`, so `used_ms` may be too
+early. A topic therefore ends a quarter of `expires_after` later than `used_ms` says: never earlier than `expires_after`
+after its last use, also after a change of leader.
 """
 
 from hadelay.codec.formats import Rows

@@ -21,13 +21,13 @@ UNIQ, UNIQEND = b"uniq", b"uniqend"
 #: Layout of a value in `uniq`: id and due time of the message that began the period, and the end of the period.
 PERIOD = struct.Struct("<Qqq")
 _END = struct.Struct(">Q")
-#: Number of ended periods that a PUBLISH drops beyond two per `unique_for` in it.
+#: Limit of ended periods that a PUBLISH drops beyond two per row with a `unique_for`.
 _MORE = 16
 
 
 class Periods:
-    """Decides about the rows of a batch that have a `unique_for`. `begin` before client keys are judged, `admit` after
-    that, and `finish` once the rows are filed."""
+    """Decides about the rows of a batch that have a `unique_for`. Make an object before client keys are judged, call
+    `admit` after that, and `finish` once the rows are filed."""
 
     def __init__(self, ledger: Ledger, batch: Batch) -> None:
         """Answers rows within a period with the message that began it, and removes the rows from `batch.take`."""
@@ -90,7 +90,7 @@ def is_unique(ledger: Ledger, topic: str, digest: bytes) -> bool:
 
 
 def has_period(ledger: Ledger, topic: TopicState) -> bool:
-    """Whether a key of the topic has a period that is not known to be over."""
+    """Whether a key of the topic has a period. An ended period counts until `drop_ended` drops it."""
     first, last = (SCOPE.pack(topic.number, topic.lives) + end for end in (b"", b"\xff" * 17))
     return bool(ledger.unique_count) and bool(ledger.tables.range(UNIQ, first, last, 1))
 
@@ -102,7 +102,7 @@ def first_end_ms(ledger: Ledger) -> int | None:
 
 
 def drop_ended(ledger: Ledger, limit: int) -> bool:
-    """Forget up to `limit` periods that have ended. Returns whether none is left that has."""
+    """Drop up to `limit` periods that have ended. Returns whether no ended period is left."""
     if not ledger.unique_count:
         return True
     ended = ledger.tables.range(UNIQEND, ledger.unique_from, _END.pack(ledger.now_ms + 1), limit)

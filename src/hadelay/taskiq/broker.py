@@ -16,7 +16,7 @@ from hadelay.taskiq.delivery import Delivery
 
 log = logging.getLogger(__name__)
 
-#: Labels of a call that count the messages with its task id before: retries by a middleware, and requeues.
+#: Labels of a call that count earlier messages with the same task id: retries by a middleware, and requeues.
 _COUNTS = ("_retries", "X-Taskiq-requeue")
 
 
@@ -30,8 +30,9 @@ class HadelayBroker(AsyncBroker):
 
     Labels of a call: delay, in seconds; deliver_at, as RFC 3339 text; ttl, in seconds from the due time; group.
 
-    urls, token, ca: as of AsyncClient. Default of urls: the variable HADELAY_SERVERS, or a node on loopback. lease: of
-    messages, extended while their calls run. prefetch: messages that a worker has beside those that run.
+    urls, token, ca: as for AsyncClient. Default of urls: the variable HADELAY_SERVERS, or a node on loopback. lease:
+    that of messages, extended while their calls run. prefetch: limit of messages that a worker holds beside the running
+    ones.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class HadelayBroker(AsyncBroker):
         self.topic, self.prefetch, self._lease_s = topic, prefetch, seconds_of(lease)
         #: The client of publishes and results. Any event loop and any thread may use it.
         self.client = Client(**self._where)
-        #: What `listen` receives with.
+        #: Client of the worker: `listen` makes it.
         self._receiver: AsyncClient | None = None
         self._consumer: Consumer | None = None
         self._running = 0
@@ -120,5 +121,5 @@ class HadelayBroker(AsyncBroker):
 
 
 def _number(label: Any) -> float | None:
-    """Labels are text when they are sent."""
+    """The value of a label, which is text once the call was sent."""
     return None if label is None else float(label)

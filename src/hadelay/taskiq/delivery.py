@@ -18,7 +18,7 @@ _ACKED: ContextVar[bool] = ContextVar("hadelay_taskiq_acked", default=False)
 
 
 class Delivery:
-    """A message that taskiq has. ended: called when taskiq has dropped the message."""
+    """A message in taskiq's worker. ended: called when taskiq has dropped the message."""
 
     def __init__(self, message: AsyncMessage, ended: Callable[[], None]) -> None:
         self._message, self._ended, self._loop = message, ended, asyncio.get_running_loop()

@@ -34,7 +34,7 @@ class HadelayScheduleSource(ScheduleSource):
                 await self._store(ScheduledTask(task_name=name, **known))
 
     async def get_schedules(self) -> list[ScheduledTask]:
-        """None: a scheduler process has nothing to send."""
+        """An empty list: the cluster publishes the calls, so a scheduler process has nothing to send."""
         return []
 
     async def add_schedule(self, schedule: ScheduledTask) -> None:
@@ -79,5 +79,5 @@ def _name(schedule_id: str) -> str:
 
 
 def _aware(at: datetime) -> datetime:
-    """As taskiq does: a time without a time zone is UTC."""
+    """The time with a time zone: UTC if it has none, as in taskiq."""
     return at if at.tzinfo is not None else at.replace(tzinfo=UTC)

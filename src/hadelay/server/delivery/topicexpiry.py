@@ -11,7 +11,7 @@ from hadelay.ledger.topicexpiry import ends_at_ms, is_empty, is_needed, routes
 from hadelay.ledger.topics import TopicState
 from hadelay.server.delivery.term import Term
 
-#: Interval of the looks, in seconds; and limit of topics at which one look looks.
+#: Interval of the looks, in seconds, and limit of topics per look.
 _LOOK_S, _TOPICS = 5.0, 10_000
 #: Time in ms, from the beginning of a term, in which no topic ends: consumers need time to ask the new leader.
 _GRACE_MS = 60_000
@@ -25,7 +25,7 @@ class TopicExpiry:
         self._not_before_ms = term.now() + _GRACE_MS
         #: Topic number → time until which a consumer polls the topic, in Unix ms, not yet told to apply.
         self._polled: dict[int, int] = {}
-        #: Numbers of topics at which this round has still to look.
+        #: Numbers of topics that this round has not looked at yet.
         self._left: list[int] = []
         self._alarm, self._asleep = term.alarm(self._look), True
 
