@@ -79,12 +79,7 @@ def put(
     payload = body.encode() if body is not None else file.read_bytes() if file else sys.stdin.buffer.read()
     headers = {"Idempotency-Key": secrets.token_hex(16) if idempotency_key is None else idempotency_key}
     headers["Content-Type"] = content_type or ("text/plain; charset=utf-8" if body else "application/octet-stream")
-    for kind, pairs in (("meta", meta), ("forward", forward)):
-        for pair in pairs:
-            name, equals, value = pair.partition("=")
-            if not equals or not name or not name.isascii():
-                raise BadRequest(f"--{kind} {pair}: expected NAME=VALUE, the name in ASCII")
-            headers[f"Hadelay-{kind.title()}-{name}"] = value
+    headers |= _named("meta", meta) | _named("forward", forward)
     query = {
         "delay": delay, "deliver_at": deliver_at, "key": key, "on_conflict": on_conflict, "max_wait": max_wait,
         "unique_for": unique_for, "ttl": ttl, "tags": ",".join(tag) or None, "callback": callback, "group": group,
@@ -92,6 +87,17 @@ def put(
     }  # fmt: skip
     path = f"/v1/topics/{segment(topic)}/messages"
     show(call(remote, "POST", path, payload, needs="deliver_at", query=query, headers=headers), remote)
+
+
+def _named(option: str, pairs: Several) -> dict[str, str]:
+    """Headers from an option's NAME=VALUE pairs."""
+    headers = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name or not name.isascii():
+            raise BadRequest(f"--{option} {pair}: expected NAME=VALUE, the name in ASCII")
+        headers[f"Hadelay-{option.title()}-{name}"] = value
+    return headers
 
 
 def get(

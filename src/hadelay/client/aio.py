@@ -61,29 +61,14 @@ class AsyncClient(ScheduleRequests):
         await self._transport.close()
 
     async def put(
-        self,
-        topic: str,
-        body: Body = b"",
-        *,
-        delay: Delay | None = None,
-        at: When | None = None,
-        key: str | None = None,
-        on_conflict: OnConflict | None = None,
-        max_wait: Delay | None = None,
-        unique_for: Delay | None = None,
-        tags: Sequence[str] | None = None,
-        ttl: Delay | None = None,
-        callback: str | None = None,
-        group: str | None = None,
-        forward: Mapping[str, str] | None = None,
-        on_success: str | None = None,
-        on_failure: str | None = None,
-        content_type: str | None = None,
-        meta: Mapping[str, str] | None = None,
-        traceparent: str | None = None,
-        idempotency_key: str | None = None,
+        self, topic: str, body: Body = b"", *, delay: Delay | None = None, at: When | None = None,
+        key: str | None = None, on_conflict: OnConflict | None = None, max_wait: Delay | None = None,
+        unique_for: Delay | None = None, tags: Sequence[str] | None = None, ttl: Delay | None = None,
+        callback: str | None = None, group: str | None = None, forward: Mapping[str, str] | None = None,
+        on_success: str | None = None, on_failure: str | None = None, content_type: str | None = None,
+        meta: Mapping[str, str] | None = None, traceparent: str | None = None, idempotency_key: str | None = None,
         timeout: float | None = None,
-    ) -> Receipt:
+    ) -> Receipt:  # fmt: skip
         """Publish one message, due after `delay` or at `at`, or now.
 
         key: your own name for the message within the topic. on_conflict: if a message with this key is pending

@@ -49,8 +49,7 @@ class Ledger:
         self, group: int, store: HourStore, tables: TableStore, names: NameStore, settings: Settings | None = None
     ) -> None:
         self.group, self.store, self.tables, self.names = group, store, tables, names
-        self.settings = settings or Settings()
-        self.listener = LedgerListener()
+        self.settings, self.listener = settings or Settings(), LedgerListener()
         #: Cluster time of the last applied entry, in Unix ms.
         self.now_ms = 0
         self.applied = self.term = 0
@@ -77,23 +76,19 @@ class Ledger:
         self.sweep = (0, 0)
         #: Key up to which TTL_EXPIRE has finished the table `ttl`. Not in checkpoints: b"" is correct, only slower.
         self.ttl_from = b""
-        self.key_epoch = 0
-        self.key_epoch_ends_ms = 0
-        self.key_count = self.key_count_before = 0
-        self.keys_dropped_early = 0
+        self.key_epoch = self.key_epoch_ends_ms = 0
+        self.key_count = self.key_count_before = self.keys_dropped_early = 0
         #: Number of rows of the table `uniq`; and key of `uniqend` where the search for ended periods begins. The key
         #: is not in checkpoints: b"" is correct, only slower.
-        self.unique_count = 0
-        self.unique_from = b""
+        self.unique_count, self.unique_from = 0, b""
         #: Numbers of callbacks, by what became of them, since this object was made; not in checkpoints.
         self.callbacks: Counter[str] = Counter()
         #: Tokens by id. A change replaces the dict, so that caches notice it (ledger/access.py).
         self.tokens: dict[str, Token] = {}
-        self.audit = Audit()
+        self.audit, self.schedules = Audit(), ScheduleCounts()
         #: Bulk jobs by number, running and ended, oldest first; and the number of jobs ever begun.
         self.jobs: dict[int, BulkJob] = {}
         self.jobs_begun = 0
-        self.schedules = ScheduleCounts()
         #: Number of dead letters with a group (ledger/messagegroups.py).
         self.grouped_dead = 0
         #: Number of names that have a number, by kind: consumers, nodes and reasons.
