@@ -34,6 +34,8 @@ R = TypeVar("R")
 
 #: Interval at which `work` looks whether its event `stop` is set, in seconds.
 _LOOK_S = 0.1
+#: Time in which an interrupted `work` gives its messages back, in seconds.
+_GIVE_BACK_S = 5.0
 
 
 def _blocking(
@@ -197,16 +199,26 @@ class Consuming(Iterator[SyncMessage]):
             assert on_error is not None
             on_error(SyncMessage._made(message, self._client), error)
 
-        working = self._consumer.work(
-            run, on_error=None if on_error is None else failed, drain=seconds_of(drain)
-        )  # fmt: skip
-        future = asyncio.run_coroutine_threadsafe(working, background.loop())
+        tasks: list[asyncio.Task[None] | None] = []
+
+        async def work() -> None:
+            tasks.append(asyncio.current_task())
+            await self._consumer.work(run, on_error=None if on_error is None else failed, drain=seconds_of(drain))
+
+        future = asyncio.run_coroutine_threadsafe(work(), background.loop())
         try:
             self._watch(future, stop)
         except BaseException:  # Ctrl-C: drain, unless that is interrupted, too
-            self.stop()
-            with contextlib.suppress(Exception):
-                future.result()
+            try:
+                self.stop()
+                with contextlib.suppress(Exception):
+                    future.result()
+            except BaseException:
+                for task in filter(None, tasks):
+                    background.loop().call_soon_threadsafe(task.cancel)
+                with contextlib.suppress(Exception):
+                    future.result(_GIVE_BACK_S)
+                raise
             raise
         finally:
             future.cancel()
