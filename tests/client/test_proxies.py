@@ -157,7 +157,7 @@ async def test_no_other_refusal_makes_an_unknown_outcome_known(proxy: Proxy, ref
 )  # fmt: skip
 async def test_what_is_refused_on_the_way(proxy: Proxy, status: str, known: bool, kind: type[HadelayError]) -> None:
     """A proxy's 404 is not that a message was never there, and its 500 not that nothing happened."""
-    async with AsyncClient(await proxy(answer(status, b"<html>", "text/html")), timeout=0.2) as client:
+    async with AsyncClient(await proxy(answer(status, b"<html>", "text/html")), timeout=1) as client:
         with pytest.raises(kind, match=status[:3]) as caught:
             await client.put("t", b"x")
         assert caught.value.outcome_known is known

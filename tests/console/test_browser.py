@@ -378,8 +378,8 @@ def test_a_session_that_ends_says_so(guarded: Cluster, admin_token: str, chromiu
         page.wait_for_selector("h1:has-text('Sign in')")
         picture(page, "sign-in")
         page.fill("#token", token)
-        page.keyboard.press("Enter")
         with page.expect_response("**/console/live/cluster"):
+            page.keyboard.press("Enter")
             page.wait_for_url("**/console/cluster")
         assert page.locator("form[method=post]").count() == 1, "a token that reads has the sign-out alone"
         assert token not in page.content()

@@ -43,6 +43,7 @@ def work(running: Running, *words: object) -> subprocess.Popen[bytes]:
 async def test_calls(app: Any, running: Running) -> None:
     client: Client = app.broker.client
     begun = datetime.now(UTC)
+    begun -= timedelta(microseconds=begun.microsecond % 1000)  # events are told in milliseconds
     later = await app.add.kicker().with_labels(delay=1.5).kiq(40, 2)
     first, flaky, requeued = await app.add.kiq(1, 2), await app.flaky.kiq(2), await app.requeues.kiq()
     odd = [await app.odd.kiq(what) for what in ("large", "object", "error")]
