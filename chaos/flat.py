@@ -56,7 +56,10 @@ class Series:
         half = self.points[len(self.points) // 2 :]
         few = half[:: max(1, len(half) // _POINTS)]
         slopes = [(b - a) / (t - s) for (s, a), (t, b) in combinations(few, 2) if t > s]
-        return median(slopes) * (half[-1][0] - half[0][0]) if slopes else 0.0
+        rise = median(slopes) * (half[-1][0] - half[0][0]) if slopes else 0.0
+        values = [value for _, value in half]
+        most = max(values) - min(values)  # a node that begins anew rises steeply, and not for long
+        return max(-most, min(most, rise))
 
 
 #: Kinds of values whose limit in `[watch]` bounds the value itself, not its growth.
