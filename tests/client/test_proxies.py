@@ -11,7 +11,7 @@ from email.utils import format_datetime
 import pytest
 
 from hadelay.api.problems import retry_after_ms
-from hadelay.client import AsyncClient, NotANode, Put
+from hadelay.client import AsyncClient, NotANode, Put, transport
 from hadelay.errors import HadelayError, OutcomeUnknown, TooLarge, Unauthorized
 from tests.http.conftest import Make
 
@@ -155,9 +155,13 @@ async def test_no_other_refusal_makes_an_unknown_outcome_known(proxy: Proxy, ref
         ("401 Unauthorized", True, Unauthorized), ("413 Content Too Large", True, TooLarge),
     ],
 )  # fmt: skip
-async def test_what_is_refused_on_the_way(proxy: Proxy, status: str, known: bool, kind: type[HadelayError]) -> None:
+async def test_what_is_refused_on_the_way(
+    proxy: Proxy, status: str, known: bool, kind: type[HadelayError], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A proxy's 404 is not that a message was never there, and its 500 not that nothing happened."""
-    async with AsyncClient(await proxy(answer(status, b"<html>", "text/html")), timeout=1) as client:
+    # No second try, whose answer could come too late for the timeout.
+    monkeypatch.setattr(transport, "_FIRST_BACKOFF_S", 60.0)
+    async with AsyncClient(await proxy(answer(status, b"<html>", "text/html")), timeout=20) as client:
         with pytest.raises(kind, match=status[:3]) as caught:
             await client.put("t", b"x")
         assert caught.value.outcome_known is known
