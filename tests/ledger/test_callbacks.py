@@ -81,6 +81,22 @@ def test_an_ack_tells_what_the_receiver_answered() -> None:
     assert (world.topic("done").published, world.ledger.callbacks["filed"]) == (2, 2)
 
 
+def test_records_that_callbacks_read_are_bounded_per_command() -> None:
+    """Leases beyond the bound are settled by the next command, and each message has one callback."""
+    world = asking()
+    large = [draft(body=b"x" * (1 << 20)) for _ in range(6)]
+    first, second = world.lease(*world.ids(*large[:4], draft())), world.lease(*world.ids(*large))
+    assert settled(world, np.concatenate([first, second])) == [0, 0, 0, 3, 3, *[3] * 6]
+    assert settled(world, np.concatenate([first[3:], second])) == [0, 0, 0, 0, *[3] * 4]
+    assert settled(world, second[2:]) == [0, 0, 0, 3]
+    assert len(told(world)) == 10
+    rows = world.lease(*world.ids(*large))
+    assert world.nack(np.concatenate([second[5:], rows])) == [0, 0, 0, 3, 3, 3, 3]
+    assert len(told(world, "failed")) == 3
+    small = world.lease(*world.ids(draft(topic="quiet"), draft(topic="quiet")))
+    assert world.ack(small) == [0, 0]
+
+
 def test_an_ack_of_a_consumer_tells_its_result() -> None:
     world = asking()
     rows = world.lease(*world.ids(draft(), draft(), draft()))

@@ -11,28 +11,32 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hadelay.codec.ackresults import AckResults
 from hadelay.codec.callreplies import CallReply
 from hadelay.codec.commandtypes import SettleLeases
-from hadelay.codec.formats import INDEX, REASON, Mask
+from hadelay.codec.formats import I64, INDEX, REASON, Mask, Rows
 from hadelay.codec.meta import CallbackMeta, Meta, callback_meta, pack
 from hadelay.codec.publishcommand import GAP, decode_publish, encode_publish
 from hadelay.codec.records import decode_record
-from hadelay.codec.results import RowCode
+from hadelay.codec.results import LeaseOutcome, RowCode
+from hadelay.ledger.grants import Held
 from hadelay.ledger.hourstate import groups
 from hadelay.ledger.publish import apply_publish
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.subscriptions import Room
 from hadelay.ledger.topicchanges import topic_or_new
 from hadelay.ledger.topics import TopicState
-from hadelay.ledger.transitions import FLAG_CALLBACK, Leaving, failures_of
+from hadelay.ledger.transitions import FLAG_CALLBACK, MOVE_BYTES, Leaving, failures_of, fitting
 from hadelay.model import MAX_REPLY, NONE32, Draft, encode_id
 from hadelay.settings.topic import TOPIC_NAME
+from hadelay.version import CALLBACKS_LEVEL
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
 #: Limit of an occurrence in a meta map, in Unix ms: the end of the year 9999.
@@ -52,13 +56,11 @@ def succeeded(ledger: Ledger, command: SettleLeases, done: Mask) -> None:
     """File a callback for each message that this ACK ended, if its topic or the message asks for one. done: per lease,
     whether the ack counted."""
     at = np.flatnonzero(done)
-    leases, rows = command.rows[at], np.zeros(len(at), INDEX)
-    for hour, where in groups(leases["hour"]):
-        rows[where] = ledger.store.entries(hour, leases["index"][where])
+    leases = command.rows[at]
     replies = _results(command.results) if command.results is not None else {}
     replies |= command.replies.by_lease() if command.replies is not None else {}
     callbacks = []
-    for lease, hour, row in zip(at.tolist(), leases["hour"].tolist(), rows, strict=True):
+    for lease, hour, row in zip(at.tolist(), leases["hour"].tolist(), _entries(ledger, leases), strict=True):
         topic = ledger.topics[int(row["topic"])]
         target, meta = _asked(ledger, topic, hour, row, "success")
         if target:
@@ -76,6 +78,37 @@ def died(ledger: Ledger, leaving: Leaving, topic: TopicState) -> None:
         if target:
             callbacks.append(_Callback(target, "failure", _failure(ledger, topic, row, meta), meta.tp))
     _file(ledger, "", callbacks)
+
+
+def read_bytes(ledger: Ledger, held: Rows) -> I64:
+    """Number of bytes of records that the callbacks about these messages read, per row. held: rows with hour and
+    index."""
+    if not ledger.topics.calls_back or ledger.level < CALLBACKS_LEVEL:
+        return np.zeros(len(held), np.int64)
+    rows = _entries(ledger, held)
+    return np.where(np.isin(rows["topic"], [*ledger.topics.calls_back]), rows["size"].astype(np.int64), 0)
+
+
+def within_bytes(ledger: Ledger, found: Iterable[Held], outcomes: NDArray[np.uint8]) -> Iterator[Held]:
+    """Leave leases beyond MOVE_BYTES of records that callbacks read to the next command: their outcome is AGAIN.
+
+    outcomes: per row of the command, in: DONE for what is held."""
+    left = MOVE_BYTES
+    for grant, positions, where in found:
+        costs = read_bytes(ledger, grant.rows[positions])
+        count = fitting(costs, left, at_least=left == MOVE_BYTES)
+        left = max(left - int(costs[:count].sum()), 0)
+        named = np.arange(len(outcomes))[where]
+        outcomes[named[count:]] = LeaseOutcome.AGAIN
+        if count:
+            yield Held(grant, positions[:count], named[:count])
+
+
+def _entries(ledger: Ledger, held: Rows) -> Rows:
+    rows = np.zeros(len(held), INDEX)
+    for hour, where in groups(held["hour"]):
+        rows[where] = ledger.store.entries(hour, held["index"][where])
+    return rows
 
 
 _NO_REPLY = CallReply(0, "", b"", False)

@@ -1,6 +1,7 @@
 """Held grants: leased messages and the ends of their leases. One array per grant, no object per message."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,3 +83,12 @@ class HeldGrant:
         for at in positions.tolist() if self.progress else ():
             self.progress.pop(at, None)
         self.left -= len(positions)
+
+
+class Held(NamedTuple):
+    """Leases of one grant that a command names."""
+
+    grant: HeldGrant
+    positions: NDArray[np.intp]
+    #: Rows of the command that name the leases at `positions`.
+    where: slice | NDArray[np.intp]

@@ -6,7 +6,7 @@ filed anew. So an entry is leased at most once, and "not leased since" is "this 
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,15 +17,16 @@ from hadelay.codec.formats import I64, INDEX, MAX_NACK_DELAY_MS, NO_REASON, NODE
 from hadelay.codec.results import ExpireResult, LeaseOutcome, LeaseResult, Refused
 from hadelay.ledger import ttl
 from hadelay.ledger.ackresults import keep_results
-from hadelay.ledger.callbacks import succeeded
+from hadelay.ledger.callbacks import read_bytes, succeeded, within_bytes
 from hadelay.ledger.dead import die
-from hadelay.ledger.grants import HeldGrant
+from hadelay.ledger.grants import Held, HeldGrant
 from hadelay.ledger.hourstate import groups
 from hadelay.ledger.lookup import expired, find_entry
 from hadelay.ledger.state import NO_NODE, Ledger
 from hadelay.ledger.transitions import (
     FLAG_LEASE_EXPIRED,
     MAX_EXCUSED,
+    MOVE_BYTES,
     FailedTry,
     Leaving,
     excused,
@@ -45,8 +46,6 @@ Backoff = tuple[int, ...] | Exponential
 _MAX_STEPS = 65_534
 #: Number of equal parts of a retry's wait: the jitter of a backoff is computed in these parts, with integers only.
 _PARTS = 1 << 20
-#: Limit of bytes that an EXPIRE or NACK copies into other hours; messages beyond it wait for the next command.
-MOVE_BYTES = 4 << 20
 #: Fixed cost of returning a message, counted in bytes of MOVE_BYTES; copying its record costs extra.
 _MOVE_COST = 2_048
 
@@ -64,16 +63,7 @@ def _let_go(ledger: Ledger, grant: HeldGrant, positions: NDArray[np.intp]) -> No
             del ledger.requests[grant.consumer]
 
 
-class _Held(NamedTuple):
-    """Leases of one grant that a command names."""
-
-    grant: HeldGrant
-    positions: NDArray[np.intp]
-    #: Rows of the command that name the leases at `positions`.
-    where: slice | NDArray[np.intp]
-
-
-def _held(ledger: Ledger, command: SettleLeases, outcomes: NDArray[np.uint8]) -> Iterator[_Held]:
+def _held(ledger: Ledger, command: SettleLeases, outcomes: NDArray[np.uint8]) -> Iterator[Held]:
     """Yield the held leases that the command names, by grant, and set their outcomes to DONE."""
     keys = command.rows["term"].astype(np.uint64) << np.uint64(32) | command.rows["seq"]
     for key, where in groups(keys):
@@ -86,13 +76,14 @@ def _held(ledger: Ledger, command: SettleLeases, outcomes: NDArray[np.uint8]) ->
             where = np.arange(len(outcomes))[where][held]
         outcomes[where] = LeaseOutcome.DONE
         if len(positions):
-            yield _Held(grant, positions, where)
+            yield Held(grant, positions, where)
 
 
 def apply_ack(ledger: Ledger, command: SettleLeases) -> LeaseResult:
     outcomes = np.full(len(command.rows), LeaseOutcome.LEASE_LOST, np.uint8)
     node = ledger.number_of(NODE, command.node)
-    held = list(_held(ledger, command, outcomes))
+    found = _held(ledger, command, outcomes)
+    held = list(within_bytes(ledger, found, outcomes) if ledger.topics.calls_back else found)
     if held:
         rows = _joined([grant.rows[positions] for grant, positions, _ in held])
         delays = np.full(len(outcomes), NONE32) if command.delays is None else command.delays.astype(np.int64)
@@ -213,7 +204,7 @@ class ReturnedLeases:
             entries[where] = self.ledger.store.entries(hour, held["index"][where])
         due_ms = self._due_ms(held, entries)
         copied = (np.maximum(due_ms, self.ledger.now_ms) // HOUR_MS != held["hour"]) | (self.delay_ms == DEAD_NOW)
-        costs = np.where(copied, entries["size"].astype(np.int64), 0) + _MOVE_COST
+        costs = np.where(copied, entries["size"].astype(np.int64), 0) + _MOVE_COST + read_bytes(self.ledger, held)
         count = fitting(costs, self.left, at_least=self.left == MOVE_BYTES)
         self.left = self.left - int(costs[:count].sum()) if count == len(costs) else 0
         if not count:

@@ -40,6 +40,8 @@ FLAG_WAS_DUE = 32
 #: neither for `max_attempts` nor for the backoff; `attempt` still numbers every hand-out.
 EXCUSED_AT = 6
 MAX_EXCUSED = (1 << 10) - 1
+#: Limit of bytes of records that one command copies into other hours or reads for callbacks; the rest waits.
+MOVE_BYTES = 4 << 20
 #: Flags that belong to the message and stay when it is filed anew; other flags belong to one entry.
 FLAGS_OF_MESSAGE = FLAG_KEYED | FLAG_TTL | FLAG_CALLBACK | FLAG_ROUTED | FLAG_WAS_DUE
 
