@@ -204,6 +204,9 @@ class MemoryTables:
     def drop_table(self, table: bytes) -> None:
         self.rows.pop(table, None)
 
+    def next_key(self, table: bytes, start: bytes) -> bytes | None:
+        return min((key for key in self.rows.get(table, {}) if key >= start), default=None)
+
     def range(
         self, table: bytes, start: bytes = b"", end: bytes | None = None, limit: int = 1000
     ) -> list[tuple[bytes, bytes]]:

@@ -76,8 +76,11 @@ def groups_in_order(cluster: SimCluster) -> None:
 
 
 def groups_released(cluster: SimCluster) -> None:
-    """G4: after all faults are healed, no group has a blocked message and room for one."""
+    """G4: after all faults are healed, no group has a blocked message and room for one; and no leader's walk over the
+    groups found one."""
     for node in cluster.nodes():
+        wrong = node.delivery.groups.wrong if node.leading else 0
+        cluster.history.decide("G4 groups released", wrong > 0, f"{node.name} found {wrong} groups", who=node.name)
         for key, stored in node.ledger.tables.range(GROUP, b"", None, 1 << 30):
             group = unpack_group(stored)
             text = f"{node.name}: {group.blocked} messages of group {key.hex()} wait behind {group.heads}"

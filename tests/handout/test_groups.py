@@ -3,10 +3,15 @@ window, or behind a mark."""
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 
+from hadelay.codec import commands
+from hadelay.ledger.messagegroups import _Change
+from hadelay.ledger.topicchanges import READY, SCHEDULED
 from hadelay.model import HOUR_MS
-from tests.handout.desk import Desk
+from tests.handout.desk import START_MS, Desk
 
 
 def desk(limit: int = 1, **how: int) -> Desk:
@@ -157,3 +162,67 @@ def test_a_message_that_ends_before_the_dispatcher_saw_its_hour_is_not_uncounted
     d.publish("b")
     d.run(10)
     assert d.delivery.ready_counts()[0][0] == 1
+
+
+def test_who_waits_longest_behind_a_group_is_known() -> None:
+    """The leader walks over the groups with every sweep. A new leader and another head show at once or with the next
+    sweep."""
+    d = desk()
+    d.publish("free", topic="u")
+    for n in range(100):
+        d.publish(f"a{n}", at=1_000, group=f"g{n}")
+        d.publish(f"b{n}", at=5_000 + n, group=f"g{n}")
+    d.run_to(25_000)
+    assert d.delivery.groups.waits_since_ms() == d.delivery.groups.waits_since_ms(0) == START_MS + 5_000
+    assert d.delivery.groups.waits_since_ms(1) == 0
+    d.cancel("a0", "a1")
+    assert d.delivery.groups.waits_since_ms(0) == 0
+    d.run_to(45_000)
+    assert d.delivery.groups.waits_since_ms(0) == START_MS + 5_002
+    d.depose()
+    d.new_leader()
+    d.run(11_000)
+    assert d.delivery.groups.waits_since_ms(0) == START_MS + 5_002
+    assert d.delivery.groups.wrong == 0
+
+
+def test_blocked_messages_that_are_not_due_wait_for_nobody() -> None:
+    d = desk()
+    d.publish("a", at=1_000, group="g")
+    d.publish("b", at=60_000, group="g")
+    d.run_to(30_000)
+    assert d.delivery.groups.waits_since_ms() == 0
+    d.run_to(61_000)
+    assert d.delivery.groups.waits_since_ms() == START_MS + 60_000
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_group_that_waits_for_nothing_is_counted_and_named(ended: bool, caplog: pytest.LogCaptureFixture) -> None:
+    d = desk(checking=False)
+    for name in "abc":
+        d.publish(name, group="g")
+    method = "remove" if ended else "fill"
+    with patch.object(_Change, method, lambda *_, **__: None):
+        d.cancel("a")
+    d.run(11_000)
+    assert d.delivery.groups.wrong == 1
+    (line,) = [record for record in caplog.records if record.message == "group_wrong"]
+    what = "has ended and is still in the group" if ended else "2 messages are blocked by 0, although 1 may be"
+    assert what in line.__dict__["what"]
+    if not ended:
+        d.publish("d", group="g")
+        d.run(21_000)
+        assert d.delivery.groups.wrong == 0
+
+
+def test_groups_of_purged_topics_are_passed_over() -> None:
+    d = desk()
+    for n in range(3):
+        d.put(f"t{n}", group_concurrency=1, max_attempts=3)
+        for _ in range(2):
+            d.publish("x", topic=f"t{n}", group="g")
+    d.do(commands.encode_purge("t1", SCHEDULED | READY))
+    d.run(2)
+    d.publish("y", "z", topic="t1", group="g")
+    d.delivery.groups.wake()
+    assert all(d.delivery.groups.waits_since_ms(number) for number in (1, 2, 3))

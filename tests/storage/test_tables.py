@@ -70,6 +70,9 @@ def test_layers_read_as_one_dict(steps: list[tuple]) -> None:
             name, start, end, limit = args
             wanted = [p for p in sorted(model[name].items()) if p[0] >= start and (end is None or p[0] < end)]
             assert tables.range(name, start, end, limit) == wanted[:limit]
+            later, first = [k for k in sorted(model[name]) if k >= start], tables.next_key(name, start)
+            assert first is None or first >= start
+            assert not later or (first is not None and first <= later[0])
         elif frozen is None:
             frozen = tables.freeze()
         else:

@@ -81,18 +81,8 @@ class TopicTurn:
     """One topic: its queues, its limits and its share of the hand-outs."""
 
     __slots__ = (
-        "active",
-        "any",
-        "cause",
-        "deficit",
-        "filtered",
-        "in_flight",
-        "limits",
-        "name",
-        "number",
-        "overdue_before_ms",
-        "served",
-        "turns",
+        "active", "any", "cause", "deficit", "filtered", "in_flight", "limits", "name", "number", "overdue_before_ms",
+        "served", "turns",
     )  # fmt: skip
 
     def __init__(self, name: str) -> None:

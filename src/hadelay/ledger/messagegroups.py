@@ -48,7 +48,7 @@ _NONE_BLOCKED = bytes(4)
 #: order_ms in `groupof` of a dead letter, which leaves its group until it is redriven.
 IDLE = (1 << 63) - 1
 #: Bytes that make a group's key larger than all keys of the group's rows in `groupq`.
-_BEHIND = b"\xff" * (POSITION.size + 1)
+BEHIND = b"\xff" * (POSITION.size + 1)
 
 
 class Head(NamedTuple):
@@ -141,7 +141,7 @@ class _Change:
         if room <= 0:
             return
         start = key + POSITION.pack(*group.lowest)
-        for at, place in self.tables.range(GROUPQ, start, key + _BEHIND, room):
+        for at, place in self.tables.range(GROUPQ, start, key + BEHIND, room):
             order_ms, first_id = POSITION.unpack_from(at, GROUP_KEY.size)
             head = Head(order_ms, first_id, *PLACE.unpack(place))
             insort(group.heads, head)

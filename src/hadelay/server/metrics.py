@@ -213,6 +213,12 @@ _OF_NODE: list[tuple[str, _Kind, tuple[str, ...], str, Callable[[_Scrape], Value
      lambda s: float(s.node.ledger.schedules.tzdata > zones.VERSION)),
     ("sweeper_found_messages_total", "counter", (),
      "Messages that were due and forgotten until the sweeper looked: a bug unless 0", lambda s: s.loop.sweeper_found),
+    ("oldest_blocked_age_seconds", "gauge", (),
+     "How long the message that waits longest behind the first ones of its group has been due. Leader only",
+     lambda s: s.age(s.loop.groups.waits_since_ms()) if s.node.leading else None),
+    ("groups_wrong", "gauge", (),
+     "Message groups in which blocked messages wait for nothing: a bug unless 0. Leader only",
+     lambda s: s.loop.groups.wrong if s.node.leading else None),
     ("damaged_links_total", "counter", (),
      "Index entries or records that did not match their checksum, and were mended", lambda s: s.loop.damaged_links),
     ("tag_checks_total", "counter", (),
@@ -234,6 +240,9 @@ _OF_NODE: list[tuple[str, _Kind, tuple[str, ...], str, Callable[[_Scrape], Value
     ("topic_pending_bytes", "gauge", _TOPIC, "Size of the records of what waits or is leased. Leader only", _per_topic),
     ("topic_oldest_ready_age_seconds", "gauge", _TOPIC,
      "How long the topic's message that waits longest has been due. Leader only", _per_topic),
+    ("topic_oldest_blocked_age_seconds", "gauge", _TOPIC,
+     "How long the topic's message that waits longest behind the first ones of its group has been due. Leader only",
+     _per_topic),
     ("topic_lateness_seconds", "gauge", (*_TOPIC, "quantile"),
      "Lateness of the topic's messages over the last five minutes: 0.5, 0.99, and 1 for the largest. Leader only",
      _per_topic),
@@ -385,7 +394,7 @@ class NodeMetrics:
         node, numbers, some = self._node, list(self._shown), _Topics()
         monotonic, lateness = node.runtime.monotonic, node.delivery.lateness
         columns: dict[str, dict[tuple[str, ...], float]] = {name: {} for name in _OF_TOPIC}
-        states, sizes, ages, late, published, settled = columns.values()
+        states, sizes, ages, blocked, late, published, settled = columns.values()
         others = scrape.topics.count > len(numbers)
         until = 0.0
         for start in range(0, len(numbers), _FEW):
@@ -402,6 +411,8 @@ class NodeMetrics:
                     some.add(topic, *at)
                 states |= {(name, state): count for state, count in one.states().items()}
                 ages[name,], sizes[name,], published[name,] = scrape.age(one.oldest_ms), one.bytes, one.published
+                if topic.blocked:
+                    blocked[name,] = scrape.age(scrape.loop.groups.waits_since_ms(number))
                 settled |= {(name, outcome): n for outcome, n in zip(OUTCOMES, one.settled, strict=True)}
                 if number in recent:
                     _, late[name, "0.5"], late[name, "0.99"], late[name, "1"] = recent[number]

@@ -225,13 +225,7 @@ class Tables:
     ) -> list[tuple[bytes, bytes]]:
         """Up to `limit` pairs with start ≤ key < end, ascending. Each call skips keys deleted since the last checkpoint
         one by one, so a caller that consumes a table has to start after the last consumed key."""
-        sources: list[Callable[[bytes, int], Sequence[tuple[bytes, bytes | None]]]] = []
-        for layer in self._layers():
-            sources.append(partial(layer.page, table))
-            if table in layer.dropped:
-                break
-        else:
-            sources.append(partial(self.backend.scan, table))
+        sources = self._sources(table)
         found: list[tuple[bytes, bytes]] = []
         size = limit
         while True:
@@ -254,6 +248,18 @@ class Tables:
             start = known + b"\0"
             # Read larger pages next, to skip long runs of deleted keys quickly
             size = max(size, min(4 * size, _MAX_PAGE))
+
+    def next_key(self, table: bytes, start: bytes) -> bytes | None:
+        """The first key ≥ start, even if deleted since the last checkpoint, at a cost that does not depend on these."""
+        return min((page[0][0] for source in self._sources(table) if (page := source(start, 1))), default=None)
+
+    def _sources(self, table: bytes) -> list[Callable[[bytes, int], Sequence[tuple[bytes, bytes | None]]]]:
+        sources: list[Callable[[bytes, int], Sequence[tuple[bytes, bytes | None]]]] = []
+        for layer in self._layers():
+            sources.append(partial(layer.page, table))
+            if table in layer.dropped:
+                return sources
+        return [*sources, partial(self.backend.scan, table)]
 
     def freeze(self) -> Layer:
         """Freeze the changes made so far, and return them for the backend; later changes are kept separately."""

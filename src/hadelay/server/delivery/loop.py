@@ -30,6 +30,7 @@ from hadelay.raft.ports import Done, Propose
 from hadelay.server.clustertime import ClusterClock
 from hadelay.server.delivery.bulk import BulkRunner
 from hadelay.server.delivery.grants import Grants
+from hadelay.server.delivery.groupwalk import GroupWalk
 from hadelay.server.delivery.lateness import Delays, HandoutDelays, LatenessCounts
 from hadelay.server.delivery.maintenance import LeaseExpiry, MaintenanceRunner, TtlExpiry
 from hadelay.server.delivery.modes import CommitHandout, CommitLatency, Handout, IntervalHandout
@@ -126,7 +127,7 @@ class DeliveryLoop:
         self._ttl = TtlExpiry(term)
         self._maintenance = MaintenanceRunner(term, self.config.retention)
         self._bulk = BulkRunner(term, self._reader, lambda: self._latency.smoothed_ms, self.bulk_counts)
-        self._topic_expiry = TopicExpiry(term)
+        self._topic_expiry, self.groups = TopicExpiry(term), GroupWalk(term)
         self._schedules = ScheduleRunner(term, self.has_space, self.occurrences)
         self._arm_sweeper()
         self._turn_soon()
@@ -315,6 +316,7 @@ class DeliveryLoop:
         else:
             self._arm_sweeper()
             self._topic_expiry.wake()
+            self.groups.wake()
         if core.scans.swept > before:
             log.error("messages_forgotten", extra={"found": core.scans.swept - before})
 

@@ -1,0 +1,76 @@
+"""The leader's walk over message groups with blocked messages: finds, per topic, who waits longest behind the first
+messages of a group, and groups that violate Rule G (ADR 259)."""
+
+import logging
+
+from hadelay.ledger.groupwalk import next_group, wait_of
+from hadelay.ledger.messagegroups import GROUP_KEY
+from hadelay.server.delivery.term import Term
+
+log = logging.getLogger(__name__)
+
+#: Limit of groups per step, about a millisecond, and pause between two steps of a walk, in seconds.
+_GROUPS, _PAUSE_S = 32, 0.05
+#: Limit of groups per walk that the log names.
+_NAMED = 10
+#: Stands for all topics together, in place of a topic number.
+ALL = -1
+
+
+class GroupWalk:
+    """Walks over the groups, some at a time. One object per term."""
+
+    def __init__(self, term: Term) -> None:
+        self._term, self._ledger = term, term.ledger
+        #: Topic number → key of the group in which a message waits longest, by the present walk and by the last one.
+        self._found: dict[int, bytes] = {}
+        self._before: dict[int, bytes] = {}
+        #: Number of groups that violate Rule G, by the present walk and by the last one.
+        self._wrong = self._wrong_before = 0
+        self._at, self._alarm = b"", term.alarm(self._step)
+
+    def wake(self) -> None:
+        """Called with every sweep: begin a walk unless one is under way."""
+        if not self._at:
+            self._step()
+
+    @property
+    def wrong(self) -> int:
+        """Number of groups that violate Rule G."""
+        return max(self._wrong, self._wrong_before)
+
+    def waits_since_ms(self, number: int = ALL) -> int:
+        """Unix ms since when a due message of the topic waits behind its group; 0 if none is known to wait."""
+        found = [self._since_ms(key) for walk in (self._found, self._before) if (key := walk.get(number)) is not None]
+        return min((at_ms for at_ms in found if 0 < at_ms <= self._term.now()), default=0)
+
+    def _since_ms(self, key: bytes) -> int:
+        wait = wait_of(self._ledger, key)
+        return 0 if wait is None else wait.since_ms
+
+    def _step(self) -> None:
+        for _ in range(_GROUPS):
+            key, self._at = next_group(self._ledger, self._at)
+            if key is not None:
+                self._look(key)
+            if not self._at:
+                self._before, self._found = self._found, {}
+                self._wrong_before, self._wrong = self._wrong, 0
+                return
+        self._alarm.at(self._term.runtime.monotonic() + _PAUSE_S)
+
+    def _look(self, key: bytes) -> None:
+        wait = wait_of(self._ledger, key)
+        if wait is None:
+            return
+        number, _, group = GROUP_KEY.unpack(key)
+        for each in (number, ALL):
+            best = self._found.get(each)
+            # The best group may have gone on since the walk came to it: look at it again.
+            if best is None or not 0 < self._since_ms(best) <= wait.since_ms:
+                self._found[each] = key
+        if wait.fault:
+            self._wrong += 1
+            if self._wrong <= _NAMED:
+                topic = self._ledger.topics[number].name
+                log.error("group_wrong", extra={"topic": topic, "group_hash": f"{group:016x}", "what": wait.fault})
