@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from hadelay.client import AsyncClient, AsyncMessage, Delay
 from hadelay.client.consumer import DRAIN_S
+from hadelay.client.wire import servers
 from hadelay.tasks.app import App
 from hadelay.tasks.cpu import CpuPool
 from hadelay.tasks.runner import Runner
@@ -56,9 +56,8 @@ class Hadelay:
         drain: Delay = DRAIN_S,
     ) -> None:
         if tasks is not None:
-            urls, token, ca = urls or tasks.urls, token or tasks.token, ca or tasks.ca
-        self._urls = urls or os.environ.get("HADELAY_SERVERS") or "http://127.0.0.1:8400"
-        self._token, self._ca = token, ca
+            token, ca = token or tasks.token, ca or tasks.ca
+        self._urls, self._token, self._ca = urls, token, ca
         self._tasks, self._concurrency, self._drain = tasks, concurrency, drain
         self._consumers: list[tuple[Topics, Handler, dict[str, Any]]] = []
 
@@ -77,7 +76,8 @@ class Hadelay:
     @contextlib.asynccontextmanager
     async def __call__(self, app: object) -> AsyncIterator[dict[str, AsyncClient]]:
         """The lifespan of `app`; gives the state of its requests."""
-        async with AsyncClient(self._urls, self._token, ca=self._ca) as client, contextlib.AsyncExitStack() as ends:
+        urls = servers(self._urls or (self._tasks.urls if self._tasks is not None else None))
+        async with AsyncClient(urls, self._token, ca=self._ca) as client, contextlib.AsyncExitStack() as ends:
             consumers = list(self._consumers)
             if self._tasks is not None:
                 runner = _runner(self._tasks, client)

@@ -7,6 +7,8 @@ import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import httpx
 import pytest
@@ -19,7 +21,7 @@ from hadelay.testing import LocalNode
 from tests.frameworks.servers import Server, examples
 
 SECRET = "whsec_" + "a" * 32
-SHOP, BESIDE = (text for _, text in examples("fastapi.md"))
+SHOP, BESIDE, TEST = (text for _, text in examples("fastapi.md"))
 #: Shows what is in the shop's memory.
 LOOK = """
 @app.get("/orders")
@@ -64,6 +66,18 @@ def servers(node: LocalNode, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     finally:
         for server in found.values():
             server.stop()
+
+
+@pytest.mark.filterwarnings("ignore:Using `httpx` with")  # Starlette prefers httpx2
+def test_the_shop_s_test_uses_the_node_of_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEBHOOK_SECRET", SECRET)
+    shop = ModuleType("shop")
+    monkeypatch.setitem(sys.modules, "shop", shop)
+    exec(SHOP, shop.__dict__)
+    page: dict[str, Any] = {}
+    exec(TEST, page)
+    with LocalNode() as node:
+        page["test_an_unpaid_order_is_cancelled_after_15_minutes"](node, monkeypatch)
 
 
 def test_the_shop_is_small() -> None:

@@ -3,7 +3,6 @@
 import inspect
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar, overload
 
@@ -38,8 +37,8 @@ class App:
 
         await remind.options(delay="3d").put(4711)
 
-    urls, token, ca: as of AsyncClient. Default of urls: the variable HADELAY_SERVERS, or a node on loopback. topic:
-    topic of tasks that name none.
+    urls, token, ca: as of AsyncClient. Default of urls: the variable HADELAY_SERVERS at each publish, or a node on
+    loopback. topic: topic of tasks that name none.
     """
 
     #: Order in which workers receive from `topics`.
@@ -53,17 +52,27 @@ class App:
         ca: str | None = None,
         topic: str = "tasks",
     ) -> None:
-        self.urls = servers(urls)
+        self._urls = urls
         self.token, self.ca, self.topic = token, ca, topic
         self.tasks: dict[str, Task[..., Any]] = {}
         self.around: list[Middleware] = []
         self._before_put: list[Callable[[Put], None]] = []
         self._inline: Inline | None = None
+        #: The client of all publishes, and its addresses.
+        self._client: tuple[Client, str | Sequence[str]] | None = None
 
-    @cached_property
+    @property
+    def urls(self) -> str | Sequence[str]:
+        """Addresses of nodes. A test may set HADELAY_SERVERS after it has imported the app."""
+        return servers(self._urls)
+
+    @property
     def client(self) -> Client:
         """The client of all publishes. Any thread may use it."""
-        return Client(self.urls, self.token, ca=self.ca)
+        urls = self.urls
+        if self._client is None or self._client[1] != urls:
+            self._client = Client(urls, self.token, ca=self.ca), urls
+        return self._client[0]
 
     @property
     def topics(self) -> list[str]:
