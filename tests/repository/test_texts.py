@@ -17,7 +17,7 @@ FOLDERS = ("src/hadelay", "chaos", "tests", "docs", "bench", "cluster", "tools")
 #: Cited names of files that a program writes, or that belong to another project.
 ELSEWHERE = {
     "__init__.py", "job.py", "opt/job.py", "pyarrow.py", "report.md", "google_crc32c/__init__.py", "buy.py",
-    "shop/tasks.py", "shop/orders.py", "shop/waiting.py",
+    "shop/tasks.py", "shop/orders.py", "shop/waiting.py", "test_shop.py", "test_reminders.py",
 }  # fmt: skip
 CITED_FILE = re.compile(r"[\w./-]*[\w-]\.(?:py|md)\b")
 #: "architecture §4", "row 13": sections and rows of pages that are not in this repository.
