@@ -20,7 +20,7 @@ app.conf.update(
     task_reject_on_worker_lost=True,
     worker_prefetch_multiplier=1,
     broker_connection_retry_on_startup=True,
-    broker_transport_options={"lease": 3},
+    broker_transport_options={"lease": 2},
 )
 
 

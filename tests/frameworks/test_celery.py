@@ -187,8 +187,8 @@ def test_a_waiting_reader_sees_a_new_state_at_once(one: Shop) -> None:
 
 
 def test_a_late_ack_is_extended_and_survives_a_warm_shutdown(one: Shop) -> None:
-    """The last test with this worker: it ends the worker while a task runs longer than its lease of 3 s."""
-    one.send("long", 1, 4)
+    """The last test with this worker: it ends the worker while a task runs longer than its lease of 2 s."""
+    one.send("long", 1, 3)
     until(lambda: one.lines("begin"), "the task runs")
     (worker,) = one.running.workers
     worker.terminate()
@@ -247,11 +247,11 @@ def test_two_beats_send_each_occasion_once_and_none_is_needed(shop: Shop) -> Non
 
 def test_the_page(shop: Shop, tmp_path: Path) -> None:
     write_page("celery.md", tmp_path, shop.running.cluster)
-    shop.worker("page", app="shop", cwd=tmp_path, pool="solo")
+    shop.begin("worker", "-P", "solo", "-l", "INFO", app="shop", cwd=tmp_path)
+    shop.begin("beat", "-S", "hadelay.celery:Scheduler", "-l", "INFO", app="timetable", cwd=tmp_path)
     publish = [sys.executable, "publish.py"]
     done = subprocess.run(publish, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60)
     assert done.stdout == "reminded the customer of order 4711\n", done.stderr
-    shop.begin("beat", "-S", "hadelay.celery:Scheduler", "-l", "INFO", app="timetable", cwd=tmp_path)
     until(lambda: len(list(shop.client.schedules("shop.celery.shop."))) == 2, "beat stored the schedules")
     morning = shop.client.schedule("shop.celery.shop.morning")
     assert (morning.cron, morning.timezone) == ("0 9 * * 1,2,3,4,5", "Europe/Vienna")

@@ -18,13 +18,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from celery import Celery
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 from kombu.exceptions import ChannelError, OperationalError
 
 import hadelay.celery  # noqa: F401
 from chaos.freeports import free_ports
-from hadelay import Client
+from hadelay import AsyncClient, Client
 from hadelay.celery.address import address_of, masked
+from hadelay.errors import Forbidden
 from tests.system.cluster import Cluster, environment, until
 
 
@@ -246,3 +248,25 @@ def test_times(connection: Connection, queue: Queue) -> None:
     with pytest.raises(simple.Empty):
         simple.get(timeout=0.1)
     simple.close()
+
+
+def test_a_revoke_that_the_token_forbids_reaches_the_workers(
+    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def forbidden(*_: object, **__: object) -> None:
+        raise Forbidden("the scope read is missing")
+
+    monkeypatch.setattr(AsyncClient, "topics", forbidden)
+    app = Celery("revoke", broker=url, set_as_current=False)
+    got: list[Any] = []
+    mailbox = Queue(f"worker-{uuid.uuid4().hex}", Exchange("celery.pidbox", "fanout"), auto_delete=True)
+    with (
+        Connection(url) as worker,
+        Consumer(worker, [mailbox], callbacks=[lambda body, _: got.append(body)], no_ack=True),
+    ):
+        app.control.revoke("a-task")
+        drained(worker, got, 1)
+    assert got[0]["method"] == "revoke"
+    assert "a-task" in got[0]["arguments"]["task_id"]
+    assert "the scope read is missing" in caplog.text
+    app.close()

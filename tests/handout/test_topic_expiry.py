@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+
+import pytest
+
 from hadelay.codec import commands
 from hadelay.codec.commandtypes import Command
 from tests.handout.desk import Desk
@@ -21,7 +25,8 @@ def exist(desk: Desk, *names: str) -> list[bool]:
     return [desk.ledger.topic(name) is not None for name in names]
 
 
-def test_an_unused_topic_ends_and_a_polled_one_stays() -> None:
+def test_an_unused_topic_ends_and_a_polled_one_stays(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     desk = brief("polled", "unused", "full")
     desk.publish("a", topic="full")
     desk.consume("polled")
@@ -29,6 +34,8 @@ def test_an_unused_topic_ends_and_a_polled_one_stays() -> None:
     assert exist(desk, "polled", "unused", "full") == [True, True, True]
     desk.run_to(10 * MINUTE)
     assert exist(desk, "polled", "unused", "full") == [True, False, True]
+    (told,) = [record.__dict__ for record in caplog.records if record.message == "topics_expired"]
+    assert (told["count"], told["topics"]) == (1, ["unused"])
     # Apply is told of polls now and then, and otherwise nothing is proposed.
     assert 10 < desk.kinds().count(Command.TOPIC_EXPIRY) <= 81
 

@@ -108,6 +108,18 @@ def test_another_body_or_secret_is_refused() -> None:
         verify({"webhook-id": "0ABC", "webhook-timestamp": "1"}, b"body", SECRET)
 
 
+def test_the_parts_of_a_call_cannot_be_divided_in_another_way() -> None:
+    now = int(time.time())
+    genuine = {"webhook-id": "0ABC", "webhook-timestamp": str(now)}
+    genuine["webhook-signature"] = signature([key_of(SECRET)], "0ABC", now, f"{now}.rest".encode())
+    assert verify(genuine, f"{now}.rest".encode(), SECRET) == "0ABC"
+    with pytest.raises(VerificationError, match="is not the id of a message or an alert"):
+        verify({**genuine, "webhook-id": f"0ABC.{now}"}, b"rest", SECRET)
+    alert = "dead-mails.eu-1-0-7"
+    headers = {**genuine, "webhook-id": alert, "webhook-signature": signature([key_of(SECRET)], alert, now, b"{}")}
+    assert verify(headers, b"{}", SECRET) == alert
+
+
 def test_a_call_of_another_time_is_refused() -> None:
     assert verify(signed([SECRET], age_s=290), b"body", SECRET)
     assert verify(signed([SECRET], age_s=-290), b"body", SECRET)

@@ -229,20 +229,32 @@ class Channel(virtual.Channel):
         if command.get("method") != "revoke":
             return
         ids = command["arguments"]["task_id"]
-        for task in wait(self._cancelled([ids] if isinstance(ids, str) else list(ids))):
+        try:
+            cancelled, refused = wait(self._cancelled([ids] if isinstance(ids, str) else list(ids)))
+        except Forbidden as error:
+            cancelled, refused = [], error
+        if refused is not None:
+            log.warning("the token may not cancel every revoked task; workers drop the others: %s", refused)
+        for task in cancelled:
             current_app.backend.mark_as_revoked(task, "revoked")
 
-    async def _cancelled(self, tasks: Iterable[str]) -> list[str]:
-        """Cancel tasks in all queues; returns the cancelled ones: those that no worker had."""
+    async def _cancelled(self, tasks: Iterable[str]) -> tuple[list[str], Forbidden | None]:
+        """Cancel tasks in all queues. Returns the cancelled ones, those that no worker had, and the last refusal of
+        the token. Raises Forbidden if the token may not list the topics."""
         client, prefix = self.connection.cluster._async(), self.connection.address.prefix
         turn = asyncio.Semaphore(_CANCELS)
-        cancelled = []
+        cancelled, refused = list[str](), None
 
         async def cancel(topic: str, task: str, retries: int) -> None:
+            nonlocal refused
             async with turn:
-                with suppress(NotFound, Conflict):
+                try:
                     await client.cancel(topic=topic, key=key_of(task, retries))
                     cancelled.append(task)
+                except Forbidden as error:
+                    refused = error
+                except (NotFound, Conflict):
+                    pass
 
         topics = [
             topic.topic
@@ -250,7 +262,7 @@ class Channel(virtual.Channel):
             if topic.scheduled + topic.ready and not topic.topic.startswith(f"{prefix}celery-")
         ]
         await asyncio.gather(*(cancel(*one) for one in itertools.product(topics, tasks, (0, 1))))
-        return cancelled
+        return cancelled, refused
 
     # Consuming.
 

@@ -1,6 +1,8 @@
 """Ends topics that nobody has used for their `expires_after`: the leader looks, and apply decides."""
 
+import logging
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -11,6 +13,10 @@ from hadelay.ledger.topicexpiry import ends_at_ms, is_empty, is_needed, routes
 from hadelay.ledger.topics import TopicState
 from hadelay.server.delivery.term import Term
 
+log = logging.getLogger("hadelay")
+
+#: Limit of topics that a line of the log names.
+_NAMED = 20
 #: Interval of the looks, in seconds, and limit of topics per look.
 _LOOK_S, _TOPICS = 5.0, 10_000
 #: Time in ms, from the beginning of a term, in which no topic ends: consumers need time to ask the new leader.
@@ -50,11 +56,14 @@ class TopicExpiry:
         rows = [*islice(self._used(), MAX_ROWS)]
         rows += islice(self._unused(), MAX_ROWS - len(rows))
         if rows:
-            self._term.propose_behind(encode_topic_expiry(rows), self._told)
+            self._term.propose_behind(encode_topic_expiry(rows), partial(self._told, rows))
         else:
             self._rest()
 
-    def _told(self, result: Any, error: HadelayError | None) -> None:
+    def _told(self, rows: list[tuple[int, int, int, int]], result: Any, error: HadelayError | None) -> None:
+        asked = [self._ledger.topics[number] for number, _, ends, _ in rows if ends and error is None]
+        if names := [topic.name for topic in asked if not topic.exists]:
+            log.info("topics_expired", extra={"count": len(names), "topics": names[:_NAMED]})
         self._rest()
 
     def _used(self) -> list[tuple[int, int, int, int]]:
