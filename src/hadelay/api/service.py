@@ -88,9 +88,9 @@ class Histogram(Struct):
     def of(cls, bounds: Sequence[float]) -> Histogram:
         return cls(bounds, [0] * (len(bounds) + 1))
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
 
 
 class Family(NamedTuple):

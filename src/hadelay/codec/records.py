@@ -42,17 +42,17 @@ def check_header(data: bytes) -> str | None:
     """Problem of a record's header; None if it is valid."""
     if len(data) < RECORD_SIZE:
         return "the record's header is cut off"
-    magic, version, *_, header_crc = _HEADER.unpack_from(data)
-    if masked(crc32c(data[:RECORD_CRC_AT])) != header_crc or magic != RECORD_MAGIC:
+    header = _HEADER.unpack_from(data)
+    if masked(crc32c(data[:RECORD_CRC_AT])) != header[-1] or header[0] != RECORD_MAGIC:
         return "the record's header CRC is wrong"
-    return f"the record has version {version}, newer than this program" if version > RECORD_VERSION else None
+    return f"the record has version {header[1]}, newer than this program" if header[1] > RECORD_VERSION else None
 
 
 def check_record(data: bytes, size: int | None = None) -> str | None:
     """Problem of the record at the start of `data`; None if it is valid. size: expected length in bytes."""
     if what := check_header(data):
         return what
-    _, _, _, meta_size, body_size, *_, payload_crc, _ = _HEADER.unpack_from(data)
+    _, _, _, meta_size, body_size, _, _, _, _, payload_crc, _ = _HEADER.unpack_from(data)
     whole = RECORD_SIZE + meta_size + body_size
     if len(data) < whole or size not in (None, whole):
         return "the record is cut off"

@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 AHEAD_S = 2.0
 #: Limit of the gap between two records that are read ahead as one span, in bytes.
 _GAP = 32 << 10
+#: Size from which a read of several records from memory is not extended, in bytes.
+_SPAN = 64 << 10
 #: Number of records not found in memory after which a thread reads all remaining records from the disk.
 _MISSES = 32
 #: Names of the threads that read for hand-outs and for lists. Leases run while a hand-out is read, so hand-outs do not
@@ -145,15 +147,22 @@ class VerifiedReader:
         return found
 
     def _cached(self, extents: list[Extent]) -> list[bytes | None]:
-        """The records that are in memory, not verified; None for the others. Stops after `_MISSES` misses, because a
-        miss costs the loop more than a hit."""
-        hours, misses = self._replica.storage.hours, 0
+        """The records that are in memory, not verified, adjacent records in one read; None for the others. Stops after
+        `_MISSES` misses, because a miss costs the loop more than a hit."""
+        cached, misses, at = self._replica.storage.hours.cached_record, 0, 0
         found: list[bytes | None] = [None] * len(extents)
-        for at, extent in enumerate(extents):
-            found[at] = hours.cached_record(*extent)
-            misses += found[at] is None
-            if misses == _MISSES:
-                break
+        while at < len(extents) and misses < _MISSES:
+            hour, start, size = extents[at]
+            last, end = at + 1, start + size
+            while last < len(extents) and extents[last][:2] == (hour, end) and end - start < _SPAN:
+                end += extents[last].size
+                last += 1
+            if (span := cached(hour, start, end - start)) is None:
+                last, span = at + 1, cached(hour, start, size)
+            misses += span is None
+            if span is not None:
+                found[at:last] = [span[at - start : at - start + size] for _, at, size in extents[at:last]]
+            at = last
         self.counts["memory"] += len(found) - found.count(None)
         return found
 

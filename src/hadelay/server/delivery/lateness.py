@@ -151,7 +151,7 @@ class HandoutDelays:
         self.histogram = Histogram.of(_HANDOUT_DELAYS_S)
         #: (term, number) of a grant → for each of its messages, cluster time at which the answer was written; 0: not
         #: yet.
-        self._at: dict[tuple[int, int], NDArray[np.int64]] = {}
+        self._at: dict[tuple[int, int], list[int]] = {}
 
     def forget(self) -> None:
         self._at.clear()
@@ -160,19 +160,15 @@ class HandoutDelays:
         self, ledger: Ledger, key: tuple[int, int], positions: NDArray[np.integer], due_ms: int, now_ms: int
     ) -> None:
         """Note that the messages at `positions` of the grant `key` were handed out. due_ms: their latest due time."""
-        size = int(positions.max()) + 1
-        known = self._at.get(key)
-        if known is None or len(known) < size:
-            self._at[key] = np.zeros(size, np.int64)
-            if known is not None:
-                self._at[key][: len(known)] = known
-        self._at[key][positions] = now_ms
+        known = self._at.setdefault(key, [])
+        known.extend([0] * (int(positions.max()) + 1 - len(known)))
+        for position in positions.tolist():
+            known[position] = now_ms
         grant = ledger.grants.get(key)
         if grant is not None:
             # A message granted ahead of its due time was not handed out before that time.
             waited_ms = max(0, now_ms - max(grant.granted_at_ms, due_ms))
-            for _ in range(len(positions)):
-                self.histogram.observe(waited_ms / 1000)
+            self.histogram.observe(waited_ms / 1000, len(positions))
         if len(self._at) > 2 * len(ledger.grants) + _SPARE:
             self._at = {key: at for key, at in self._at.items() if key in ledger.grants}
 
@@ -186,11 +182,12 @@ class HandoutDelays:
             return command
         delays = np.full(len(leases), NONE32, np.uint32)
         terms, seqs, positions = leases["term"].tolist(), leases["seq"].tolist(), leases["pos"].tolist()
-        for n, key in enumerate(zip(terms, seqs, strict=True)):
-            at, grant = self._at.get(key), ledger.grants.get(key)
-            if at is not None and positions[n] < len(at) and at[positions[n]]:
+        for n, (key, position) in enumerate(zip(zip(terms, seqs, strict=True), positions, strict=True)):
+            at = self._at.get(key)
+            if at is not None and position < len(at) and at[position]:
+                grant = ledger.grants.get(key)
                 # Interval mode hands out before the commit: the grant may not be applied yet.
-                delay_ms = 0 if grant is None else int(at[positions[n]]) - grant.granted_at_ms
+                delay_ms = 0 if grant is None else at[position] - grant.granted_at_ms
                 delays[n] = min(max(0, delay_ms), NONE32 - 1)
         return command if (delays == NONE32).all() else encode_settle(settlement, delays, *sections)
 
