@@ -30,5 +30,7 @@ CALLBACKS_LEVEL = 5
 UNIQUE_LEVEL = 5
 #: Feature level from which topics may have `expires_after` (ADR 257).
 EXPIRY_LEVEL = 5
+#: Feature level from which a SCHEDULE_PUT changes nothing if another node has put the same schedule.
+SAME_PUT_LEVEL = 5
 #: Feature level of a new cluster, whatever its first nodes support: their versions may differ.
 FIRST_LEVEL = 1

@@ -17,16 +17,16 @@ from hadelay.ledger.describe import describe
 from hadelay.model import Draft, encode_id
 from hadelay.settings.cluster import Settings
 from hadelay.timing import plan
-from hadelay.version import SCHEDULER_LEVEL
+from hadelay.version import SAME_PUT_LEVEL, SCHEDULER_LEVEL
 from tests.ledger.world import START_MS, World
 
 AHEAD_MS = 10_000
 SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
 
 
-def stored(spec: Spec, body: bytes = b"x", name: str = "s", creator: str = "me") -> Stored:
+def stored(spec: Spec, body: bytes = b"x", name: str = "s", creator: str = "me", node: str = "n1") -> Stored:
     meta = schedules.template_meta(pack(Meta(sch=name)))
-    return Stored(creator, spec, encode_publish("n1", [Draft(spec.topic, 0, True, 0, 0, meta, body)]))
+    return Stored(creator, spec, encode_publish(node, [Draft(spec.topic, 0, True, 0, 0, meta, body)]))
 
 
 def every(seconds: float = 1, **more: Any) -> Spec:
@@ -230,6 +230,19 @@ def test_a_put_whose_answer_was_lost_may_be_repeated(world: Owner) -> None:
     assert world.put(every(), expected=0).code == "schedule_changed"
     world.one(schedules.encode_state("s", True))
     assert world.put(every(2), expected=1).code == "schedule_changed"  # somebody changed the schedule since then
+
+
+@pytest.mark.parametrize("expected", [ANY_VERSION, 0])
+def test_two_first_puts_at_two_nodes_are_one(expected: int) -> None:
+    """Each node encoded its message before it had applied the command of the other."""
+    for level in (SAME_PUT_LEVEL - 1, SAME_PUT_LEVEL):
+        world = Owner(level=level)
+        assert world.put(every(), expected=expected) == Done()
+        before = world.state()
+        again = world.one(schedules.encode_put("s", expected, 0, stored(every(), node="n2")))
+        assert (again == Done(False) and world.state() == before) is (level == SAME_PUT_LEVEL)
+        other = world.one(schedules.encode_put("s", ANY_VERSION, 0, stored(every(), b"other", node="n2")))
+        assert other == Done()
 
 
 def test_a_pause_makes_nothing_and_leaves_its_time_out(world: Owner) -> None:

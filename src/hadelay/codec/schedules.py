@@ -314,6 +314,12 @@ def _decode_put(reader: WireReader) -> Put:
     return Put(name, expected, paused, stored, decode_template(stored.template))
 
 
+def same_message(a: bytes, b: bytes) -> bool:
+    """Whether two templates contain the same message, even if different nodes encoded them."""
+    one, other = decode_template(a), decode_template(b)
+    return bool(one.rows == other.rows) and one.blob == other.blob and one.topics == other.topics
+
+
 def decode_template(template: bytes) -> Publish:
     """Decode a template, which is a PUBLISH of one message. Raises Malformed unless its meta ends with the field
     `oc`."""

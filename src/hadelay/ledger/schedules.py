@@ -40,6 +40,7 @@ from hadelay.codec.schedules import (
     Spec,
     State,
     Stored,
+    same_message,
 )
 from hadelay.ledger import idempotency, topicchanges
 from hadelay.ledger.changes import MAX_MOVED_BYTES
@@ -50,6 +51,7 @@ from hadelay.ledger.state import Ledger
 from hadelay.ledger.transitions import FLAG_WAS_DUE, Leaving, settle
 from hadelay.model import NEVER_MS, Event, encode_id
 from hadelay.model import State as MessageState
+from hadelay.version import SAME_PUT_LEVEL
 
 SCHED, STATE, AGENDA, OF_TOPIC = b"sched", b"schedst", b"schednext", b"schedof"
 #: Limits: schedules of a cluster; bytes of all their templates (messages to publish); schedules that one deletion of a
@@ -131,10 +133,9 @@ def apply_put(ledger: Ledger, command: Put) -> Done | Refused:
     pause = PAUSED if command.paused == PAUSE else 0
     if command.paused == KEEP_PAUSE and before is not None:
         pause = before.flags & (PAUSED | HELD)
-    if found is not None and before is not None:
-        same = found.stored.spec == new.spec and found.stored.template == new.template
-        if same and pause == before.flags & (PAUSED | HELD):
-            return Done(False)
+    unchanged = before is not None and pause == before.flags & (PAUSED | HELD)
+    if found is not None and unchanged and _same(ledger, found.stored, new):
+        return Done(False)
     ledger.tables.put(SCHED, name.encode(), new.pack())
     _count_put(ledger, name, found, new)
     if found is None or before is None:
@@ -149,11 +150,23 @@ def apply_put(ledger: Ledger, command: Put) -> Done | Refused:
     return Done()
 
 
+def _same(ledger: Ledger, one: Stored, other: Stored) -> bool:
+    """Whether two PUTs of a schedule say the same. A template has the name of the node that encoded the message."""
+    if one.spec != other.spec or one.template == other.template:
+        return one.spec == other.spec
+    return ledger.level >= SAME_PUT_LEVEL and same_message(one.template, other.template)
+
+
 def _refusal(ledger: Ledger, command: Put, found: Found | None) -> Refused | None:
     template, topic = command.stored.template, command.stored.spec.topic
     version = 0 if found is None else found.state.version
     # A repetition of the last PUT, whose answer was lost, changes nothing.
-    repeats = found is not None and found.stored == command.stored and _following(command.expected) == version
+    repeats = (
+        found is not None
+        and found.stored.creator == command.stored.creator
+        and _same(ledger, found.stored, command.stored)
+        and _following(command.expected) == version
+    )
     if command.expected not in (ANY_VERSION, version) and not repeats:
         return Refused("schedule_changed", f"schedule {command.name!r} has version {version}, not {command.expected}")
     if command.publish.topics != [topic] or int(command.publish.rows["body_size"][0]) > MAX_TEMPLATE_BYTES:

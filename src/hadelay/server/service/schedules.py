@@ -64,7 +64,7 @@ class ScheduleService(Service):
         if found is None or found.stored.spec != spec:
             # In a thread: computing the next time of a rare pattern may take some ms.
             await self._in_thread(lambda: plan.check(spec, self._node.now_ms()))
-        if found is not None and _same_message(found.stored.template, template):
+        if found is not None and codec.same_message(found.stored.template, template):
             template = found.stored.template
         command = codec.encode_put(
             name, ANY_VERSION if version is None else version,
@@ -220,12 +220,6 @@ class ScheduleService(Service):
 
 def _clock_changes(spec: Spec, after_ms: int) -> list[str]:
     return [] if spec.cron is None else cron.clock_changes(cron.parse(spec.cron, spec.timezone), after_ms)
-
-
-def _same_message(a: bytes, b: bytes) -> bool:
-    """Whether two templates contain the same message, even if different nodes encoded them."""
-    one, other = codec.decode_template(a), codec.decode_template(b)
-    return bool(one.rows == other.rows) and one.blob == other.blob and one.topics == other.topics
 
 
 def _until(times: Iterator[int], end_ms: int) -> Iterator[int]:
