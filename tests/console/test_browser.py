@@ -65,6 +65,7 @@ def test_a_page_is_small_accessible_and_fits(
     with opened(chromium, cluster.urls["n1"]) as page:
         for size in (WIDE, NARROW):
             page.set_viewport_size(size)
+            page.goto("/livez")
             page.goto(PATHS[name].format(**ids), wait_until="load")
             if size is WIDE:
                 kib, paint_ms = first_paint(page)
@@ -76,6 +77,8 @@ def test_a_page_is_small_accessible_and_fits(
             if PATHS[name].endswith("/reminders"):
                 assert page.locator("#consumers .checks li").count() > 0, "the health of the topic's webhook"
             assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, size
+            cut = "[...document.querySelectorAll('.card.flush')].map((one) => one.scrollWidth - one.clientWidth)"
+            assert sum(page.evaluate(cut)) == 0, "a table is cut off"
             page.evaluate(axe)
             for scheme in ("light", "dark") if size is WIDE or PICTURES else ("light",):
                 page.emulate_media(color_scheme=scheme)

@@ -282,9 +282,42 @@ def test_looking_at_a_topic_leases_nothing(node: Cluster, browser: Browser) -> N
     until(lambda: node.topic("n1", "peeked")["ready"] == 1, "it is ready")
     browser.go("/console/topics/peeked")
     assert "No consumer has asked for this topic" in browser.text
-    assert len(node.receive("n1", "peeked", consumer="worker-7", wait="5s")) == 1
+    leases = node.receive("n1", "peeked", consumer="worker-7", wait="5s")
+    assert len(leases) == 1
     browser.go("/console/topics/peeked")
-    assert re.search(r"worker-7 \S+ m?s ago 1 ", browser.text), browser.text
+    assert re.search(r"worker-7 \S+ m?s ago 1 0 ", browser.text), browser.text
+    node.settle("n1", "ack", leases)
+    node.publish_many("n1", "peeked", ["x"] * 3)
+    until(lambda: node.topic("n1", "peeked")["ready"] == 3, "they are ready")
+    node.settle("n1", "ack", node.receive("n1", "peeked", max=3, consumer="worker-8", wait="5s"))
+    browser.go("/console/topics/peeked")
+    assert re.search(r"worker-8 \S+ m?s ago 0 3 ", browser.text), browser.text
+    assert re.search(r"worker-7 \S+ m?s ago 0 1 ", browser.text), browser.text
+
+
+def test_groups_of_dead_letters_are_of_more_than_the_page_lists(node: Cluster, browser: Browser) -> None:
+    node.ask("n1", "PUT", "/v1/topics/many-dead", {"max_attempts": 1})
+    node.publish_many("n1", "many-dead", ["x"] * 1_100)
+    for number in (150, 900, 50):
+        left = number
+        while left:
+            found = node.receive("n1", "many-dead", max=left, wait="5s")
+            node.settle("n1", "nack", found, reason=f"first {number}" if number == 150 else "later")
+            left -= len(found)
+    page = browser.go("/console/topics/many-dead/dead")
+    assert "by the last error of the first 1,000 of 1,100" in browser.text
+    assert "later 850" in browser.text
+    assert "first # 150" in browser.text
+    assert page.count('type="checkbox"') == 200
+    following = re.search(r'href="([^"]*after=[0-9a-f]{32})">Next page', page)
+    assert following is not None
+    page = browser.go(following[1])
+    assert "by the last error of the next 900 of 1,100" in browser.text
+    page = browser.go("/console/topics/many-dead/dead?error=later")
+    assert page.count('type="checkbox"') == 850
+    following = re.search(r'href="([^"]*after=[0-9a-f]{32})">Next page', page)
+    assert following is not None
+    assert browser.go(following[1]).count('type="checkbox"') == 100
 
 
 def test_wrong_addresses_are_pages_too(browser: Browser) -> None:

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from functools import partial
 from typing import Any
 
 from hadelay.api.messages import DeadLetter
@@ -13,8 +14,8 @@ from hadelay.model import MAX_RATE
 
 pages = Pages()
 
-#: Number of dead letters per page; each page groups its own letters by error.
-PAGE = 200
+#: Number of dead letters that a page lists, and number that it groups by error: as many as one request redrives.
+PAGE, GROUPED = 200, 1_000
 #: Limit of topics on the page of topics with dead letters.
 _TOPICS = 100
 _CURSOR = re.compile(r"[0-9a-f]{32}")
@@ -37,16 +38,19 @@ async def letters(visit: Visit) -> Answer:
     cursor, wanted = visit.query.get("after", ""), visit.query.get("error")
     if cursor and not _CURSOR.fullmatch(cursor):
         raise BadRequest("after: expected a value from a link of this page")
-    found, after = await visit.service.messages.dead_letters(
-        visit.topic, bytes.fromhex(cursor), PAGE, body=False, stale=visit.stale
-    )
-    groups = group(found)
-    shown = found if wanted is None else [letter for letter in found if error_of(letter) == wanted]
+    read = partial(visit.service.messages.dead_letters, visit.topic, body=False, stale=visit.stale)
+    found, after = await read(bytes.fromhex(cursor), PAGE)
+    shown, end = found, after
+    if end is not None:
+        more, end = await read(end, GROUPED - PAGE)
+        found = found + more
+    if wanted is not None:
+        shown, after = [letter for letter in found if error_of(letter) == wanted], end
     topic = await visit.service.topics.get_topic(visit.topic, stale=visit.stale)
     visit.site.sampler.looked_at(visit.topic)
     values: dict[str, Any] = {
-        "topic": topic, "letters": shown, "groups": groups, "wanted": wanted, "cursor": cursor, "read": len(found),
-        "after": "" if after is None else after.hex(), "error_of": error_of,
+        "topic": topic, "letters": shown, "groups": group(found), "wanted": wanted, "cursor": cursor,
+        "read": len(found), "after": "" if after is None else after.hex(), "error_of": error_of,
     }  # fmt: skip
     return visit.page("dead_topic.html", active="dead", title=f"Dead letters of {visit.topic}", **values)
 
@@ -79,8 +83,8 @@ async def redrive(visit: Visit) -> Answer:
     ids = [parse_id(text) for field in visit.texts("id") for text in field.split()]
     if not ids:
         raise BadRequest("choose at least one letter")
-    if len(ids) > 1_000:
-        raise BadRequest(f"{len(ids)} letters; at most 1000 at once")
+    if len(ids) > GROUPED:
+        raise BadRequest(f"{len(ids)} letters; at most {GROUPED} at once")
     outcomes = Counter(await visit.service.messages.redrive(visit.topic, list(dict.fromkeys(ids)), visit.actor))
     done = outcomes.pop("redriven", 0)
     rest = "".join(f"; {number} not: {outcome.replace('_', ' ')}" for outcome, number in outcomes.items())

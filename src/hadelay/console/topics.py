@@ -109,12 +109,18 @@ def live(visit: Visit) -> tuple[str, Any]:
 
 
 async def consumers(visit: Visit, topic: Topic[str]) -> dict[str, Any]:
-    """Consumers of the topic: those that recently sent a receive, and those that have leased messages."""
+    """Consumers of the topic: those that recently sent a receive, that have leased messages, or acked in the last
+    minute."""
     holders, complete = await visit.service.overview.holders(topic.topic)
-    rows = {consumer.name: {"name": consumer.name, "asked_at": consumer.asked_at} for consumer in topic.consumers or ()}
+    rows: dict[str, dict[str, Any]] = {
+        one.name: {"name": one.name, "asked_at": one.asked_at} for one in topic.consumers or ()
+    }
     for holder in holders[:50]:
-        row: dict[str, Any] = rows.setdefault(holder.consumer, {"name": holder.consumer})
+        row = rows.setdefault(holder.consumer, {"name": holder.consumer})
         row |= {"leased": holder.leased, "since_ms": holder.since_ms}
+    acks = sorted(visit.service.overview.acks(topic.topic).items(), key=lambda item: -item[1])
+    for consumer, number in acks[:50]:
+        rows.setdefault(consumer, {"name": consumer})["acked"] = number
     minute = visit.site.sampler.per_minute(topic.topic)
     return {
         "consumers": list(rows.values()), "all_grants": complete, "now_ms": visit.service.access.now_ms(),

@@ -17,7 +17,7 @@
       if (value < 60000) return `${(value / 1000).toFixed(1)} s`;
       return value < 3600000 ? `${(value / 60000).toFixed(1)} min` : `${(value / 3600000).toFixed(1)} h`;
     }
-    const text = Math.abs(value) >= 1e6 ? `${(value / 1e6).toPrecision(3)} M` : Math.abs(value) >= 1e4 ? `${(value / 1e3).toPrecision(3)} k` : String(Math.round(value * 10) / 10);
+    const text = Math.abs(value) >= 1e6 ? `${(value / 1e6).toPrecision(3)} M` : Math.abs(value) >= 1e4 ? `${(value / 1e3).toPrecision(3)} k` : String(Math.abs(value) < 1 ? Math.round(value * 100) / 100 : Math.round(value * 10) / 10);
     return text + (unit ? " " + unit : "");
   }
 
@@ -31,11 +31,14 @@
     });
   }
 
+  // Steps of an axis of whole things, such as messages: half a message is no mark.
+  const WHOLE = [1, 2, 5].flatMap((first) => [...Array(13).keys()].map((power) => first * 10 ** power)).sort((a, b) => a - b);
+
   function axes(unit) {
     const ink = css("--muted"), line = css("--line"), font = "12px system-ui, sans-serif";
     return [
       { stroke: ink, grid: { show: false }, ticks: { stroke: line, width: 1, size: 4 }, font, space: 64, size: 34, values: times },
-      { stroke: ink, grid: { stroke: line, width: 1 }, ticks: { show: false }, font, size: 62, values: (_, ticks) => ticks.map((v) => written(v, unit)) },
+      { stroke: ink, grid: { stroke: line, width: 1 }, ticks: { show: false }, font, size: 62, ...(unit ? {} : { incrs: WHOLE }), values: (_, ticks) => ticks.map((v) => written(v, unit)) },
     ];
   }
 
@@ -131,7 +134,7 @@
       this.chart = new uPlot({
         width: this.place.clientWidth, height: this.place.clientHeight, tzDate: utc, legend: { show: false },
         cursor: { y: false, points: { show: false }, drag: { x: true, y: false, setScale: false } },
-        scales: { x: { time: true, range: () => [this.from / 1000, Math.max(this.to / 1000, at[at.length - 1] + step)] }, y: { range: (_, low, high) => [0, Math.max(high * 1.1, 1)] } },
+        scales: { x: { time: true, range: () => [Math.min(this.from / 1000, at[0]), Math.max(this.to / 1000, at[at.length - 1] + step)] }, y: { range: (_, low, high) => [0, Math.max(high * 1.1, 1)] } },
         axes: axes(""),
         series: [{}, { stroke: COLOURS[0], fill: COLOURS[0] + "aa", width: 1, paths: uPlot.paths.bars({ size: [0.85, 40], align: 1 }), points: { show: false } }],
         hooks: {

@@ -4,6 +4,7 @@ All work over many topics, grants or hours is done in slices, and each answer ha
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping
 from heapq import nsmallest
 from typing import Any, NamedTuple
@@ -12,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hadelay.api.topics import Topic
-from hadelay.codec.formats import TOPIC
+from hadelay.codec.formats import CONSUMER, TOPIC, Rows
 from hadelay.ledger.topics import TopicState
-from hadelay.model import DEAD_HOURS, Event, hour_name
+from hadelay.model import DEAD_HOURS, NONE32, Event, hour_name
 from hadelay.server.node import Node
 from hadelay.server.service.archive import ArchiveService
 from hadelay.server.service.part import Service
@@ -26,6 +27,9 @@ from hadelay.server.webhooks.queues import Health
 _TOPICS_AT_ONCE, _GRANTS_AT_ONCE = 1_000, 200
 #: Limit of grants that are searched for the leases of one topic.
 _MOST_GRANTS = 20_000
+#: Of acks per consumer: hours whose logs are searched, the running one included; limit of events per log; and the time
+#: searched, in ms.
+_ACK_HOURS, _MOST_EVENTS, _ACKS_MS = 24, 20_000, 60_000
 #: p99 of the lateness from which on a topic counts as late, in ms.
 LATE_MS = 1_000
 #: Smallest age, in ms, of the oldest ready message with which a topic counts as idle, if nothing was handed out.
@@ -206,6 +210,28 @@ class Overview(Service):
                 found[grant.consumer] = before + held, min(since_ms, grant.granted_at_ms)
         holders = [Holder(consumer, leased, since_ms) for consumer, (leased, since_ms) in found.items()]
         return sorted(holders, key=lambda holder: (-holder.leased, holder.consumer)), len(grants) <= _MOST_GRANTS
+
+    def acks(self, name: str) -> dict[str, int]:
+        """Consumer → its acks of a topic per minute, by the last minute of the dispatch logs: of messages that fell due
+        in the last 24 hours. Where a log has too many events, those of a shorter time count, per minute."""
+        node = self._node
+        topic, store = self._topic(name), node.storage.hours
+        now_ms = node.now_ms() if node.clock.ready else node.ledger.now_ms
+        since_ms, found = now_ms - _ACKS_MS, list[tuple[int, Rows]]()
+        for hour in range(node.ledger.now_hour - _ACK_HOURS + 1, node.ledger.now_hour + 1):
+            count = store.event_count(hour)
+            if count and store.events(hour, slice(count - 1, count), verify=False)["at_ms"][0] > since_ms:
+                events = store.events(hour, slice(max(0, count - _MOST_EVENTS), count), verify=False)
+                if len(events) == _MOST_EVENTS:
+                    since_ms = max(since_ms, int(events["at_ms"][0]))
+                found.append((hour, events))
+        acks: Counter[int] = Counter()
+        for hour, events in found:
+            acked = (events["event"] == Event.ACKED) & (events["consumer"] != NONE32) & (events["at_ms"] > since_ms)
+            entries = store.entries(hour, events["index"][acked], verify=False)
+            acks.update(events["consumer"][acked][entries["topic"] == topic.number].tolist())
+        scale = _ACKS_MS / max(1, now_ms - since_ms)
+        return {node.ledger.names.name(CONSUMER, number): round(count * scale) for number, count in acks.items()}
 
     async def hours(self) -> tuple[list[HourRow], str]:
         """Returns (hours on this node in ascending order, without hours of dead letters, at most the newest 1,000;
