@@ -22,9 +22,9 @@ from celery import Celery
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 from kombu.exceptions import ChannelError, OperationalError
 
-import hadelay.celery  # noqa: F401
 from chaos.freeports import free_ports
 from hadelay import AsyncClient, Client
+from hadelay.celery import transport
 from hadelay.celery.address import address_of, masked
 from hadelay.errors import Forbidden
 from tests.system.cluster import Cluster, environment, until
@@ -87,7 +87,8 @@ def test_connect(url: str) -> None:
         assert connection.as_uri(include_password=True) == connection.hostname
 
 
-def test_no_node_answers() -> None:
+def test_no_node_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "_VERIFY_S", 0.2)
     with Connection(f"hadelay://127.0.0.1:{free_ports(1)}") as connection, pytest.raises(OperationalError):
         connection.ensure_connection(max_retries=1, interval_start=0)
 
