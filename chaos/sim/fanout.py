@@ -27,10 +27,10 @@ _SUBSCRIPTIONS: dict[bool, dict[str, dict[str, Any]]] = {
     True: {"all": {"on_success": TOLD}, "red": _RED, "part": {}},
     False: {"red": _RED, "blue": {"any_tags": ["blue", "white"]}, "part": {"tags": ["green"]}},
 }
-_PART = f"{TOPIC}~part"
+_PART, _RED_QUEUE = f"{TOPIC}~part", f"{TOPIC}~red"
 #: Share of runs with subscriptions; share of these whose topic has a queue of its own; share of these with a quota of
-#: `red`, in messages, and that quota.
-SUBSCRIBED, _OWN_QUEUE, _BOUNDED, _QUOTA = 0.5, 0.5, 0.5, 3
+#: `red`, in messages, and that quota; share of these in which a full `red` drops its copies.
+SUBSCRIBED, _OWN_QUEUE, _BOUNDED, _QUOTA, _DROPS = 0.5, 0.5, 0.5, 3, 0.5
 #: Share of messages with one of three client keys, which replace one another.
 _KEYED = 0.4
 
@@ -48,8 +48,11 @@ class FanOutClient(Client):
         self.stopped = rng.random() >= SUBSCRIBED
         self.own_queue = rng.random() < _OWN_QUEUE
         self.subscriptions = _SUBSCRIPTIONS[self.own_queue]
+        #: Whether a full `red` drops its copies.
+        self.drops = False
         if rng.random() < _BOUNDED:
-            red = {**self.subscriptions["red"], "max_messages": _QUOTA}
+            self.drops = rng.random() < _DROPS
+            red = self.subscriptions["red"] | {"max_messages": _QUOTA} | ({"on_full": "drop"} if self.drops else {})
             self.subscriptions = {**self.subscriptions, "red": red}
         if not self.stopped:
             config = {"on_success": TOLD} | ({} if self.own_queue else {"own_queue": False})
@@ -112,13 +115,15 @@ class FanOutClient(Client):
         """Set the queues that get a message published now: those that certainly do, and those that may."""
         tags, part = sent.tags, self._passes(sent)
         if self.own_queue:
-            sent.queues = {TOPIC, f"{TOPIC}~all"} | ({f"{TOPIC}~red"} if "red" in tags else set())
+            sent.queues = {TOPIC, f"{TOPIC}~all"} | ({_RED_QUEUE} if "red" in tags else set())
         else:
             sent.queues = {f"{TOPIC}~{color}" for color in ("red", "blue") if color in tags}
         if part and self.part:
             sent.queues.add(_PART)
         elif part and self.part is None:
-            self._doubt(sent)
+            self._doubt(sent, _PART)
+        if self.drops and "red" in tags:
+            self._doubt(sent, _RED_QUEUE)
         if not sent.queues and not sent.unsure:
             sent.queues.add(TOPIC)
 
@@ -126,10 +131,10 @@ class FanOutClient(Client):
         """Whether the subscription `part` gets the message, if it exists."""
         return self.own_queue or "green" in sent.tags
 
-    def _doubt(self, sent: FannedOut) -> None:
-        """Note that the subscription `part`, deleted or created meanwhile, gets the message or does not."""
-        sent.queues.discard(_PART)
-        sent.unsure.add(_PART)
+    def _doubt(self, sent: FannedOut, queue: str) -> None:
+        """Note that a subscription, deleted or created meanwhile, or perhaps full, gets the message or does not."""
+        sent.queues.discard(queue)
+        sent.unsure.add(queue)
         if not self.own_queue and not sent.queues - {TOPIC}:  # without a subscription, the topic itself has the message
             sent.queues.discard(TOPIC)
             sent.unsure.add(TOPIC)
@@ -181,7 +186,7 @@ class FanOutClient(Client):
         exists, self.part = self.part, None
         for sent in self.sent:
             if not sent.id and self._passes(sent):
-                self._doubt(sent)
+                self._doubt(sent, _PART)
 
         def replied(result: Any, error: HadelayError | None) -> None:
             if error is None or error.outcome_known:
@@ -199,7 +204,7 @@ class FanOutClient(Client):
         poll = ReceiveRequest([queue], f"{self.name} {queue}", request, 20, 0, 900)
         settles = self.good or self.random.random() < 0.8
         # The queue whose deaths ask for callbacks: some of its messages die.
-        dies = queue == f"{TOPIC}~red" and request[-1] % 2 == 0
+        dies = queue == _RED_QUEUE and request[-1] % 2 == 0
         # Cancels that were confirmed before this receive.
         cancelled = [sent.number for sent in self.sent if sent.cancelled]
 
@@ -251,7 +256,7 @@ def check_callbacks(history: History, node: Node) -> None:
     ledger = node.ledger
     topic, told = ledger.topic(TOPIC), ledger.topic(TOLD)
     counts = Counter[str]()
-    for name, event in ((TOPIC, Event.ACKED), (f"{TOPIC}~all", Event.ACKED), (f"{TOPIC}~red", Event.DEAD)):
+    for name, event in ((TOPIC, Event.ACKED), (f"{TOPIC}~all", Event.ACKED), (_RED_QUEUE, Event.DEAD)):
         if (queue := ledger.topic(name)) is not None:
             counts[name] = queue.settled[event]
     published = 0 if told is None else told.published
@@ -276,7 +281,7 @@ def check_callbacks(history: History, node: Node) -> None:
 
 def check(history: History, node: Node) -> None:
     """F1, at the end of a run: each confirmed message has its copies, and what consumers acked is acked."""
-    ledger = node.ledger
+    ledger, missing = node.ledger, 0
     for sent in history.fanned_out:
         if not sent.id or find_entry(ledger, sent.id) is None:
             continue  # not confirmed, or its hour has gone
@@ -289,6 +294,7 @@ def check(history: History, node: Node) -> None:
                 found[queue] = state_of(ledger, place, ledger.now_ms)
         # Copies of a subscription may be gone with their hour after a suspension for hours.
         wrong = not (history.slept or sent.queues <= found.keys()) or not found.keys() <= sent.queues | sent.unsure
+        missing += "red" in sent.tags and _RED_QUEUE not in found
         text = f"event {sent.number} has copies in {sorted(found)}, not {sorted(sent.queues)}"
         _decide(history, "copies", wrong, text, sent.id)
         for queue in sent.acked & found.keys():
@@ -297,3 +303,7 @@ def check(history: History, node: Node) -> None:
         for queue in sent.queues & found.keys() - sent.acked:
             ended = found[queue] is State.CANCELLED and not (sent.cancel_invoked or queue == _PART)
             _decide(history, "copies", ended, f"event {sent.number} in {queue} was cancelled by nobody", sent.id)
+    red = ledger.topic(_RED_QUEUE)
+    if red is not None and not history.slept:
+        text = f"{missing} events have no copy in {_RED_QUEUE}, which counts {red.dropped} dropped ones"
+        _decide(history, "copies", missing > red.dropped, text, 0)

@@ -161,6 +161,7 @@ def entries() -> list[bytes]:
         commands.encode_topic_put(topic, {"webhook": {"url": "https://a.b/c", "secrets": ["whsec_MfKQ9r8GKYqrTwjU"]}}),
         commands.encode_topic_expiry([(0, 0, 0, 0), (0, 0, 1, START_MS)]),
         commands.encode_topic_put(topic, {"expires_after_ms": 60_000}),
+        commands.encode_subscription_put(topic, "some", {"max_messages": 1, "on_full": "drop"}),
         commands.encode_topic_delete(topic, True), commands.encode_alerted(topic, 1), commands.encode_purge(topic, 7),
         commands.encode_redrive("n1", topic, [first], all=True, rate=5.0),
         *(commands.encode_maintain(job, hour, 9, topic) for job, hour in (

@@ -274,6 +274,74 @@ def test_a_full_subscription_refuses_the_publish_and_counts_only_what_it_gets() 
     assert world.publish(message(tags=("eu",)), message()).codes.tolist() == [0, RowCode.TOO_MANY_MESSAGES]
 
 
+def test_a_full_subscription_that_drops_loses_its_copies_and_counts_them() -> None:
+    world = World()
+    subscribed(world, "eu", tags=["eu"], max_messages=2, on_full="drop")
+    subscribed(world, "all")
+    ids = world.ids(*(message(tags=("eu",)) for _ in range(4)), message())
+    assert ["orders~eu" in topics_of(world, one) for one in ids] == [True, True, False, False, False]
+    assert all({"orders", "orders~all"} <= topics_of(world, one).keys() for one in ids)
+    assert (world.topic("orders~eu").open, world.topic("orders~eu").dropped) == (2, 2)
+    subscribed(world, "eu", max_messages=None, max_bytes=2 * world.topic("orders~eu").bytes)
+    larger = world.ids(message(tags=("eu",), body=b"x" * 200))[0]
+    assert topics_of(world, larger).keys() == {"orders", "orders~all"}
+    assert "orders~eu" in topics_of(world, world.ids(message(tags=("eu",)))[0])
+    world.restart()
+    assert world.topic("orders~eu").dropped == 3
+    assert world.topic("orders~all").dropped == 0
+
+
+def test_a_refused_publish_drops_nothing() -> None:
+    world = World()
+    subscribed(world, "stats", max_messages=1, on_full="drop")
+    subscribed(world, "billing", max_messages=2)
+    full = RowCode.SUBSCRIPTION_FULL
+    assert world.publish(message(), message(), message()).codes.tolist() == [0, 0, full]
+    assert (world.topic("orders~stats").dropped, world.topic("orders~billing").open) == (1, 2)
+    world.one(commands.encode_topic_put("orders", {"publish_rate": 1}))
+    subscribed(world, "billing", max_messages=None)
+    world.now += 60_000
+    codes = world.publish(*(message() for _ in range(10))).codes.tolist()
+    assert RowCode.TOO_FAST in codes
+    assert world.topic("orders~stats").dropped == 1 + codes.count(RowCode.OK)
+
+
+def test_without_an_own_queue_a_message_of_dropped_copies_is_filed_in_it() -> None:
+    world = World()
+    subscribed(world, "eu", "eu2", tags=["eu"], max_messages=1, on_full="drop")
+    world.one(commands.encode_topic_put("orders", {"own_queue": False, "max_messages": 1}))
+    first, second = world.ids(message(tags=("eu",)), message(tags=("eu",)))
+    assert topics_of(world, first).keys() == {"orders~eu", "orders~eu2"}
+    assert topics_of(world, second) == {"orders": second}
+    assert world.publish(message(tags=("eu",))).codes.tolist() == [RowCode.TOO_MANY_MESSAGES]
+    assert [world.topic(f"orders~{name}").dropped for name in ("eu", "eu2")] == [1, 1]
+    subscribed(world, "eu2", max_messages=2)
+    assert topics_of(world, world.ids(message(tags=("eu",)))[0]).keys() == {"orders~eu2"}
+
+
+def test_a_replacing_message_needs_room_where_the_replaced_copy_was_dropped() -> None:
+    world = World()
+    subscribed(world, "stats", max_messages=1, on_full="drop")
+    first, second = world.ids(message(10_000, key="k"), message(10_000, key="k", mode=REPLACE))
+    assert topics_of(world, second).keys() == {"orders", "orders~stats"}, "the replaced copy makes room"
+    other, again = world.ids(message(10_000, key="l"), message(10_000, key="l", mode=REPLACE))
+    assert topics_of(world, other).keys() == topics_of(world, again).keys() == {"orders"}
+    assert world.states(first + 1, second + 1, other, again) == ["cancelled", "scheduled", "cancelled", "scheduled"]
+    assert world.topic("orders~stats").dropped == 2
+    third = world.ids(message(10_000, key="k", mode=REPLACE))[0]
+    assert topics_of(world, third).keys() == {"orders", "orders~stats"}
+    assert (world.topic("orders~stats").pending, world.topic("orders~stats").dropped) == (1, 2)
+
+
+def test_a_subscription_made_again_goes_on_counting() -> None:
+    world = World()
+    subscribed(world, "stats", max_messages=1, on_full="drop")
+    world.ids(message(), message())
+    assert world.one(commands.encode_topic_delete("orders~stats", True)) == Done()
+    subscribed(world, "stats")
+    assert (world.topic("orders~stats").dropped, world.topic("orders~stats").settings.on_full) == (1, "refuse")
+
+
 def test_ttl_and_groups_are_each_subscriptions_own() -> None:
     world = World()
     subscribed(world, "fast", ttl_ms=1_000)
@@ -299,9 +367,17 @@ def test_names_limits_and_settings() -> None:
     assert len(copies_of(world.ledger, world.ids(message())[0])) == MAX_SUBSCRIPTIONS
     for name in ("a~b", "a b", "", "x" * 128):
         assert world.one(commands.encode_subscription_put("orders", name, {})).code in ("bad_config", "malformed")
-    for config in ({"own_queue": False}, {"publish_rate": 1}, {"tags": "eu"}, {"tags": [""]}, {"any_tags": [1]}):
+    for config in (
+        {"own_queue": False},
+        {"publish_rate": 1},
+        {"tags": "eu"},
+        {"tags": [""]},
+        {"any_tags": [1]},
+        {"on_full": "x"},
+    ):
         assert world.one(commands.encode_subscription_put("orders", "s3", config)).code == "bad_config"
     assert world.one(commands.encode_topic_put("orders", {"tags": ["eu"]})).code == "bad_config"
+    assert world.one(commands.encode_topic_put("orders", {"on_full": "drop"})).code == "bad_config"
     assert world.one(commands.encode_topic_put("orders~new", {})).code == "no_topic"
     assert world.one(commands.encode_topic_put("orders~s3", {"paused": True})) == Done()
     assert world.publish(message(topic="orders~new")).codes.tolist() != [RowCode.OK]

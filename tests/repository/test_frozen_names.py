@@ -228,7 +228,7 @@ def test_topic_settings_have_these_keys() -> None:
         "lease_ms", "max_attempts", "backoff", "dead_letter", "dead_retention_ms", "rate", "publish_rate",
         "catch_up_rate", "concurrency", "max_messages", "max_bytes", "ttl_ms", "retention_ms", "webhook", "alert",
         "group_concurrency", "paused", "paused_reason", "dispatch_sync", "defaults", "own_queue", "tags", "any_tags",
-        "expires_after_ms",
+        "on_full", "expires_after_ms",
         "on_success", "on_failure",
     ]  # fmt: skip
     assert list(topic.WEBHOOK) == ["url", "secrets", "timeout_ms", "headers", "allow_per_message", "method"]

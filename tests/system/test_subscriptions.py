@@ -69,6 +69,10 @@ def test_names_quotas_and_deletion(cluster: Cluster) -> None:
     cluster.publish(leader, "sales", b"x", Hadelay_Delay="1h")
     full = cluster.ask(leader, "POST", "/v1/topics/sales/messages", b"x")
     assert (full.status, "subscription" in full.json["detail"]) == (429, True)
+    assert subscribe(cluster, "sales", "billing", on_full="drop")["on_full"] == "drop"
+    cluster.publish(leader, "sales", b"x", Hadelay_Delay="1h")
+    found = cluster.ask(leader, "GET", "/v1/topics/sales/subscriptions/billing").json
+    assert (found["scheduled"], found["dropped"]) == (1, 1)
     assert cluster.ask(leader, "DELETE", "/v1/topics/sales").status == 409
     assert cluster.ask(leader, "DELETE", "/v1/topics/sales/subscriptions/billing").status == 409
     assert cluster.ask(leader, "DELETE", "/v1/topics/sales/subscriptions/billing?force=true").status == 204

@@ -13,6 +13,13 @@ def short_fan_out(fan_out: Original, ledger: Any, batch: Any) -> Any:
     return found if found is None else FanOut(found.own, found.copies[:-1])
 
 
+@bug("a copy that a full subscription drops is not counted", "", "F1 fan-out, copies", at=(FanOut, "drop"))
+def uncounted_drop(drop: Original, fan: FanOut, row: int, full: Any) -> None:
+    drop(fan, row, full)
+    for subscription, _ in fan.copies:
+        subscription.dropped -= subscription.number in full
+
+
 stub(
     "first_copy_only", "a command for the published id means the first copy", "", ("F1 fan-out, hand-outs",),
     (changes, "copies_of", lambda ledger, message_id: []),

@@ -10,7 +10,8 @@ from pyroaring import BitMap
 from chaos.sim import views
 from chaos.sim.mutations.table import Original, bug
 from hadelay.ledger import checkpoint, describe, listing, publish
-from hadelay.ledger.subscriptions import FanOut, Room
+from hadelay.ledger.quotas import Room
+from hadelay.ledger.subscriptions import FanOut
 from hadelay.model import Event
 from hadelay.raft.membership import Membership
 from hadelay.raft.part import Peer

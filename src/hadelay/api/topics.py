@@ -6,6 +6,9 @@ from msgspec import UNSET, UnsetType
 
 from hadelay.api.base import At, DispatchSync, Document, Duration, Instant, Request
 
+#: What a subscription without room for a copy does.
+OnFull = Literal["refuse", "drop"]
+
 
 class Backoff(Request):
     """Retry n waits min × factor^(n−1), at most max, changed by a random part of up to `jitter`."""
@@ -76,6 +79,9 @@ class PutTopic(Request):
     #: there are any.
     tags: list[str] | UnsetType | None = UNSET
     any_tags: list[str] | UnsetType | None = UNSET
+    #: What a subscription at its max_messages or max_bytes does: refuse publishes (default), or drop its copies, which
+    #: are counted as `dropped`.
+    on_full: OnFull | UnsetType | None = UNSET
     #: Delete the topic some time after it was unused for this long, 1m or more. Not for subscriptions.
     expires_after: Duration | UnsetType | None = UNSET
     #: Topics of callbacks: messages about acked messages, and about messages that become dead letters.
@@ -178,11 +184,14 @@ class Topic(Document, Generic[At], frozen=True):
     own_queue: bool | None = None
     tags: list[str] | None = None
     any_tags: list[str] | None = None
+    on_full: OnFull | None = None
     expires_after: str | None = None
     on_success: str | None = None
     on_failure: str | None = None
     #: Number of messages that are blocked by earlier messages of their groups, due or not.
     blocked: int = 0
+    #: Number of copies that the subscription, and earlier ones of its name, dropped because it was full (`on_full`).
+    dropped: int = 0
     #: Consumers since the present leader took over, latest first, at most 16; only in the answer for a single topic.
     consumers: list[Consumer[At]] | None = None
 

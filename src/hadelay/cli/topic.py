@@ -35,7 +35,7 @@ def list_(*, prefix: str = "", remote: Remote = Remote()) -> None:
 def _row(topic: dict[str, Any]) -> dict[str, Any]:
     age_ms, lateness = topic["oldest_ready_age_ms"], topic["lateness"]
     state = [name for name in ("paused", "webhook") if topic.get(name)]
-    state += [f"{topic['blocked']:,} blocked"] if topic.get("blocked") else []
+    state += [f"{topic[count]:,} {count}" for count in ("blocked", "dropped") if topic.get(count)]
     return {
         **topic,
         "overdue": None if age_ms is None else span(age_ms),

@@ -212,6 +212,8 @@ class TopicSettings(TypedDict, total=False):
     #: Tag filter of a subscription: messages with all `tags`, and with one of `any_tags` if there are any.
     tags: Sequence[str] | None
     any_tags: Sequence[str] | None
+    #: What a subscription at its max_messages or max_bytes does: "refuse" publishes, or "drop" its copies.
+    on_full: Literal["refuse", "drop"] | None
     #: Time without use, 1 min or more, after which the topic is deleted. Not for subscriptions.
     expires_after: Delay | None
     #: Topics of callbacks: messages about acked messages, and about messages that become dead letters.

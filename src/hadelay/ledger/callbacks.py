@@ -29,8 +29,8 @@ from hadelay.codec.results import LeaseOutcome, RowCode
 from hadelay.ledger.grants import Held
 from hadelay.ledger.hourstate import groups
 from hadelay.ledger.publish import apply_publish
+from hadelay.ledger.quotas import Room
 from hadelay.ledger.state import Ledger
-from hadelay.ledger.subscriptions import Room
 from hadelay.ledger.topicchanges import topic_or_new
 from hadelay.ledger.topics import TopicState
 from hadelay.ledger.transitions import FLAG_CALLBACK, MOVE_BYTES, Leaving, failures_of, fitting

@@ -36,8 +36,10 @@ _TOPIC = (
     "number", "name", "exists", "generation", "config", "open", "leased", "tombstoned", "published", "bytes",
     "spent_ns", "dead", "settled", "lives", "floor", "dead_mark_ms", "alerted",
 )  # fmt: skip
-#: Attributes of a topic that are written after _TOPIC if the topic has messages in groups, or a `used_ms` behind them.
+#: Attributes of a topic that are written after _TOPIC if the topic has messages in groups, or one of _LATER. Of _LATER,
+#: those up to the last that is not 0 are written.
 _GROUPS = ("group_rows", "grouped", "blocked")
+_LATER = ("used_ms", "dropped")
 _REDRIVE_JOB = ("upto_ms", "rate", "start_ms", "count", "after")
 _MARK = ("generation", "at_ms", "ready")
 _JOB = (
@@ -118,9 +120,11 @@ def _dump_bits(bits: BitMap, canonical: bool) -> bytes:
 
 def _dump_topic(topic: TopicState) -> list[Any]:
     job = None if topic.redrive is None else _values(topic.redrive, _REDRIVE_JOB)
-    groups = [_values(topic, _GROUPS)] if topic.group_rows or topic.used_ms else []
-    used = [topic.used_ms] if topic.used_ms else []
-    return [*_values(topic, _TOPIC), job, [_values(mark, _MARK) for mark in topic.marks], *groups, *used]
+    later = _values(topic, _LATER)
+    while later and not later[-1]:
+        later.pop()
+    groups = [_values(topic, _GROUPS)] if topic.group_rows or later else []
+    return [*_values(topic, _TOPIC), job, [_values(mark, _MARK) for mark in topic.marks], *groups, *later]
 
 
 def _dump_grant(grant: HeldGrant) -> list[Any]:
@@ -149,7 +153,8 @@ def _load_topic(values: list[Any]) -> TopicState:
     topic = TopicState(**dict(zip(_TOPIC, plain, strict=True)))
     if more:
         topic.group_rows, topic.grouped, topic.blocked = more[0]
-        topic.used_ms = more[1] if len(more) > 1 else 0
+        for name, value in zip(_LATER, more[1:], strict=False):
+            setattr(topic, name, value)
     if job is not None:
         topic.redrive = RedriveJob(*job)
         died_ms, first_id = topic.redrive.after

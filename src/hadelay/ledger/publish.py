@@ -1,7 +1,6 @@
 """Applies PUBLISH: files the messages of a committed batch, whole columns at a time."""
 
-from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,10 +9,11 @@ from hadelay.codec.formats import I64, INDEX, RECORD, Mask, Rows
 from hadelay.codec.publishcommand import CALLBACK, RELATIVE, Publish
 from hadelay.codec.results import PublishResult, RowCode
 from hadelay.ledger import idempotency, messagegroups, ttl
-from hadelay.ledger.flow import PLENTY, publish_bucket
+from hadelay.ledger.flow import publish_bucket
 from hadelay.ledger.keys import Batch, Decision
+from hadelay.ledger.quotas import refuse_beyond_quotas
 from hadelay.ledger.state import Ledger
-from hadelay.ledger.subscriptions import FanOut, Room, fan_out, is_bounded
+from hadelay.ledger.subscriptions import FanOut, fan_out
 from hadelay.ledger.topicchanges import topic_or_new
 from hadelay.ledger.topics import TopicState, by_topic, by_topic_bytes
 from hadelay.ledger.transitions import FLAG_CALLBACK, FLAG_KEYED, FLAG_TTL, filed
@@ -46,7 +46,7 @@ def apply_publish(ledger: Ledger, command: Publish, *, limited: bool = True, bou
     fan = fan_out(ledger, batch)
     _refuse_full_hours(ledger, batch, 1 if fan is None else 1 + MAX_SUBSCRIPTIONS)
     if bounded:
-        _refuse_beyond_quotas(ledger, batch, keys, fan, limited)
+        refuse_beyond_quotas(ledger, batch, keys, fan, limited)
     if take.any():
         _file(ledger, batch, slice(None) if take.all() else take, fan)
     if keys is not None:
@@ -91,76 +91,6 @@ def _refuse_full_hours(ledger: Ledger, batch: Batch, entries: int) -> None:
         return
     if full.any():
         batch.refuse(full, RowCode.HOUR_FULL)
-
-
-def _refuse_beyond_quotas(
-    ledger: Ledger, batch: Batch, keys: Decision | None, fan: FanOut | None, limited: bool
-) -> None:
-    """Refuse rows beyond the quotas of their topics: pending messages, pending bytes, publishes per second; and rows
-    for which a subscription has no room. Apply decides, so that quotas hold for the whole cluster, also after a
-    failover. Refused rows do not count.
-
-    Rows that replace another message need no room among the messages of its queues. Once a row with a client key was
-    refused, the topic's later rows with keys are too: they may build on it.
-    """
-    command, take = batch.command, batch.take
-    for at, number in enumerate(batch.topics.tolist()):
-        if number >= len(ledger.topics.all):
-            continue
-        topic = ledger.topics[number]
-        copies = [] if fan is None else [(to, mask) for to, mask in fan.copies if is_bounded(to)]
-        if topic.settings.publish_rate is None and not is_bounded(topic) and not copies:
-            continue
-        mine = np.flatnonzero(take & (command.rows["topic"] == at))
-        if not len(mine):
-            continue
-        keyed, replaced = set(command.client_keys["row"].tolist()), {} if keys is None else keys.replaced()
-        rooms = [(Room(topic), None if fan is None else fan.own), *((Room(to), mask) for to, mask in copies)]
-        rows: dict[int, _Row] = {}
-        for row in mine.tolist():
-            wanted = [room for room, mask in rooms if mask is None or mask[row]]
-            freed = replaced.get(row, ())
-            if isinstance(freed, int):  # a row of this command, which makes room where it would have been filed
-                freed = {room.number for room in rows[freed].rooms} if freed in rows else ()
-            rows[row] = _Row(row in keyed, freed, wanted)
-        refused = _judge(ledger, topic, command.sizes[mine].tolist(), list(rows.values()), limited)
-        batch.result.codes[mine] = refused
-        take[mine] = np.array(refused) == RowCode.OK
-
-
-class _Row(NamedTuple):
-    """A row of a PUBLISH, as quotas see it."""
-
-    keyed: bool
-    #: Numbers of the topics in whose queues the row replaces another message.
-    replaced: Collection[int]
-    #: Rooms that the row and its copies need.
-    rooms: list[Room]
-
-
-def _judge(ledger: Ledger, topic: TopicState, sizes: list[int], rows: list[_Row], limited: bool) -> list[RowCode]:
-    """Verdicts on rows of one topic."""
-    verdicts, key_refused = [], RowCode.OK
-    rate = topic.settings.publish_rate if limited else None
-    bucket = None if rate is None else publish_bucket(rate, topic.spent_ns)
-    tokens = PLENTY if bucket is None else bucket.available(ledger.now_ms)
-    for size, (keyed, replaced, rooms) in zip(sizes, rows, strict=True):
-        verdict = key_refused if keyed else RowCode.OK
-        for room in rooms:
-            verdict = verdict or room.refusal(size, replaced)
-        if not verdict and tokens <= 0:
-            verdict = RowCode.TOO_FAST
-        if not verdict:
-            tokens -= 1
-            for room in rooms:
-                room.take(size, replaced)
-        if keyed:
-            key_refused = verdict
-        verdicts.append(verdict)
-    if bucket is not None:
-        bucket.take(verdicts.count(RowCode.OK), ledger.now_ms)
-        topic.spent_ns = bucket.spent_ns
-    return verdicts
 
 
 def _find_topics(ledger: Ledger, batch: Batch) -> None:

@@ -13,11 +13,9 @@ from numpy.typing import NDArray
 from hadelay.codec.formats import U32, Mask
 from hadelay.codec.meta import Filter, tags_in
 from hadelay.codec.publishcommand import GAP, Publish
-from hadelay.codec.results import RowCode
 from hadelay.ledger.keys import Batch
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.topics import TopicState
-from hadelay.model import SEPARATOR
 
 
 @dataclass(slots=True)
@@ -40,6 +38,19 @@ class FanOut:
         row = row[order]
         return row, number[order], np.append(False, row[1:] == row[:-1])
 
+    def has_only(self, row: int, full: Collection[int]) -> bool:
+        """Whether the row is filed in no other queue than in these subscriptions (numbers of their topics)."""
+        return not (self.own[row] or any(mask[row] and to.number not in full for to, mask in self.copies))
+
+    def drop(self, row: int, full: Collection[int]) -> None:
+        """Take the row's copies for these full subscriptions away, and count them. A row that no subscription gets is
+        filed in the queue of its own topic."""
+        self.own[row] |= self.has_only(row, full)
+        for subscription, mask in self.copies:
+            if mask[row] and subscription.number in full:
+                mask[row] = False
+                subscription.dropped += 1
+
 
 def fan_out(ledger: Ledger, batch: Batch) -> FanOut | None:
     """Find the subscriptions that get copies of the rows of batch.take; None if no subscription gets any. With
@@ -53,7 +64,7 @@ def fan_out(ledger: Ledger, batch: Batch) -> FanOut | None:
         mine = batch.take & (command.rows["topic"] == at)
         taken = np.zeros(len(own), np.bool_)
         for subscription in found:
-            passing = mine if subscription.filter is None else _passing(command, mine, subscription.filter)
+            passing = mine.copy() if subscription.filter is None else _passing(command, mine, subscription.filter)
             if passing.any():
                 copies.append((subscription, passing))
                 taken |= passing
@@ -71,34 +82,3 @@ def _passing(command: Publish, rows: Mask, wanted: Filter) -> Mask:
         meta = command.blob[start : start + int(command.rows["meta_size"][row])]
         passing[row] = wanted.matches(tags_in(meta))
     return passing
-
-
-class Room:
-    """Room that a topic or a subscription has for further messages, by its quotas, while a PUBLISH is judged."""
-
-    def __init__(self, topic: TopicState) -> None:
-        settings = topic.settings
-        self.number, self._subscribed = topic.number, SEPARATOR in topic.name
-        self.messages = _NO_BOUND if settings.max_messages is None else settings.max_messages - topic.pending
-        self.bytes = _NO_BOUND if settings.max_bytes is None else settings.max_bytes - topic.bytes
-
-    def refusal(self, size: int, replaced: Collection[int]) -> RowCode:
-        """Why the room does not suffice for a message of this size; OK if it does. replaced: numbers of the topics in
-        whose queues the message replaces another one, which makes room there."""
-        if self.messages <= 0 and self.number not in replaced:
-            return RowCode.SUBSCRIPTION_FULL if self._subscribed else RowCode.TOO_MANY_MESSAGES
-        if size > self.bytes:
-            return RowCode.SUBSCRIPTION_FULL if self._subscribed else RowCode.TOO_MANY_BYTES
-        return RowCode.OK
-
-    def take(self, size: int, replaced: Collection[int]) -> None:
-        self.messages -= self.number not in replaced
-        self.bytes -= size
-
-
-#: Number that stands for "no limit" of messages or bytes: more than there can be.
-_NO_BOUND = 1 << 62
-
-
-def is_bounded(topic: TopicState) -> bool:
-    return topic.settings.max_messages is not None or topic.settings.max_bytes is not None

@@ -9,8 +9,8 @@ from hadelay.ledger.topics import PurgeMark, TopicState
 from hadelay.model import MAX_SUBSCRIPTIONS, SEPARATOR
 from hadelay.settings.topic import (
     CALLBACK_SETTINGS,
+    COPY_SETTINGS,
     FAN_OUT_SETTINGS,
-    FILTER_SETTINGS,
     GROUP_SETTINGS,
     TOPIC_NAME,
     group_problem,
@@ -127,10 +127,10 @@ def apply_put(ledger: Ledger, command: tuple[str, Any], *, subscription: bool = 
 def _refuse_fan_out(ledger: Ledger, name: str, config: dict[str, Any]) -> Refused | None:
     """Refuse settings that only subscriptions have, or only topics."""
     if ledger.level < SUBSCRIPTION_LEVEL:
-        new = [setting for setting in (*FILTER_SETTINGS, *FAN_OUT_SETTINGS) if setting in config]
+        new = [setting for setting in (*COPY_SETTINGS, *FAN_OUT_SETTINGS) if setting in config]
         return Refused("needs_upgrade", f"{new[0]}: upgrade every node first (feature_level)") if new else None
     owners, others = ("topics", "subscriptions") if SEPARATOR in name else ("subscriptions", "topics")
-    foreign = (*FAN_OUT_SETTINGS, "publish_rate") if SEPARATOR in name else FILTER_SETTINGS
+    foreign = (*FAN_OUT_SETTINGS, "publish_rate") if SEPARATOR in name else COPY_SETTINGS
     for setting in foreign:
         if config.get(setting) is not None:
             return Refused("bad_config", f"{setting}: a setting of {owners}, not of {others}")

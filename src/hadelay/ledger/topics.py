@@ -105,6 +105,8 @@ class TopicState:
     marks: list[PurgeMark] = field(default_factory=list)
     #: End of the last use, in Unix ms, of a topic with `expires_after` (ledger/topicexpiry.py).
     used_ms: int = 0
+    #: Number of copies that this subscription did not get because it was full (on_full "drop").
+    dropped: int = 0
     #: Counters by Event of acked, cancelled, expired, dead and redriven messages; moves end entries, not messages.
     settled: list[int] = field(default_factory=lambda: [0] * (max(Event) + 1))
 

@@ -53,6 +53,7 @@ class _Topics:
     disabled: int = 0
     with_deaths: int = 0
     published: int = 0
+    dropped: int = 0
     waiting: int = 0
     blocked: int = 0
     leased: int = 0
@@ -65,6 +66,7 @@ class _Topics:
 
     def add(self, topic: TopicState, ready: int, oldest_ms: int) -> None:
         self.published += topic.published
+        self.dropped += topic.dropped
         self.settled = [n + topic.settled[event] for n, event in zip(self.settled, OUTCOMES.values(), strict=True)]
         self.with_deaths += topic.settled[Event.DEAD] > 0
         # Sum these gauges over deleted topics, too: leases of their messages may still run.
@@ -191,6 +193,9 @@ _OF_NODE: list[tuple[str, _Kind, tuple[str, ...], str, Callable[[_Scrape], Value
     ("settled_messages_total", "counter", ("outcome",),
      "Messages that ended: acked, cancelled, expired, dead; redriven ones began anew. The same on every node",
      lambda s: _by(dict(zip(OUTCOMES, s.topics.settled, strict=True)))),
+    ("copies_dropped_total", "counter", (),
+     "Copies that full subscriptions with on_full drop did not get. The same on every node",
+     lambda s: s.topics.dropped),
     ("throttled_total", "counter", ("cause",),
      "Hand-outs, publishes and polls that a limit stopped, by its name (howto/flow)",
      lambda s: _by({cause: s.throttled[cause] for cause in CAUSES})),

@@ -231,6 +231,7 @@ _HELP_BACKOFF = (
 _HELP_DEFAULTS = "Feature level of the topic's defaults: 3, or 1 for older topics."
 _HELP_TAGS = "Subscription: tags that a message must all have."
 _HELP_ANY_TAGS = "Subscription: tags of which a message must have one at least."
+_HELP_ON_FULL = "Subscription at its max_messages or max_bytes: refuse publishes, or drop its copies and count them."
 _HELP_OWN_QUEUE = "With subscriptions: false keeps in the topic's own queue only what no subscription gets."
 _HELP_EXPIRES = (
     "Delete the topic some time after it was unused for this long: no message (dead ones too), consumer, webhook, "
@@ -285,6 +286,9 @@ class TopicSettings:
     own_queue: bool = _set(True, _HELP_OWN_QUEUE, _flag)
     tags: tuple[str, ...] = _set((), _HELP_TAGS, _tags)
     any_tags: tuple[str, ...] = _set((), _HELP_ANY_TAGS, _tags)
+    on_full: str = _set(
+        "refuse", _HELP_ON_FULL, _must(lambda value, _: value in ("refuse", "drop"), "refuse or drop, not {!r}")
+    )
     #: None: the topic stays until it is deleted.
     expires_after_ms: int | None = _set(None, _HELP_EXPIRES, _duration(60 * _SECOND, 3_650 * _DAY))
     on_success: str | None = _set(None, _HELP_SUCCESS, _topic)
@@ -312,7 +316,7 @@ CALLBACK_SETTINGS = ("on_success", "on_failure")
 
 
 #: Settings of subscriptions, and of topics that are none; they need the feature level SUBSCRIPTION_LEVEL.
-FILTER_SETTINGS, FAN_OUT_SETTINGS = ("tags", "any_tags"), ("own_queue", "expires_after_ms")
+COPY_SETTINGS, FAN_OUT_SETTINGS = ("tags", "any_tags", "on_full"), ("own_queue", "expires_after_ms")
 
 
 def group_problem(settings: TopicSettings) -> str:

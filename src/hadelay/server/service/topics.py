@@ -174,6 +174,7 @@ class TopicService(Service):
             topic.bytes,
             Lateness(lateness[0], lateness[1], lateness[2], lateness[-1]) if lateness[0] else None,
             blocked=topic.blocked,
+            dropped=topic.dropped,
             **settings_out(topic.config),
         )
 
