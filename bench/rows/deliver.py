@@ -63,7 +63,7 @@ def end_to_end(setup: Setup) -> list[Row]:
     row = Row(
         "e2e",
         "end to end: publish in batches of 100, deliver, ack, commit mode, 60 s",
-        [Target("rate", 15_000, 25_000)],
+        [Target("rate", 15_000, 30_000)],
     )
     seconds = setup.seconds(60)
     for _ in setup.each_round("e2e"):
@@ -152,7 +152,7 @@ def lateness(setup: Setup) -> list[Row]:
     row = Row(
         "lateness",
         "lateness at 2,000 msg/s, commit mode",
-        [Target("p50", 5, 2, at_most=True), Target("p99", 50, 15, at_most=True)],
+        [Target(*one, at_most=True) for one in (("p50", 5, 3), ("p99", 50, 10), ("max", 100, 30))],
     )
     for _ in setup.each_round("lateness"):
         with setup.cluster() as cluster:

@@ -9,6 +9,7 @@ import random
 import signal
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from itertools import pairwise
 
 import uvloop
@@ -68,6 +69,13 @@ async def _restart_all(cluster: Cluster, tally: Tally, rolls: int, row: Row) -> 
             row.add("gap of a transfer" if node is leader else "gap, a follower", gap, "ms")
 
 
+_Watch = Callable[[Cluster, Tally, int, Row], Awaitable[None]]
+
+
+async def _strikes(cluster: Cluster, watch: _Watch, strikes: int, row: Row, tally: Tally) -> None:
+    await watch(cluster, tally, strikes, row)
+
+
 async def _under_load(cluster: Cluster, act: Callable[[Tally], Awaitable[None]]) -> Tally:
     addresses = [node.http for node in cluster.nodes]
     tally, stop, end = Tally(), asyncio.Event(), asyncio.Event()
@@ -105,9 +113,7 @@ def failover(setup: Setup) -> list[Row]:
     setup.say(f"failover, {strikes} kills and pauses")
     for watch in (_kill_and_watch, _pause_and_watch):
         with setup.cluster() as cluster:
-            _complete(
-                cluster, uvloop.run(_under_load(cluster, lambda t, watch=watch: watch(cluster, t, strikes, row))), row
-            )
+            _complete(cluster, uvloop.run(_under_load(cluster, partial(_strikes, cluster, watch, strikes, row))), row)
     row.add("worst", max(row.samples["next delivery"]), "ms")
     row.add("worst, leader paused", max(row.samples["stored, leader paused"]), "ms")
     return [row]

@@ -18,12 +18,22 @@ from bench.result import Row, Setup, Target
 from bench.wrk_run import Missing
 from hadelay import Client, Put
 from hadelay.codec.checksums import crc32c
-from hadelay.codec.formats import DISPATCH, INDEX, RECORD, RECORD_MAGIC, RECORD_SIZE, RECORD_VERSION
+from hadelay.codec.formats import (
+    CONSUMER,
+    DISPATCH,
+    INDEX,
+    NODE,
+    RECORD,
+    RECORD_MAGIC,
+    RECORD_SIZE,
+    RECORD_VERSION,
+    TOPIC,
+)
 from hadelay.codec.linking import DISPATCH_CRC, INDEX_CRC
 from hadelay.codec.meta import Meta, pack
 from hadelay.errors import ConfigError
 from hadelay.model import HOUR_MS, NONE32, Event, hour_name
-from hadelay.storage.names import CONSUMER, NODE, TOPIC, encode_name
+from hadelay.storage.names import encode_name
 
 _TOPICS, _CONSUMERS = 20, 8
 #: 200 bytes, of which a 0 stands for a digit of its own in every message.
