@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -9,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,3 +68,15 @@ class Server:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             self.process.wait(PATIENCE_S)
+
+
+@contextlib.contextmanager
+def serving(servers: dict[str, Server]) -> Iterator[dict[str, Server]]:
+    """All of them, once they serve; stopped at the end."""
+    try:
+        for server in servers.values():
+            server.wait_for(server.serves)
+        yield servers
+    finally:
+        for server in servers.values():
+            server.stop()

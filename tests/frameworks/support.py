@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import re
 import signal
@@ -10,8 +11,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from hadelay import Client
 from hadelay.errors import Conflict
@@ -35,6 +39,16 @@ def write_page(page: str, directory: Path, cluster: Cluster) -> None:
         path.parent.mkdir(exist_ok=True)
         with path.open("a") as file:
             file.write(text)
+
+
+@contextlib.contextmanager
+def broker_of(module: str, cluster: Cluster, topic: str) -> Iterator[Any]:
+    """The module, imported with the cluster's addresses; its `broker` repeats what failed in `topic` at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HADELAY_SERVERS", ",".join(cluster.urls.values()))
+        found = importlib.import_module(f"tests.frameworks.{module}")
+        found.broker.client.put_topic(topic, backoff=["0.2s"])
+        yield found
 
 
 class Running:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from dramatiq.results import ResultFailure, ResultMissing, ResultTimeout
 from hadelay import Client
 from hadelay.client.queues import topic_of
 from hadelay.errors import Conflict, NoLeader, NotFound
-from tests.frameworks.support import Running, cancel, survives, write_page
+from tests.frameworks.support import Running, broker_of, cancel, survives, write_page
 from tests.system.cluster import Cluster, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
@@ -26,10 +25,7 @@ TOPIC = "dramatiq-tests.default"
 
 @pytest.fixture(scope="module")
 def app(cluster: Cluster) -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HADELAY_SERVERS", ",".join(cluster.urls.values()))
-        module = importlib.import_module("tests.frameworks.dramatiq_app")
-        module.broker.client.put_topic(TOPIC, backoff=["0.2s"])
+    with broker_of("dramatiq_app", cluster, TOPIC) as module:
         yield module
         module.broker.close()
 

@@ -18,7 +18,7 @@ from hadelay import AsyncMessage
 from hadelay.fastapi import Hadelay
 from hadelay.tasks import App
 from hadelay.testing import LocalNode
-from tests.frameworks.servers import Server, examples
+from tests.frameworks.servers import Server, examples, serving
 
 SECRET = "whsec_" + "a" * 32
 SHOP, BESIDE, TEST = (text for _, text in examples("fastapi.md"))
@@ -59,13 +59,8 @@ def servers(node: LocalNode, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         found[name] = Server(
             directory, "-m uvicorn shop:app --port {port}", HADELAY_SERVERS=node.url, WEBHOOK_SECRET=SECRET
         )
-    try:
-        for server in found.values():
-            server.wait_for(server.serves)
+    with serving(found):
         yield found
-    finally:
-        for server in found.values():
-            server.stop()
 
 
 @pytest.mark.filterwarnings("ignore:Using `httpx` with")  # Starlette prefers httpx2

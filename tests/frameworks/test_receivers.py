@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from hadelay.testing import LocalNode
-from tests.frameworks.servers import Server, examples
+from tests.frameworks.servers import Server, examples, serving
 
 SECRET, NEW, OTHER = ("whsec_" + letter * 32 for letter in "abc")
 #: The project around the page's view, in the same file.
@@ -37,13 +37,8 @@ def receivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Se
         directory = tmp_path_factory.mktemp(framework)
         (directory / "receiver.py").write_text(texts[framework] + (DJANGO if framework == "Django" else ""))
         found[framework] = Server(directory, words, WEBHOOK_SECRET=SECRET)
-    try:
-        for server in found.values():
-            server.wait_for(server.serves)
+    with serving(found):
         yield found
-    finally:
-        for server in found.values():
-            server.stop()
 
 
 @pytest.fixture(scope="module")

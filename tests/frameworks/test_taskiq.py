@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -18,7 +17,7 @@ from taskiq.exceptions import ResultGetError, SendTaskError
 from hadelay import Client
 from hadelay.client.queues import topic_of
 from hadelay.errors import Conflict, NotFound
-from tests.frameworks.support import Running, cancel, survives, write_page
+from tests.frameworks.support import Running, broker_of, cancel, survives, write_page
 from tests.system.cluster import Cluster, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
@@ -27,10 +26,7 @@ TOPIC = "taskiq.tests"
 
 @pytest.fixture(scope="module")
 def app(cluster: Cluster) -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HADELAY_SERVERS", ",".join(cluster.urls.values()))
-        module = importlib.import_module("tests.frameworks.taskiq_app")
-        module.broker.client.put_topic(TOPIC, backoff=["0.2s"])
+    with broker_of("taskiq_app", cluster, TOPIC) as module:
         yield module
         module.broker.client.close()
 
