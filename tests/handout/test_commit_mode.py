@@ -296,6 +296,16 @@ def test_a_proposal_that_could_not_be_made_is_made_again(desk: Desk) -> None:
     assert desk.delivered() == ["a", "b"]
 
 
+def test_a_poll_whose_proposal_could_not_be_made_stays_first_in_line(desk: Desk) -> None:
+    desk.publish("a", "b")
+    desk.refuse_with = Overloaded("full")
+    first, second = desk.poll(max=1), desk.poll(max=1)
+    desk.run(60)
+    desk.refuse_with = None
+    desk.run(200)
+    assert (desk.answer(first).names, desk.answer(second).names) == (["a"], ["b"])  # type: ignore[union-attr]
+
+
 def test_a_proposal_that_could_not_be_made_is_made_again_whatever_else_wakes_the_leader(desk: Desk) -> None:
     desk.publish("a")
     desk.run(100)

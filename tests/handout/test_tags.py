@@ -31,6 +31,21 @@ def test_a_window_full_of_others_does_not_starve_who_is_selective() -> None:
     assert desk.delivery.sweeper_found == 0
 
 
+def test_a_filter_that_is_used_again_is_not_given_up() -> None:
+    desk = Desk(checking=False)
+    desk.lead()
+    desk.publish("none")
+    first = desk.poll(tags=["mine"], wait=1_000)
+    desk.run(2_000)
+    assert desk.answer(first).names == []  # type: ignore[union-attr]
+    poll = desk.poll(tags=["mine"], wait=200_000)
+    for _ in range(13):
+        desk.run(10_000)
+    desk.publish("late", tags=["mine"])
+    desk.run(100)
+    assert desk.answer(poll).names == ["late"]  # type: ignore[union-attr]
+
+
 def test_more_for_one_filter_than_its_window_holds() -> None:
     desk = Desk(window=50, checking=False)
     desk.lead()

@@ -122,3 +122,12 @@ async def test_the_client_sends_the_present_span(node: Node, monkeypatch: pytest
         received = {message.body: message.traceparent for message in await client.receive("orders", max=10)}
         assert received[b"b"] == ours
         assert received[b"a"] is None
+
+
+def test_a_topics_header_replaces_a_messages_in_any_case() -> None:
+    meta = Meta(fw={"x-trace": "message", "x-other": "message"})
+    facts = Facts("ID", "orders", "/c/topics/orders", "2026-11-20T18:00:00.000Z", 1, 0, False, meta)
+    sent = call_headers(facts, [], [("X-Trace", "topic")], 0, b"")
+    assert [(name.lower(), text) for name, text in sent.items() if name.lower().startswith("x-")] == [
+        ("x-other", "message"), ("x-trace", "topic"),
+    ]  # fmt: skip

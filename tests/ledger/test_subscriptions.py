@@ -342,6 +342,16 @@ def test_a_subscription_made_again_goes_on_counting() -> None:
     assert (world.topic("orders~stats").dropped, world.topic("orders~stats").settings.on_full) == (1, "refuse")
 
 
+def test_messages_of_one_batch_take_bytes_from_each_other() -> None:
+    world = World()
+    subscribed(world, "eu")
+    world.publish(message())
+    size = world.topic("orders~eu").bytes
+    subscribed(world, "eu", max_bytes=3 * size)
+    full = RowCode.SUBSCRIPTION_FULL
+    assert world.publish(message(), message(), message(), message()).codes.tolist() == [0, 0, full, full]
+
+
 def test_ttl_and_groups_are_each_subscriptions_own() -> None:
     world = World()
     subscribed(world, "fast", ttl_ms=1_000)

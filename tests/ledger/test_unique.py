@@ -143,6 +143,9 @@ def test_the_limit_refuses_new_keys_and_only_those() -> None:
     world.now = 1_000
     assert not world.publish(*(once(key=b"z%d" % n) for n in range(3))).codes.any()
     assert world.ledger.unique_count == 3
+    world.now = 2_000
+    beyond = world.publish(*(once(key=b"w%d" % n) for n in range(5))).codes.tolist()
+    assert beyond == [RowCode.OK] * 3 + [RowCode.TOO_MANY_KEYS] * 2, "keys of one batch take room from each other"
 
 
 def test_unique_keys_take_room_from_idempotency_keys() -> None:

@@ -146,6 +146,16 @@ def test_a_vote_leaves_when_it_is_durable_and_only_in_its_term() -> None:
     assert later.sends == []
 
 
+def test_a_reply_to_an_earlier_pre_vote_does_not_count() -> None:
+    core, ready = Core(leader=None), Ready()
+    part = elections(core, None, "n2")
+    part._ask(10.0, ready)
+    part.on_pre_vote_reply(Peer("n2"), 5, True, 5, 10.0, ready)
+    assert "campaign" not in [name for name, *_ in core.calls]
+    part.on_pre_vote_reply(Peer("n2"), 6, True, 5, 10.0, ready)
+    assert "campaign" in [name for name, *_ in core.calls]
+
+
 def test_a_voter_counts_once() -> None:
     core, ready = Core(), Ready()
     part = elections(core, None, "n3")
@@ -241,5 +251,26 @@ def test_an_answer_waits_for_the_disk() -> None:
     part.on_append(Peer("n2"), append(prev=(9, 5)), 0.0, ready)
     assert ready.sends == []
     journal.synced_index = 9
+    part.synced(ready)
+    assert replies(ready) == [messages.AppendReply(messages.OK, 5, 9, 0, 3)]
+
+
+def test_a_heartbeat_that_overtakes_entries_on_their_way_to_the_disk_does_not_take_their_answer() -> None:
+    journal, ready = log_end(synced_index=8, term_at=lambda index: 5), Ready()
+    part = follower(Core(), journal)
+    part.on_append(Peer("n2"), append(prev=(9, 5)), 0.0, ready)
+    part.on_append(Peer("n2"), append(), 0.0, ready)
+    journal.synced_index = 9
+    part.synced(ready)
+    assert [answer.match for answer in replies(ready)] == [8, 9]
+
+
+def test_an_answer_waits_for_its_term_on_the_disk() -> None:
+    ready, journal = Ready(), log_end(term_is_durable=False, term_at=lambda index: 5)
+    part = follower(Core(), journal)
+    part.on_append(Peer("n2"), append(prev=(9, 5)), 0.0, ready)
+    part.synced(ready)
+    assert ready.sends == []
+    journal.term_is_durable = True
     part.synced(ready)
     assert replies(ready) == [messages.AppendReply(messages.OK, 5, 9, 0, 3)]
