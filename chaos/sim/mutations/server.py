@@ -421,7 +421,7 @@ def wrong_state(state_of: Original, *args: Any) -> State:
     return State.CANCELLED if found is State.ACKED else found
 
 
-@bug("a message beyond a quota is refused and stored", "", "I3 phantom, refused", at=(publish, "_refuse_beyond_quotas"))
+@bug("a message beyond a quota is refused and stored", "", "I3 phantom, refused", at=(publish, "refuse_beyond_quotas"))
 def refused_and_stored(refuse: Original, ledger: Any, batch: Any, *more: Any) -> None:
     take = batch.take.copy()
     refuse(ledger, batch, *more)
