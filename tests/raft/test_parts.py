@@ -255,16 +255,6 @@ def test_an_answer_waits_for_the_disk() -> None:
     assert replies(ready) == [messages.AppendReply(messages.OK, 5, 9, 0, 3)]
 
 
-def test_a_heartbeat_that_overtakes_entries_on_their_way_to_the_disk_does_not_take_their_answer() -> None:
-    journal, ready = log_end(synced_index=8, term_at=lambda index: 5), Ready()
-    part = follower(Core(), journal)
-    part.on_append(Peer("n2"), append(prev=(9, 5)), 0.0, ready)
-    part.on_append(Peer("n2"), append(), 0.0, ready)
-    journal.synced_index = 9
-    part.synced(ready)
-    assert [answer.match for answer in replies(ready)] == [8, 9]
-
-
 def test_an_answer_waits_for_its_term_on_the_disk() -> None:
     ready, journal = Ready(), log_end(term_is_durable=False, term_at=lambda index: 5)
     part = follower(Core(), journal)
