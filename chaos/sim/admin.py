@@ -51,13 +51,14 @@ class AdminClient(Client):
 
     def _group(self, topic: str) -> None:
         """Set the topic's `group_concurrency`; repeat this until the cluster accepts it."""
-        config = {"group_concurrency": self.workload.group_concurrency}
+        config: dict[str, Any] = {"group_concurrency": self.workload.group_concurrency}
         if topic != self.topic:
-            config["max_attempts"] = 60_000
+            config |= {"max_attempts": 60_000, "group_rate": self.workload.group_rate or None}
 
         def replied(result: Any, error: HadelayError | None) -> None:
             if error is None:
                 self.history.grouped.add(topic)
+                self.history.rated = self.history.rated if topic == self.topic else self.world.now
                 self.note(f"{topic} has groups now")
             elif not self.stopped:
                 self.world.after(0.2, self._group, topic)

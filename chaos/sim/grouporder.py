@@ -2,6 +2,7 @@
 chaos/sim/groupcheck.py."""
 
 from collections import defaultdict
+from itertools import pairwise
 
 from chaos.sim.cluster import SimCluster
 from chaos.sim.evidence import RATE, ahead_ms, lease_began
@@ -73,6 +74,24 @@ def groups_in_order(cluster: SimCluster) -> None:
                     text = f"{h.id:x} of group {group} is leased before {other.id:x} has ended"
                     overtaken = acked.get(other.id or 0, began + 1) > h.answered
                     history.decide("G3 groups in order", overtaken, text, h.id, other.id)
+
+
+def groups_in_pace(cluster: SimCluster) -> None:
+    """G5: hand-outs of one group are at least an interval, 1 / `group_rate`, apart in cluster time, also over changes
+    of leader."""
+    rate, rated = cluster.workload.group_rate, cluster.history.rated
+    if not rate or rated is None:
+        return
+    for group, hand_outs in _by_group(cluster).items():
+        leases: dict[tuple[int, int, int], tuple[int, float, int]] = {}
+        for h, _ in hand_outs:  # a repeated receive gets the same lease again
+            at, stamp_ms = lease_began(cluster, h)
+            # Messages are granted up to 100 ms ahead, and handed out when they are due.
+            leases[h.term, h.seq, h.id] = max(stamp_ms, h.deliver_at_ms), at, h.id
+        began = sorted(lease for lease in leases.values() if lease[1] >= rated)
+        for (first_ms, _, first), (next_ms, at, other) in pairwise(began):
+            text = f"{other:x} of group {group} is leased {next_ms - first_ms} ms after {first:x}, t={at:.4f}"
+            cluster.history.decide("G5 groups in pace", next_ms - first_ms < 1000 / rate, text, first, other)
 
 
 def groups_released(cluster: SimCluster) -> None:

@@ -175,6 +175,8 @@ class History:
     limited: float | None = None
     #: Topics whose `group_concurrency` was set with a confirmed request.
     grouped: set[str] = field(default_factory=set)
+    #: Time at which the limit of hand-outs per group and second was confirmed.
+    rated: float | None = None
     #: True after a suspension for hours: the cluster may have forgotten messages that ended.
     slept: bool = False
     #: True once the administrator slowed its topic down.

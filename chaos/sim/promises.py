@@ -11,7 +11,7 @@ from collections import defaultdict
 from chaos.sim import fanout
 from chaos.sim.cluster import SimCluster
 from chaos.sim.evidence import WAITING, found_by_key_of, latest, lease_began, where
-from chaos.sim.grouporder import groups_apart, groups_in_order, groups_released
+from chaos.sim.grouporder import groups_apart, groups_in_order, groups_in_pace, groups_released
 from chaos.sim.history import Message, Violation, number_of
 from chaos.sim.leases import calls_apart, dead_is_over, double_leases, fenced, resurrected
 from chaos.sim.replicas import conserved, diverged, honest, nothing_forgotten, one_per_key
@@ -268,6 +268,6 @@ def called_back(cluster: SimCluster) -> None:
 OUTSIDE = (
     as_published, two_ids, lost, cancelled_means_never, purged_means_never, results_kept, fenced, resurrected,
     dead_is_over, double_leases, early, clock_runs_true, calls_apart, in_time, debounced, nothing_forgotten, late,
-    groups_apart, groups_in_order, groups_released, schedules_fired, alerted,
+    groups_apart, groups_in_order, groups_in_pace, groups_released, schedules_fired, alerted,
 )  # fmt: skip
 REPLICAS = (diverged, conserved, seen, one_per_key, honest, jobs_once, fanned_out, called_back)

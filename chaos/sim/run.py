@@ -132,7 +132,8 @@ def build(seed: int, only: frozenset[str] | None = None, sync: str = "") -> tupl
     shape = replace(shape, sync=sync or shape.sync)
     groups = random.Random(f"groups {seed}")
     if shape.sync == "commit" and groups.random() < GROUPED:
-        shape = replace(shape, workload=replace(shape.workload, group_concurrency=groups.choice((1, 1, 2, 3))))
+        limit, rate = groups.choice((1, 1, 2, 3)), groups.choice((0.0, 0.0, 5.0, 20.0))
+        shape = replace(shape, workload=replace(shape.workload, group_concurrency=limit, group_rate=rate))
     rng = random.Random(f"epoch {seed}")
     cluster = SimCluster(
         seed,

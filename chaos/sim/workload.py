@@ -33,6 +33,8 @@ class Workload:
     far: float = 0.03
     #: Limit of the messages of one group that are leased at the same time, in the last two topics; 0: no groups.
     group_concurrency: int = 0
+    #: Limit per second of hand-outs of one group, in the topic whose groups are checked for order; 0: none.
+    group_rate: float = 0.0
     #: Share of messages with a group, in topics with a limit per group; and the groups.
     grouped: float = 0.8
     groups: tuple[str, ...] = ("a", "b", "c")

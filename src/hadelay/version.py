@@ -32,5 +32,7 @@ UNIQUE_LEVEL = 5
 EXPIRY_LEVEL = 5
 #: Feature level from which a SCHEDULE_PUT changes nothing if another node has put the same schedule.
 SAME_PUT_LEVEL = 5
+#: Feature level from which topics may have `group_rate` (ADR 81).
+GROUP_RATE_LEVEL = 5
 #: Feature level of a new cluster, whatever its first nodes support: their versions may differ.
 FIRST_LEVEL = 1

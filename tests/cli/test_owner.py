@@ -18,7 +18,7 @@ from hadelay.api.verdict import verdict
 from hadelay.cli import dead
 from hadelay.cli.output import Remote
 from hadelay.errors import BadRequest
-from hadelay.server.delivery.loop import Askers
+from hadelay.server.delivery.askers import Askers
 from tests.cli.support import Dev, cluster, environment, hadelay
 from tests.commands import started
 

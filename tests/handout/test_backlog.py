@@ -266,8 +266,8 @@ def test_a_listed_poll_waits_for_all_of_its_topics() -> None:
 
 
 def test_many_topics_share_a_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hadelay.handout.windows._TOTAL", 300)
-    monkeypatch.setattr("hadelay.handout.windows._SMALL_WINDOW", 20)
+    monkeypatch.setattr("hadelay.handout.windows.TOTAL", 300)
+    monkeypatch.setattr("hadelay.handout.windows.SMALL_WINDOW", 20)
     desk = Desk(window=100, checking=False)
     desk.lead()
     ids: list[int] = []

@@ -4,6 +4,7 @@ while it is held, and in the end everything."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 from hypothesis import HealthCheck, settings
@@ -191,8 +192,11 @@ class Dispatching(RuleBasedStateMachine):
     def memory_is_what_is_counted(self) -> None:
         core = self.desk.core
         topics = core.windows.by_name.values()
-        assert core.windows.size == sum(len(window.entries) for topic in topics for window in topic.windows())
+        resting = core.matcher.rests.size
+        assert resting == sum(len(topic.group_rate.resting) for topic in topics if topic.group_rate is not None)
+        assert core.windows.size == resting + sum(len(w.entries) for topic in topics for w in topic.windows())
         in_flight = sum(topic.in_flight for topic in topics)
+        assert len(core.windows.in_flight) == resting + in_flight
         assert in_flight == sum(len(offer.entries) for offer in self.desk.offers())
 
     @invariant()
@@ -228,7 +232,7 @@ class DispatchingAtOnce(Dispatching):
 
 
 class DispatchingGroups(Dispatching):
-    """Message groups: of each group at most n at once, and none is forgotten."""
+    """Message groups: of each group at most n at once, in one topic an interval apart, and none is forgotten."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -236,6 +240,10 @@ class DispatchingGroups(Dispatching):
         self.groups: dict[str, tuple[str, str]] = {}
         for topic, limit in self.limits.items():
             self.desk.put(topic, group_concurrency=limit, max_attempts=60_000)
+        self.desk.put("b", group_rate=2)
+        #: Leases of topic b that were handed out; and time of the last hand-out of each of its groups.
+        self.leases: set[tuple[int, int, str]] = set()
+        self.last: dict[str, float] = {}
 
     @rule(
         topic=st.sampled_from(TOPICS),
@@ -277,6 +285,15 @@ class DispatchingGroups(Dispatching):
         )
         for (topic, group), count in held.items():
             assert count <= (self.limits[topic] or count), f"{count} messages of {topic}/{group} at once"
+        for name in received.names:
+            topic, group = self.groups.get(name, ("", ""))
+            assert received.delivery is not None
+            lease = received.delivery.term, received.delivery.seq, name
+            if topic == "b" and lease not in self.leases:
+                self.leases.add(lease)
+                gap = received.at - self.last.get(group, -math.inf)
+                assert gap >= 500, f"hand-outs of group {group} are {gap} ms apart"
+                self.last[group] = received.at
 
 
 _HOW = settings(max_examples=15, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))

@@ -9,6 +9,7 @@ from hadelay.codec import commands
 from hadelay.codec.commandtypes import Job
 from hadelay.ledger.maintenance import MAX_GROUPED
 from hadelay.model import HOUR_MS, Draft
+from hadelay.version import GROUP_RATE_LEVEL
 from tests.ledger.world import START_HOUR, World, draft
 
 
@@ -72,3 +73,20 @@ def test_an_hour_begins_with_blocked_messages(few: str) -> None:
     seconds = w.ledger.hours[START_HOUR + 1].open_seconds
     assert seconds is not None
     assert seconds.sum() == 50 - w.topic().blocked
+
+
+def test_group_rate_needs_groups_and_the_newest_level() -> None:
+    w = World()
+    refused = w.one(commands.encode_topic_put("t", {"group_rate": 1}))
+    assert (refused.code, refused.detail.startswith("group_rate needs group_concurrency")) == (
+        "impossible_config",
+        True,
+    )
+    assert w.one(commands.encode_topic_put("t", {"group_rate": 1, "group_concurrency": 2})).changed
+    assert w.one(commands.encode_topic_put("t", {"group_concurrency": None})).code == "impossible_config"
+    for wrong in (0, 0.009, 1_001, True, "1/s", float("nan")):
+        refused = w.one(commands.encode_topic_put("t", {"group_rate": wrong}))
+        assert (refused.code, refused.detail.startswith("group_rate: ")) == ("bad_config", True)
+    assert w.one(commands.encode_topic_put("t", {"group_rate": None, "group_concurrency": None})).changed
+    w.ledger.level = GROUP_RATE_LEVEL - 1
+    assert w.one(commands.encode_topic_put("t", {"group_rate": 1, "group_concurrency": 2})).code == "needs_upgrade"

@@ -229,7 +229,7 @@ def test_topic_settings_have_these_keys() -> None:
         "catch_up_rate", "concurrency", "max_messages", "max_bytes", "ttl_ms", "retention_ms", "webhook", "alert",
         "group_concurrency", "paused", "paused_reason", "dispatch_sync", "defaults", "own_queue", "tags", "any_tags",
         "on_full", "expires_after_ms",
-        "on_success", "on_failure",
+        "on_success", "on_failure", "group_rate",
     ]  # fmt: skip
     assert list(topic.WEBHOOK) == ["url", "secrets", "timeout_ms", "headers", "allow_per_message", "method"]
     assert list(topic.ALERT) == ["url", "secret"]

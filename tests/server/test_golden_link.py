@@ -22,7 +22,8 @@ from hadelay.api.service import Actor
 from hadelay.codec import results
 from hadelay.codec.commands import encode_noop
 from hadelay.errors import HadelayError
-from hadelay.server.delivery.loop import Askers, DeliveryLoop
+from hadelay.server.delivery.askers import Askers
+from hadelay.server.delivery.loop import DeliveryLoop
 from hadelay.server.link import CALL, Link
 from hadelay.server.node import Node
 from hadelay.server.peers import Peers, PeerStatus

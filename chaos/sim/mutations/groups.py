@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 from chaos.sim import groupcheck
 from chaos.sim.mutations.table import MUTATIONS, Bug, Mutation, Original
+from hadelay.handout.grouprate import GroupRate
 from hadelay.ledger import maintenance, messagegroups
 from hadelay.ledger.messagegroups import _Change
 from hadelay.ledger.transitions import settle
@@ -28,7 +29,7 @@ def _bug(name: str, what: str, *caught_by: str, faults: str = "", stand_ins: lis
     """Add a bug that replaces functions (owner, name, replacement) in runs with message groups."""
 
     def apply() -> Bug:
-        checks = [(groupcheck, "check", _unchecked)] if caught_by[0] in ("G2", "G3", "G4") else []
+        checks = [(groupcheck, "check", _unchecked)] if caught_by[0] in ("G2", "G3", "G4", "G5") else []
         return [patch.object(*one) for one in (*stand_ins, *checks)]
 
     MUTATIONS[name] = Mutation(what, caught_by, tuple(faults.split()), apply, sync="commit")
@@ -65,6 +66,10 @@ def _bound_kept(self: Any, key: bytes, group: Any, head: Any) -> None:
     group.lowest = group.lowest if first else lowest
 
 
+def _undecided(self: Any, group: int, handed_ms: int | None) -> None:
+    self.busy.discard(group)
+
+
 _waits: Callable[..., bool] = lambda self, head: False  # noqa: E731
 
 _bug(
@@ -82,6 +87,10 @@ _bug(
 _bug(
     "retry_at_the_end", "a retry goes behind the others, with n = 1", "G3",
     stand_ins=[(messagegroups, "rejoin", _to_the_end)],
+)  # fmt: skip
+_bug(
+    "token_kept", "a hand-out spends no token of its group", "G5",
+    stand_ins=[(GroupRate, "decided", _undecided)],
 )  # fmt: skip
 _bug(
     "not_displaced", "an earlier message waits for a later one", "G1",

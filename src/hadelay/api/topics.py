@@ -87,6 +87,8 @@ class PutTopic(Request):
     #: Topics of callbacks: messages about acked messages, and about messages that become dead letters.
     on_success: str | UnsetType | None = UNSET
     on_failure: str | UnsetType | None = UNSET
+    #: Limit per second of messages of one group that are handed out, evenly spaced; needs group_concurrency.
+    group_rate: float | UnsetType | None = UNSET
 
 
 class PutSubscription(PutTopic, rename={"from_": "from"}):
@@ -188,6 +190,7 @@ class Topic(Document, Generic[At], frozen=True):
     expires_after: str | None = None
     on_success: str | None = None
     on_failure: str | None = None
+    group_rate: float | None = None
     #: Number of messages that are blocked by earlier messages of their groups, due or not.
     blocked: int = 0
     #: Number of copies that the subscription, and earlier ones of its name, dropped because it was full (`on_full`).

@@ -16,8 +16,8 @@ from hadelay.paths import segment
 _instant = datetime.fromisoformat
 #: Topic settings that affect the delivery of a message.
 _SETTINGS = (
-    "lease", "max_attempts", "backoff", "dead_letter", "ttl", "rate", "concurrency", "catch_up_rate", "paused",
-    "paused_reason", "webhook",
+    "lease", "max_attempts", "backoff", "dead_letter", "ttl", "rate", "concurrency", "catch_up_rate", "group_rate",
+    "paused", "paused_reason", "webhook",
 )  # fmt: skip
 
 

@@ -219,6 +219,8 @@ class TopicSettings(TypedDict, total=False):
     #: Topics of callbacks: messages about acked messages, and about messages that become dead letters.
     on_success: str | None
     on_failure: str | None
+    #: Limit per second of messages of one group that are handed out, evenly spaced: 0.01 to 1000.
+    group_rate: float | None
 
 
 class Lateness(topics.Lateness, frozen=True):

@@ -90,6 +90,7 @@ class Dispatcher(LedgerListener):
         hour, second, local = self.ledger.cursor
         self._preload.reached = (hour * SECONDS_PER_HOUR + second, local)
         self.resume_ms = self._preload.reached[0] * 1000
+        self.turns.began_ms = now_ms
         self.turns.tick(now_ms)
         self._preload.start()
         for held in self.ledger.grants.values():
@@ -225,7 +226,7 @@ class Dispatcher(LedgerListener):
         `matcher.settle`. now_ms: cluster time, perhaps earlier than at the last `advance`."""
         if self.turns.now_ms < self.resume_ms:
             return []
-        return self.matcher.match(OFFERED - len(self.windows.in_flight), now_ms)
+        return self.matcher.match(OFFERED + self.matcher.rests.size - len(self.windows.in_flight), now_ms)
 
     def _damaged(self, damage: Damage) -> None:
         key = damage.hour, damage.second

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from hadelay.handout.polls import PROPOSED, U32, Poll
 from hadelay.handout.queues import WaitQueue, Window
+from hadelay.handout.rests import Rests
 from hadelay.handout.waiting import Waiting
 from hadelay.handout.windows import Windows
 from hadelay.ledger.hourstate import groups
@@ -44,6 +45,7 @@ class Offer:
 class Matcher:
     def __init__(self, windows: Windows, waiting: Waiting) -> None:
         self._windows, self._waiting, self._turns, self._owed = windows, waiting, windows.turns, windows.owed
+        self.rests = Rests(windows, windows.owed.ledger)
         #: Number of messages that fitted a filter by tag mask; number of these that did not fit by their tags.
         self.checked = self.false_positives = 0
 
@@ -51,6 +53,7 @@ class Matcher:
         """Make offers to waiting polls, of at most `room` messages together. now_ms: cluster time; messages due later
         are offered ahead of time, and handed out when due."""
         offers: list[Offer] = []
+        self.rests.release(now_ms)
 
         def offer(queue: WaitQueue, room: int) -> int:
             poll = next(iter(queue.waiters))
@@ -65,8 +68,8 @@ class Matcher:
         self._turns.serve(room, offer)
         return offers
 
-    def settle(self, offer: Offer, granted: NDArray[np.bool_] | None) -> None:
-        """Finish an offer. granted: mask of the offer's messages that were granted; None if the offer was not proposed.
+    def settle(self, offer: Offer, granted: NDArray[np.bool_] | None, now_ms: int) -> None:
+        """Finish an offer. granted: mask of the offer's messages that were granted; None if that is unknown, or none.
         Messages not granted that still need delivery return to the head of the windows that they were taken from."""
         if granted is None or not granted.all():
             self._give_back(offer, granted)
@@ -74,6 +77,7 @@ class Matcher:
             window.queue.topic.in_flight -= len(entries)
         for entry in offer.entries:
             self._windows.in_flight.pop(entry, None)
+        self.rests.decided(offer.entries, granted, max(now_ms, int(offer.rows["deliver_at_ms"].max())))
         self._turns.leases_ended()
 
     def _give_back(self, offer: Offer, granted: NDArray[np.bool_] | None) -> None:
@@ -146,6 +150,8 @@ class Matcher:
         if not more and owed.any():
             until_ms = max(until_ms, int(due[owed].min()) + _TOGETHER_MS)
         later = due > until_ms
+        if topic.group_rate is not None:
+            owed = owed & ~self.rests.hold(window, entries, rows, owed & ~later)
         if window.queue.filter is not None or not owed.all() or len(entries) > want or later.any():
             chosen, rest = self._choose(window.queue, hour, rows, owed & ~later, want)
             rest = sorted([*rest, *np.flatnonzero(owed & later).tolist()])
@@ -164,6 +170,7 @@ class Matcher:
         self._windows.rescan_if_low(window)
         self._turns.charge(window, len(left), cost)
         self._windows.in_flight.update(dict.fromkeys(left, (window,)))
+        self.rests.offer(topic, left)
         return OfferPart(window, left, rows), cost
 
     def _choose(

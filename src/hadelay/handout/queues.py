@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hadelay.codec.meta import Filter
+from hadelay.handout.grouprate import GroupRate
 from hadelay.handout.polls import Poll
 from hadelay.ledger.flow import HandoutLimits
 
@@ -81,8 +82,8 @@ class TopicTurn:
     """One topic: its queues, its limits and its share of the hand-outs."""
 
     __slots__ = (
-        "active", "any", "cause", "deficit", "filtered", "in_flight", "limits", "name", "number", "overdue_before_ms",
-        "served", "turns",
+        "active", "any", "cause", "deficit", "filtered", "group_rate", "in_flight", "limits", "name", "number",
+        "overdue_before_ms", "served", "turns",
     )  # fmt: skip
 
     def __init__(self, name: str) -> None:
@@ -92,6 +93,7 @@ class TopicTurn:
         #: Messages due before this time count as overdue; 0 if the topic has no catch-up rate.
         self.overdue_before_ms = 0
         self.limits: HandoutLimits | None = None
+        self.group_rate: GroupRate | None = None
         self.any = WaitQueue(self, None)
         self.filtered: dict[Filter, WaitQueue] = {}
         #: Queues of the topic that have both polls and messages; they take turns.

@@ -22,6 +22,8 @@ class Turns:
     def __init__(self, topics: TopicBook) -> None:
         #: Cluster time in ms of the last `tick`; messages due later are not ready yet.
         self.now_ms = 0
+        #: Time from which this leader knows all hand-outs.
+        self.began_ms = 0
         #: Name of a limit → number of times that the limit stopped a topic that had messages for a poll.
         self.throttled: Counter[str] = Counter()
         self._topics = topics
@@ -30,6 +32,8 @@ class Turns:
         self._served = 0
         #: Topics that wait for tokens of their rate limits.
         self._refills: Deadlines[TopicTurn] = Deadlines()
+        #: Topics with messages that rest until their group has a token (handout/rests.py).
+        self.rests: Deadlines[TopicTurn] = Deadlines()
         #: Topics that have reached their concurrency, the limit of leased messages.
         self._full: dict[TopicTurn, None] = {}
 
@@ -38,10 +42,12 @@ class Turns:
         for topic in self._refills.due(now_ms):
             self.go_on(topic)
 
-    def next_ms(self) -> int:
-        """Time in ms when a topic that waits for rate-limit tokens gets some, NEVER_MS if no topic waits."""
-        at_ms = self._refills.next()
-        return NEVER_MS if at_ms is None else int(at_ms)
+    def next_ms(self, ahead_ms: int) -> int:
+        """Time in ms when a topic that waits for rate-limit tokens, or a group in it, gets some; NEVER_MS if none
+        waits. ahead_ms: `now_ms` minus cluster time; tokens of groups are counted in cluster time."""
+        at_ms, group_ms = self._refills.next(), self.rests.next()
+        at_ms = NEVER_MS if at_ms is None else at_ms
+        return int(at_ms if group_ms is None else min(at_ms, group_ms + ahead_ms))
 
     def activate(self, queue: WaitQueue) -> None:
         """Let the queue take turns if it has polls and messages."""
@@ -123,6 +129,8 @@ class Turns:
 
     def allowed(self, window: Window) -> Allowance:
         topic = window.queue.topic
+        if topic.group_rate is not None and topic.group_rate.again_ms > self.now_ms:
+            return Allowance(0, "group_rate", topic.group_rate.again_ms)
         if topic.limits is None or topic.number is None:
             return UNLIMITED
         return topic.limits.allowance(self._topics[topic.number].leased + topic.in_flight, window.overdue, self.now_ms)

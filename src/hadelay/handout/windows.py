@@ -16,15 +16,16 @@ from itertools import groupby, islice
 import numpy as np
 from numpy.typing import NDArray
 
+from hadelay.handout import grouprate
 from hadelay.handout.owed import Owed
 from hadelay.handout.queues import TopicTurn, WaitQueue, Window, split
 from hadelay.handout.turns import Turns
 from hadelay.ledger.flow import limits_of
 from hadelay.ledger.topics import TopicBook, TopicState
 
-#: Limit of entries in all windows together; beyond it, only windows with waiting polls get some: _SMALL_WINDOW each.
-_TOTAL = 1 << 19
-_SMALL_WINDOW = 1_024
+#: Limit of entries in all windows together; beyond it, only windows with waiting polls get some: SMALL_WINDOW each.
+TOTAL = 1 << 19
+SMALL_WINDOW = 1_024
 #: Lateness in ms from which a message counts as overdue, for topics with a catch-up rate. The bound `overdue_before_ms`
 #: is set to the present minus this lateness, and set anew when a message twice as late arrives.
 OVERDUE_MS = 5_000
@@ -42,7 +43,7 @@ class Windows:
         self.ready_counts: Counter[int] = Counter()
         #: Count of entries in all windows.
         self.size = 0
-        #: Entries of undecided offers → windows that get the entry back if the offer fails.
+        #: Entries of undecided offers, and entries that rest → windows that get the entry back if it is not handed out.
         self.in_flight: dict[int, tuple[Window, ...]] = {}
         #: Callback that starts a scan for a window with few entries left and more messages on disk.
         self.on_low: Callable[[Window], None] = lambda window: None
@@ -63,7 +64,11 @@ class Windows:
     def configure(self, number: int) -> None:
         """Use the settings of a topic that was made or changed."""
         topic, settings = self.topic(number), self._topics[number].settings
-        topic.limits = limits_of(settings, self.turns.now_ms, topic.limits)
+        turns = self.turns
+        topic.limits = limits_of(settings, turns.now_ms, topic.limits)
+        topic.group_rate, wakes = grouprate.changed(topic.group_rate, settings.group_rate, turns.began_ms, turns.now_ms)
+        if wakes:
+            turns.rests.set(topic, 0)
         if (settings.catch_up_rate is not None) != bool(topic.overdue_before_ms):
             self._separate(topic, settings.catch_up_rate is not None)
         self.turns.go_on(topic)
@@ -76,8 +81,8 @@ class Windows:
 
     def room(self, window: Window) -> int:
         limit = self.limit
-        if self.size >= _TOTAL:
-            limit = min(limit, _SMALL_WINDOW) if window.queue.waiters else 0
+        if self.size >= TOTAL:
+            limit = min(limit, SMALL_WINDOW) if window.queue.waiters else 0
         return max(0, limit - len(window.entries))
 
     def rescan_if_low(self, window: Window) -> None:

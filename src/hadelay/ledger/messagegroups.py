@@ -332,3 +332,9 @@ def forget(ledger: Ledger, first_ids: list[int]) -> None:
 def find_group(ledger: Ledger, topic: TopicState, group: int) -> Group | None:
     stored = ledger.tables.get(GROUP, _key(topic, group))
     return None if stored is None else unpack_group(stored)
+
+
+def groups_of(ledger: Ledger, first_ids: list[int]) -> list[int | None]:
+    """The groups (64 bits) of pending messages; None for a message without one."""
+    found = ledger.tables.get_many(GROUPOF, [_MESSAGE.pack(first_id) for first_id in first_ids])
+    return [None if stored is None else GROUP_KEY.unpack_from(stored)[2] for stored in found]

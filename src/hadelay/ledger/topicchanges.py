@@ -11,6 +11,7 @@ from hadelay.settings.topic import (
     CALLBACK_SETTINGS,
     COPY_SETTINGS,
     FAN_OUT_SETTINGS,
+    GROUP_RATE_SETTINGS,
     GROUP_SETTINGS,
     TOPIC_NAME,
     group_problem,
@@ -25,6 +26,7 @@ from hadelay.settings.urls import disputed_url
 from hadelay.version import (
     BOUNDED,
     CALLBACKS_LEVEL,
+    GROUP_RATE_LEVEL,
     MASKED_HEADERS,
     MASKED_OF_ORIGIN,
     PLAIN_URLS,
@@ -151,6 +153,8 @@ def _refuse_groups(ledger: Ledger, name: str, config: dict[str, Any]) -> Refused
     if ledger.level < SCHEDULER_LEVEL:
         new = [setting for setting in GROUP_SETTINGS if setting in config]
         return Refused("needs_upgrade", f"{new[0]}: upgrade every node first (feature_level)") if new else None
+    if ledger.level < GROUP_RATE_LEVEL and (new := [name for name in GROUP_RATE_SETTINGS if name in config]):
+        return Refused("needs_upgrade", f"{new[0]}: upgrade every node first (feature_level)")
     topic = ledger.topic(name)
     known = {"defaults": newest_defaults(ledger.level)} if topic is None else topic.config
     after = settings_of(merged(known, config))

@@ -28,6 +28,7 @@ OTHER = "(other)"
 #: Names of the limits that stop hand-outs, refuse publishes, or refuse polls.
 CAUSES = (
     "paused", "rate", "catch_up_rate", "concurrency", "publish_rate", "max_messages", "max_bytes", "filters",
+    "group_rate",
 )  # fmt: skip
 #: What became of callbacks.
 CALLBACKS = ("filed", "over_quota", "lost")

@@ -21,6 +21,8 @@ MAX_BACKOFF_STEPS = 32
 #: Limit of signing secrets: the newest, and older ones that receivers may still use.
 MAX_SECRETS = 4
 MAX_HEADERS = 16
+#: Limits of group_rate: a new leader waits for an interval, and the clock counts milliseconds.
+MIN_GROUP_RATE, MAX_GROUP_RATE = 0.01, 1000
 #: Limit of the header fields that a message has for its own webhook calls, in bytes of names and values.
 MAX_FORWARD = 2 << 10
 #: HTTP methods of webhook calls, and those of them that send no body.
@@ -92,6 +94,10 @@ def _duration(least_ms: int, most: int | str) -> Check:
 _rate = _must(
     lambda value, _: type(value) in (int, float) and math.isfinite(value) and 0 < value <= MAX_RATE,
     f"messages per second, more than 0 and at most {MAX_RATE}, not {{!r}}; to stop a topic, pause it",
+)
+_group_rate = _must(
+    lambda value, _: type(value) in (int, float) and MIN_GROUP_RATE <= value <= MAX_GROUP_RATE,
+    f"messages of a group per second, {MIN_GROUP_RATE} to {MAX_GROUP_RATE}, not {{!r}}",
 )
 _flag = _must(lambda value, _: type(value) is bool, "true or false, not {!r}")
 _sync = _must(lambda value, _: value in ("commit", "interval"), "commit or interval, not {!r}")
@@ -241,6 +247,10 @@ _HELP_SUCCESS = (
     "Topic for a message about each acked message: the answer of the webhook's receiver, or the ack's result."
 )
 _HELP_FAILURE = "Topic for a message about each message that becomes a dead letter, with the errors of its attempts."
+_HELP_GROUP_RATE = (
+    "Limit per second of messages of one group that are handed out, evenly spaced: 1: one per second. Needs "
+    "group_concurrency."
+)
 _HELP_WEBHOOK = "URL that messages are pushed to. All settings of a webhook are replaced together."
 
 
@@ -293,6 +303,7 @@ class TopicSettings:
     expires_after_ms: int | None = _set(None, _HELP_EXPIRES, _duration(60 * _SECOND, 3_650 * _DAY))
     on_success: str | None = _set(None, _HELP_SUCCESS, _topic)
     on_failure: str | None = _set(None, _HELP_FAILURE, _topic)
+    group_rate: float | None = _set(None, _HELP_GROUP_RATE, _group_rate)
 
 
 #: Description and check of each setting, by field name.
@@ -311,6 +322,8 @@ WEBHOOK_FLOOR_MS = _SECOND
 
 #: Settings of message groups, which need the feature level SCHEDULER_LEVEL.
 GROUP_SETTINGS = ("group_concurrency",)
+#: Settings of message groups that need the feature level GROUP_RATE_LEVEL.
+GROUP_RATE_SETTINGS = ("group_rate",)
 #: Settings of callbacks, which need the feature level CALLBACKS_LEVEL.
 CALLBACK_SETTINGS = ("on_success", "on_failure")
 
@@ -323,6 +336,8 @@ def group_problem(settings: TopicSettings) -> str:
     """Error text for settings of message groups that contradict other settings; "" if none does."""
     if settings.group_concurrency == 1 and not settings.max_attempts:
         return "group_concurrency: 1 needs max_attempts: a message that always fails would stop its group for ever"
+    if settings.group_rate is not None and settings.group_concurrency is None:
+        return "group_rate needs group_concurrency, which limits how many messages of a group are in memory: set both"
     return ""
 
 

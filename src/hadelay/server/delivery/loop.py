@@ -7,7 +7,7 @@ Works between on_leader, when the no-op of the term is applied, and on_follower,
 from __future__ import annotations
 
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -28,6 +28,7 @@ from hadelay.model import NEVER_MS
 from hadelay.platform.runtime import Runtime
 from hadelay.raft.ports import Done, Propose
 from hadelay.server.clustertime import ClusterClock
+from hadelay.server.delivery.askers import Askers
 from hadelay.server.delivery.bulk import BulkRunner
 from hadelay.server.delivery.grants import Grants
 from hadelay.server.delivery.groupwalk import GroupWalk
@@ -49,8 +50,6 @@ _LONGEST_SLEEP_S = 3_600.0
 #: Limit of slices of the index that one run of the sweeper checks; the sweeper searches for due messages that were
 #: forgotten.
 _SWEEP_SLICES = 16
-#: Limits of remembered pairs (consumer, topics), and of topic names in all pairs. The oldest pairs are forgotten first.
-_MOST_ASKERS, _MOST_ASKED = 1_024, 1 << 16
 
 
 class DeliveryLoop:
@@ -247,7 +246,7 @@ class DeliveryLoop:
             self._due.at(ready_at)
             return NEVER_MS
         offers = grants.core.match(now_ms)
-        next_ms = grants.core.turns.next_ms()
+        next_ms = grants.core.turns.next_ms(self._handout.ahead_ms)
         self._handout.hand_out(offers, now_ms)
         return next_ms
 
@@ -374,30 +373,3 @@ class DeliveryLoop:
         ready, late = self.ready_counts(numbers), self.lateness.recent(self._now(), numbers)
         active = (number for number in numbers if number in ready or number in late)
         return {number: (*ready.get(number, (0, 0)), *late.get(number, (0, 0, 0, 0))) for number in active}
-
-
-class Askers:
-    """Consumers and their topics, as this leader has seen them since it took over."""
-
-    def __init__(self) -> None:
-        #: (consumer, topics) → cluster time of the last receive, the oldest first.
-        self._asked: OrderedDict[tuple[str, tuple[str, ...]], int] = OrderedDict()
-        self._names = 0
-
-    def note(self, consumer: str, topics: tuple[str, ...], now_ms: int) -> None:
-        who = consumer, topics
-        if who not in self._asked:
-            self._names += len(topics)
-        self._asked[who] = now_ms
-        self._asked.move_to_end(who)
-        while len(self._asked) > _MOST_ASKERS or (self._names > _MOST_ASKED and len(self._asked) > 1):
-            (_, oldest), _ = self._asked.popitem(last=False)
-            self._names -= len(oldest)
-
-    def of(self, topic: str, most: int = 16) -> list[tuple[str, int]]:
-        """(consumer, cluster time) of the latest receives for a topic, the latest first."""
-        found: dict[str, int] = {}
-        for (consumer, topics), asked_ms in reversed(self._asked.items()):
-            if topic in topics and len(found) < most:
-                found.setdefault(consumer, asked_ms)
-        return list(found.items())

@@ -109,7 +109,7 @@ class CommitHandout(Handout):
         self._rounds = [offers for offers in self._rounds if offers]
         poll = grants.current(offer.poll)
         granted = error is None and isinstance(result, GrantResult) and result.existing is None
-        grants.core.matcher.settle(offer, result.granted if granted else None)
+        grants.core.matcher.settle(offer, result.granted if granted else None, self.term.now())
         if granted:
             self._granted(offer, result, poll)
         elif isinstance(result, GrantResult) and result.existing is not None:
@@ -153,7 +153,7 @@ class IntervalHandout(Handout):
         grants, number, mono = self.grants, self.term.number, self.term.runtime.monotonic()
         for offer in offers:
             if self._in_hands(offer):
-                grants.core.matcher.settle(offer, None)
+                grants.core.matcher.settle(offer, None, now_ms)
                 grants.wait_on(offer.poll)
                 self.resting_until = mono + self._interval_s / 2
                 grants.turn_soon()
@@ -198,7 +198,7 @@ class IntervalHandout(Handout):
         grants = self.grants
         del grants.offers[offer.seq], grants.handed_at[offer.seq]
         granted = result.granted if isinstance(result, GrantResult) else np.ones(len(offer.entries), np.bool_)
-        grants.core.matcher.settle(offer, granted)
+        grants.core.matcher.settle(offer, granted, self.term.now())
         if grants.has_successor(offer.poll):
             grants.hand_out_again(grants.current(offer.poll), (self.term.number, offer.seq))
         grants.changed()
