@@ -24,7 +24,7 @@ from hadelay.storage.locations import Location, absolute
 
 #: Offending rows that are Python objects at once.
 _ROWS = 10_000
-_MESSAGES = ("first_id", "id", "hour", "dead", "entry", "topic", "deliver_at")
+_MESSAGES = ("first_id", "id", "hour", "dead", "entry", "topic", "subscription", "deliver_at")
 _EVENTS = (
     "hour",
     "dead",
@@ -75,7 +75,8 @@ WITH per_entry AS (
       WHEN due + {grace_ms} <= {as_of_ms} THEN 8 ELSE 6 END AS status
   FROM reached
 ), whole AS (
-  SELECT first_id, min(id) AS id, min_by(topic, struct(dead, hour, entry)) AS topic,
+  SELECT first_id, min(id) AS id,
+    min_by(coalesce(topic || '~' || subscription, topic), struct(dead, hour, entry)) AS topic,
     max(status) AS status, sum(leases) AS leases, sum(excused) AS excused, count_if(NOT moved) AS live,
     bool_or(coalesce(first_lease < due - {ahead_ms}, false)) AS early,
     max(CASE WHEN last_lease IS NULL THEN -1 ELSE greatest(last_lease + coalesce(delay, 0) - due, 0) END) AS late_ms,

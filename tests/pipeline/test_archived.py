@@ -20,6 +20,7 @@ from hadelay.errors import DamagedFile, NotFound
 from hadelay.pipeline import archive, audit, lateness, load, reconcile
 from hadelay.pipeline.jobs import ArchiveOptions, AuditOptions, JobOptions, ReconcileOptions
 from hadelay.pipeline.schema import Options
+from tests.ledger.test_subscriptions import subscribed
 from tests.ledger.world import World
 from tests.pipeline.support import HOUR, MINUTE, SECOND, message, options, write
 from tests.pipeline.test_reconcile import offending
@@ -80,6 +81,53 @@ def test_every_job_says_of_a_deleted_hour_what_it_said_before(tmp_path: Path) ->
         assert offending(tmp_path) == named
     only = options(world, tmp_path, hour_to=FIRST)
     assert reconcile.run(None, ReconcileOptions(only, **where(tmp_path))).messages == 8
+
+
+def fanned_out(directory: Path) -> World:
+    """Hour 18: three messages, each with a copy for a subscription; a copy was cancelled, another one was late."""
+    world = World()
+    subscribed(world, "billing")
+    ids = world.ids(*[message("orders", 10 * SECOND, key=f"k{n}", group="7") for n in range(3)])
+    world.now = 10 * SECOND
+    world.ack(world.lease(*ids, ids[0] + 1))
+    world.cancel(ids[1] + 1)
+    world.now = 3 * MINUTE
+    world.ack(world.lease(ids[2] + 1))
+    world.now = 4 * HOUR
+    write(world, directory)
+    return world
+
+
+def without_subscriptions(table: pa.Table) -> pa.Table:
+    """The rows as archives had them before the column: `topic` is the name of the queue."""
+    both = zip(table["topic"].to_pylist(), table["subscription"].to_pylist(), strict=True)
+    queue = [of if own is None else f"{of}~{own}" for of, own in both]
+    at = table.schema.get_field_index("topic")
+    return table.set_column(at, "topic", pa.array(queue, pa.string())).drop_columns(["subscription"])
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_copies_in_an_archive_are_those_of_their_subscription(old: bool, tmp_path: Path) -> None:
+    """Also in archives that have no column for it."""
+    world = fanned_out(tmp_path)
+    given = options(world, tmp_path)
+    jobs: list[Any] = [(reconcile.run, ReconcileOptions), (lateness.run, JobOptions), (load.run, JobOptions)]
+    before = [run(None, kind(given, out=str(tmp_path / "out"))) for run, kind in jobs]
+    told = {(row["topic"], row["verdict"]): row["count"] for row in before[0].table}
+    assert told == {
+        ("orders", "ok"): 3, ("orders~billing", "ok"): 1, ("orders~billing", "cancelled"): 1,
+        ("orders~billing", "late"): 1,
+    }  # fmt: skip
+    delete_first(world, tmp_path)
+    rows = pq.read_table(tmp_path / "archive" / "messages").to_pylist()
+    families = [(m["subscription"], m["published_id"] or m["id"], m["group"], m["key"]) for m in rows]
+    assert families == [(own, rows[n]["id"], "7", f"k{n // 2}") for n in (0, 2, 4) for own in (None, "billing")]
+    if old:
+        for kind in ("messages", "events"):
+            (part,) = (tmp_path / "archive" / kind / f"hour={FIRST}").iterdir()
+            rewritten(part, without_subscriptions)
+    assert [run(None, kind(given, **where(tmp_path))) for run, kind in jobs] == before
+    assert not audited(tmp_path)[0]
 
 
 def test_what_is_wrong_with_an_archive_is_named(tmp_path: Path) -> None:

@@ -48,16 +48,20 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> tuple[World, list[int], Pa
 
 def test_every_field_of_a_message(tmp_path: Path) -> None:
     world = World()
-    world.ids(message("orders", MINUTE, b"hello", ct="text/plain", key="k", tags=["a", "b"], meta={"x": "y"}))
+    own = {"group": "7", "sch": "daily", "oc": START_MS + SECOND, "fw": {"x-a": "1"}, "os": "done", "of": "failed"}
+    world.ids(message("orders", MINUTE, b"hello", ct="text/plain", key="k", tags=["a", "b"], meta={"x": "y"}, **own))
     world.ids(message("orders", MINUTE, b""))
     first, second = read(options(world, write(world, tmp_path), body="true", verify="true"))
     assert first == {
-        "id": encode_id(START_HOUR << 32), "first_id": START_HOUR << 32, "hour": 2026112018, "dead": False, "entry": 0,
-        "topic": "orders", "generation": 0, "deliver_at": datetime.fromtimestamp((START_MS + MINUTE) / 1000, UTC),
+        "id": encode_id(START_HOUR << 32), "first_id": START_HOUR << 32, "published_id": None,
+        "hour": 2026112018, "dead": False, "entry": 0, "topic": "orders", "subscription": None, "generation": 0,
+        "deliver_at": datetime.fromtimestamp((START_MS + MINUTE) / 1000, UTC),
         "attempt": 0, "flags": 0, "tag_mask": 0, "size": first["size"], "state": "scheduled",
         "published_at": datetime.fromtimestamp(START_MS / 1000, UTC), "content_type": "text/plain", "key": "k",
-        "tags": ["a", "b"], "meta": [("x", "y")], "body": b"hello",
+        "tags": ["a", "b"], "meta": [("x", "y")], "group": "7", "schedule": "daily", "occurrence": _at(SECOND),
+        "forward": [("x-a", "1")], "on_success": "done", "on_failure": "failed", "body": b"hello",
     }  # fmt: skip
+    assert {second[name] for name in ("group", "schedule", "occurrence", "forward", "on_success")} == {None}
     assert (second["content_type"], second["key"], second["tags"], second["meta"], second["body"]) == (
         "application/octet-stream", None, [], [], b"",
     )  # fmt: skip
@@ -188,11 +192,21 @@ def test_copies_for_subscriptions_are_messages_with_the_body_of_the_published_on
     world.nack(world.lease(ids[1] + 2), delay_ms=2 * HOUR_MS)
     write(world, tmp_path)
     found = read(options(world, tmp_path, body="true", verify="true"))
-    bodies = sorted((m["topic"], m["body"]) for m in found if m["state"] != "moved")
-    assert bodies == sorted(
-        (topic, b"body %d" % n) for topic in ("orders", "orders~billing", "orders~mail") for n in range(3)
-    )
+    assert {m["topic"] for m in found} == {"orders"}
+    queues = sorted((m["subscription"] or "", m["body"]) for m in found if m["state"] != "moved")
+    assert queues == sorted((own, b"body %d" % n) for own in ("", "billing", "mail") for n in range(3))
     assert len({m["id"] for m in found}) == 9
+    # Each copy names the message that was published, and nothing else does.
+    named = {(m["published_id"], m["body"]) for m in found if m["subscription"]}
+    assert named == {(encode_id(published), b"body %d" % n) for n, published in enumerate(ids)}
+    assert {m["published_id"] for m in found if not m["subscription"]} == {None}
+    events = read(options(world, tmp_path, kind="events"))
+    queue_of = {(m["hour"], m["entry"]): (m["topic"], m["subscription"]) for m in found}
+    assert all((e["topic"], e["subscription"]) == queue_of[e["hour"], e["entry"]] for e in events)
+    # A topic is asked for with its subscriptions, a subscription by itself.
+    assert read(options(world, tmp_path, topics="orders", body="true", verify="true")) == found
+    of_mail = read(options(world, tmp_path, topics="orders~mail", columns="subscription"))
+    assert [m["subscription"] for m in of_mail] == ["mail"] * 4
     given = options(world, tmp_path)
     store = stores.open_store(given)
     for files in stores.listing(store, given).hours:

@@ -72,14 +72,15 @@ def table(n: int = 3, **columns: Any) -> pa.RecordBatch:
 def test_a_row_is_the_message_that_its_columns_say() -> None:
     rows = table(
         1, body=[b"x"], key=["c"], tags=[["a", "b"]], ttl=["1h"], content_type=["text/plain"], on_conflict=["replace"],
-        max_wait=[5], callback=["http://x"], group=["g"],
+        max_wait=[5], callback=["http://x"], group=["g"], on_success=["done"], on_failure=["failed"],
         meta=pa.array([[("a", "b")]], pa.map_(pa.string(), pa.string())),
+        forward=pa.array([[("x-a", "1")]], pa.map_(pa.string(), pa.string())),
     )  # fmt: skip
     assert list(publish.messages(rows, options())) == [
         Put(
             topic="t", body=b"x", at=int(DUE.timestamp() * 1000), key="c", tags=["a", "b"], ttl="1h",
             content_type="text/plain", on_conflict="replace", max_wait=5, callback="http://x", group="g",
-            meta={"a": "b"}, idempotency_key="k0",
+            on_success="done", on_failure="failed", forward={"x-a": "1"}, meta={"a": "b"}, idempotency_key="k0",
         )
     ]  # fmt: skip
     (unique,) = publish.messages(table(1, key=["c"], unique_for=["1d"]), options())

@@ -154,6 +154,21 @@ def test_sql_reads_live_and_archived_hours_as_one(spark: Any, tmp_path: Path) ->
         assert test_reconcile.offending(tmp_path) == named
 
 
+def test_sql_joins_a_message_with_its_copies_live_and_archived(spark: Any, tmp_path: Path) -> None:
+    world = test_archived.fanned_out(tmp_path)
+    before = test_reconcile.judge(world, tmp_path, spark, "exact")
+    columns = "id,published_id,topic,subscription,state,group,occurrence,forward"
+    live = read_from(spark, tmp_path, columns=columns)
+    query = """SELECT topic, coalesce(published_id, id) AS published,
+        collect_set(subscription || ' ' || state) AS copies FROM {rows} GROUP BY topic, published ORDER BY published"""
+    found = [(row.topic, row.copies) for row in spark.sql(query, rows=live).collect()]
+    assert found == [("orders", [f"billing {state}"]) for state in ("acked", "cancelled", "acked")]
+    given = test_archived.delete_first(world, tmp_path)
+    old = spark.read.parquet(str(tmp_path / "archive" / "messages")).selectExpr(*columns.split(","))
+    assert [(row.topic, row.copies) for row in spark.sql(query, rows=old).collect()] == found
+    assert exact_oracle.run(spark, ReconcileOptions(given, **test_archived.where(tmp_path))).table == before.table
+
+
 def test_tasks_count_what_one_process_does(spark: Any, busy: tuple[Any, Path]) -> None:
     given = options(*busy)
     wanted = ForecastOptions(given, threshold=1, hours=48)

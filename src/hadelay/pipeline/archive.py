@@ -42,7 +42,8 @@ _AGAIN = "fix the cause and run it again: it continues with the remaining hours"
 _GROUP_ROWS, _GROUP_BYTES = 1 << 18, 128 << 20
 #: Columns written with Parquet's dictionary encoding; those of the types in _NUMBERS are delta-encoded, others plain.
 #: Dictionaries for all columns would take longer, and make larger files.
-_FEW_VALUES = [*sorted(batches.CODED), "tags.list.element", "meta.key_value.key", "meta.key_value.value"]
+_MAPS = [f"{name}.key_value.{part}" for name in ("meta", "forward") for part in ("key", "value")]
+_FEW_VALUES = [*sorted(batches.CODED), "tags.list.element", *_MAPS]
 _NUMBERS = ("INT", "BIGINT", "TIMESTAMP")
 
 

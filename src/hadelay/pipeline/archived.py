@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from hadelay.codec.checksums import crc32c
 from hadelay.codec.formats import NO_REASON, REASON_BITS
 from hadelay.errors import DamagedFile, NotFound
-from hadelay.model import NONE32, Event, hour_name
+from hadelay.model import NONE32, SEPARATOR, Event, hour_name
 from hadelay.pipeline.hourfiles import ROW, Bytes, HourFiles, Listing, NameMap, Rows, Store
 from hadelay.pipeline.schema import Options, hour_number
 from hadelay.pipeline.stores import open_store
@@ -38,8 +38,8 @@ _CHUNK = 8 << 20
 _READERS = 8
 KIND = {"idx": "messages", "dsp": "events"}
 _COLUMNS = {
-    "idx": ["entry", "first_id", "topic", "deliver_at"],
-    # Archives that were written before feature level 3 lack handout_delay_ms.
+    # Archives of earlier versions lack subscription and handout_delay_ms.
+    "idx": ["entry", "first_id", "topic", "subscription", "deliver_at"],
     "dsp": ["entry", "event", "at", "other_hour", "other_dead", "other_entry", "handout_delay_ms"],
 }
 _EVENTS = {event.name.lower(): int(event) for event in Event}
@@ -172,14 +172,14 @@ def _index(table: Any, rows: Rows, topics: dict[str, int]) -> None:
     """Fill `rows`, which are INDEX rows, with an archived table of messages."""
     rows["index"], rows["first_id"] = _numbers(table, "entry"), _numbers(table, "first_id")
     rows["deliver_at_ms"] = _numbers(table, "deliver_at") // 1000
-    rows["topic"] = _coded(table, "topic", topics)
+    rows["topic"] = _coded(_queues(table), topics)
     rows["size"] = 1  # readers would take a row of size 0 for the end of the file
 
 
 def _dispatch(table: Any, rows: Rows) -> None:
     """Fill `rows`, which are DISPATCH rows, with an archived table of events."""
     rows["index"], rows["at_ms"] = _numbers(table, "entry"), _numbers(table, "at") // 1000
-    rows["event"] = _coded(table, "event", _EVENTS)
+    rows["event"] = _coded(table["event"], _EVENTS)
     rows["other_hour"] = rows["previous"] = NONE32
     moved = table["other_entry"].is_valid().to_numpy()
     rows["consumer"] = _numbers(table, "other_entry")
@@ -203,8 +203,16 @@ def _numbers(table: Any, name: str) -> npt.NDArray[np.int64]:
     return np.asarray(pc.fill_null(column.cast(pa.int64()), 0))
 
 
-def _coded(table: Any, name: str, numbers: dict[str, int]) -> npt.NDArray[np.uint32]:
+def _queues(table: Any) -> Any:
+    """Name of each message's queue: the topic, or topic~subscription."""
+    if "subscription" not in table.column_names or table["subscription"].null_count == table.num_rows:
+        return table["topic"]
+    topic, own = (table[name].cast(pa.string()) for name in ("topic", "subscription"))
+    return pc.coalesce(pc.binary_join_element_wise(topic, own, SEPARATOR), topic)
+
+
+def _coded(column: Any, numbers: dict[str, int]) -> npt.NDArray[np.uint32]:
     """Number of each name in a column; NONE32 for null and for names without a number."""
-    encoded = table[name].combine_chunks().dictionary_encode()
+    encoded = column.combine_chunks().dictionary_encode()
     known = np.array([numbers.get(value, NONE32) for value in encoded.dictionary.to_pylist()] + [NONE32], np.uint32)
     return np.asarray(known[pc.fill_null(encoded.indices, len(known) - 1).to_numpy(zero_copy_only=False)])

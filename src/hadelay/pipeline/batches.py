@@ -24,7 +24,9 @@ from hadelay.pipeline.hourfiles import HourFiles, Listing, NameMap, Rows, Store,
 from hadelay.pipeline.schema import KINDS, Options, hour_int
 
 #: Columns with few different values; `read` returns them as dictionaries on request.
-CODED = frozenset(("topic", "state", "content_type", "event", "consumer", "node", "reason"))
+CODED = frozenset(
+    ("topic", "subscription", "state", "content_type", "event", "consumer", "node", "reason", "schedule")
+)  # fmt: skip
 #: Maximum size of the records per batch, in bytes.
 _BATCH_BYTES = 64 << 20
 #: Maximum gap, in bytes, between two records read in one piece: reading the gap is cheaper than another request.
@@ -97,6 +99,11 @@ class _Batch:
         self.reader, self.rows = reader, rows
         self.names: NameMap = reader.names
 
+    def queue(self, half: int, numbers: npt.NDArray[np.uint32]) -> pa.DictionaryArray:
+        """Name of the topic (half 0) or of the subscription (half 1) of each topic number."""
+        found = self.reader.halves[half]
+        return coded(found.names, found.of_numbers(numbers))
+
     def column(self, name: str) -> Any:
         """Make a column of the batch: a numpy or Arrow array as long as `rows`."""
         make = self.reader.columns.get(name)
@@ -111,6 +118,7 @@ class _Reader:
         self.store, self.options, self.split, self.files = store, options, split, split.files
         self.verify, self.skip = options.verify, options.on_torn == "skip"
         self.names: NameMap = store.names()
+        self.halves = self.names.halves()
         self.selected = self.names.topic_mask(options.topics)
 
     def batches(self, start: int, stop: int, needs_log: bool) -> Iterator[_Batch]:
@@ -174,12 +182,19 @@ class _MessageBatch(_Batch):
         values, indices = self.metas
         return pa.array([get(value) for value in values], ARROW[kind]).take(indices)
 
+    def published(self) -> pa.Array:
+        """Id in each row's record, the one that the publisher got; null where it is the message's own id."""
+        named = self.gathered("<u8", _AT["first_id"])
+        return without(ids(named), named == self.rows["first_id"])
+
 
 _MESSAGE_COLUMNS: dict[str, Callable[[_MessageBatch], Any]] = {
     **_COLUMNS,
     "id": lambda b: ids(b.rows["first_id"]),
     "first_id": lambda b: b.rows["first_id"].astype(np.int64),
-    "topic": lambda b: coded(b.names.topics, b.rows["topic"]),
+    "published_id": lambda b: b.published(),
+    "topic": lambda b: b.queue(0, b.rows["topic"]),
+    "subscription": lambda b: b.queue(1, b.rows["topic"]),
     "deliver_at": lambda b: instants(b.rows["deliver_at_ms"]),
     "tag_mask": lambda b: b.rows["tag_mask"].astype(np.int64),
     "size": lambda b: b.rows["size"].astype(np.int32),
@@ -189,6 +204,12 @@ _MESSAGE_COLUMNS: dict[str, Callable[[_MessageBatch], Any]] = {
     "key": lambda b: b.of_meta(lambda m: m.key),
     "tags": lambda b: b.of_meta(lambda m: m.tags, "ARRAY<STRING>"),
     "meta": lambda b: b.of_meta(lambda m: list(m.meta.items()), "MAP<STRING,STRING>"),
+    "group": lambda b: b.of_meta(lambda m: m.group),
+    "schedule": lambda b: b.of_meta(lambda m: m.sch).dictionary_encode(),
+    "occurrence": lambda b: b.of_meta(lambda m: m.oc * 1000 if m.sch else None, "TIMESTAMP"),
+    "forward": lambda b: b.of_meta(lambda m: list(m.fw.items()) or None, "MAP<STRING,STRING>"),
+    "on_success": lambda b: b.of_meta(lambda m: m.os),
+    "on_failure": lambda b: b.of_meta(lambda m: m.of),
     "body": lambda b: b.pieces(*b.sizes),
 }
 
@@ -307,6 +328,11 @@ class _EventBatch(_Batch):
         index, at, _ = self.entries
         return np.asarray(index[name][at])
 
+    @cached_property
+    def topics(self) -> npt.NDArray[np.uint32]:
+        """Topic number of each event's entry; NONE32 where the entry is missing."""
+        return np.where(self.entries[2], np.uint32(NONE32), self.of_entry("topic"))
+
     def known(self, values: pa.Array) -> pa.Array:
         """Copy of an Arrow array with null for events whose entry is missing."""
         return without(values, self.entries[2])
@@ -330,7 +356,8 @@ _EVENT_COLUMNS: dict[str, Callable[[_EventBatch], Any]] = {
     "previous": lambda b: _some(b.rows["previous"].astype(np.int64), NONE32),
     "id": lambda b: b.known(ids(b.of_entry("first_id"))),
     "first_id": lambda b: b.known(pa.array(b.of_entry("first_id").view(np.int64))),
-    "topic": lambda b: coded(b.names.topics, np.where(b.entries[2], NONE32, b.of_entry("topic"))),
+    "topic": lambda b: b.queue(0, b.topics),
+    "subscription": lambda b: b.queue(1, b.topics),
     "deliver_at": lambda b: b.known(instants(b.of_entry("deliver_at_ms"))),
 }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import msgpack
@@ -21,7 +21,7 @@ from hadelay.codec.formats import DISPATCH, DISPATCH_SIZE, INDEX, INDEX_SIZE, RE
 from hadelay.codec.linking import DISPATCH_CRC, INDEX_CRC, group
 from hadelay.codec.records import check_record, decode_record
 from hadelay.errors import BadRequest, DamagedFile
-from hadelay.model import DEAD_HOURS, NONE32, hour_name, proves_record
+from hadelay.model import DEAD_HOURS, NONE32, SEPARATOR, hour_name, proves_record
 from hadelay.storage.names import KINDS, decode_names
 
 Rows = npt.NDArray[np.void]
@@ -79,7 +79,8 @@ class Listing(NamedTuple):
 
 
 class NameMap(NamedTuple):
-    """Names of topics, consumers, nodes and reasons; a name's position is its number."""
+    """Names of topics, consumers, nodes and reasons; a name's position is its number. `topics` has the queues of
+    subscriptions, too, such as orders~billing."""
 
     topics: list[str]
     consumers: list[str]
@@ -91,9 +92,15 @@ class NameMap(NamedTuple):
 
     def topic_mask(self, topics: str) -> npt.NDArray[np.bool_] | None:
         """Mask of the selected topics by topic number; the last element is for numbers without a name. None: all topics
-        are selected. topics: names separated by commas."""
+        are selected. topics: names separated by commas; the name of a topic selects its subscriptions, too."""
         selected = {name.strip() for name in topics.split(",")}
-        return np.array([*(name in selected for name in self.topics), False]) if topics else None
+        found = [name in selected or name.partition(SEPARATOR)[0] in selected for name in self.topics]
+        return np.array([*found, False]) if topics else None
+
+    def halves(self) -> tuple[Half, Half]:
+        """Topic and subscription of each topic number."""
+        parts = [name.partition(SEPARATOR) for name in self.topics]
+        return Half.of(of for of, _, _ in parts), Half.of(own for _, _, own in parts)
 
     @classmethod
     def decode(cls, data: bytes, path: str, *, tolerant: bool = False) -> NameMap:
@@ -110,6 +117,26 @@ class NameMap(NamedTuple):
             if not tolerant:
                 raise DamagedFile(path, error.offset, f"{error.what}; {WAY_OUT}") from None
         return cls(*found.values())
+
+
+class Half(NamedTuple):
+    """The topic, or the subscription, in the names of queues."""
+
+    #: Distinct names.
+    names: list[str]
+    #: By topic number, the position in `names`; NONE32: the queue has none. The last element is for other numbers.
+    at: npt.NDArray[np.uint32]
+
+    @classmethod
+    def of(cls, names: Iterable[str]) -> Half:
+        """names: one per topic number; "" for none."""
+        per_number = list(names)
+        known = {name: at for at, name in enumerate(dict.fromkeys(filter(None, per_number)))}
+        return cls(list(known), np.array([*(known.get(name, NONE32) for name in per_number), NONE32], np.uint32))
+
+    def of_numbers(self, numbers: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+        """Position in `names` for each topic number."""
+        return np.asarray(self.at[np.minimum(numbers, len(self.at) - 1)])
 
 
 class Store(Protocol):

@@ -164,8 +164,8 @@ def _message(row: dict[str, Any], options: WriteOptions) -> Put | str:
         at = int(at)  # due times from CSV files may be numbers as text
     if isinstance(tags, str):
         tags = [tag.strip() for tag in tags.split(",") if tag.strip()]
-    if None in (row.get("meta") or {}).values() or None in (tags or ()):
-        return "a value of meta or tags is null"
+    if None in (*(row.get("meta") or {}).values(), *(row.get("forward") or {}).values(), *(tags or ())):
+        return "a value of meta, forward or tags is null"
     body = b"" if body is None else body
     return Put(topic=topic, body=body, at=at, tags=tags, idempotency_key=f"{options.key_prefix}{key}", **row)
 

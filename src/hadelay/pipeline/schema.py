@@ -28,11 +28,14 @@ _ENTRY = {
     "dead": Column("BOOLEAN", "an hour of dead letters: `hour` is the end of their retention", null=False),
     "entry": Column("BIGINT", "globalIndex within the hour; `hour`, `dead`, `entry` identify an entry", null=False),
 }
+_SUBSCRIPTION = Column("STRING", "subscription of `topic` that the message is a copy for; null: the topic's own queue")
 MESSAGES = {
     "id": Column("STRING", "id of the message, the same in all its entries", null=False),
     "first_id": Column("BIGINT", "id of the message as a number, for joins", null=False),
+    "published_id": Column("STRING", "of a copy for a subscription, the id of the published message", log=True),
     **_ENTRY,
     "topic": Column("STRING", ""),
+    "subscription": _SUBSCRIPTION,
     "generation": Column("INT", "number of times that the topic was deleted before", null=False),
     "deliver_at": Column("TIMESTAMP", "due time of this entry; in a dead hour, the time of death", null=False),
     "attempt": Column("INT", "number of hand-outs before this entry", null=False),
@@ -47,6 +50,12 @@ MESSAGES = {
     "key": Column("STRING", "client key of the message", log=True),
     "tags": Column("ARRAY<STRING>", "", log=True),
     "meta": Column("MAP<STRING,STRING>", "", log=True),
+    "group": Column("STRING", "message group", log=True),
+    "schedule": Column("STRING", "schedule that made the message", log=True),
+    "occurrence": Column("TIMESTAMP", "planned time of the schedule's occurrence", log=True),
+    "forward": Column("MAP<STRING,STRING>", "headers of the message's own webhook calls; may hold secrets", log=True),
+    "on_success": Column("STRING", "topic of success callbacks that the message names itself", log=True),
+    "on_failure": Column("STRING", "topic of failure callbacks that the message names itself", log=True),
     "body": Column("BINARY", "only with `columns` or `body`", log=True, null=False),
 }
 EVENTS = {
@@ -68,6 +77,7 @@ EVENTS = {
     "id": Column("STRING", "id of the message; null if the entry is missing"),
     "first_id": Column("BIGINT", ""),
     "topic": Column("STRING", ""),
+    "subscription": _SUBSCRIPTION,
     "deliver_at": Column("TIMESTAMP", "due time of the entry"),
 }
 #: Kind of rows → its columns. dispatches: hand-outs (event `leased`); settlements: all other events; events: both.
@@ -93,6 +103,9 @@ PUBLISHED = {
     "ttl": Column("STRING|BIGINT|DOUBLE", "time after which the message expires, counted from its due time"),
     "callback": Column("STRING", "webhook URL for this message"),
     "group": Column("STRING", "message group of the message"),
+    "forward": Column("MAP<STRING,STRING>", "headers of the message's own webhook calls"),
+    "on_success": Column("STRING", "topic of the message's success callback, with `allow_per_message`"),
+    "on_failure": Column("STRING", "topic of the message's failure callback, with `allow_per_message`"),
     "content_type": Column("STRING", ""),
     "meta": Column("MAP<STRING,STRING>", ""),
 }
@@ -169,7 +182,9 @@ class Options:
     body: bool = option(False, "Add `body` to the columns.")
     hour_from: int = option(0, "First hour, as yyyymmddHH. The name of a dead hour is the end of its retention.")
     hour_to: int = option(0, "Last hour, as yyyymmddHH.")
-    topics: str = option("", "Only these topics, separated by commas.")
+    topics: str = option(
+        "", "Only these topics with their subscriptions, separated by commas; orders~billing: only this subscription."
+    )  # fmt: skip
     dead: bool = option(True, "Include hours of dead letters.")
     as_of: int = option(
         0, "Time for the states of pending messages, in Unix ms; 0: time of the last checkpoint, or of the nodes."
