@@ -4,6 +4,7 @@ import base64
 import secrets
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,7 +26,7 @@ from hadelay.cli.output import (
     table,
 )
 from hadelay.cli.remote import call
-from hadelay.errors import BadRequest
+from hadelay.errors import BadRequest, Forbidden
 from hadelay.paths import segment
 
 _COLUMNS = ("schedule", "topic", "state", "times", "next", "made", "missed")
@@ -217,6 +218,8 @@ def preview(
 
 def delete(name: Name, /, *, yes: Yes = False, remote: Remote = Remote()) -> None:
     """Delete a schedule. Messages that are not due yet are cancelled."""
+    with suppress(Forbidden):  # a token may have the scope publish without read
+        call(remote, "GET", _path(name), needs="schedule")  # a wrong name is an error: DELETE would succeed
     if not yes:
         confirm(f"deletes schedule {name} and cancels its messages that are not due yet")
     call(remote, "DELETE", _path(name))

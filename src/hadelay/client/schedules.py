@@ -60,7 +60,7 @@ class ScheduleRequests(Requests):
             query["cursor"] = found.cursor
 
     async def delete_schedule(self, name: str) -> None:
-        """Delete a schedule. Messages that are not due yet are cancelled."""
+        """Delete a schedule, if there is one. Messages that are not due yet are cancelled."""
         await self._delete(_path(name))
 
     async def pause_schedule(self, name: str) -> ScheduleInfo:

@@ -38,11 +38,17 @@ def _name(call: Call) -> str:
 async def _own(call: Call, scope: str = "publish") -> str:
     """The schedule's name in the path. Raises NotFound; Forbidden without this scope for its topic."""
     name = _name(call)
-    topic = await call.service.schedules.topic_of(name)
-    if topic is None:
+    if not await _exists(call, name, scope):
         raise NotFound(f"there is no schedule {name!r}")
-    call.access.need_of(scope, topic, "schedule")
     return name
+
+
+async def _exists(call: Call, name: str, scope: str = "publish") -> bool:
+    """Whether there is a schedule of this name. Raises Forbidden without this scope for its topic."""
+    topic = await call.service.schedules.topic_of(name)
+    if topic is not None:
+        call.access.need_of(scope, topic, "schedule")
+    return topic is not None
 
 
 @routes.add(
@@ -53,9 +59,7 @@ async def put_schedule(call: Call) -> Answer:
     """Create a schedule, or replace it as a whole"""
     name, wish, limits = _name(call), call.body, call.context.config
     call.access.need("publish", check_new_topic(wish.topic, limits.max_topic_bytes))
-    before = await call.service.schedules.topic_of(name)
-    if before is not None:
-        call.access.need_of("publish", before, "schedule")
+    await _exists(call, name)
     if wish.overlap == "wait" and wish.group is not None:
         raise Impossible("group: a schedule with overlap=wait uses a group of its own; leave group out")
     group = f"schedule.{name}"[:MAX_GROUP] if wish.overlap == "wait" else wish.group
@@ -131,10 +135,12 @@ async def list_schedules(call: Call) -> Answer:
     return call.answer(api.Schedules(mine, page.cursor))
 
 
-@routes.add("DELETE", _PATH, returns={204: None}, errors=(404,), scope="publish", own_topics=True)
+@routes.add("DELETE", _PATH, returns={204: None}, scope="publish", own_topics=True)
 async def delete_schedule(call: Call) -> Answer:
-    """Delete a schedule; messages that are not due yet are cancelled"""
-    await call.service.schedules.delete(await _own(call), call.actor)
+    """Delete a schedule, if there is one; messages that are not due yet are cancelled"""
+    name = _name(call)
+    if await _exists(call, name):
+        await call.service.schedules.delete(name, call.actor)
     return NOTHING
 
 

@@ -48,9 +48,11 @@ class HadelayScheduleSource(ScheduleSource):
     async def delete_schedule(self, schedule_id: str) -> None:
         """Delete a schedule; of one by time, cancel the message. Raises Conflict if that runs or has run."""
         try:
-            await awaited(self._broker.client, lambda client: client.delete_schedule(_name(schedule_id)))
+            await awaited(self._broker.client, lambda client: client.schedule(_name(schedule_id)))
         except NotFound:
             await self._broker.cancel(schedule_id)
+            return
+        await awaited(self._broker.client, lambda client: client.delete_schedule(_name(schedule_id)))
 
     async def _store(self, schedule: ScheduledTask) -> None:
         if isinstance(schedule.cron_offset, timedelta):

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import datetime
 from itertools import islice
 from typing import Any
@@ -158,7 +159,9 @@ class ScheduleService(Service):
         return Occurrence(format_instant(made.occurrence), encode_id(made.id), state, bool(made.manual))  # type: ignore[arg-type]
 
     async def delete(self, name: str, by: Actor) -> None:
-        await self._administer(by, "schedule.delete", name, codec.encode_delete(name))
+        """Delete a schedule, if there is one: the answer to an earlier request may have been lost."""
+        with suppress(NotFound):
+            await self._administer(by, "schedule.delete", name, codec.encode_delete(name))
 
     async def pause(self, name: str, paused: bool, by: Actor) -> Schedule[str]:
         await self._administer(
