@@ -195,6 +195,23 @@ def test_cancelled_expired_and_purged_messages_have_none() -> None:
     assert not records(world, "done") + records(world, "failed")
 
 
+def test_a_message_leased_before_its_topic_was_deleted_has_none_in_the_topics_new_life() -> None:
+    """Nor topics of its own; a message leased before a purge still has its callback."""
+    world = asking(webhook=HOOK)
+    old = world.lease(*world.ids(draft(), draft(), own(os="mine")))
+    world.one(commands.encode_topic_delete("t", True))
+    world.one(commands.encode_topic_put("t", {"on_success": "done", "on_failure": "failed", "webhook": HOOK}))
+    (young,) = world.ids()
+    purged = world.lease(young)
+    world.restart()
+    assert settled(world, old[[0, 2]]) == [0, 0]
+    assert world.nack(old[1:2], commands.DEAD_NOW) == [0]
+    assert not records(world, "done") + records(world, "failed") + records(world, "mine")
+    world.one(commands.encode_purge("t", 3))
+    assert settled(world, purged) == [0]
+    assert [one["id"] for one in told(world)] == [encode_id(young)]
+
+
 def own(**topics: str) -> Draft:
     return replace(draft(), meta=pack(Meta(**topics)), callback=True)  # type: ignore[arg-type]
 

@@ -117,7 +117,10 @@ _NO_REPLY = CallReply(0, "", b"", False)
 def _asked(
     ledger: Ledger, topic: TopicState, hour: int, row: np.void, event: Literal["success", "failure"]
 ) -> tuple[str, CallbackMeta]:
-    """(topic of the callback that is asked for, "" for none; meta of the message)."""
+    """(topic of the callback that is asked for, "" for none; meta of the message). A message that was leased when its
+    topic was deleted asks for none: the settings are those of the topic's next life."""
+    if int(row["generation"]) < topic.born:
+        return "", CallbackMeta()
     target = topic.settings.on_success if event == "success" else topic.settings.on_failure
     names_own = topic.names_own and int(row["flags"]) & FLAG_CALLBACK
     if target is None and not names_own:

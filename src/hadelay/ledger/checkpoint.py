@@ -39,7 +39,7 @@ _TOPIC = (
 #: Attributes of a topic that are written after _TOPIC if the topic has messages in groups, or one of _LATER. Of _LATER,
 #: those up to the last that is not 0 are written.
 _GROUPS = ("group_rows", "grouped", "blocked")
-_LATER = ("used_ms", "dropped")
+_LATER = ("used_ms", "dropped", "born")
 _REDRIVE_JOB = ("upto_ms", "rate", "start_ms", "count", "after")
 _MARK = ("generation", "at_ms", "ready")
 _JOB = (

@@ -188,6 +188,8 @@ def apply_delete(ledger: Ledger, command: tuple[str, bool]) -> Done | Refused:
 def _delete(ledger: Ledger, topic: TopicState) -> None:
     begin_generation(ledger, topic)
     topic.lives += 1
+    if ledger.level >= CALLBACKS_LEVEL:
+        topic.born = topic.generation
     ledger.topics.end(topic)
     ledger.topics.end_dead(topic, ledger.now_ms)
     topic.exists = False

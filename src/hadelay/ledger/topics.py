@@ -107,6 +107,8 @@ class TopicState:
     used_ms: int = 0
     #: Number of copies that this subscription did not get because it was full (on_full "drop").
     dropped: int = 0
+    #: First generation since the topic's last deletion. A message that was leased before it has no callbacks.
+    born: int = 0
     #: Counters by Event of acked, cancelled, expired, dead and redriven messages; moves end entries, not messages.
     settled: list[int] = field(default_factory=lambda: [0] * (max(Event) + 1))
 
