@@ -13,6 +13,12 @@ def short_fan_out(fan_out: Original, ledger: Any, batch: Any) -> Any:
     return found if found is None else FanOut(found.own, found.copies[:-1])
 
 
+@bug("a subscription gets a second copy of a message", "", "F1 fan-out", at=(publish, "fan_out"))
+def filled_twice(fan_out: Original, ledger: Any, batch: Any) -> Any:
+    found = fan_out(ledger, batch)
+    return found if found is None else FanOut(found.own, [*found.copies, *found.copies[:1]])
+
+
 @bug("a copy that a full subscription drops is not counted", "", "F1 fan-out, copies", at=(FanOut, "drop"))
 def uncounted_drop(drop: Original, fan: FanOut, row: int, full: Any) -> None:
     drop(fan, row, full)
