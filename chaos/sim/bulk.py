@@ -9,6 +9,7 @@ from chaos.sim.history import Order
 from hadelay.api.service import Actor
 from hadelay.codec.jobcommands import JobSpec
 from hadelay.errors import HadelayError
+from hadelay.ledger.topicchanges import DEAD
 from hadelay.server.service.node import NodeService
 
 #: Share of runs with bulk jobs: a message that a job may have changed is exempt from many checks.
@@ -64,6 +65,8 @@ class BulkClient(Client):
         chance = rng.random()
         if chance < 0.15:
             return "job cancel", JobSpec("cancel", self.topic, (rng.choice(tags),), rate=rate)
+        if chance < 0.21:
+            return "purge", JobSpec("delete_dead", self.topic, some, rate=rate)
         if chance < 0.3:
             return "redrive", JobSpec("redrive", f"*{self.topic[1:]}", some, rate=rate)
         if chance < 0.4:
@@ -71,7 +74,7 @@ class BulkClient(Client):
         return "job move", JobSpec("reschedule", f"{self.topic[:-1]}*", some, rate=rate, **rng.choice(_CHANGES))
 
     def _begin(self, kind: str, spec: JobSpec) -> None:
-        order = Order(kind, self.topic, self.world.now)
+        order = Order(kind, self.topic, self.world.now, DEAD if kind == "purge" else 0)
         self.history.orders.append(order)
         request_id = f"{self.name}.{self.acts}"
 

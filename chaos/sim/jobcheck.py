@@ -13,8 +13,8 @@ _WAITING = (State.SCHEDULED, State.READY, State.BLOCKED)
 
 
 def left_over(ledger: Ledger, job: BulkJob) -> list[int]:
-    """Ids of messages that a job should have changed before it ended. Filters by time, key, group and schedule are not
-    known here: no job of the simulator has one."""
+    """Ids of messages that a job should have changed before it ended. Filters by time, key, group, schedule, id and
+    error are not known here: no job of the simulator has one."""
     found = []
     for hour in ledger.store.hours():
         rows = ledger.store.entries(hour, slice(0, ledger.store.count(hour)))
@@ -33,6 +33,8 @@ def _is_meant(ledger: Ledger, job: BulkJob, entry: EntryRef) -> bool:
         if not set(spec.tags) <= set(unpack(split_record(record)[0]).tags):
             return False
     due_ms = int(row["deliver_at_ms"])
+    if spec.action == "delete_dead":
+        return state is State.DEAD and due_ms <= job.began_ms
     if spec.action == "redrive":
         # A letter stays dead if another message has its client key.
         keyed = ledger.tables.get(KEYOF, ID_KEY.pack(int(row["first_id"]))) is not None

@@ -34,5 +34,7 @@ EXPIRY_LEVEL = 5
 SAME_PUT_LEVEL = 5
 #: Feature level from which topics may have `group_rate` (ADR 81).
 GROUP_RATE_LEVEL = 5
+#: Feature level from which bulk jobs delete dead letters, and select messages by id and last error (ADR 211).
+DEAD_JOBS_LEVEL = 5
 #: Feature level of a new cluster, whatever its first nodes support: their versions may differ.
 FIRST_LEVEL = 1

@@ -12,6 +12,7 @@ _TYPES = {
 _FORMS = {"backoff": 'a list, ["1s", "30s"], or {"min": "1s", "max": "1h"}'}
 _EXPECTED = re.compile(r"[Ee]xpected `([^`]+)`(?:, got `(\w+)`)?")
 _MISSING = re.compile(r"[Oo]bject missing required field `([^`]+)`")
+_NUMBERS = re.compile(r"\d+")
 _CHOICE = re.compile(r"[Ii]nvalid enum value (.+)")
 
 
@@ -32,6 +33,14 @@ def plain(text: str, member: str = "", choices: Sequence[str] = ()) -> str:
 def either(words: Sequence[str]) -> str:
     """Join words as "a, b or c"."""
     return " or ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+
+
+def error_group(event: str | None, reason: str | None) -> str:
+    """Group of dead letters by their last error: its reason with # in place of each number, so that 30 s and 31 s are
+    one group. event: what ended the attempt, used without a reason; None if no attempt failed."""
+    if reason:
+        return _NUMBERS.sub("#", reason)
+    return "no attempt failed" if event is None else event.replace("_", " ")
 
 
 def span(ms: float) -> str:

@@ -133,6 +133,8 @@ def test_a_token_that_reads_changes_nothing(guarded: Cluster, admin_token: str) 
         ("/console/topics/looked-at/settings", {"lease": "1m"}), ("/console/topics/looked-at/publish", {"body": "x"}),
         ("/console/topics/looked-at/dead/redrive-all", {}), ("/console/topics/looked-at/dead/redrive", {"id": message}),
         ("/console/topics/looked-at/dead/delete", {"shown": "0", "typed": "0"}),
+        ("/console/topics/looked-at/dead/redrive-group", {"error": "x"}),
+        ("/console/topics/looked-at/dead/delete-chosen", {"id": message}),
     ):  # fmt: skip
         assert reader.post(path, token, **fields).status == 403, path
 

@@ -7,12 +7,18 @@ import re
 import urllib.parse
 
 from tests.console.conftest import Browser, make_token, signed_in
+from tests.console.test_console_pages import dead_letter
 from tests.system.cluster import Cluster, ask, until
 
 
 def counted(browser: Browser, **asked: str) -> str:
-    """The page with a form for a job, and the last part of its count as the page's text."""
+    """Open the page with a form for a job; the last part of its count as text."""
     browser.go(f"/console/jobs?{urllib.parse.urlencode(asked)}")
+    return follow(browser)
+
+
+def follow(browser: Browser) -> str:
+    """The last part of the count that the present page shows, as text."""
     found = re.search(r'hx-get="(/console/jobs/count[^"]+)"', browser.page)
     while found:
         browser.go(html.unescape(found[1]), HX_Request="true")
@@ -49,6 +55,41 @@ def test_a_job_is_counted_begun_once_and_watched(node: Cluster, browser: Browser
         rf"{job} Reschedule bul\*; tagged eu done 30", " ".join(browser.go("/console/jobs") and browser.text.split())
     )
     assert "No message is like that" in counted(browser, action="cancel", topic="bulk", key_prefix="none-")
+
+
+def test_dead_letters_are_redriven_and_deleted_by_group_and_by_choice(node: Cluster, browser: Browser) -> None:
+    ids = [dead_letter(node, "sorted", reason=f"timeout after {n} s") for n in range(3)]
+    ids += [dead_letter(node, "sorted", reason=text) for text in ("no card", "no card", "HTTP 500", "HTTP 503")]
+    here = "/console/topics/sorted/dead"
+
+    def state(message: str) -> int | str:
+        answer = node.ask("n1", "GET", f"/v1/messages/{message}")
+        return str(answer.json["state"]) if answer.status == 200 else answer.status
+
+    browser.go(here)
+    browser.send(f"{here}/redrive-group", error="timeout after # s", rate="2")
+    assert "sorted; error: timeout after # s" in browser.text
+    assert "2 per second" in browser.text
+    until(lambda: [state(one) for one in ids[:3]] == ["ready"] * 3, "the group is redriven")
+
+    page = browser.go(here)
+    link = re.findall(r'href="/console/jobs\?(action=delete_dead[^"]*error=no[^"]*)"', page)[0]
+    assert "Delete dead letters: 2 messages" in counted(browser, **dict(urllib.parse.parse_qsl(html.unescape(link))))
+    begin(browser, "2")
+    until(lambda: [state(one) for one in ids[3:5]] == [404, 404], "the group is deleted")
+
+    browser.go(here)
+    browser.send(f"{here}/redrive", id=ids[5], rate="9")
+    assert "1 chosen" in browser.text
+    until(lambda: state(ids[5]) == "ready", "the chosen letter is redriven")
+    browser.go(here)
+    csrf = browser.token()
+    browser.send(f"{here}/delete-chosen", id=ids[6])
+    assert "Delete dead letters: 1 message" in follow(browser)
+    begin(browser, "1")
+    until(lambda: node.topic("n1", "sorted")["dead"] == 0, "the chosen letter is deleted")
+    for action, fields in (("redrive", {"id": ids, "rate": "x"}), ("delete-chosen", {}), ("redrive-group", {})):
+        assert browser.post(f"{here}/{action}", csrf, **fields).status == 400
 
 
 def test_a_slow_job_is_stopped(node: Cluster, browser: Browser) -> None:

@@ -108,7 +108,8 @@ class MemoryJobs:
         number = len(self.specs)
         self.requests[request_id or f"#{number}"] = number
         started = format_instant(self.service.now_ms())
-        of = JobFilterOut(spec.topic, list(spec.tags), spec.key_prefix)
+        ids = list(map(encode_id, spec.ids))
+        of = JobFilterOut(spec.topic, list(spec.tags), spec.key_prefix, ids=ids, error=spec.error)
         self.known[number] = Job(
             id=number, action=spec.action, filter=of, rate=spec.rate, state="running", began_at=started, ended_at=None,
             by=by.token, progress=0.5, done=counted.matched, leased=0, settled=0, moved=0, refused=0,

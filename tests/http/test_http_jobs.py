@@ -66,6 +66,17 @@ async def test_a_change_in_words(node: Node, change: dict[str, Any], expected: d
     assert node.service.jobs.specs == [JobSpec("reschedule", "orders", **expected)]
 
 
+async def test_dead_letters_are_named_by_id_and_by_error(node: Node) -> None:
+    await publish(node, "key=a")
+    of = {"topic": "orders", "ids": ["0000000000005", "0000000000005"], "error": "after 30 s"}
+    begun = await node.ask("POST", "/v1/jobs", {"action": "delete_dead", "filter": of, "rate": 5})
+    assert (begun.status, begun.json["filter"]) == (202, of | {"ids": ["0000000000005"]})
+    assert node.service.jobs.specs == [JobSpec("delete_dead", "orders", ids=(5,), error="after 30 s", rate=5.0)]
+    for ids in (["x"], ["0000000000005"] * 201):
+        answer = await node.ask("POST", "/v1/jobs", {"action": "redrive", "filter": {"topic": "orders", "ids": ids}})
+        assert answer.status == 400
+
+
 async def test_a_repeated_request_begins_no_second_job(node: Node) -> None:
     await publish(node, "key=a")
     first, again = [await node.ask("POST", "/v1/jobs", job(request_id="r1")) for _ in range(2)]
@@ -118,6 +129,7 @@ async def test_cursors_that_no_count_answered(node: Node, cursor: str) -> None:
         (("publish:orders-*",), "orders-eu", "cancel", True), (("publish:orders-*",), "orders-*", "reschedule", True),
         (("publish:orders-*",), "orders*", "cancel", False), (("publish:orders-*",), "*", "cancel", False),
         (("publish:orders-*",), "orders-eu", "redrive", False), (("admin:orders-*",), "orders-e*", "redrive", True),
+        (("publish:orders-*",), "orders-eu", "delete_dead", False),
         (("publish",), "**", "deliver_now", True), (("read",), "orders-eu", "cancel", False),
         (("publish:*-eu",), "*-eu", "cancel", True), (("publish:*-eu",), "a*-eu", "cancel", True),
         (("publish:a*c",), "a*b*c", "cancel", True), (("publish:a*b*c",), "a*c", "cancel", False),

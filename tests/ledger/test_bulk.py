@@ -8,15 +8,16 @@ import pytest
 from msgspec.structs import replace
 
 from hadelay.codec import commands, meta
+from hadelay.codec.commandtypes import Job
 from hadelay.codec.jobcommands import LAST, JobBegin, JobSpec
 from hadelay.codec.publishcommand import hash_group
-from hadelay.codec.results import Done, JobBegun, Refused
+from hadelay.codec.results import Done, JobBegun, JobResult, Refused
 from hadelay.ledger import bulk
 from hadelay.ledger.bulkscan import JobScan, passes
 from hadelay.ledger.describe import describe
 from hadelay.ledger.topicchanges import READY, SCHEDULED
-from hadelay.model import HOUR_MS
-from hadelay.version import SCHEDULER_LEVEL
+from hadelay.model import DEAD_HOURS, HOUR_MS
+from hadelay.version import DEAD_JOBS_LEVEL, SCHEDULER_LEVEL
 from tests.ledger.world import START_HOUR, START_MS, World, draft
 
 DAY_MS = 24 * HOUR_MS
@@ -63,7 +64,8 @@ def counts(world: World, number: int) -> list[int]:
         ("cancel", {"to_ms": 1 << 63}, "bad_job"), ("cancel", {"from_ms": -1}, "bad_job"),
         ("reschedule", {"shift_ms": 1 << 60}, "too_far"), ("reschedule", {"shift_ms": -(1 << 60)}, "too_far"),
         ("reschedule", {"delay_ms": 1 << 60}, "too_far"), ("reschedule", {"at_ms": 1 << 60}, "too_far"),
-        ("cancel", {"names": ("nobody",)}, "no_topic"),
+        ("cancel", {"names": ("nobody",)}, "no_topic"), ("delete_dead", {"delay_ms": 1}, "bad_job"),
+        ("cancel", {"error": "HTTP 500"}, "bad_job"), ("redrive", {"ids": tuple(range(201))}, "bad_job"),
     ],
 )  # fmt: skip
 def test_a_job_that_nobody_may_have(action: str, spec: dict[str, Any], code: str) -> None:
@@ -83,6 +85,10 @@ def test_jobs_wait_for_their_feature_level() -> None:
     ):  # fmt: skip
         assert world.one(encoded).code == "needs_upgrade"
     assert world.topic().generation == 0
+    world = World(level=DEAD_JOBS_LEVEL - 1)
+    world.ids(draft())
+    for action, spec in (("delete_dead", {}), ("redrive", {"error": "x"}), ("cancel", {"ids": (1,)})):
+        assert begin(world, action, **spec).code == "needs_upgrade"
 
 
 def test_a_repeated_request_begins_no_second_job() -> None:
@@ -255,6 +261,44 @@ def test_letters_are_redriven_but_for_keys_that_are_taken() -> None:
     run(world, 1)
     assert sorted(world.states(*letters)) == ["dead", "ready"]
     assert (world.states(late), counts(world, 1)) == (["dead"], [1, 0, 0, 0, 1])
+
+
+def dead_letter(world: World, reason: str) -> int:
+    (letter,) = world.ids(replace(draft(), key=b"k"))
+    world.nack(world.lease(letter), reason=reason)
+    return letter
+
+
+def test_letters_are_deleted_by_error_and_by_id() -> None:
+    world = World()
+    world.one(commands.encode_topic_put("t", {"max_attempts": 1}))
+    slow, slower, refused, last = (dead_letter(world, text) for text in ("after 30 s", "after 31 s", "HTTP 500", ""))
+    begin(world, "delete_dead", error="after 7 s")
+    run(world, 1)
+    assert world.states(slow, slower, refused, last) == ["gone", "gone", "dead", "dead"]
+    begin(world, "delete_dead", ids=(refused, slow))
+    run(world, 2)
+    begin(world, "redrive", error="HTTP 500")
+    begin(world, "redrive", error="nacked")
+    run(world, 3)
+    run(world, 4)
+    assert world.states(refused, last) == ["gone", "ready"]
+    assert [counts(world, n) for n in (1, 2, 3, 4)] == [[2, 0, 0, 0, 0], [1, 0, 0, 0, 0], [0] * 5, [1, 0, 0, 0, 0]]
+    assert world.topic().dead == 0
+    world.restart()
+    assert world.states(slow, refused, last) == ["gone", "gone", "ready"]
+
+
+def test_a_deleted_letter_is_not_deleted_again_with_its_hour() -> None:
+    world = World()
+    world.one(commands.encode_topic_put("t", {"max_attempts": 1, "dead_retention_ms": HOUR_MS}))
+    first, second = (dead_letter(world, "x") for _ in range(2))
+    begin(world, "delete_dead", ids=(first,))
+    run(world, 1)
+    world.now = 3 * HOUR_MS
+    (hour,) = [hour for hour in world.ledger.store.hours() if hour >= DEAD_HOURS]
+    assert world.one(commands.encode_maintain(Job.DROP_DEAD, hour, limit=100)) == JobResult(True, 1)
+    assert (world.states(first, second), world.topic().dead) == (["gone", "gone"], 0)
 
 
 def test_ttls_begin_again() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from hadelay.codec import commands
 from hadelay.codec.commandtypes import Job
-from hadelay.codec.jobcommands import LAST, JobBegin, JobSpec
+from hadelay.codec.jobcommands import LAST, ON_DEAD, JobBegin, JobSpec
 from hadelay.codec.results import Done, JobBegun, Refused
 from hadelay.ledger import bulk, bulkscan
 from hadelay.ledger.bulkscan import JobScan
@@ -94,7 +94,7 @@ class Bulks(Owner):
         assert isinstance(result, JobBegun)
         self.generation += 1
         job = Bulk(result.job, spec, self.now, self.generation, topics)
-        state = "dead" if action == "redrive" else "waiting"
+        state = "dead" if action in ON_DEAD else "waiting"
         job.owed = {m.id for m in self.messages if m.state == state and m.topic in topics}
         self.jobs.append(job)
 
@@ -162,7 +162,7 @@ class Bulks(Owner):
 
     def still(self, job: Bulk, m: Message) -> bool:
         """Whether the job should have changed the message, had it met it."""
-        if job.spec.action == "redrive":
+        if job.spec.action in ON_DEAD:
             return m.state == "dead" and not job.refused
         if m.phase(self.now) not in ("scheduled", "ready"):
             return False
@@ -174,12 +174,12 @@ class Bulks(Owner):
 
     def expect(self, job: Bulk, m: Message) -> None:
         phase, means = m.phase(self.now), self.generation_of(m) < job.generation
-        redrives = job.spec.action == "redrive"
-        if phase in ("acked", "cancelled", "expired", "gone") or (phase == "dead" and not redrives):
+        on_dead = job.spec.action in ON_DEAD
+        if phase in ("acked", "cancelled", "expired", "gone") or (phase == "dead" and not on_dead):
             job.counts["settled"] += 1
-        elif redrives and phase == "dead" and means:
-            self.redriven(job, m)
-        elif redrives or not means:
+        elif on_dead and phase == "dead" and means:
+            self.revived_or_deleted(job, m)
+        elif on_dead or not means:
             job.counts["moved"] += 1
         elif phase == "leased":
             job.counts["leased"] += 1
@@ -189,9 +189,11 @@ class Bulks(Owner):
             job.counts["done"] += 1
             self.change(job, m)
 
-    def redriven(self, job: Bulk, m: Message) -> None:
+    def revived_or_deleted(self, job: Bulk, m: Message) -> None:
         assert self.deaths[m.id] <= job.began
-        if not self.revive(m):
+        if job.spec.action == "delete_dead":
+            m.state = "gone"
+        elif not self.revive(m):
             job.refused += 1
             return
         assert m.id not in job.changed
@@ -236,6 +238,7 @@ def act(bulks: Bulks, rng: random.Random) -> None:
             name=rng.choice([*TOPICS, "*"]), action=rng.choice(["cancel", *["reschedule"] * 4, "redrive", "redrive"]),
             shift=rng.choice(SHIFTS), delay=rng.choice([None, None, 0, 5_000]),
         ): 4,
+        lambda: bulks.begin(name="*", action="delete_dead", shift=0, delay=None): 1,
         lambda: bulks.step(n=rng.randrange(4), size=rng.randint(1, 4), late=rng.random() < 0.6): 24,
         lambda: bulks.propose_late(again=rng.random() < 0.3): 4,
         lambda: bulks.stop(n=rng.randrange(4)): 1,
@@ -246,7 +249,7 @@ def act(bulks: Bulks, rng: random.Random) -> None:
 def test_jobs_change_each_message_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulkscan, "SLICE", 3)
     counts: Counter[str] = Counter()
-    for seed in range(15):
+    for seed in range(18):
         rng, bulks = random.Random(seed), Bulks()
         for n in range(300):
             act(bulks, rng)
@@ -263,5 +266,5 @@ def test_jobs_change_each_message_once(monkeypatch: pytest.MonkeyPatch) -> None:
         for job in bulks.jobs:
             counts.update({f"{job.spec.action} {name}": count for name, count in job.counts.items()})
     met = {f"{action} {name}" for action in ("cancel", "reschedule") for name in ("done", "leased", "settled", "moved")}
-    assert met | {"redrive done"} <= {name for name, count in counts.items() if count}, counts
+    assert met | {"redrive done", "delete_dead done"} <= {name for name, count in counts.items() if count}, counts
     assert counts["reschedule done"] > 100

@@ -99,6 +99,14 @@ def test_letters_are_redriven_by_tag(cluster: Cluster) -> None:
     assert ended(cluster, cluster.ask(node, "POST", "/v1/jobs", wish).json)["done"] == 3
     assert [message["tags"] for message in cluster.drain("letters", 3)] == [["b"]] * 3
     assert cluster.topic(node, "letters")["dead"] == 3
+    letters = cluster.ask(node, "GET", "/v1/topics/letters/dead").json["messages"]
+    ids = [letter["id"] for letter in letters]
+    for of in ({"ids": ids[:1]}, {"error": "nacked"}):
+        wish = {"action": "delete_dead", "filter": {"topic": "letters", **of}}
+        job = ended(cluster, cluster.ask(node, "POST", "/v1/jobs", wish).json)
+        assert job["done"] == (1 if "ids" in of else 2)
+    assert cluster.topic(node, "letters")["dead"] == 0
+    assert [cluster.ask(node, "GET", f"/v1/messages/{one}").status for one in ids] == [404] * 3
 
 
 def test_jobs_by_group_and_schedule_go_on_when_the_leader_dies(make_cluster: Make) -> None:

@@ -6,7 +6,7 @@ from msgspec import field
 
 from hadelay.api.base import At, Document, Instant, Request
 
-Action = Literal["cancel", "reschedule", "deliver_now", "redrive"]
+Action = Literal["cancel", "reschedule", "deliver_now", "redrive", "delete_dead"]
 
 
 class JobFilter(Request, rename={"from_": "from"}):
@@ -23,6 +23,11 @@ class JobFilter(Request, rename={"from_": "from"}):
     group: str = ""
     #: Filter: only messages that the schedule with this name made.
     schedule: str = ""
+    #: Filter: only the messages with these ids; at most 200.
+    ids: list[str] = field(default_factory=list)
+    #: Filter: only dead letters whose last error is this text; a number in the text stands for any number. A letter
+    #: whose last attempt ended without a reason has the text `lease expired` or `nacked`.
+    error: str = ""
     #: Filter: only messages due at or after `from`, and before `to`. Dead letters are selected by the time of their
     #: death.
     from_: Instant | None = None
@@ -32,6 +37,7 @@ class JobFilter(Request, rename={"from_": "from"}):
 class JobWish(Request):
     """Selection of messages, and the change that a job makes to them."""
 
+    #: `redrive` and `delete_dead` are for dead letters, the others for waiting messages.
     action: Action
     filter: JobFilter
     #: For `reschedule`, one of three: `shift`, by which each due time moves, such as 1d or -90m; or the new due time as
@@ -78,6 +84,8 @@ class JobFilterOut(Document, Generic[At], rename={"from_": "from"}, frozen=True)
     key_prefix: str = ""
     group: str = ""
     schedule: str = ""
+    ids: list[str] = field(default_factory=list)
+    error: str = ""
     from_: At | None = None
     to: At | None = None
 

@@ -101,6 +101,7 @@ COMMANDS = (
     CliCommand("job reschedule", "hadelay.cli.job:reschedule", "Make all waiting messages of a filter due later."),
     CliCommand("job deliver", "hadelay.cli.job:deliver", "Make all scheduled messages of a filter due now."),
     CliCommand("job redrive", "hadelay.cli.job:redrive", "Make all dead letters of a filter due again."),
+    CliCommand("job delete-dead", "hadelay.cli.job:delete_dead", "Delete all dead letters of a filter for good."),
     CliCommand("job list", "hadelay.cli.job:list_", "List running jobs, and the latest ended ones."),
     CliCommand("job get", "hadelay.cli.job:get", "Show a job and what it did."),
     CliCommand("job watch", "hadelay.cli.job:watch", "Show how far a job is until it has ended."),
@@ -145,7 +146,7 @@ ALIASES = {"story": "trace"}
 GROUPS = {
     "msg": "Publish, show, list, cancel, reschedule and receive messages.",
     "topic": "List, configure, pause and purge topics.", "dead": "List, redrive, export and purge dead letters.",
-    "job": "Cancel, reschedule, deliver or redrive all messages that a filter selects.",
+    "job": "Cancel, reschedule, deliver, redrive or delete all messages that a filter selects.",
     "schedule": "Make messages again and again: set, show, pause and trigger schedules.",
     "cluster": "Show and manage the cluster.", "cluster members": "Add, remove and replace nodes.",
     "token": "Create, list and revoke tokens.", "check": "Compare replicas, and check the quorum.",

@@ -1,4 +1,4 @@
-"""`hadelay job`: commands cancel, reschedule, deliver, redrive, list, get, watch, stop."""
+"""`hadelay job`: commands cancel, reschedule, deliver, redrive, delete-dead, list, get, watch, stop."""
 
 import secrets
 import time
@@ -15,6 +15,9 @@ _COLUMNS = ("id", "state", "action", "topic", "progress", "done", "leased", "mov
 #: Pause between two looks at a running job, in seconds.
 _LOOK_S = 0.5
 Pattern = Annotated[str, Parameter(help="Name of a topic, or a pattern such as 'orders-*'; '*' is all topics.")]
+Error = Annotated[
+    str, Parameter(show_default=False, help="Only letters with this last error; a number in it means any number.")
+]
 Number = Annotated[int, Parameter(help="Number of the job, as hadelay job list shows it.")]
 
 
@@ -31,6 +34,8 @@ class Job:
     "Only messages of this group."
     schedule: Annotated[str, Parameter(show_default=False)] = ""
     "Only messages that this schedule made."
+    id: Annotated[tuple[str, ...], Parameter(show_default=False)] = ()
+    "Only the message with this id. May be repeated, up to 200 times."
     start: Annotated[str | None, Parameter(name="--from")] = None
     "Only messages due at this time or later: RFC 3339, or Unix ms."
     to: str | None = None
@@ -43,7 +48,7 @@ class Job:
     "Begin the job and return; hadelay job watch shows how far it is."
     yes: Yes = False
 
-    def wish(self, action: str, topic: str) -> dict[str, Any]:
+    def wish(self, action: str, topic: str, error: str = "") -> dict[str, Any]:
         """Body of the requests that count and that begin the job."""
         found: dict[str, Any] = {
             "topic": topic,
@@ -51,7 +56,7 @@ class Job:
             "key_prefix": self.key_prefix,
             "group": self.group,
         }
-        found |= {"schedule": self.schedule, "from": self.start, "to": self.to}
+        found |= {"schedule": self.schedule, "ids": list(self.id), "error": error, "from": self.start, "to": self.to}
         rate = {} if self.rate is None else {"rate": self.rate}
         return {"action": action, "filter": {name: value for name, value in found.items() if value}, **rate}
 
@@ -83,9 +88,16 @@ def deliver(topic: Pattern, /, *, job: Job = Job(), remote: Remote = Remote()) -
     _run(remote, job, job.wish("deliver_now", topic), "delivers")
 
 
-def redrive(topic: Pattern, /, *, job: Job = Job(), remote: Remote = Remote()) -> None:
+def redrive(topic: Pattern, /, *, error: Error = "", job: Job = Job(), remote: Remote = Remote()) -> None:
     """Make all dead letters that a filter selects due again; --from and --to mean the times of death."""
-    _run(remote, job, job.wish("redrive", topic), "redrives")
+    _run(remote, job, job.wish("redrive", topic, error), "redrives")
+
+
+def delete_dead(topic: Pattern, /, *, error: Error = "", job: Job = Job(), remote: Remote = Remote()) -> None:
+    """Delete all dead letters that a filter selects for good. Shows their number and asks for confirmation.
+
+    --from and --to mean the times of death."""
+    _run(remote, job, job.wish("delete_dead", topic, error), "deletes for good")
 
 
 def _run(remote: Remote, job: Job, wish: dict[str, Any], verb: str) -> None:

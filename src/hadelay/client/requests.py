@@ -338,8 +338,8 @@ class Requests:
         request_id: str | None = None,
         **selection: Unpack[JobSelection],
     ) -> JobInfo:
-        """Begin a bulk job for the messages of `topic` that are waiting now and match `selection`; for "redrive", the
-        dead letters that match.
+        """Begin a bulk job for the messages of `topic` that are waiting now and match `selection`; for "redrive" and
+        "delete_dead", for the dead letters that match.
 
         topic: a name, or a pattern such as "orders-*". rate: messages per second. request_id: new for each job; a
         repetition with the same one begins no second job. `job` tells how far the job is.
@@ -439,8 +439,8 @@ def _wish(action: JobAction, topic: str, selection: JobSelection) -> dict[str, A
     unknown = selection.keys() - JobSelection.__annotations__.keys()
     if unknown:
         raise TypeError(f"a bulk job takes no argument {min(unknown)!r}")
-    given: dict[str, Any] = {"tags": each(selection.get("tags", ()))}
-    given |= {name: selection.get(name, "") for name in ("key_prefix", "group", "schedule")}
+    given: dict[str, Any] = {"tags": each(selection.get("tags", ())), "ids": each(selection.get("ids", ()))}
+    given |= {name: selection.get(name, "") for name in ("key_prefix", "group", "schedule", "error")}
     due = _present({"from": when_of(selection.get("start")), "to": when_of(selection.get("end"))})
     change = {"shift": wire.shift_of(selection.get("shift")), "to": when_of(selection.get("at"))}
     change |= {"delay": plain(selection.get("delay"))}

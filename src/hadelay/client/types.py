@@ -27,7 +27,7 @@ When = datetime | str | int
 #: Type of payloads: bytes are sent unchanged, str as text/plain, other values as JSON.
 Body = Any
 
-JobAction = Literal["cancel", "reschedule", "deliver_now", "redrive"]
+JobAction = Literal["cancel", "reschedule", "deliver_now", "redrive", "delete_dead"]
 State = Literal["scheduled", "ready", "blocked", "leased", "acked", "cancelled", "expired", "dead"]
 #: Values of `on_conflict`: effect of a publish if a pending message has the same key.
 OnConflict = Literal["keep", "replace", "reject"]
@@ -273,7 +273,11 @@ class JobSelection(TypedDict, total=False):
     group: str
     #: Messages that this schedule made.
     schedule: str
-    #: Messages due at `start` or later, and before `end`; for "redrive", times of death.
+    #: Messages with these ids; at most 200.
+    ids: Sequence[str]
+    #: For "redrive" and "delete_dead": letters whose last error is this text; a number in it stands for any number.
+    error: str
+    #: Messages due at `start` or later, and before `end`; for "redrive" and "delete_dead", times of death.
     start: When | None
     end: When | None
     #: One of these for "reschedule". shift: move of each due time, "1d" or "-90m".

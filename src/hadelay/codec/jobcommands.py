@@ -17,9 +17,13 @@ from hadelay.model import NONE32
 #: Limits of messages in one JOB_STEP, and of topics of one job.
 MAX_STEP = 500
 MAX_TOPICS = 1_000
+#: Limit of the ids in a specification, which is in each checkpoint and in each list of jobs.
+MAX_IDS = 200
 #: Size of the hash of an Idempotency-Key, in bytes; all zero: the request had none.
 REQUEST_BYTES = 16
-JobAction = Literal["cancel", "reschedule", "deliver_now", "redrive"]
+JobAction = Literal["cancel", "reschedule", "deliver_now", "redrive", "delete_dead"]
+#: Actions on dead letters; the others are on waiting messages.
+ON_DEAD = frozenset(("redrive", "delete_dead"))
 #: Position of a job in the hour files: (hour, globalIndex) of the next entry to look at.
 JobCursor = tuple[int, int]
 #: Cursor of a job that has looked at all entries.
@@ -38,7 +42,7 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     #: Name of a topic, or a pattern in which "*" stands for any text, even for an empty text.
     topic: str
     #: Filter: only messages with all these tags, whose client key begins with `key_prefix`, due in [from_ms, to_ms).
-    #: For a redrive the times are those of the deaths.
+    #: For dead letters the times are those of the deaths.
     tags: tuple[str, ...] = ()
     key_prefix: str = ""
     from_ms: int | None = None
@@ -46,6 +50,9 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     #: Filter: only messages of this group, or made by this schedule.
     group: str = ""
     schedule: str = ""
+    #: Filter: only these messages; only dead letters whose last error belongs to this group (words.error_group).
+    ids: tuple[int, ...] = ()
+    error: str = ""
     #: For "reschedule", exactly one of: shift_ms, by which due times move; at_ms, the new due time; delay_ms, from the
     #: beginning of the job.
     shift_ms: int | None = None

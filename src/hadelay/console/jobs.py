@@ -19,8 +19,14 @@ from hadelay.http.jobs import covered, need_for, scope_of, spec_of
 pages = Pages()
 
 #: Actions of jobs, and what a page calls them.
-_ACTIONS = {"cancel": "Cancel", "reschedule": "Reschedule", "deliver_now": "Deliver now", "redrive": "Redrive"}
-_FILTER = ("topic", "tags", "key_prefix", "group", "schedule", "from", "to")
+_ACTIONS = {
+    "cancel": "Cancel",
+    "reschedule": "Reschedule",
+    "deliver_now": "Deliver now",
+    "redrive": "Redrive",
+    "delete_dead": "Delete dead letters",
+}
+_FILTER = ("topic", "tags", "key_prefix", "group", "schedule", "ids", "error", "from", "to")
 #: Fields of the form: of the filter, then of the action.
 FIELDS = ("action", *_FILTER, "shift", "at", "rate")
 #: Number of jobs in the table, the latest first.
@@ -50,8 +56,8 @@ async def overview(visit: Visit) -> Answer:
 
 def _spec(visit: Visit, asked: dict[str, str]) -> JobSpec:
     """Specification of the job that a form asks for. Raises BadRequest, Forbidden."""
-    tags = [tag for tag in asked["tags"].split(",") if tag.strip()]
-    of: dict[str, Any] = {name: asked[name] for name in _FILTER if asked[name]} | {"tags": tags}
+    of: dict[str, Any] = {name: asked[name] for name in _FILTER if asked[name]}
+    of |= {name: [text for text in asked[name].split(",") if text.strip()] for name in ("tags", "ids")}
     for name in ("from", "to"):
         if asked[name]:
             of[name] = to_instant(name, asked[name], 0)
@@ -142,6 +148,8 @@ def in_words(job: Job[str]) -> str:
     parts += [f"key {of.key_prefix}…"] if of.key_prefix else []
     parts += [f"group {of.group}"] if of.group else []
     parts += [f"schedule {of.schedule}"] if of.schedule else []
+    parts += [f"{len(of.ids):,} chosen"] if of.ids else []
+    parts += [f"error: {of.error}"] if of.error else []
     parts += [f"from {of.from_}"] if of.from_ else []
     parts += [f"before {of.to}"] if of.to else []
     return "; ".join(parts)

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from hadelay.api import jobs as api
 from hadelay.api.messages import ReadQuery
-from hadelay.api.text import LONGEST_TOPIC, check_topic, parse_duration, parse_instant
+from hadelay.api.text import LONGEST_TOPIC, check_topic, parse_duration, parse_id, parse_instant
 from hadelay.codec.checksums import crc32c
-from hadelay.codec.jobcommands import JobCursor, JobSpec
+from hadelay.codec.jobcommands import MAX_IDS, ON_DEAD, JobCursor, JobSpec
 from hadelay.errors import BadRequest, NotFound
 from hadelay.http.access import RequestRights
 from hadelay.http.answers import Answer
@@ -89,7 +89,7 @@ def need_for(access: RequestRights, action: str, topic: str) -> None:
 
 def scope_of(action: str) -> str:
     """Scope that a token needs to begin a job of this action, or to stop it."""
-    return "admin" if action == "redrive" else "publish"
+    return "admin" if action in ON_DEAD else "publish"
 
 
 def covered(pattern: str) -> str | None:
@@ -111,6 +111,8 @@ def spec_of(wish: api.JobWish | api.CountJob, config: HttpConfig) -> JobSpec:
         check_topic(of.topic)
     elif not _PATTERN.fullmatch(of.topic):
         raise BadRequest(f"filter.topic: {of.topic[:80]!r} is neither a name nor a pattern such as orders-*")
+    if len(of.ids) > MAX_IDS:
+        raise BadRequest(f"filter.ids: {len(of.ids)} given; at most {MAX_IDS} are allowed")
     return JobSpec(
         wish.action,
         of.topic,
@@ -120,6 +122,8 @@ def spec_of(wish: api.JobWish | api.CountJob, config: HttpConfig) -> JobSpec:
         None if of.to is None else int(of.to),
         of.group,
         of.schedule,
+        tuple(dict.fromkeys(map(parse_id, of.ids))),
+        of.error,
         shift_ms=None if wish.shift is None else _shift(wish.shift),
         at_ms=None if wish.to is None else parse_instant("to", wish.to),
         delay_ms=None if wish.delay is None else parse_duration("delay", wish.delay),

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hadelay.codec.formats import NODE, Mask, Rows
-from hadelay.codec.jobcommands import LAST, REQUEST_BYTES, JobBegin, JobSpec, JobStep, pack_spec
+from hadelay.codec.jobcommands import LAST, MAX_IDS, ON_DEAD, REQUEST_BYTES, JobBegin, JobSpec, JobStep, pack_spec
 from hadelay.codec.results import Done, JobBegun, Refused
 from hadelay.ledger import dead
 from hadelay.ledger.bulkjob import BulkJob
@@ -22,6 +22,7 @@ from hadelay.ledger.topicchanges import MAX_GENERATION
 from hadelay.ledger.topics import by_topic
 from hadelay.ledger.transitions import Leaving, settle
 from hadelay.model import MAX_RATE, NEVER_MS, Event, State
+from hadelay.version import DEAD_JOBS_LEVEL
 
 #: Limits: jobs kept, running or ended; tags of a job; bytes of its key prefix and specification.
 MAX_JOBS = 100
@@ -51,6 +52,10 @@ def problem(spec: JobSpec, now_ms: int, max_delay_ms: int) -> Refused | None:
         return Refused("bad_job", "topic: the name of a topic, or a pattern such as orders-*")
     if len(spec.tags) > MAX_TAGS or len(spec.key_prefix.encode()) > MAX_PREFIX or len(pack_spec(spec)) > MAX_SPEC:
         return Refused("bad_job", f"filter: at most {MAX_TAGS} tags, and {MAX_PREFIX} bytes of a key")
+    if len(spec.ids) > MAX_IDS:
+        return Refused("bad_job", f"ids: {len(spec.ids)} given; at most {MAX_IDS} are allowed")
+    if spec.error and spec.action not in ON_DEAD:
+        return Refused("bad_job", "error: only for dead letters, that is, the actions redrive and delete_dead")
     if any(not 0 <= at < NEVER_MS for at in (spec.from_ms, spec.to_ms, spec.at_ms) if at is not None):
         return Refused("bad_job", "from, to: times in Unix ms")
     if spec.from_ms is not None and spec.to_ms is not None and spec.from_ms >= spec.to_ms:
@@ -74,6 +79,8 @@ def apply_begin(ledger: Ledger, command: JobBegin) -> JobBegun | Refused:
                 return JobBegun(job.number, True) if again else Refused("job_conflict", _OTHER_JOB)
     if (refused := problem(spec, ledger.now_ms, ledger.settings.max_delay_ms)) is not None:
         return refused
+    if ledger.level < DEAD_JOBS_LEVEL and (spec.action == "delete_dead" or spec.ids or spec.error):
+        return Refused("needs_upgrade", "delete_dead, ids, error: upgrade every node first (feature_level)")
     found = (ledger.topic(name) for name in dict.fromkeys(command.topics))
     topics = [topic for topic in found if topic is not None]
     if not topics:
@@ -122,7 +129,7 @@ def apply_step(ledger: Ledger, step: JobStep) -> Done | Refused:
         return Refused("stale", f"job {step.job} waits for another job")
     found = _present(ledger, step.ids)
     sizes = [int(rows["size"].sum(dtype=np.int64)) for _, rows in found]
-    if job.spec.action != "cancel" and len(step.ids) > 1 and sum(sizes) > MAX_MOVED_BYTES:
+    if job.spec.action not in ("cancel", "delete_dead") and len(step.ids) > 1 and sum(sizes) > MAX_MOVED_BYTES:
         return Refused("too_large", f"a step moves at most {MAX_MOVED_BYTES} bytes of records")
     job.settled += len(step.ids) - sum(len(rows) for _, rows in found)
     for hour, rows in found:
@@ -146,12 +153,12 @@ def _present(ledger: Ledger, ids: NDArray[np.uint64]) -> list[tuple[int, Rows]]:
 
 def _judge(ledger: Ledger, job: BulkJob, leaving: Leaving) -> None:
     """Change messages of one hour, as far as the job still may, and add all of these messages to the job's counts."""
-    rows, redrives = leaving.rows, job.spec.action == "redrive"
+    rows, on_dead = leaving.rows, job.spec.action in ON_DEAD
     codes = states_of(ledger, leaving.hour, rows, ledger.now_ms)
     meant = rows["generation"] < job.generations(len(ledger.topics.all))[rows["topic"]]
-    open_ = _DEAD[codes] if redrives else _WAITING[codes]
+    open_ = _DEAD[codes] if on_dead else _WAITING[codes]
     acts = meant & open_
-    leased = meant & _LEASED[codes] & (not redrives)
+    leased = meant & _LEASED[codes] & (not on_dead)
     over = ~(open_ | _WAITING[codes] | _LEASED[codes])
     done = _change(ledger, job, leaving.some(acts)) if acts.any() else 0
     job.done += done
@@ -162,11 +169,13 @@ def _judge(ledger: Ledger, job: BulkJob, leaving: Leaving) -> None:
 
 
 def _change(ledger: Ledger, job: BulkJob, leaving: Leaving) -> int:
-    """Cancel, redrive or reschedule messages; returns how many. The others count as `refused` (BulkJob)."""
+    """Cancel, delete, redrive or reschedule messages; returns how many. The others count as `refused` (BulkJob)."""
     rows = leaving.rows
     if job.spec.action == "cancel":
         settle(ledger, leaving, Event.CANCELLED)
         return len(rows)
+    if job.spec.action == "delete_dead":
+        return dead.delete_letters(ledger, leaving)
     if job.spec.action == "redrive":
         numbers = [number for number, _ in by_topic(rows["topic"])]
         letters = [(ledger.topics[number], leaving.some(rows["topic"] == number)) for number in numbers]

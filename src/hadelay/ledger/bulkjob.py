@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hadelay.codec.formats import U32
-from hadelay.codec.jobcommands import JobCursor, JobSpec
+from hadelay.codec.jobcommands import ON_DEAD, JobCursor, JobSpec
 
 #: Names of the counts of messages in a BulkJob.
 JOB_COUNTS = ("done", "leased", "settled", "moved", "refused")
@@ -58,7 +58,7 @@ class BulkJob:
         """Whether this job must wait until the earlier job has ended: both change a topic, and one of the two moves due
         times, so that the other could miss messages."""
         actions = {self.spec.action, earlier.spec.action}
-        if earlier.ended_ms or "redrive" in actions or actions == {"cancel"}:
+        if earlier.ended_ms or actions & ON_DEAD or actions == {"cancel"}:
             return False
         return not self.topics.keys().isdisjoint(earlier.topics)
 

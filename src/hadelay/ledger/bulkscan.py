@@ -4,17 +4,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hadelay.codec.formats import I64, Mask, Rows
-from hadelay.codec.jobcommands import LAST, JobCursor, JobSpec
+from hadelay.codec.formats import I64, REASON, Mask, Rows
+from hadelay.codec.jobcommands import LAST, ON_DEAD, JobCursor, JobSpec
 from hadelay.codec.linking import INDEX_CRC
 from hadelay.codec.meta import has_all, mask_of, unpack
 from hadelay.ledger.bulkjob import generations
 from hadelay.ledger.chain import NO_ROWS
 from hadelay.ledger.listing import states_of
 from hadelay.ledger.state import Ledger
-from hadelay.ledger.transitions import FLAG_KEYED, FLAG_ROUTED
-from hadelay.model import DEAD_HOURS, HOUR_MS, PENDING, State
+from hadelay.ledger.transitions import FLAG_KEYED, FLAG_ROUTED, failures_of
+from hadelay.model import DEAD_HOURS, HOUR_MS, NONE32, PENDING, Event, State
+from hadelay.words import error_group
 
 #: Number of entries that a scan looks at in one slice: one or two milliseconds, also where every message has a TTL.
 SLICE = 2_048
@@ -58,9 +60,13 @@ class JobScan:
     #: Next entry to look at; LAST when all entries were looked at.
     cursor: JobCursor = (0, 0)
     _mask: int = field(init=False)
+    _ids: NDArray[np.uint64] = field(init=False)
+    #: (event, number of the reason) of a dead letter's last failure → whether the failure is of the filter's error.
+    _errors: dict[tuple[Event | None, int], bool] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._mask = mask_of(self.spec.tags)
+        self._ids = np.array(self.spec.ids, np.uint64)
 
     def step(self, now_ms: int) -> tuple[int, Rows]:
         """Look at one slice of an hour's entries, and move the cursor behind it; returns (hour, INDEX rows that the job
@@ -92,8 +98,8 @@ class JobScan:
 
     def _spans(self, hour: int) -> bool:
         spec = self.spec
-        if hour >= DEAD_HOURS or spec.action == "redrive":
-            return hour >= DEAD_HOURS and spec.action == "redrive"
+        if hour >= DEAD_HOURS or spec.action in ON_DEAD:
+            return hour >= DEAD_HOURS and spec.action in ON_DEAD
         # An entry's hour is never before its due time, but may be after it: a message filed late, or moved by CARRY.
         late = spec.to_ms is not None and hour > max((spec.to_ms - 1) // HOUR_MS, self.ledger.now_hour)
         return not late and (spec.from_ms is None or hour >= spec.from_ms // HOUR_MS)
@@ -113,7 +119,19 @@ class JobScan:
         meant = {State.DEAD} if hour >= DEAD_HOURS else PENDING
         wanted[[code for code, state in enumerate(_STATES) if state in meant]] = True
         found: Rows = some[wanted[codes]]
+        if self.spec.error:
+            found = found[np.array([self._died_so(first_id) for first_id in found["first_id"].tolist()], np.bool_)]
         return found
+
+    def _died_so(self, first_id: int) -> bool:
+        """Whether the last error of a dead letter belongs to the same group as the error of the filter."""
+        failures = failures_of(self.ledger, first_id)
+        event, reason = (failures[-1][1], failures[-1][3]) if failures else (None, NONE32)
+        if (known := self._errors.get((event, reason))) is None:
+            text = None if reason == NONE32 else self.ledger.names.name(REASON, reason)
+            group = error_group(None if event is None else event.name.lower(), text)
+            known = self._errors[event, reason] = group == error_group(None, self.spec.error)
+        return known
 
     def _fits(self, rows: Rows, now_ms: int) -> Mask:
         spec, due = self.spec, rows["deliver_at_ms"]
@@ -128,7 +146,9 @@ class JobScan:
             fits &= due >= spec.from_ms
         if spec.to_ms is not None:
             fits &= due < spec.to_ms
-        if spec.action == "redrive":
+        if spec.ids:
+            fits &= np.isin(rows["first_id"], self._ids)
+        if spec.action in ON_DEAD:
             fits &= due <= self.began_ms  # for dead letters, `due` is the time of death
         elif spec.action != "cancel":
             fits &= (due > now_ms) | (new_due_ms(spec, self.began_ms, due) > now_ms)

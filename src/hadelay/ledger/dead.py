@@ -224,6 +224,13 @@ def _redrive(ledger: Ledger, topic: TopicState, leaving: Leaving) -> None:
     _file_now(ledger, leaving, topic, rows["flags"], Event.REDRIVEN, attempts=rows["attempt"])
 
 
+def delete_letters(ledger: Ledger, leaving: Leaving) -> int:
+    """Delete dead letters of one hour; returns their number. Like purged letters, they are not found any more."""
+    _forget(ledger, leaving.hour, leaving.rows)
+    ledger.hour_state(leaving.hour).settle(bitmap(leaving.rows["index"]), Event.MOVED)
+    return len(leaving.rows)
+
+
 def drop_hour(ledger: Ledger, command: Maintain) -> JobResult | Refused:
     """Drop an hour of dead letters whose retention is over: forget its letters in slices, then delete its files."""
     hour = command.hour
@@ -243,6 +250,7 @@ def drop_hour(ledger: Ledger, command: Maintain) -> JobResult | Refused:
     rows = rows[~is_in(rows["index"], hour_state.settled)]
     if len(rows):
         _forget(ledger, hour, rows)
+        hour_state.settle(bitmap(rows["index"]), Event.CANCELLED)
     hour_state.retire_at = end
     if end < count and (ledger.open_entries(hour) or hour_state.results):
         return JobResult(False, len(rows))
@@ -251,6 +259,7 @@ def drop_hour(ledger: Ledger, command: Maintain) -> JobResult | Refused:
 
 
 def _forget(ledger: Ledger, hour: int, rows: Rows) -> None:
+    """Forget dead letters; the caller settles their entries."""
     forget_keys(ledger, hour, rows)
     for number, died_ms, first_id in zip(
         rows["topic"].tolist(), rows["deliver_at_ms"].tolist(), rows["first_id"].tolist(), strict=True
@@ -265,7 +274,6 @@ def _forget(ledger: Ledger, hour: int, rows: Rows) -> None:
     ttl.forget(ledger, rows["first_id"].tolist())
     if ledger.grouped_dead:
         messagegroups.forget(ledger, rows["first_id"].tolist())
-    ledger.hour_state(hour).settle(bitmap(rows["index"]), Event.CANCELLED)
 
 
 def apply_alerted(ledger: Ledger, command: tuple[str, int]) -> JobResult | Refused:

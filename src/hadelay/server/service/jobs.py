@@ -17,6 +17,7 @@ from hadelay.ledger.bulk import problem, queued
 from hadelay.ledger.bulkjob import BulkJob
 from hadelay.ledger.bulkscan import EVERY_GENERATION, JobScan, passes, reads_records
 from hadelay.ledger.hourstate import is_in
+from hadelay.model import encode_id
 from hadelay.rights import covers
 from hadelay.server.reading import LISTS, extents_of, split_record
 from hadelay.server.refusals import refusal
@@ -123,7 +124,8 @@ class JobService(Service):
     def _document(self, job: BulkJob) -> Job[str]:
         spec, ledger = job.spec, self._node.ledger
         of = JobFilterOut(
-            spec.topic, list(spec.tags), spec.key_prefix, spec.group, spec.schedule, _at(spec.from_ms), _at(spec.to_ms)
+            spec.topic, list(spec.tags), spec.key_prefix, spec.group, spec.schedule, list(map(encode_id, spec.ids)),
+            spec.error, _at(spec.from_ms), _at(spec.to_ms),
         )  # fmt: skip
         state = "stopped" if job.stopped else "done" if job.ended_ms else "queued" if queued(ledger, job) else "running"
         progress = 1.0
