@@ -30,6 +30,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="of each row, alternating with what it is compared with")
     parser.add_argument("--out", type=Path, default=Path("bench/out"), help="where the report goes")
     parser.add_argument("--data", type=Path, help="where the clusters keep their data: the disk that is measured")
+    parser.add_argument("--before", type=Path, help="a checkout of the version that `unused` compares with")
     chosen = parser.parse_args()
     unknown = [name for name in chosen.rows if name not in ROWS]
     if unknown:
@@ -38,8 +39,9 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     data = Path(tempfile.mkdtemp(prefix="hadelay-bench-", dir=chosen.data))
     setup = Setup(
-        1 if chosen.quick else chosen.rounds, chosen.quick, data, _port(), lambda text: print(text, flush=True)
-    )
+        1 if chosen.quick else chosen.rounds, chosen.quick, data, _port(), lambda text: print(text, flush=True),
+        chosen.before,
+    )  # fmt: skip
     chosen.out.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
     try:

@@ -45,10 +45,10 @@ class Cluster:
     @classmethod
     def start(
         cls, directory: Path, port_base: int, *, sync: str = "commit", settings: tuple[str, ...] = (),
-        preload: str = "", ca: Path | None = None, first_token: str = "",
+        preload: str = "", ca: Path | None = None, first_token: str = "", source: Path | None = None,
     ) -> Cluster:  # fmt: skip
         """A cluster of three in a new directory; `preload` is a shared object put before libc in every node. ca and
-        first_token: of clusters with TLS and with tokens."""
+        first_token: of clusters with TLS and with tokens. source: a checkout of another version, whose nodes run."""
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
         cluster = cls(directory, port_base, ca=ca)
@@ -57,6 +57,8 @@ class Cluster:
         for setting in settings:
             command += ["--set", setting]
         environment = dict(os.environ, **({"LD_PRELOAD": preload} if preload else {}))
+        if source is not None:
+            environment["PYTHONPATH"] = str(source / "src")
         cluster.supervisor = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
         ready = _ready_line(cluster.supervisor)
         scheme = "https" if ca else "http"
@@ -138,7 +140,8 @@ class Cluster:
     def pending(self, node: Node, topics: list[str]) -> int:
         answer = self.get(node, "/v1/topics?stale=true")
         counts = {t.get("name", t.get("topic")): t.get("counts", t) for t in answer["topics"]}
-        return sum(counts[t][k] for t in topics if t in counts for k in ("scheduled", "ready", "leased", "dead"))
+        states = ("scheduled", "ready", "blocked", "leased", "dead")
+        return sum(counts[t].get(state, 0) for t in topics if t in counts for state in states)
 
     def account(self, topics: list[str], published: int, settled: int, *, unsure: int = 0) -> None:
         """published = settled + pending on every node, or the run is void.

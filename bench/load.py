@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import json
 import os
+import random
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -83,8 +84,12 @@ class Session:
         await asyncio.sleep(0.02)
 
 
-def messages(due_ms: list[int], topic: str = TOPIC) -> list[dict[str, Any]]:
-    return [{"topic": topic, "body": due.to_bytes(8, "little") + PADDING, "deliver_at": due} for due in due_ms]
+def messages(due_ms: list[int], topic: str = TOPIC, groups: int = 0) -> list[dict[str, Any]]:
+    """groups: number of message groups, of which each message is in any one; 0: none has a group."""
+    items = [{"topic": topic, "body": due.to_bytes(8, "little") + PADDING, "deliver_at": due} for due in due_ms]
+    for item in items if groups else ():
+        item["group"] = f"customer-{random.randrange(groups)}"
+    return items
 
 
 async def put(session: Session, tally: Tally, items: list[dict[str, Any]], timeout_s: float = 30) -> None:
@@ -98,8 +103,8 @@ async def put(session: Session, tally: Tally, items: list[dict[str, Any]], timeo
     tally.published += len(results)
 
 
-async def publish(session: Session, tally: Tally, due_ms: list[int], topic: str = TOPIC) -> None:
-    await put(session, tally, messages(due_ms, topic))
+async def publish(session: Session, tally: Tally, due_ms: list[int], topic: str = TOPIC, groups: int = 0) -> None:
+    await put(session, tally, messages(due_ms, topic, groups))
 
 
 async def consume(

@@ -80,6 +80,8 @@ class Setup:
     directory: Path
     port: int
     say: Callable[[str], None]
+    #: Checkout of the version that the row `unused` compares with.
+    before: Path | None = None
 
     def each_round(self, name: str) -> Iterator[int]:
         """Their numbers."""

@@ -35,9 +35,11 @@ async def gather_until_stopped(tasks: list[asyncio.Task[None]], stop: asyncio.Ev
     await asyncio.gather(*tasks)
 
 
-async def flow(cluster: Cluster, seconds: float, tags: Sequence[str] = (), selective: int = 0) -> Tally:
+async def flow(
+    cluster: Cluster, seconds: float, tags: Sequence[str] = (), selective: int = 0, groups: int = 0
+) -> Tally:
     """Due at once, in batches of 100, each with three of `tags` if there are any; 16 consumers take and ack 100 at a
-    time, `selective` of them only what has one tag of theirs."""
+    time, `selective` of them only what has one tag of theirs. groups: as of `messages`."""
     addresses, tally, stop, end = leader_first(cluster), Tally(), asyncio.Event(), time.monotonic() + seconds
 
     async def produce() -> None:
@@ -46,7 +48,7 @@ async def flow(cluster: Cluster, seconds: float, tags: Sequence[str] = (), selec
             if tally.published - tally.acked > WINDOW:
                 await asyncio.sleep(0.002)
                 continue
-            items = messages([now_ms()] * 100)
+            items = messages([now_ms()] * 100, groups=groups)
             for item in items if tags else ():
                 item["tags"] = random.sample(tags, 3)
             await put(session, tally, items)
@@ -116,7 +118,7 @@ def burst(setup: Setup) -> list[Row]:
 
 async def steady(
     cluster: Cluster, rate: int, seconds: float, addresses: list[str] | None = None,
-    over: Callable[[], bool] = lambda: False,
+    over: Callable[[], bool] = lambda: False, groups: int = 0,
 ) -> Tally:  # fmt: skip
     """Published in small batches at `rate`, due 1 to 4 s later, for that long or until `over`; then until the last one
     is acked."""
@@ -135,7 +137,7 @@ async def steady(
         while len(running) >= len(sessions):
             _, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         session = sessions.pop()
-        running.add(asyncio.create_task(_publish_and_return(session, tally, due, sessions)))
+        running.add(asyncio.create_task(_publish_and_return(session, tally, due, sessions, groups)))
     await asyncio.gather(*running)
     await until(lambda: tally.acked >= tally.published or any(t.done() for t in consumers), 30)
     await gather_until_stopped(consumers, stop)
@@ -143,8 +145,10 @@ async def steady(
     return tally
 
 
-async def _publish_and_return(session: Session, tally: Tally, due: list[int], idle: list[Session]) -> None:
-    await publish(session, tally, due)
+async def _publish_and_return(
+    session: Session, tally: Tally, due: list[int], idle: list[Session], groups: int
+) -> None:  # fmt: skip
+    await publish(session, tally, due, groups=groups)
     idle.append(session)
 
 
