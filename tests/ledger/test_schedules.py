@@ -470,7 +470,7 @@ def test_the_end(world: Owner) -> None:
     world.now += KEPT_MS
     assert world.fire(remove) == [FireOutcome.DONE]
     assert world.agenda() == []
-    assert world.ledger.schedules.count == 0
+    assert (world.ledger.schedules.count, world.ledger.schedules_finished) == (0, 1)
 
 
 def test_max_occurrences(world: Owner) -> None:
@@ -483,6 +483,7 @@ def test_max_occurrences(world: Owner) -> None:
     assert (world.times(), world.state().finished) == ([1, 2, 3, 6, 7], True)
     world.put(every(max_occurrences=2))
     assert world.state().finished
+    assert world.ledger.schedules_finished == 2, "the last PUT found it finished"
 
 
 def test_given_times(world: Owner) -> None:

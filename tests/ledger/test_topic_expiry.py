@@ -51,6 +51,7 @@ def test_an_unused_topic_ends_and_not_earlier() -> None:
     assert tell(world, ends=True) == 1
     assert world.topic() is None
     assert tell(world, ends=True) == 0
+    assert world.ledger.topics_expired == 1
     world.restart()
 
 

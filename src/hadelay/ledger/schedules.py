@@ -105,6 +105,7 @@ def _store(ledger: Ledger, name: str, before: State | None, after: State) -> Non
     had = None if before is None or before.paused else agenda_key(before.next, name)
     has = None if after.paused else agenda_key(after.next, name)
     tables.put(STATE, raw, after.pack())
+    ledger.schedules_finished += after.finished and not (before is not None and before.finished)
     if had != has:
         if had is not None:
             tables.delete(AGENDA, had)

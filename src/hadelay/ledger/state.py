@@ -83,6 +83,8 @@ class Ledger:
         self.unique_count, self.unique_from = 0, b""
         #: Numbers of callbacks, by what became of them, since this object was made; not in checkpoints.
         self.callbacks: Counter[str] = Counter()
+        #: Numbers of topics and schedules that ended by themselves, since this object was made; not in checkpoints.
+        self.topics_expired = self.schedules_finished = 0
         #: Tokens by id. A change replaces the dict, so that caches notice it (ledger/access.py).
         self.tokens: dict[str, Token] = {}
         self.audit, self.schedules = Audit(), ScheduleCounts()

@@ -78,6 +78,7 @@ def end_unused(ledger: Ledger, topic: TopicState) -> None:
     kept = {"expires_after_ms": topic.settings.expires_after_ms}
     _delete(ledger, topic)
     topic.configure(kept)
+    ledger.topics_expired += 1
 
 
 def apply_subscription_put(ledger: Ledger, command: tuple[str, str, Any]) -> Done | Refused:
