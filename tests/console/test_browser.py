@@ -285,6 +285,11 @@ def test_the_stream_is_closed_while_the_page_is_hidden(cluster: Cluster, ids: di
 
 def test_due_times_are_zoomed_by_dragging(cluster: Cluster, ids: dict[str, str], chromium: Any) -> None:
     with opened(chromium, cluster.urls["n1"]) as page:
+        page.goto("/console/topics/orders")
+        page.wait_for_selector("[data-due] canvas")
+        with page.expect_response("**/console/due?**") as asked:
+            page.click("button[data-range=minute]")
+        assert asked.value.json()["step"] == 1
         page.goto("/console/")
         page.wait_for_selector("[data-due] canvas")
         with page.expect_response("**/console/due?**"):

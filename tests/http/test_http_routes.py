@@ -347,6 +347,10 @@ async def test_due(node: Node) -> None:
     }
     answer = await node.ask("GET", "/v1/topics/orders/due" + query + "1h")
     assert [b["count"] for b in answer.json["buckets"]] == [3]
+    answer = await node.ask(
+        "GET", "/v1/topics/orders/due" + query.replace("2030-03-17T18:46:40Z", "1900007200000") + "1s"
+    )
+    assert [b["count"] for b in answer.json["buckets"]] == [2, 1]
 
 
 @pytest.mark.parametrize(("ms", "status"), [(10_000_000, 200), (9_999_001, 200), (10_000_001, 400)])
@@ -381,7 +385,8 @@ async def test_what_is_wrong_is_said_in_words(node: Node, method: str, path: str
     [
         ("/v1/due", "from=1900000000000&to=1900000060000&step=500ms"),
         ("/v1/due", "from=1900000000000&to=1900000060000&step=1500ms"),
-        ("/v1/topics/orders/due", "from=1900000000000&to=1900000060000&step=30s"),
+        ("/v1/topics/orders/due", "from=1900000000000&to=1900007201000&step=30s"),
+        ("/v1/topics/orders/due", "from=1900000000000&to=1900000060000&step=500ms"),
         ("/v1/due", "from=1900000000000&to=1900000000000&step=1s"),
         ("/v1/due", "from=1900000000000&to=1900100000000&step=1s"),
         ("/v1/due", "from=1900000000&to=1900000060&step=1s"),

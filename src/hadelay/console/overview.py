@@ -127,8 +127,7 @@ async def due(visit: Visit) -> Answer:
     start, end = (_bound(visit, name) for name in ("from", "to"))
     if not _LEAST <= end - start <= _MOST:
         raise BadRequest("the range between `from` and `to` must be at least 20 seconds and at most 20 years")
-    least = 1 if topic is None else 60
-    fitting = (s for s in _STEPS if s >= least and (end - start) / 1000 <= s * _BARS)
+    fitting = (s for s in _STEPS if (end - start) / 1000 <= s * _BARS)
     step_ms = next(fitting, _STEPS[-1]) * 1000
     start -= start % step_ms
     starts, counts = await visit.service.topics.due(topic, start, end, step_ms, stale=True)

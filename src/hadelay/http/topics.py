@@ -37,6 +37,8 @@ _MAX_BUCKETS = 10_000
 #: Limit of topics encoded before other requests have their turn.
 _TOPICS_AT_ONCE = 200
 _SECOND, _MINUTE = 1_000, 60_000
+#: Longest range, in ms, of a histogram of one topic in seconds: each entry of the range's hours is looked at.
+_FINE_MS = 2 * 3_600_000
 
 
 @routes.add("PUT", "/v1/topics/{topic}", body=PutTopic, returns={200: Topic[str]}, errors=(404, 429))
@@ -155,7 +157,7 @@ async def delete_topic(call: Call) -> Answer:
 @routes.add("GET", "/v1/due", query=DueQuery, returns={200: Buckets[str]}, errors=(422, 503), scope="read")
 async def due(call: Call) -> Answer:
     """Number of due messages per interval, over all topics"""
-    return await _due(call, None, _SECOND)
+    return await _due(call, None)
 
 
 @routes.add(
@@ -163,13 +165,15 @@ async def due(call: Call) -> Answer:
 )
 async def topic_due(call: Call) -> Answer:
     """Number of due messages per interval, of one topic"""
-    return await _due(call, call.topic, _MINUTE)
+    return await _due(call, call.topic)
 
 
-async def _due(call: Call, topic: str | None, unit_ms: int) -> Answer:
+async def _due(call: Call, topic: str | None) -> Answer:
     start, end, step = int(call.query.from_), int(call.query.to), int(call.query.step)
-    if step < unit_ms or step % unit_ms:
-        raise BadRequest(f"step: must be a positive multiple of {unit_ms} ms, not {step} ms")
+    if step < _SECOND or step % _SECOND:
+        raise BadRequest(f"step: must be a positive multiple of {_SECOND} ms, not {step} ms")
+    if topic is not None and step % _MINUTE and end - start > _FINE_MS:
+        raise BadRequest("step: of one topic, a step that is no whole minute is for ranges of at most two hours")
     if end <= start:
         raise BadRequest("to: must be after from")
     if -((start - end) // step) > _MAX_BUCKETS:

@@ -1,6 +1,7 @@
 """Counts of messages by due time, from counts that storage keeps for each hour, without reading a message (ADR 86).
 
-Storage counts the entries ever filed, per second and per {topic, minute}. The settled ones among them are looked up in
+Storage counts the entries ever filed, per second and per {topic, minute}; the seconds of one topic are counted entry by
+entry, and so only for short ranges. The settled ones among them are looked up in
 slices, each entry once per process, and subtracted. So a question costs what is new since the last one.
 """
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from pyroaring import BitMap
 
 from hadelay.codec.formats import SECONDS_PER_HOUR, TOPIC
-from hadelay.ledger.hourstate import indexes_of
+from hadelay.ledger.hourstate import indexes_of, is_in
 from hadelay.ledger.state import Ledger
 from hadelay.model import DEAD_HOURS, HOUR_MS
 from hadelay.server.checkpoints import Replica
@@ -26,6 +27,7 @@ _SLICE, _HOURS = 8_192, 64
 _SMALL, _LOOK = 2_048, 256
 #: Limit of hours whose counts of settled entries are kept in memory.
 _REMEMBERED = 512
+_MINUTE_MS = 60_000
 
 #: (start of each bucket in ms, number of open messages in each bucket)
 Counts = tuple[list[int], list[int]]
@@ -76,16 +78,22 @@ class DueCounts:
 
     def count(self, topic: str | None, from_ms: int, to_ms: int, step_ms: int) -> Generator[None, None, Counts]:
         """Count open messages due in [from_ms, to_ms); returns the non-empty buckets, ascending, and yields after each
-        slice. A topic that does not exist has no buckets. step_ms: whole seconds; whole minutes if `topic` is given."""
+        slice. A topic that does not exist has no buckets. step_ms: whole seconds; for one topic, and a step that is no
+        whole minute, each entry of the range's hours is looked at."""
         ledger, store = self._replica.ledger, self._replica.storage.hours
         if self._ledger is not ledger:
             self._ledger, self._settled = ledger, OrderedDict()
         if topic is not None and ledger.topic(topic) is None:
             return [], []
         number = None if topic is None else ledger.names.number(TOPIC, topic)
-        buckets = _Buckets(from_ms, to_ms, step_ms, part_s=1 if topic is None else 60)
+        fine = number is None or step_ms % _MINUTE_MS > 0
+        buckets = _Buckets(from_ms, to_ms, step_ms, part_s=1 if fine else 60)
         first, last = from_ms // HOUR_MS, min((to_ms - 1) // HOUR_MS, DEAD_HOURS - 1)
         hours = [hour for hour in store.hours() if first <= hour <= last]
+        if number is not None and fine:
+            for hour in hours:
+                buckets.add_hour(hour, (yield from _seconds(ledger, hour, number)))
+            return buckets.filled()
         for start in range(0, len(hours), _HOURS):
             # For hours that have begun, no settled entries have to be looked up: apply counts their open entries per
             # second, unless message groups block some.
@@ -127,6 +135,21 @@ class DueCounts:
             return False
         self._spent = 0
         return True
+
+
+def _seconds(ledger: Ledger, hour: int, topic: int) -> Generator[None, None, NDArray[np.int64]]:
+    """Count the topic's open entries of an hour per second, by looking at each entry of the hour."""
+    store, counts, start = ledger.store, np.zeros(SECONDS_PER_HOUR, np.int64), 0
+    while start < store.count(hour) and ledger.open_entries(hour):
+        part = slice(start, start + _SLICE)
+        rows = store.index_view(hour)[part] if store.mapped(hour) else store.entries(hour, part, verify=False)
+        mine, hour_state = rows[rows["topic"] == topic], ledger.hours.get(hour)
+        if hour_state is not None and len(mine):
+            mine = mine[~is_in(mine["index"], hour_state.settled)]
+        counts += np.bincount(mine["second"], minlength=SECONDS_PER_HOUR)
+        start += _SLICE
+        yield
+    return counts
 
 
 class _Buckets:
