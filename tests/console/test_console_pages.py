@@ -256,6 +256,10 @@ def test_settings_are_checked_as_the_api_checks_them(node: Cluster, browser: Bro
     assert "ttl" not in shown
     browser.send("/console/topics/settled/settings", backoff="min=1s,max=1m")
     assert node.topic("n1", "settled")["backoff"] == {"min": "1s", "max": "1m"}
+    node.ask("n1", "PUT", "/v1/topics/settled", {"group_concurrency": 1})
+    browser.go("/console/topics/settled")
+    browser.send("/console/topics/settled/settings", group_rate="2")
+    assert node.topic("n1", "settled")["group_rate"] == 2
     for field, value, problem in (
         ("rate", "-1", "messages per second"), ("lease", "abc", "lease"), ("max_attempts", "x", "whole number"),
     ):  # fmt: skip

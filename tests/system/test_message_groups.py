@@ -8,7 +8,7 @@ from tests.system.test_flow import put
 
 
 def test_one_at_a_time_over_a_failover(make_cluster: Make) -> None:
-    cluster = make_cluster()
+    cluster = make_cluster(settings=("dispatch.sweep_ms=1000",))
     put(cluster, "lines", group_concurrency=1)
     ids = [cluster.publish(name, "lines", b"%d" % n, Hadelay_Group="a/b") for n, name in enumerate(cluster.names)]
     other = cluster.publish(cluster.leader(), "lines", b"x", Hadelay_Group="c")
@@ -23,6 +23,13 @@ def test_one_at_a_time_over_a_failover(make_cluster: Make) -> None:
     assert cluster.receive(leader, "lines", max=10, wait="200ms") == []
     topic = cluster.ask(leader, "GET", "/v1/topics/lines").json
     assert (topic["leased"], topic["blocked"], topic["scheduled"] + topic["ready"]) == (2, 2, 0)
+    for name in cluster.living:  # the leader knows the age, and another node asks it
+
+        def waits(name: str = name) -> bool:
+            age_ms = cluster.ask(name, "GET", "/v1/topics/lines").json.get("oldest_blocked_age_ms")
+            return age_ms is not None and 0 < age_ms < 120_000
+
+        until(waits, f"{name} shows how long a message has waited behind its group")
     found = cluster.ask(leader, "GET", "/v1/topics/lines/groups/a%2Fb").json
     assert (found["blocked"], [head["state"] for head in found["heads"]]) == (2, ["leased"])
     moved = cluster.ask(leader, "POST", f"/v1/messages/{ids[2]}:deliver-now", {})

@@ -193,6 +193,9 @@ class Topic(Document, Generic[At], frozen=True):
     group_rate: float | None = None
     #: Number of messages that are blocked by earlier messages of their groups, due or not.
     blocked: int = 0
+    #: Longest wait of a due message behind the first ones of its group, in ms; None if none is known to wait. Only in
+    #: the answer for a single topic.
+    oldest_blocked_age_ms: int | None = None
     #: Number of copies that the subscription, and earlier ones of its name, dropped because it was full (`on_full`).
     dropped: int = 0
     #: Consumers since the present leader took over, latest first, at most 16; only in the answer for a single topic.

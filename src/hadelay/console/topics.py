@@ -34,8 +34,9 @@ _PEEK = 5
 _SLOW_MS = 10_000
 #: Topic settings that the page Topic can change; it only shows the others, which `hadelay topic set` changes.
 _IN_FORM = (
-    "lease_ms", "max_attempts", "backoff", "ttl_ms", "rate", "catch_up_rate", "concurrency", "publish_rate",
-    "max_messages", "max_bytes", "dead_letter", "dead_retention_ms", "retention_ms", "on_success", "on_failure",
+    "lease_ms", "max_attempts", "backoff", "ttl_ms", "rate", "catch_up_rate", "concurrency", "group_rate",
+    "publish_rate", "max_messages", "max_bytes", "dead_letter", "dead_retention_ms", "retention_ms", "on_success",
+    "on_failure",
 )  # fmt: skip
 
 

@@ -53,7 +53,7 @@ class Leadership:
         #: order.
         self.parts: list[TermPart] = [delivery]
         self.link.handlers |= {
-            "ready": self._on_ready, "consumers": self._on_consumers,
+            "ready": self._on_ready, "consumers": self._on_consumers, "blocked": self._on_blocked,
             "transfer": lambda peer, to, reply: self.transfer(to, partial(reply, None)),
             "drain": lambda peer, drained, reply: self.drain(bool(drained), partial(reply, None)),
         }  # fmt: skip
@@ -199,6 +199,11 @@ class Leadership:
 
     def _on_consumers(self, peer: str, topic: Any, reply: Reply) -> None:
         reply(self.delivery.askers.of(str(topic)) if self.leading else None, None)
+
+    def _on_blocked(self, peer: str, topic: Any, reply: Reply) -> None:
+        """Reply with the Unix ms since when a due message of the topic waits behind its group; 0 if none does."""
+        known = self._replica.ledger.topic(str(topic)) if self.leading else None
+        reply(None if known is None else self.delivery.groups.waits_since_ms(known.number), None)
 
 
 def _ignore(result: Any, error: HadelayError | None) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from collections.abc import Awaitable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -49,17 +50,13 @@ class TopicService(Service):
         leading, delivery = self._node.leading, self._node.delivery
         reports = delivery.topic_reports([topic.number]) if leading else await self.ready(stale=stale)
         view = self.document(topic, reports)
-        return replace(view, consumers=await self._consumers(name, stale))
-
-    async def _consumers(self, topic: str, stale: bool) -> list[Consumer[str]] | None:
         if self._unasked(stale):
-            return None
-        try:
-            found = await self._ask_leader("consumers", topic, self._wait_s)
-        # The asked node does not know this call (earlier version), or no longer leads: show no consumers
-        except HadelayError:
-            return None
-        return None if found is None else [Consumer(str(name), format_instant(int(at_ms))) for name, at_ms in found]
+            return view
+        if topic.blocked and (since_ms := await _known(self._ask_leader("blocked", name, self._wait_s))):
+            view = replace(view, oldest_blocked_age_ms=max(0, self._node.now_ms() - int(since_ms)))
+        found = await _known(self._ask_leader("consumers", name, self._wait_s))
+        askers = None if found is None else [Consumer(str(who), format_instant(int(at_ms))) for who, at_ms in found]
+        return replace(view, consumers=askers)
 
     async def list_topics(self, *, stale: bool, prefix: str = "") -> list[Topic[str]]:
         await self._confirm(stale)
@@ -177,6 +174,14 @@ class TopicService(Service):
             dropped=topic.dropped,
             **settings_out(topic.config),
         )
+
+
+async def _known(asked: Awaitable[Any]) -> Any:
+    """Answer of the leader; None if it does not know the operation (earlier version), or no longer leads."""
+    try:
+        return await asked
+    except HadelayError:
+        return None
 
 
 def _put_in_words(name: str, config: dict[str, Any]) -> tuple[str, str]:
