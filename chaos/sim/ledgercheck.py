@@ -6,17 +6,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from pyroaring import BitMap
 
 from chaos.sim import groupcheck
 from hadelay.codec.formats import RESULT_ATTEMPT, SECONDS_PER_HOUR
 from hadelay.codec.schedules import State, Stored
-from hadelay.ledger import ackresults, dead, schedules, ttl, unique
+from hadelay.ledger import ackresults, dead, idempotency, schedules, ttl, unique
+from hadelay.ledger import keys as keys_
+from hadelay.ledger.copies import copies_of
 from hadelay.ledger.hourstate import bitmap, indexes_of
+from hadelay.ledger.lookup import TTL_OF, stored_entry
 from hadelay.ledger.transitions import FLAG_KEYED, FLAG_TTL, ID_KEY, PLACE, PLACE_VALUE
-from hadelay.model import DEAD_HOURS, NEVER_MS, Event
+from hadelay.model import DEAD_HOURS, MOVES, NEVER_MS, Event
 
 if TYPE_CHECKING:
     from hadelay.ledger.state import Ledger
+
+#: Events that end an entry.
+_ENDS = (Event.ACKED, Event.TTL_EXPIRED, Event.CANCELLED, *MOVES)
 
 
 def check(ledger: Ledger) -> None:
@@ -52,7 +59,66 @@ def check(ledger: Ledger) -> None:
     by_end = [(unique.PERIOD.unpack(value)[2].to_bytes(8, "big") + key, b"") for key, value in periods]
     assert sorted(by_end) == ends, "the tables of unique keys differ"
     assert len(periods) == ledger.unique_count, f"{ledger.unique_count} unique keys, {len(periods)} rows"
+    for hour, rows in hours.items():
+        _check_ends(ledger, hour, rows)
+    _check_references(ledger)
+    for at, count in ((ledger.key_epoch - 1, ledger.key_count_before), (ledger.key_epoch, ledger.key_count)):
+        found = len(ledger.tables.range(idempotency.table(at), limit=1 << 30))
+        assert found == count, f"{count} idempotency keys, {found} rows"
     groupcheck.check(ledger)
+
+
+def _check_ends(ledger: Ledger, hour: int, rows: np.ndarray) -> None:
+    """Check that what ended each entry, and when, is what the hour's dispatch log says."""
+    hour_state = ledger.hours.get(hour)
+    if hour_state is None:
+        assert not ledger.store.event_count(hour), f"hour {hour}: events, but no state"
+        return
+    events = ledger.store.events(hour)
+    ends = events[np.isin(events["event"], _ENDS)]
+    silent = BitMap()
+    if hour >= DEAD_HOURS:
+        # Results of acks are settled from the beginning, and entries that were dropped with their hour, without events.
+        silent |= bitmap(rows["index"][rows["attempt"] == RESULT_ATTEMPT]) | BitMap(range(hour_state.retire_at))
+    assert bitmap(np.unique(ends["index"])) | silent == hour_state.settled, f"hour {hour}: settled, and not in the log"
+    last = np.zeros(len(rows), np.uint8)
+    last[ends["index"]] = ends["event"]
+    for event in Event:
+        if event in _ENDS and event is not Event.ACKED:
+            logged = bitmap(np.flatnonzero(last == event).astype(np.uint32))
+            assert hour_state.others.get(event, BitMap()) - silent == logged - silent, (
+                f"hour {hour}: ended by {event.name}"
+            )
+    over = ends[~np.isin(ends["event"], MOVES)]
+    at_ms = int(over["at_ms"].max()) if len(over) else 0
+    assert hour_state.settled_at_ms == at_ms, f"hour {hour}: settled at {hour_state.settled_at_ms}, not {at_ms}"
+    topics = bitmap(np.unique(rows["topic"][over["index"]]).astype(np.uint32))
+    assert hour_state.topics == topics, f"hour {hour}: topics of messages that ended"
+
+
+def _check_references(ledger: Ledger) -> None:
+    """Check that rows about messages are about messages that exist, and no row is left when its message is gone."""
+
+    def known(first_id: int) -> bool:
+        return any(stored_entry(ledger, one) is not None for one in (first_id, *copies_of(ledger, first_id)))
+
+    for raw, value in ledger.tables.range(PLACE, limit=1 << 30):
+        (first_id,), (hour, index) = ID_KEY.unpack(raw), PLACE_VALUE.unpack_from(value)
+        assert stored_entry(ledger, first_id) is not None, f"{first_id:x} is not at {hour}, {index}"
+    keys = dict(ledger.tables.range(keys_.KEYOF, limit=1 << 30))
+    for raw in keys:
+        (first_id,) = ID_KEY.unpack(raw)
+        assert known(first_id), f"{first_id:x} is gone, and has a client key"
+    for key, value in ledger.tables.range(keys_.KEY, limit=1 << 30):
+        assert keys.get(ID_KEY.pack(int.from_bytes(value[:8], "little"))) == key, (
+            f"the client key {key!r} has no message"
+        )
+    visited = {ttl.KEY.unpack(key)[1] for key, _ in ledger.tables.range(ttl.TTL, limit=1 << 30)}
+    for raw, _ in ledger.tables.range(TTL_OF, limit=1 << 30):
+        (first_id,) = ID_KEY.unpack(raw)
+        entry = stored_entry(ledger, first_id)
+        is_dead = entry is not None and entry.hour >= DEAD_HOURS
+        assert is_dead or first_id in visited, f"the TTL of {first_id:x} is never forgotten"
 
 
 def _check_grants(ledger: Ledger) -> None:
