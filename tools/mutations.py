@@ -27,6 +27,7 @@ BY_HAND = {
     "early_retirement": ("stale read, in a test of the hand-out", 1),
     "kept_progress": ("I2 conservation, in a test of the ledger", 1),
     "polls_are_no_use": ("expires_after, in a test of the hand-out", 1),
+    "new_chain": ("max_wait, in a test of the ledger", 1),
     "kept_log": ("I13 log safety, applied entry", 1),
 }
 
@@ -52,8 +53,9 @@ cut off when it changed them, and `founder_joins` by another cluster's node that
 `old_reply` takes an answer that is held up over two elections, and `old_round` one that is held up while another leader
 is elected and commits, all within one interval of heartbeats: tests of one node whose followers are played. `kept_log`
 takes a leader that was cut off with a longer log than the snapshot that it gets later.
-`carried_unblocked` and `purged_heads` take message groups whose hour is over, or that are purged in part: the test
-of the ledger beside a model of message groups notices them.
+`new_chain` takes two replacements of one pending message in one command: the test of the ledger that compares a
+command with its rows, one by one, notices it. `carried_unblocked` and `purged_heads` take message groups whose hour is
+over, or that are purged in part: the test of the ledger beside a model of message groups notices them.
 
 Of I1 to I18 three are missing here, because no bug breaks them: I4 and I7 count what is allowed, I11 is not promised
 ([simulation](simulation.md)).

@@ -7,6 +7,7 @@ leader, is what "not early" allows.
 from chaos.sim.cluster import SimCluster
 from chaos.sim.history import HandOut
 from chaos.sim.machines import WATCH_S
+from hadelay.ledger.describe import describe
 from hadelay.ledger.keys import KEY, KEYOF
 from hadelay.ledger.lookup import EntryRef, find_entry, state_of
 from hadelay.ledger.state import Ledger
@@ -64,6 +65,12 @@ def ahead_ms(cluster: SimCluster, start: float, end: float) -> float:
     # Count leaders up to WATCH_S later: a new leader is noticed with that delay.
     leaders = sum(start < at < end + WATCH_S for at in cluster.elected)
     return ROUNDING_MS + change_bound_ms(cluster) * leaders + (COLD_MS if was_cold(cluster, end) else 0.0)
+
+
+def published_ms(node: Node, message_id: int) -> int:
+    """Cluster time of the message's publish; 0 if the node does not know the message."""
+    description = describe(node.ledger, message_id)
+    return 0 if description is None else description.published_at_ms
 
 
 def found_by_key_of(ledger: Ledger, first_id: int) -> int:

@@ -29,10 +29,21 @@ _SUBSCRIPTIONS: dict[bool, dict[str, dict[str, Any]]] = {
 }
 _PART, _RED_QUEUE = f"{TOPIC}~part", f"{TOPIC}~red"
 #: Share of runs with subscriptions; share of these whose topic has a queue of its own; share of these with a quota of
-#: `red`, in messages, and that quota; share of these in which a full `red` drops its copies.
-SUBSCRIBED, _OWN_QUEUE, _BOUNDED, _QUOTA, _DROPS = 0.5, 0.5, 0.5, 3, 0.5
+#: `red`; share of these in which a full `red` drops its copies.
+SUBSCRIBED, _OWN_QUEUE, _BOUNDED, _DROPS = 0.5, 0.5, 0.5, 0.5
+#: Possible quotas of `red`: the bytes are those of three or four messages.
+_QUOTAS: tuple[dict[str, Any], ...] = ({"max_messages": 3}, {"max_bytes": 350})
 #: Share of messages with one of three client keys, which replace one another.
 _KEYED = 0.4
+
+
+def _stream(seed: int) -> random.Random:
+    return random.Random(f"{abs(seed)} subscriptions")  # a restored cluster has the same subscriptions
+
+
+def subscribes(seed: int) -> bool:
+    """Whether the run of a seed has subscriptions."""
+    return _stream(seed).random() < SUBSCRIBED
 
 
 class FanOutClient(Client):
@@ -44,7 +55,7 @@ class FanOutClient(Client):
         self.mark = b"%d " % int(self.world.now * 1000)
         #: Whether the subscription `part` exists; None while a change of it may be under way.
         self.part: bool | None = None
-        rng = random.Random(f"{abs(self.cluster.seed)} subscriptions")  # a restored cluster has the same subscriptions
+        rng = _stream(self.cluster.seed)
         self.stopped = rng.random() >= SUBSCRIBED
         self.own_queue = rng.random() < _OWN_QUEUE
         self.subscriptions = _SUBSCRIPTIONS[self.own_queue]
@@ -52,7 +63,7 @@ class FanOutClient(Client):
         self.drops = False
         if rng.random() < _BOUNDED:
             self.drops = rng.random() < _DROPS
-            red = self.subscriptions["red"] | {"max_messages": _QUOTA} | ({"on_full": "drop"} if self.drops else {})
+            red = self.subscriptions["red"] | rng.choice(_QUOTAS) | ({"on_full": "drop"} if self.drops else {})
             self.subscriptions = {**self.subscriptions, "red": red}
         if not self.stopped:
             config = {"on_success": TOLD} | ({} if self.own_queue else {"own_queue": False})

@@ -39,6 +39,8 @@ class Message:
     deliver_at_ms: int | None = None
     #: True if the publish was refused, or its outcome will stay unknown: consumers need not get the message.
     refused: bool = False
+    #: True if the publish was repeated when its idempotency key may have been forgotten.
+    repeated_late: bool = False
     #: True if the message was certainly never stored: every request for it was refused definitely.
     absent: bool = False
     cancel_invoked: float | None = None
@@ -208,7 +210,8 @@ class History:
         is no receipt."""
         key = message.topic, message.client_key
         others = (m for m in self.messages if m.on_conflict == REPLACE and (m.topic, m.client_key) == key)
-        return key[1] is not None and any(m.replaces == message_id or not (m.absent or m.id) for m in others)
+        unknown = any(m.replaces == message_id or m.repeated_late or not (m.absent or m.id) for m in others)
+        return key[1] is not None and unknown
 
     def own_id(self, message: Message) -> bool:
         """Whether the receipt's id is surely the message's own, and not of another message with its client key."""

@@ -7,7 +7,7 @@ any crash, and an entry that a leader counts for a follower has to be in that fo
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from chaos.sim.network import SimNet, SimNetwork
@@ -18,6 +18,8 @@ from hadelay.raft.node import RaftNode
 #: Tolerance of timers, in seconds: quartz clocks drift by 50 ppm, so a timer may fire this much early.
 _TOLERANCE_S = 1e-3
 _NEVER = float("-inf")
+#: Kind of an APPEND_REPLY in a term in which its sender sent none before, for `LogSafety.at_send`.
+FIRST_ANSWER = -messages.APPEND_REPLY
 
 
 class Decide(Protocol):
@@ -35,6 +37,8 @@ class _Heard:
     at: float = _NEVER
     #: Raft term in which the leader told this process to start an election.
     called: int = 0
+    #: Term → peers that said, to this process, that they would vote for it in that term.
+    agreed: dict[int, set[str]] = field(default_factory=dict)
 
 
 class LogSafety:
@@ -53,6 +57,8 @@ class LogSafety:
         self._applied: dict[RaftNode, int] = {}
         #: Newest vote that each node sent: (term, candidate).
         self._promised: dict[str, tuple[int, str]] = {}
+        #: Newest term in which each node told a leader that entries are on its disk.
+        self._answered: dict[str, int] = {}
         #: Nodes whose disks were replaced and lost their data.
         self._wiped: set[str] = set()
 
@@ -61,11 +67,23 @@ class LogSafety:
         if kind == messages.PRE_VOTE:
             self._campaign(process, kind, messages.decode(data, int, int, int)[0])
         elif kind == messages.VOTE:
-            self._campaign(process, kind, messages.decode(data, int, int, int, bool)[0])
+            term = messages.decode(data, int, int, int, bool)[0]
+            self._campaign(process, kind, term)
+            self._asked_before(process, term)
         elif kind == messages.VOTE_REPLY:
             self._vote(process.name, messages.decode(data, int)[0], peer)
+        elif kind == messages.APPEND_REPLY and (reply := messages.decode_append_reply(data)).status == messages.OK:
+            kind = FIRST_ANSWER if reply.term > self._answered.get(process.name, 0) else kind
+            self._answered[process.name] = max(self._answered.get(process.name, 0), reply.term)
         if self.at_send and (then := self.at_send.pop((process.name, kind), None)) is not None:
             self.world.at(self.world.now, then)
+
+    def arrives(self, process: SimNetwork, peer: str, data: bytes) -> None:
+        """Called before the process handles a frame."""
+        if data[0] == messages.PRE_VOTE_REPLY:
+            term, yes, _ = messages.decode(data, int, bool, int)
+            if yes:
+                self._heard.setdefault(process, _Heard()).agreed.setdefault(term, set()).add(peer)
 
     def received(self, process: SimNetwork, peer: str, data: bytes) -> None:
         heard = self._heard.setdefault(process, _Heard())
@@ -91,6 +109,16 @@ class LogSafety:
         text = f"{process.name} asks for votes in term {term}, {silent_s * 1000:.0f} ms after a heartbeat of "
         self.decide("campaigns", broken, f"{text}{heard.leader}, leader of term {heard.term}", who=process.name)
 
+    def _asked_before(self, process: SimNetwork, term: int) -> None:
+        """Check that a node requests votes in a term only if a majority agreed to a pre-vote of this term, unless the
+        leader told the node to take over."""
+        heard, raft = self._heard.get(process, _Heard()), process.receiver
+        if isinstance(raft, RaftNode) and term != heard.called:
+            agreed = heard.agreed.get(term, set())
+            broken = len((agreed | {process.name}) & raft.membership.voters) < raft.membership.majority
+            text = f"{process.name} asks for votes in term {term}, and only {sorted(agreed)} agreed to that"
+            self.decide("campaigns, pre-votes", broken, text, who=process.name)
+
     def _vote(self, name: str, term: int, candidate: str) -> None:
         before = self._promised.get(name, (0, ""))
         broken = before[0] == term and before[1] != candidate
@@ -99,7 +127,11 @@ class LogSafety:
         self._promised[name] = max(before, (term, candidate))
 
     def reopened(self, name: str, journal: Journal) -> None:
-        """Check, after a node read its journal from disk, that the journal has the votes that the node sent."""
+        """Check, after a node read its journal from disk, that the journal has the votes that the node sent, and the
+        terms in which it answered."""
+        if name in self._answered:
+            text = f"{name} answered a leader of term {self._answered[name]}; its disk is in term {journal.term}"
+            self.decide("I13 log safety, term on disk", journal.term < self._answered[name], text, who=name)
         if name in self._promised:
             term, candidate = self._promised[name]
             broken = journal.term < term or (journal.term == term and journal.voted_for != candidate)
@@ -109,6 +141,7 @@ class LogSafety:
     def wiped(self, name: str) -> None:
         """Note that the node's disk was replaced by an empty disk."""
         self._promised.pop(name, None)
+        self._answered.pop(name, None)
         self._wiped.add(name)
 
     def look(self, nodes: Mapping[str, RaftNode]) -> None:

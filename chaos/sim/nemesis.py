@@ -7,10 +7,12 @@ from itertools import product
 
 from chaos.sim.backups import Backups
 from chaos.sim.cluster import SimCluster
+from chaos.sim.logsafety import FIRST_ANSWER
 from chaos.sim.machines import Machines
 from chaos.sim.operators import Operator
 from chaos.sim.workload import HOUR_S
 from hadelay.raft import messages
+from hadelay.raft.node import RaftNode
 from hadelay.raft.ports import RaftTuning
 
 #: Fault families, and the probability that a run has each.
@@ -43,7 +45,12 @@ FAMILIES = {
 _NOT_ALONE = {"reset", "partition", "one_way", "slow_link", "transfer", "wipe", "clock_step", "rot", "held_answers"}
 _LATER = {"members", "power_at_send", "rot", "backup", "overload", "held_answers"}
 #: Kinds of frames in which the sender promises that data are on its disk.
-_PROMISES = {"vote": messages.VOTE_REPLY, "answer": messages.APPEND_REPLY, "snapshot": messages.SNAPSHOT_DONE}
+_PROMISES = {
+    "vote": messages.VOTE_REPLY,
+    "answer": messages.APPEND_REPLY,
+    "snapshot": messages.SNAPSHOT_DONE,
+    "first answer of a term": FIRST_ANSWER,
+}
 
 
 class Nemesis:
@@ -241,6 +248,7 @@ class Nemesis:
 
         def strike() -> None:
             self.note(f"power cut of {name}, which has just sent its {what}")
+            self.cluster.history.count(f"power cut after a {what}")
             self.cluster.power_cut(name)
             self.world.after(wait_s, self.cluster.start, name)
 
@@ -278,7 +286,22 @@ class Nemesis:
             others = [name for name in self.cluster.names if name != leader.name]
             to = self.random.choice([*others, None])
             self.note(f"{asked.name} is asked to have {leader.name} hand over to {to or 'anyone'}")
+            if to is not None and self.random.random() < 0.3:
+                self.note(f"frames of {leader.name} to {to} are held back")
+                self.cluster.net.cut(leader.name, to)
+                self._take_over_late(leader, to, self.world.now + 1.5)
             self.cluster.transfer(asked, to)
+
+    def _take_over_late(self, leader: RaftNode, to: str, until: float, begun: bool = False) -> None:
+        """Deliver a leader's request to take over when its transfer has failed; the leader hears nothing of it."""
+        under_way = leader.transfers.under_way
+        if self.world.now < until and (under_way or not begun):
+            self.world.after(0.02, self._take_over_late, leader, to, until, begun or under_way)
+        else:
+            for name in self.cluster.names:
+                self.cluster.net.cut(name, leader.name)
+            self.cluster.net.mend((leader.name, to))
+            self._later(0.3, 1.0, self._heal_net)
 
     def clock_step(self) -> None:
         """Set one wall clock wrong, by up to hours; always that of the same node: other nodes use a clock's time for

@@ -83,6 +83,8 @@ class SimNetwork:
         return True
 
     def frame(self, peer: str, data: bytes) -> None:
+        if self.net.observer is not None:
+            self.net.observer.arrives(self, peer, data)
         self.receiver.frame(peer, data)
         if self.net.observer is not None:
             self.net.observer.received(self, peer, data)
@@ -245,8 +247,12 @@ class SimNet:
 
     def heal(self) -> None:
         """End all cuts and slow links; frames that they held back arrive now."""
-        healed, self.cuts = sorted(self.cuts), set()
         self.slow.clear()
+        self.mend(*sorted(self.cuts))
+
+    def mend(self, *healed: tuple[str, str]) -> None:
+        """End these cuts, given as (from, to)."""
+        self.cuts -= set(healed)
         for a, b in healed:
             node = self.nodes.get(a)
             connection = node.links.get(b) if node is not None else None

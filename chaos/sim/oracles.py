@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 #: Intervals, in entries, of the comparison of states between nodes, and of the recount of a ledger.
 _DIGESTS, _RECOUNTS = 48, 96
+_PUBLISHES = (Command.PUBLISH, Command.PUBLISH2)
 
 
 def digest(ledger: Ledger) -> int:
@@ -55,7 +56,7 @@ class Oracles:
                 since, storage = 0, node.storage
             before = {topic.number: (topic.pending, topic.bytes) for topic in node.ledger.topics.all if _bounded(topic)}
             results = apply(index, term, command)
-            if before and all(kind == Command.PUBLISH for kind, _ in decode_entry(command)[2]):
+            if before and all(kind in _PUBLISHES for kind, _ in decode_entry(command)[2]):
                 self._look_at_quotas(node, before)
             since += max(len(command), checkpoints._ENTRY_BYTES)
             text = f"{node.name} counts {node.checkpoints.bytes_since} bytes since its checkpoint, and it is {since}"

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 #: Possible sizes of a batch, in messages; and share of runs whose producers send no Idempotency-Keys.
 _SIZES = (1, 1, 1, 2, 5, 12)
 _KEYLESS = 0.2
+#: Age of a publish, as a share of the idempotency window, at which a producer that does not know its outcome gives up.
+_PATIENCE = 0.6
 
 
 @dataclass(slots=True, eq=False)
@@ -103,6 +105,15 @@ class Producer(Client):
         if process is None:
             self._again(batch)
             return
+        age_s, window_s = self.world.now - messages[0].invoked, self.cluster.window_ms / 1000
+        if batch.again or batch.unsure:
+            for message in messages if 2 * age_s > window_s else ():
+                message.repeated_late = True
+            if age_s > _PATIENCE * window_s and not batch.again:
+                self.history.count("given up")
+                for message in messages:
+                    message.refused = True
+                return
         drafts = [
             Draft(
                 m.topic, m.when_ms, m.relative, mask_of(m.tags), m.ttl_ms,

@@ -10,7 +10,7 @@ from collections import defaultdict
 
 from chaos.sim import fanout
 from chaos.sim.cluster import SimCluster
-from chaos.sim.evidence import WAITING, found_by_key_of, latest, lease_began, where
+from chaos.sim.evidence import WAITING, found_by_key_of, latest, lease_began, published_ms, where
 from chaos.sim.grouporder import groups_apart, groups_in_order, groups_in_pace, groups_released
 from chaos.sim.history import Message, Violation, number_of
 from chaos.sim.leases import calls_apart, dead_is_over, double_leases, fenced, resurrected
@@ -138,18 +138,32 @@ def as_published(cluster: SimCluster) -> None:
 
 
 def two_ids(cluster: SimCluster) -> None:
-    """I8: one idempotency key is one message with one id, in every answer and every hand-out."""
+    """I8: one idempotency key is one message with one id, in every answer and every hand-out, if the key was remembered
+    when the second message was published."""
     history = cluster.history
     for told, first, other in history.second_ids:
         text = f"message {told} got ids {first:x} and {other:x}"
-        raise Violation("I8 duplicate, told", text, frozenset({first, other}))
+        if not _forgotten(cluster, first, other):
+            raise Violation("I8 duplicate, told", text, frozenset({first, other}))
     seen = {m.number: m.id for m in history.messages if m.id is not None}
     for h in history.hand_outs:
         number = number_of(h.body)
         if number is not None:
             known = seen.setdefault(number, h.id)
             text = f"message {number} is {known:x}, and handed out as {h.id:x}"
-            history.decide("I8 duplicate, handed out", known != h.id, text, h.id, known)
+            broken = known != h.id and not _forgotten(cluster, known, h.id)
+            history.decide("I8 duplicate, handed out", broken, text, h.id, known)
+
+
+def _forgotten(cluster: SimCluster, *ids: int) -> bool:
+    """Whether the idempotency key of the first of two messages may have been forgotten when the second was published,
+    or whether one of them is forgotten by now."""
+    for node in latest(cluster):
+        first, second = sorted(published_ms(node, message_id) for message_id in ids)
+        forgotten = second - first >= cluster.window_ms if first else cluster.history.slept
+        cluster.history.count("stored again when its key was forgotten", forgotten)
+        return forgotten
+    return True
 
 
 def converged(cluster: SimCluster, drained: bool, seconds: float) -> None:

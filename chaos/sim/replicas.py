@@ -13,7 +13,7 @@ from chaos.sim.fanout import TOPIC as EVENTS
 from chaos.sim.fuzz import TOPICS
 from chaos.sim.scheduler import PATIENT, TOPIC
 from chaos.sim.uniques import TOPIC as ONCE
-from hadelay.ledger import checkpoint
+from hadelay.ledger import checkpoint, idempotency
 from hadelay.ledger.copies import published_id
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.transitions import FLAG_KEYED
@@ -34,6 +34,8 @@ def honest(cluster: SimCluster) -> None:
     stored = len({m.id for m in history.messages if m.id is not None})
     acked = len({h.id for h in history.hand_outs if h.acked is not None})
     asked = len({h.id for h in history.hand_outs if h.ack_invoked is not None})
+    # A publish that is repeated when its idempotency key is forgotten is stored again.
+    stored_again = 3 * sum(message.repeated_late for message in history.messages)
     # Ask only one node for the state of every message: all nodes are equal by now.
     ids = {m.id for m in history.messages if m.id is not None}
     waiting = sum(where(node, i)[1] in WAITING for node in cluster.nodes()[:1] for i in ids)
@@ -44,7 +46,7 @@ def honest(cluster: SimCluster) -> None:
         aside = [topic for topic in node.ledger.topics.all if topic.name.partition(SEPARATOR)[0] in others]
         published, done = sum(t.published for t in aside), sum(t.settled[Event.ACKED] for t in aside)
         bounds = {
-            "published": (values["published_messages_total"] - published, stored, len(history.messages)),
+            "published": (values["published_messages_total"] - published, stored, len(history.messages) + stored_again),
             "acked": (settled["acked",] - done, acked, asked),
         }
         for name, (value, least, most) in bounds.items():
@@ -80,6 +82,7 @@ def state_parts(ledger: Ledger, storage: Storage) -> dict[str, Any]:
         "state": zlib.crc32(main),
         "file checksums": hours.checksums(),
         "tables": zlib.crc32(repr(_tables(storage)).encode()),
+        "keys": zlib.crc32(repr(_keys(ledger)).encode()),
     }
     for hour in hours.hours():
         parts[f"entries of {hour}"] = zlib.crc32(hours.entries(hour, slice(None)).tobytes())
@@ -94,6 +97,12 @@ def _tables(storage: Storage) -> list[list[tuple[bytes, bytes]]]:
         b"schedof", b"group", b"groupq", b"groupof", b"uniq", b"uniqend",
     )  # fmt: skip
     return [storage.tables.range(name, limit=100_000) for name in names]
+
+
+def _keys(ledger: Ledger) -> list[list[tuple[bytes, bytes]]]:
+    """Remembered idempotency keys with their answers."""
+    epochs = (ledger.key_epoch - 1, ledger.key_epoch)
+    return [ledger.tables.range(idempotency.table(epoch), limit=100_000) for epoch in epochs]
 
 
 def conserved(cluster: SimCluster) -> None:

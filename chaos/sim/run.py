@@ -13,7 +13,7 @@ from chaos.sim.admin import AdminClient, Reader
 from chaos.sim.bulk import BulkClient
 from chaos.sim.cluster import SimCluster
 from chaos.sim.consumer import Consumer
-from chaos.sim.fanout import FanOutClient
+from chaos.sim.fanout import FanOutClient, subscribes
 from chaos.sim.fuzz import FuzzClient
 from chaos.sim.history import Violation
 from chaos.sim.machines import Machines
@@ -41,6 +41,8 @@ GROUPED = 0.35
 _AN_HOUR_MS = 494_579 * HOUR_S * 1000
 #: Start of summer time in Vienna, 2027-03-28T01:00:00Z in Unix ms: some runs begin shortly before.
 _CLOCK_CHANGE_MS = 1_806_195_600_000
+#: Share of runs in which idempotency keys are forgotten during the faults, unless there are subscriptions.
+_BRIEF_WINDOWS = 0.3
 #: Share of runs with quotas, and with many messages under few client keys.
 _CROWDED = 0.15
 #: Share of runs at whose end the power of all nodes is cut once more.
@@ -92,8 +94,8 @@ class Shape:
     pace_s: float
     #: Hours for which all machines are suspended during the faults, which then end; 0: no suspension.
     nap_h: int
-    #: Time, in ms, for which idempotency keys are kept: shorter than the run, or longer than a suspension of all
-    #: machines.
+    #: Time, in ms, for which idempotency keys are kept: shorter than the faults, longer than the run, or longer than a
+    #: suspension of all machines.
     window_ms: int
     workload: Workload
 
@@ -105,7 +107,12 @@ class Shape:
         nap_h = rng.choices((0, 1, 6, 20), (0.8, 0.1, 0.05, 0.05))[0]
         workload = Workload() if large else Workload(leases_ms=(300, 900, 2000), longest_ms=1500)
         if random.Random(f"crowded {seed}").random() < _CROWDED:
-            workload = replace(workload, crowded=True, keyed=0.6, keys=3)
+            workload = replace(workload, crowded=True, keyed=0.6, keys=random.Random(f"keys {seed}").choice((1, 3)))
+        own = random.Random(f"window {seed}")
+        # Clients of subscriptions repeat their requests for longer than a brief window.
+        brief = own.random() < _BRIEF_WINDOWS and not subscribes(seed)
+        if brief:
+            workload = replace(workload, repeated=0.4)
         scale = 1.0 if large else 0.3
         return cls(
             size=size,
@@ -117,7 +124,7 @@ class Shape:
             down=rng.choice((1, 2)) if size == 5 else 1,
             pace_s=rng.choice((0.2, 0.4, 1.0, 2.0)) * scale,
             nap_h=nap_h,
-            window_ms=60_000 if not nap_h else 24 * HOUR_S * 1000,
+            window_ms=24 * HOUR_S * 1000 if nap_h else own.choice((2_000, 3_500)) if brief else 60_000,
             workload=workload,
         )
 

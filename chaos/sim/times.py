@@ -130,21 +130,16 @@ def debounced(cluster: SimCluster) -> None:
         for message in history.messages:
             if message.id is None or message.deliver_at_ms is None or not message.max_wait_ms or history.moved(message):
                 continue
-            published_ms = _published_ms(node, message.id)
+            published_ms = evidence.published_ms(node, message.id)
             chain = [message.id]
             while chain[-1] in replaced:
                 chain.append(replaced[chain[-1]])
             redriven_ms = [at for one in chain for at in _ended_ms(node, one, Event.REDRIVEN)]
-            began_ms = max(_published_ms(node, chain[-1]), *redriven_ms, 0)
+            began_ms = max(evidence.published_ms(node, chain[-1]), *redriven_ms, 0)
             if published_ms and began_ms:
                 text = f"message {message.number} is due {message.deliver_at_ms - began_ms} ms after its chain began"
                 broken = message.deliver_at_ms > max(began_ms + message.max_wait_ms, published_ms)
                 history.decide("max_wait", broken, text, message.id)
-
-
-def _published_ms(node: Node, message_id: int) -> int:
-    description = describe(node.ledger, message_id)
-    return 0 if description is None else description.published_at_ms
 
 
 def _ended_ms(node: Node, message_id: int, event: Event) -> list[int]:

@@ -16,6 +16,7 @@ from tests.handout.test_maintenance import test_the_retention_counts_from_the_la
 from tests.handout.test_topic_expiry import test_an_unused_topic_ends_and_a_polled_one_stays as polled_stays
 from tests.ledger.test_ackresults import test_progress_lasts_as_long_as_its_lease as progress_lasts
 from tests.ledger.test_groups_model import Run, drive
+from tests.ledger.test_one_by_one import test_publish as one_by_one
 from tests.raft.test_cluster import test_a_log_with_another_entry_at_a_snapshots_end_does_not_stay as another_log
 from tests.raft.test_cluster import (
     test_an_answer_to_a_heartbeat_from_before_a_read_does_not_confirm_it as old_heartbeat,
@@ -91,6 +92,17 @@ def test_progress_of_an_ended_lease_that_is_kept_is_noticed():
     """It takes a grant of two messages, one of which is settled after a report of its handler."""
     with broken("kept_progress"), pytest.raises(AssertionError, match="progress of a lease that ended"):
         progress_lasts()
+
+
+def test_a_chain_that_begins_anew_is_noticed():
+    """It takes two messages of one command that replace, one after the other, a message that has waited."""
+
+    def lives() -> None:
+        for seed in range(150):
+            one_by_one(seed)
+
+    with broken("new_chain"), pytest.raises(AssertionError):
+        lives()
 
 
 def test_an_hour_that_is_retired_too_early_is_noticed():

@@ -83,6 +83,11 @@ def free_replacement(refusal: Original, room: Room, size: int, replacing: bool) 
     return refusal(room, 0 if replacing else size, replacing)
 
 
+@bug("messages of one batch take no bytes of a quota from each other", "", "quotas", at=(Room, "take"))
+def free_bytes(take: Original, room: Room, size: int, *more: Any) -> None:
+    take(room, 0, *more)
+
+
 @bug("the next page begins half a second late", "", "reads, listed", at=(listing._Look, "page"))
 def skipped_message(page: Original, look: Any, reached: Any) -> Any:
     found = page(look, reached)

@@ -307,3 +307,22 @@ def lost_tail(begin: Original, journal: Journal, durable: tuple[int, int]) -> No
 def goes_on(fatal: Original, node: RaftNode, error: BaseException) -> None:
     if not isinstance(error, OSError) or error.errno != errno.EIO:
         fatal(node, error)
+
+
+@bug(
+    "a reply to an earlier pre-vote counts", "partition slow_link pause", "campaigns, pre-votes",
+    at=(Elections, "on_pre_vote_reply"), raft=True,
+)  # fmt: skip
+def old_pre_vote(reply: Original, elections: Elections, peer: Peer, asked: int, *more: Any) -> None:
+    reply(elections, peer, elections._core.term + 1, *more)
+
+
+@bug(
+    "a follower answers in a term that is not on its disk", "power_at_send partition slow_sync",
+    "I13 log safety, term on disk", at=(Follower, "_answer"), raft=True,
+)  # fmt: skip
+def answer_before_term(answer: Original, follower: Follower, message: Any, ready: Ready) -> None:
+    if follower._journal.synced_index >= follower.verified:
+        follower._send_ok(message.round, ready)
+    else:
+        answer(follower, message, ready)

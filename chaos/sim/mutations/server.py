@@ -235,6 +235,23 @@ def no_max_wait(decide: Original, decision: Decision, row: int, *more: Any) -> N
     decision._starts.pop(row, None)
 
 
+@bug("a chain of replacements begins anew within one command", "", "max_wait", at=(Decision, "_decide"))
+def new_chain(decide: Original, decision: Decision, row: int, key: bytes, *more: Any) -> None:
+    earlier = decision._last.get(key)
+    decide(decision, row, key, *more)
+    if earlier is not None:
+        decision._starts.pop(row, None)
+
+
+@bug("keys of the window before are forgotten", "", "I8", at=(idempotency, "repeat"))
+def one_window(repeat: Original, ledger: Any, *more: Any) -> Any:
+    before, ledger.key_count_before = ledger.key_count_before, 0
+    try:
+        return repeat(ledger, *more)
+    finally:
+        ledger.key_count_before = before
+
+
 @bug("the key index is ahead of the checkpoint", "kill", "I12", "I1 ", at=(Tables, "put"))
 def keys_ahead(put: Original, tables: Tables, table: bytes, key: bytes, value: bytes) -> None:
     put(tables, table, key, value)
