@@ -244,7 +244,11 @@ async def _ready(node: Node, ending: asyncio.Event) -> None:
 async def _hand_over(node: Node) -> None:
     if not node.leading or node.raft.membership.sole_voter:
         return
-    await _within(_HAND_OVER_S, lambda over: node.leadership.transfer(None, lambda error: over()), "hand_over_failed")
+
+    def begin(over: Callable[[], None]) -> None:
+        node.leadership.transfer(None, lambda error: over(), "it is stopping")
+
+    await _within(_HAND_OVER_S, begin, "hand_over_failed")
 
 
 async def _calls_over(pool: Pool) -> None:

@@ -36,5 +36,7 @@ SAME_PUT_LEVEL = 5
 GROUP_RATE_LEVEL = 5
 #: Feature level from which bulk jobs delete dead letters, and select messages by id and last error (ADR 211).
 DEAD_JOBS_LEVEL = 5
+#: Feature level from which the leader tells the other nodes through which node a consumer asks, and whether it waits.
+CONSUMERS_LEVEL = 5
 #: Feature level of a new cluster, whatever its first nodes support: their versions may differ.
 FIRST_LEVEL = 1

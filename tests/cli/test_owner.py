@@ -18,6 +18,7 @@ from hadelay.api.verdict import verdict
 from hadelay.cli import dead
 from hadelay.cli.output import Remote
 from hadelay.errors import BadRequest
+from hadelay.handout.polls import Poll
 from hadelay.server.delivery.askers import Askers
 from tests.cli.support import Dev, cluster, environment, hadelay
 from tests.commands import started
@@ -325,13 +326,17 @@ def test_a_verdict_names_the_consumer_that_stopped() -> None:
 
 def test_consumers_that_are_remembered_are_bounded() -> None:
     askers = Askers()
+
+    def ask(consumer: str, topics: tuple[str, ...], now_ms: int, node: str = "") -> None:
+        askers.note(Poll(consumer, b"", topics, 1, 1, 1, lambda got, error: None, node=node), now_ms)
+
     for n in range(5_000):
-        askers.note(f"c{n}", ("t", *(f"t{n}-{i}" for i in range(99))), n)
-    assert askers.of("t", most=2) == [("c4999", 4999), ("c4998", 4998)]
+        ask(f"c{n}", ("t", *(f"t{n}-{i}" for i in range(99))), n, "n2" if n % 2 else "")
+    assert askers.of("t", most=2) == {"c4999": (4999, "n2"), "c4998": (4998, "")}
     assert len(askers._asked) == askers._names // 100 == 655
-    askers.note("all", tuple(f"x{n}" for n in range(1 << 17)), 5_000)
-    assert askers.of("x7") == [("all", 5_000)]
-    assert askers.of("t") == []
+    ask("all", tuple(f"x{n}" for n in range(1 << 17)), 5_000)
+    assert askers.of("x7") == {"all": (5_000, "")}
+    assert askers.of("t") == {}
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

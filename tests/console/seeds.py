@@ -28,8 +28,10 @@ def use(cluster: Cluster, seconds: float) -> None:
 
     def consume(name: str) -> None:
         while time.monotonic() < end:
-            found = cluster.receive(cluster.leader(), "checkouts", max=100, consumer=name, wait="2s")
-            if isinstance(found, list) and found:
+            at = cluster.names[int(name[-1])]
+            path = "/v1/topics/checkouts/receive?redirect=false"
+            found = cluster.ask(at, "POST", path, {"max": 100, "consumer": name, "wait": "2s"}).json.get("messages")
+            if found:
                 cluster.settle(node, "ack", found)
 
     workers = [cluster.later(publish), *(cluster.later(consume, f"checkout-{n}") for n in range(3))]
@@ -96,6 +98,8 @@ def fill(cluster: Cluster) -> dict[str, str]:
     until(all_dead, "all payments are dead letters")
     sure(cluster, "POST", "/v1/topics/trials:pause", {"reason": "receiver is down, INC-12"})
     cluster.receive(cluster.leader(), "orders", consumer="shop-1", wait="0s")
+    snapshot = sure(cluster, "POST", "/v1/snapshots", None).json["id"]
+    cluster.ask(node, "DELETE", f"/v1/snapshots/{snapshot}?complete=true")
     hostile = next(one for one, item in zip(ids, items, strict=True) if item["topic"] == "hostile")
     dead = next(one for one, item in zip(ids, items, strict=True) if item.get("key") == "pay-7")
     return {"hostile": hostile, "dead": dead, "scheduled": ids[0], "job": str(job)}

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hadelay.api.topics import Topic, WebhookOut
 from hadelay.console.cluster import kind
+from hadelay.console.render import size
 from hadelay.console.samples import KEPT, Sampler, _rates, _Ring, last_point
 from hadelay.console.topics import health, receiver
 from hadelay.model import hour_name
@@ -70,6 +71,21 @@ def test_the_cluster_page_shows_the_node_and_its_files(node: Cluster, browser: B
     assert re.search(r'title="\d{10}: [1-9]\d* entries', browser.page)
 
 
+def test_the_cluster_page_tells_why_leadership_changed_and_of_backups(node: Cluster, browser: Browser) -> None:
+    browser.go("/console/cluster")
+    assert re.search(r"\S+ \S+ n1 1 n1 is the only voter", browser.text)
+    assert "None that n1 knows of since it started." in browser.text
+    for outcome, query in (("incomplete", ""), ("complete", "?complete=true")):
+        snapshot = node.ask("n1", "POST", "/v1/snapshots").json
+        assert re.search(r"\S+ n1 \S+ \S+ 0 B running", browser.go("/console/cluster") and browser.text)
+        file = next(file["name"] for file in snapshot["files"] if file["bytes"] != "0").replace("/", "%2F")
+        read = len(node.ask("n1", "GET", f"/v1/snapshots/{snapshot['id']}/{file}").body)
+        assert node.ask("n1", "DELETE", f"/v1/snapshots/{snapshot['id']}{query}").status == 204
+        browser.go("/console/cluster")
+        assert re.search(rf"Copied Outcome \S+ \S+ n1 \S+ \S+ {re.escape(size(read))} {outcome}", browser.text)
+    assert "hadelay backup verify" in browser.text
+
+
 def test_the_strip_of_hours_tells_which_are_archived(node: Cluster, browser: Browser) -> None:
     for hour in (ARCHIVED - 1, ARCHIVED):
         at = datetime.fromtimestamp(hour * 3600 + 1800, UTC)
@@ -80,7 +96,6 @@ def test_the_strip_of_hours_tells_which_are_archived(node: Cluster, browser: Bro
     assert set(strip.values()) == {""}
     assert f'title="{hour_name(ARCHIVED)}: 1 entries, 1 open, archived"' in page
     assert re.search(r"The archive lists 1 of these \d+ hours", browser.text)
-    assert "hadelay backup verify" in browser.text
     assert [kind(HourRow("", 1, 0, *flags)) for flags in product((True, False), repeat=3)] == [
         "mapped", "mapped", "mapped", "mapped", "archived", "sealed", "archived", "future",
     ]  # fmt: skip

@@ -289,14 +289,14 @@ def test_looking_at_a_topic_leases_nothing(node: Cluster, browser: Browser) -> N
     leases = node.receive("n1", "peeked", consumer="worker-7", wait="5s")
     assert len(leases) == 1
     browser.go("/console/topics/peeked")
-    assert re.search(r"worker-7 \S+ m?s ago 1 0 ", browser.text), browser.text
+    assert re.search(r"worker-7 n1 asked \S+ m?s ago 1 0 ", browser.text), browser.text
     node.settle("n1", "ack", leases)
     node.publish_many("n1", "peeked", ["x"] * 3)
     until(lambda: node.topic("n1", "peeked")["ready"] == 3, "they are ready")
     node.settle("n1", "ack", node.receive("n1", "peeked", max=3, consumer="worker-8", wait="5s"))
     browser.go("/console/topics/peeked")
-    assert re.search(r"worker-8 \S+ m?s ago 0 3 ", browser.text), browser.text
-    assert re.search(r"worker-7 \S+ m?s ago 0 1 ", browser.text), browser.text
+    assert re.search(r"worker-8 n1 asked \S+ m?s ago 0 3 ", browser.text), browser.text
+    assert re.search(r"worker-7 n1 asked \S+ m?s ago 0 1 ", browser.text), browser.text
 
 
 def test_groups_of_dead_letters_are_of_more_than_the_page_lists(node: Cluster, browser: Browser) -> None:

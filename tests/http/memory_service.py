@@ -17,6 +17,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from hadelay.api.cluster import (
+    BackupOut,
     CheckOut,
     Cluster,
     Dispatch,
@@ -27,6 +28,7 @@ from hadelay.api.cluster import (
     Quorum,
     Snapshot,
     SnapshotFileOut,
+    Term,
 )
 from hadelay.api.consuming import Received
 from hadelay.api.jobs import Job, JobCount, JobFilterOut
@@ -168,6 +170,8 @@ class MemoryService:
         self.published: list[Draft] = []
         self.polls: list[ReceiveRequest] = []
         self.snapshots: set[str] = set()
+        #: Snapshots whose reader said that its copy is complete.
+        self.copied: set[str] = set()
         self.withdrawn = 0
         self.tokens: dict[str, Token] = {}
         self.actors: list[Actor] = []
@@ -550,7 +554,12 @@ class MemoryService:
         now = self.now_ms()
         member = Member("n1", "http://127.0.0.1:1", "127.0.0.1:2", "leader", "7", 0, "0.1.0", 0, 0.0)
         cursor = Dispatch(hour_name(now // HOUR_MS), 1, 2, "commit")
-        return Cluster("c", 1, self.leader_name, 3, "7", format_instant(now), cursor, [member])
+        terms = [
+            Term(3, "n1", format_instant(now), "n2 handed over: it is drained"),
+            Term(2, "n2", format_instant(0), None),
+        ]
+        backups = [BackupOut("n1", format_instant(now), "9000", "4096", "complete")]
+        return Cluster("c", 1, self.leader_name, 3, "7", format_instant(now), cursor, [member], terms, backups)
 
     async def transfer(self, to: str | None, by: Actor) -> str:
         if to not in (None, "n1", "n2"):
@@ -598,8 +607,9 @@ class MemoryService:
     async def read_snapshot(self, snapshot: str, file: str, offset: int, length: int) -> bytes:
         return self.hour_bytes[offset : offset + length]
 
-    async def release_snapshot(self, snapshot: str) -> None:
+    async def release_snapshot(self, snapshot: str, *, complete: bool) -> None:
         self.snapshots.discard(snapshot)
+        self.copied |= {snapshot} if complete else set()
 
     async def names(self) -> Names:
         topics = {name: n for n, name in enumerate(self.configs)}

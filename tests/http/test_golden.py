@@ -71,7 +71,7 @@ class GoldenService(MemoryService):
     def _topic(self, name: str) -> Topic[str]:
         view = super()._topic(name)
         if name == "orders":
-            seen = [Consumer("worker-1", format_instant(START_MS))]
+            seen = [Consumer("worker-1", format_instant(START_MS), "n2", True)]
             return replace(view, bytes=12_345, lateness=Lateness(7, 1.5, 20.25, 21.0), consumers=seen)
         return view
 

@@ -30,6 +30,7 @@ async def test_a_relay_keeps_the_headers_however_they_are_written(make_node: Mak
     status, headers, body = await read_answer(reader)
     assert (status, headers["content-type"]) == (200, "application/msgpack"), body
     assert msgspec.msgpack.decode(body)["messages"][0]["body"] == b"\xff"
+    assert leader.service.polls[-1].node == "n1", "the leader learns who relayed the receive"
 
 
 async def test_a_leader_that_never_answers_a_relay(make_node: Make) -> None:

@@ -405,7 +405,8 @@ async def test_cluster(node: Node) -> None:
     answer = await node.ask("GET", "/v1/cluster")
     assert answer.json["leader"] == "n1"
     parts = {"cluster_id", "feature_level", "leader", "term", "applied_index", "time", "dispatch", "members"}
-    assert set(answer.json) == parts
+    assert set(answer.json) == parts | {"terms", "backups"}
+    assert [term["why"] for term in answer.json["terms"]] == ["n2 handed over: it is drained", None]
     assert set(answer.json["dispatch"]) == {"hour", "second", "local_index", "sync"}
     answer = await node.ask("POST", "/v1/cluster:transfer-leader", {"to": "n2"})
     assert answer.json == {"leader": "n2"}
@@ -482,6 +483,9 @@ async def test_a_snapshot_is_held_read_and_let_go(node: Node) -> None:
     assert (empty.status, empty.body) == (200, b"")
     assert (await node.ask("GET", "/v1/snapshots/7-00c0ffee/identity")).status == 404
     assert (await node.ask("DELETE", "/v1/snapshots/7-00c0ffee")).status == 204
+    assert node.service.copied == set()
+    assert (await node.ask("DELETE", "/v1/snapshots/7-00c0ffee?complete=true")).status == 204
+    assert node.service.copied == {"7-00c0ffee"}
     assert (await node.ask("GET", log)).status == 404
 
 

@@ -177,32 +177,36 @@ def transfers(core: Core, voters: Any, config: RaftTuning = CONFIG) -> Transfers
 def test_the_furthest_follower_is_told_to_take_over_once_it_has_the_whole_log() -> None:
     voters, ready = members("n2", "n3"), Ready()
     voters.peers["n2"].match, voters.peers["n3"].match = 7, 8
-    part = transfers(Core(leads=True), voters)
-    part.begin(None, lambda error: None, 0.0, ready)
+    core = Core(leads=True)
+    part = transfers(core, voters)
+    part.begin(None, lambda error: None, "it is drained", 0.0, ready)
     assert ready.sends == []
     voters.peers["n3"].match = 9
     for _ in range(2):
         part.progress(ready)
     assert sent(ready) == [("n3", messages.TIMEOUT_NOW, [5])]
+    assert core.left == "handed over: it is drained"
 
 
 @pytest.mark.parametrize("told", [True, False])
 def test_a_failed_transfer_is_in_doubt_only_if_its_target_was_told(told: bool) -> None:
     voters, ready = members("n3"), Ready()
     voters.peers["n3"].match = 9 if told else 8
-    part = transfers(Core(leads=True), voters, RaftTuning(fence_failed_transfer=True))
-    part.begin("n3", lambda error: None, 0.0, ready)
+    core = Core(leads=True)
+    part = transfers(core, voters, RaftTuning(fence_failed_transfer=True))
+    part.begin("n3", lambda error: None, "it is drained", 0.0, ready)
     ((_, give_up, args),) = ready.timers
     give_up(*args, 1.0, ready)
     assert not part.under_way
     assert part.in_doubt == told
+    assert core.left == "", "it leads on"
     voters.peers["n3"].round = 4
     assert not part.in_doubt, "the target follows: it has answered a later heartbeat"
 
 
 def test_a_transfer_without_a_follower_that_can_lead_is_refused() -> None:
     ready, told = Ready(), []
-    transfers(Core(leads=True), members()).begin(None, told.append, 0.0, ready)
+    transfers(Core(leads=True), members()).begin(None, told.append, "it is drained", 0.0, ready)
     ready.answers[0]()
     assert isinstance(told[0], Overloaded)
 

@@ -78,7 +78,7 @@ def test_errors_have_these_types_on_the_link_and_in_answers() -> None:
     assert link._error("of a later version", "x", None, {}).type == "internal"
 
 
-OPERATIONS = {"hello", "submit", "ready", "consumers", "blocked", "transfer", "drain", "members", "bytes"}
+OPERATIONS = {"hello", "submit", "ready", "consumers", "blocked", "transfer", "drain", "members", "bytes", "logbook"}
 
 
 def test_these_operations_are_served_to_other_nodes() -> None:

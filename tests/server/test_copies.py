@@ -15,6 +15,7 @@ from chaos.sim.disk import SimDisk
 from chaos.sim.tables import SimBackend
 from hadelay.codec.formats import INDEX, RECORD, RECORD_SIZE
 from hadelay.errors import NotFound, Overloaded
+from hadelay.server.logbook import Logbook
 from hadelay.server.service.files import Files
 from hadelay.storage.identity import Identity
 from hadelay.storage.store import Storage
@@ -68,6 +69,11 @@ class Fake:
         self.raft: Any = SimpleNamespace(applied_index=0, stopped=False, read_index=lambda done: done(None))
         self.checkpoints = self
         self.ledger = SimpleNamespace(level=1, now_ms=0)
+        raft: Any = SimpleNamespace(name="n1", peers=("n2",))
+        #: Notes about backups that this node sent.
+        self.told: list[Any] = []
+        link: Any = SimpleNamespace(handlers={}, note=lambda peer, op, note: self.told.append(note[1]))
+        self.logbook = Logbook(self.runtime, raft, link, SimpleNamespace())  # type: ignore[arg-type]
         self.bytes_since = 0
         self.storage = self.opened()
 
@@ -201,6 +207,29 @@ async def test_whoever_waits_for_a_copy_of_a_node_that_stops_is_told(node: Fake,
     node.raft.stopped = True
     with pytest.raises(Overloaded, match="stops"):
         await asyncio.wait_for(opening, 5)
+
+
+async def test_a_node_remembers_how_copies_ended_and_tells_the_others(node: Fake, copies: Files) -> None:
+    for now_ms, how in enumerate(("complete", "broken off", "left alone", "late")):
+        node.ledger.now_ms = now_ms
+        view = await copies.open_snapshot()
+        size, (row, *_) = sum(int(file.bytes) for file in view.files), node.logbook.backups()
+        assert (row.outcome, row.bytes, row.at_ms, row.read_bytes) == ("running", size, now_ms, 0)
+        assert view.id not in str(node.told), "others hear of the end alone"
+        log = next(file.name for file in view.files if file.name.endswith(".log"))
+        await copies.read_snapshot(view.id, log, 0, 10)
+        if how in ("left alone", "late"):
+            node.runtime.pass_s(80)
+            assert row.outcome == "incomplete"
+        if how != "left alone":
+            await copies.release_snapshot(view.id, complete=how != "broken off")
+        outcome = "complete" if how in ("complete", "late") else "incomplete"
+        assert ["n1", view.id, now_ms, size, 10, outcome] in [list(row) for row in node.told[-1]]
+        await copies.release_snapshot(view.id)
+        assert (row.outcome, row.read_bytes) == (outcome, 10), "a complete backup stays complete"
+    for _ in range(5):
+        await copies.release_snapshot((await copies.open_snapshot()).id)
+    assert len(node.logbook.backups()) == 5
 
 
 async def test_a_disk_without_room_for_the_export_is_said_once(node: Fake, copies: Files) -> None:

@@ -22,12 +22,14 @@ from hadelay.api.service import Actor
 from hadelay.codec import results
 from hadelay.codec.commands import encode_noop
 from hadelay.errors import HadelayError
-from hadelay.server.delivery.askers import Askers
 from hadelay.server.delivery.loop import DeliveryLoop
+from hadelay.server.leadership import Leadership
 from hadelay.server.link import CALL, Link
+from hadelay.server.logbook import Logbook
 from hadelay.server.node import Node
 from hadelay.server.peers import Peers, PeerStatus
 from hadelay.server.service.node import NodeService
+from hadelay.version import CONSUMERS_LEVEL
 from tests import scenarios
 from tests.ledger.world import START_MS
 from tests.server.test_groupcommit import Timers
@@ -78,6 +80,7 @@ async def asked(cluster: SimCluster, node: Node) -> dict[str, bytes]:
     await until("transfer", service.cluster.transfer(None, Actor()))
     node.link._send = send
     del found["hello"]
+    found.pop("logbook", None)
     return found
 
 
@@ -93,6 +96,34 @@ def hello(*, ready: bool, known: bool) -> bytes:
         peers._ahead["n2"] = 100.0
     peers._send("n2")
     return numbered(sent[0])
+
+
+def logbook() -> bytes:
+    """The note of a node that led, handed over, and served a backup."""
+    sent: list[bytes] = []
+    link = Link(Timers(), lambda peer, kind, payload: sent.append(payload) is None)
+    raft: Any = SimpleNamespace(
+        name="n1", is_leader=False, peers=("n2",), core=SimpleNamespace(left="handed over: it is stopping"),
+        elections=SimpleNamespace(cause=("n3", False, 0.25)), membership=SimpleNamespace(sole_voter=False),
+    )  # fmt: skip
+    clock: Any = SimpleNamespace(ready=True, read=lambda mono: START_MS)
+    book = Logbook(Timers(), raft, link, clock)
+    book.on_leader(7)
+    book.backup_began("9-0000beef", START_MS, 4_096).read_bytes = 64
+    book.backup_ended("9-0000beef", complete=True)
+    book.on_follower()
+    return numbered(sent[-1])
+
+
+def consumers(level: int) -> Any:
+    """The answer of a leader to a node that asks for the consumers of a topic, at a feature level of the cluster."""
+    stub: Any = SimpleNamespace(
+        level=level, leading=3, _raft=SimpleNamespace(name="n1"),
+        delivery=SimpleNamespace(consumers=lambda topic: [("worker-1", START_MS, "", True)]),
+    )  # fmt: skip
+    found: list[Any] = []
+    Leadership._on_consumers(stub, "n2", "orders", lambda result, error: found.append(result))
+    return found[0]
 
 
 def reports() -> Any:
@@ -165,11 +196,11 @@ async def test_frames(request: pytest.FixtureRequest) -> None:
     frames = {f"call {op}": body for op, body in sorted((await asked(cluster, follower)).items())}
     frames["note hello"] = hello(ready=True, known=True)
     frames["note hello at first"] = hello(ready=False, known=False)
-    askers = Askers()
-    askers.note("worker-1", ("orders",), START_MS)
+    frames["note logbook"] = logbook()
     frames["answer to submit"] = answered(RESULTS)
     frames["answer to ready"] = answered(reports())
-    frames["answer to consumers"] = answered(askers.of("orders"))
+    frames["answer to consumers"] = answered(consumers(CONSUMERS_LEVEL - 1))
+    frames["answer to consumers with nodes"] = answered(consumers(CONSUMERS_LEVEL))
     frames["answer to consumers of no leader"] = answered(None)
     frames["answer to bytes"] = answered(memoryview(b"\0\1\2"))
     kinds = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, HadelayError)]

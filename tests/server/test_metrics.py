@@ -90,9 +90,15 @@ def test_what_a_cluster_shows() -> None:
     publish(cluster, leader, ["orders"], delay_ms=3_600_000)
     cluster.world.run_for(2.0)
     receive(cluster, leader, "orders", 1)
-    cluster.world.run_for(5.0)
+    follower = next(node for node in cluster.nodes() if node is not leader)
+    for snapshot in ("1-good", "2-bad"):
+        follower.logbook.backup_began(snapshot, follower.now_ms(), 9)
+        follower.logbook.backup_ended(snapshot, complete=snapshot == "1-good")
+        cluster.world.run_for(2.5)
     values, _ = collect(NodeMetrics(leader, Webhooks(leader, never)))
     assert set(values) == set(FAMILIES)
+    assert isinstance(values["backup_age_seconds"], float)
+    assert 4.5 < values["backup_age_seconds"] < 5.5, "every node is told of each node's backups"
     assert values["messages"] == {("waiting",): 4, ("blocked",): 0, ("leased",): 1, ("dead",): 0}
     assert (values["ready_messages"], values["topics"], values["published_messages_total"]) == (3, 2, 5)
     assert isinstance(values["oldest_ready_age_seconds"], float)
@@ -129,11 +135,11 @@ def test_a_follower_shows_what_is_the_clusters_and_nothing_of_topics() -> None:
     follower = next(node for node in cluster.nodes() if node is not leader)
     values, _ = collect(NodeMetrics(follower, Webhooks(follower, never)))
     assert values["messages"] == {("waiting",): 3, ("blocked",): 0, ("leased",): 0, ("dead",): 0}
-    leaders_only = {
+    absent = {
         "ready_messages", "oldest_ready_age_seconds", "oldest_blocked_age_seconds", "groups_wrong",
-        "raft_peer_lag_entries", "raft_peer_rtt_seconds",
+        "raft_peer_lag_entries", "raft_peer_rtt_seconds", "backup_age_seconds",
     }  # fmt: skip
-    assert set(FAMILIES) - set(values) == leaders_only | {name for name in FAMILIES if name.startswith("topic_")}
+    assert set(FAMILIES) - set(values) == absent | {name for name in FAMILIES if name.startswith("topic_")}
 
 
 # ---- many topics

@@ -47,6 +47,13 @@ class Taken:
     #: Results of acks, by id: some of those in `acked`.
     results: dict[str, Any] = field(default_factory=dict)
     once: str = ""
+    #: The two backups as a node of the cluster knows them, the newest first.
+    known: list[dict[str, Any]] = field(default_factory=list)
+
+
+def backups(cluster: Cluster, name: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = cluster.ask(name, "GET", "/v1/cluster").json["backups"]
+    return found
 
 
 def create(cluster: Cluster, directory: Path, *words: object) -> dict[str, Any]:
@@ -107,6 +114,9 @@ def taken(tmp_path_factory: pytest.TempPathFactory) -> Taken:
             taken.said.append(create(cluster, taken.directory))
             taken.before = dict(found)
             taken.said.append(create(cluster, taken.directory))
+        for each in cluster.names:
+            until(lambda each=each: len(backups(cluster, each)) == 2, f"{each} knows of the backups")
+        taken.known = backups(cluster, name)
         taken.after = set(cluster.publish_many(name, "later", ["after"] * 500, delay="1h"))
     return taken
 
@@ -127,6 +137,9 @@ def test_a_follower_was_copied_and_then_what_was_new(taken: Taken) -> None:
     assert second["index"] > first["index"]
     assert second["files"] - second["copied_files"] >= 0
     assert second["copied_bytes"] < second["bytes"]
+    for said, known in zip(taken.said, reversed(taken.known), strict=True):
+        assert (known["outcome"], int(known["bytes"]), known["at"]) == ("complete", said["bytes"], said["time"])
+        assert int(known["read_bytes"]) == said["copied_bytes"]
     done = hadelay("backup", "verify", taken.directory, "-o", "json")
     assert (done.returncode, json.loads(done.stdout)["damaged"]) == (0, [])
     older = hadelay("backup", "verify", taken.directory, "--index", first["index"])

@@ -29,13 +29,14 @@ def test_a_scrape_shows_every_family_with_its_labels(cluster: Cluster) -> None:
     cluster.publish_many("n1", "seen", ["a", "b"])
     until(lambda: cluster.receive(cluster.leader(), "seen", max=1, wait="1s"), "one is handed out")
     shown = families(cluster, cluster.leader())
-    # Nobody called a webhook, or was refused, no group blocks a message, and there are no certificates.
+    # Nobody called a webhook, or was refused, no group blocks a message, there are no certificates and no backup.
     unseen = {
         "hadelay_webhook_calls_total",
         "hadelay_http_denied_total",
         "hadelay_certificate_expiry_timestamp_seconds",
         "hadelay_raft_links_refused_total",
         "hadelay_topic_oldest_blocked_age_seconds",
+        "hadelay_backup_age_seconds",
     }
     assert {name for name in shown if name.startswith("hadelay_")} == {
         family.name.removesuffix("_total")

@@ -30,6 +30,31 @@ class Member(Document, frozen=True):
     clock_skew_ms: float | None
 
 
+class Term(Document, Generic[At], frozen=True):
+    """A term with a leader."""
+
+    term: int
+    leader: str
+    #: Cluster time at which the leader took over, or at which the answering node first heard it.
+    since: At
+    #: Why leadership changed, in words for people; None: the answering node was not told.
+    why: str | None
+
+
+class BackupOut(Document, Generic[At], frozen=True):
+    """A snapshot that a member held for a backup."""
+
+    #: Member whose files were copied.
+    node: str
+    #: Cluster time of the backup.
+    at: At
+    #: Size of all its files, and number of bytes read from the member: those that no earlier backup had.
+    bytes: str
+    read_bytes: str
+    #: complete: the reader said so at the end. incomplete: it did not, or stopped reading.
+    outcome: Literal["running", "complete", "incomplete"]
+
+
 class Cluster(Document, Generic[At], frozen=True):
     cluster_id: str
     #: Feature level of the cluster: the newest level that all members support.
@@ -41,6 +66,10 @@ class Cluster(Document, Generic[At], frozen=True):
     time: At
     dispatch: Dispatch
     members: list[Member]
+    #: Terms that began since the answering node started, as far as it was told; the newest first, at most 20.
+    terms: list[Term[At]] = field(default_factory=list)
+    #: Backups since the answering node started, as far as it was told; the newest first, at most 5.
+    backups: list[BackupOut[At]] = field(default_factory=list)
 
 
 class Transfer(Request):
@@ -103,6 +132,11 @@ class Quorum(Document, frozen=True):
     left: list[str]
     members: int
     needed: int
+
+
+class ReleaseQuery(Request):
+    #: Whether all files were copied that the reader wanted, for the list of backups of `GET /v1/cluster`.
+    complete: bool = False
 
 
 class CreateToken(Request):

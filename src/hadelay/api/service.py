@@ -55,6 +55,8 @@ class ReceiveRequest(Struct):
     any_tags: tuple[str, ...] = ()
     #: Whether messages of earlier topics go first; otherwise topics take turns.
     listed: bool = False
+    #: Name of the node that relayed the receive, as the request says; "" without one.
+    node: str = ""
 
 
 class Handed(NamedTuple):

@@ -147,6 +147,10 @@ class Consumer(Document, Generic[At], frozen=True):
     name: str
     #: Time of the consumer's latest receive.
     asked_at: At
+    #: Node to which that receive was sent; absent while a node is not upgraded.
+    node: str = ""
+    #: Whether a receive of the consumer waits now; absent if not.
+    waiting: bool = False
 
 
 class Topic(Document, Generic[At], frozen=True):

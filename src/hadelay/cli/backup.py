@@ -137,17 +137,19 @@ class Copying:
     def run(self, keep: int) -> dict[str, Any]:
         snapshot = self.ask("POST", "/v1/snapshots", needs="files", timeout_s=600)
         url = f"/v1/snapshots/{snapshot['id']}"
+        complete = False
         try:
             files = self._copy(url, snapshot)
+            backup = Backup(
+                self.archive.files.format, snapshot["cluster_id"], snapshot["group"], snapshot["feature_level"],
+                int(snapshot["index"]), snapshot["term"], snapshot["time"], files, self.archive.files.part,
+            )  # fmt: skip
+            self.archive.finish(backup, keep)
+            complete = True
         finally:
             # If the release of the snapshot fails, the node releases it after a minute without reads.
             with suppress(HadelayError, OSError):
-                self.ask("DELETE", url)
-        backup = Backup(
-            self.archive.files.format, snapshot["cluster_id"], snapshot["group"], snapshot["feature_level"],
-            int(snapshot["index"]), snapshot["term"], snapshot["time"], files, self.archive.files.part,
-        )  # fmt: skip
-        self.archive.finish(backup, keep)
+                self.ask("DELETE", url, query={"complete": complete})
         return summary(backup) | {
             "copied_files": self.copied_files,
             "copied_bytes": self.copied_bytes,

@@ -13,6 +13,10 @@ from hadelay.errors import Conflict, HadelayError, NotFound, OutcomeUnknown
 from hadelay.paths import segment
 
 _MEMBERS = ("name", "role", "state", "http", "raft", "lag", "version", "feature_level", "clock_skew_ms")
+_TERMS = ("term", "leader", "since", "why")
+_BACKUPS = ("at", "node", "bytes", "read_bytes", "outcome")
+#: Limit of terms that the status shows.
+_SHOWN = 5
 _LISTED = ("name", "role", "raft", "http", "lag", "version")
 _TOKENS = ("id", "name", "scopes", "created_at", "expires_at", "expired")
 _TRAIL = ("number", "at", "token", "action", "target", "outcome", "node")
@@ -23,15 +27,18 @@ _READY_S = 3.0
 
 
 def status(*, stale: Stale = False, remote: Remote = Remote()) -> None:
-    """Show members, leader, lag, and the dispatch cursor."""
+    """Show members, leader, lag, the dispatch cursor, why leadership changed, and the last backups."""
     found = call(remote, "GET", "/v1/cluster", needs="members", query={"stale": stale})
     if remote.output == "json":
         emit_json(found)
         return
-    members = found.pop("members")
+    members = [{**member, "state": state_of(remote, member)} for member in found.pop("members")]
+    terms, backups = found.pop("terms", [])[:_SHOWN], found.pop("backups", [])
     fields(found)
-    print()
-    table([{**member, "state": state_of(remote, member)} for member in members], _MEMBERS)
+    for rows, columns in ((terms, _TERMS), (backups, _BACKUPS), (members, _MEMBERS)):
+        if rows:
+            print()
+            table(rows, columns)
 
 
 def state_of(remote: Remote, member: Mapping[str, Any]) -> str:

@@ -357,6 +357,8 @@ class Member(cluster.Member, frozen=True):
 class ClusterInfo(cluster.Cluster[datetime], frozen=True, kw_only=True):
     feature_level: int = 1
     members: list[Member]  # type: ignore[assignment]
+    terms: list[cluster.Term[datetime]] = field(default_factory=list)
+    backups: list[cluster.BackupOut[datetime]] = field(default_factory=list)
 
 
 class HoursInfo(cluster.Hours, frozen=True):

@@ -13,8 +13,10 @@ from hadelay.server.service.overview import HourRow
 
 pages = Pages()
 
-#: Limit of hours whose files the page shows.
-_HOURS = 240
+#: Limits of hours whose files the page shows, and of terms.
+_HOURS, _TERMS = 240, 8
+#: Parts of the page that are live.
+_LIVE = ("alarms", "members", "checks", "terms", "backups")
 
 
 @pages.get("/console/cluster")
@@ -31,7 +33,7 @@ async def show(visit: Visit) -> Answer:
     values = {
         **await values_of(visit), **_node(visit), "hours": shown, "all_hours": len(hours), "archive": archive,
         "counts": Counter(one for _, one in shown), "archived": sum(hour.archived for hour, _ in shown),
-        "certificates": certificates, "changes": list(reversed(visit.site.sampler.changes)),
+        "certificates": certificates,
     }  # fmt: skip
     return visit.page("cluster.html", active="cluster", title="Cluster", **values)
 
@@ -43,7 +45,9 @@ def kind(hour: HourRow) -> str:
 
 def _node(visit: Visit) -> dict[str, Any]:
     overview = visit.service.overview
-    return {"checks": visit.service.cluster.readyz(), "checkpoint_s": overview.checkpoint_age_s}
+    return {
+        "checks": visit.service.cluster.readyz(), "checkpoint_s": overview.checkpoint_age_s, "most_terms": _TERMS,
+    }  # fmt: skip
 
 
 @pages.live("/console/live/cluster")
@@ -52,7 +56,7 @@ def live(visit: Visit) -> tuple[str, Any]:
 
     async def frame() -> dict[str, Any]:
         values = {**await values_of(visit), **_node(visit)}
-        return {"html": {part: visit.render(f"{part}.html", values) for part in ("alarms", "members", "checks")}}
+        return {"html": {part: visit.render(f"{part}.html", values) for part in _LIVE}}
 
     return "cluster", frame
 

@@ -55,7 +55,6 @@ async def values_of(visit: Visit) -> dict[str, Any]:
     return {
         "look": look, "view": view, "soon": await _soon(visit), "alarms": alarms(visit, view, look, checks),
         "now_ms": look.totals.at_ms, "free": visit.service.overview.free_bytes,
-        "change": visit.site.sampler.changes[-1] if visit.site.sampler.changes else None,
     }  # fmt: skip
 
 

@@ -33,8 +33,6 @@ _FRESH_S, _WINDOW_S = 1.8, 10.0
 _PAUSE = 100
 #: Number of samples in a minute, the first and the last included.
 _MINUTE = 7
-#: Number of leader changes to keep for display.
-_CHANGES = 50
 _NOTHING = Recent(0, 0, 0, 0, 0, 0)
 
 
@@ -46,12 +44,6 @@ class Look(NamedTuple):
     published_s: float
     acked_s: float
     died_s: float
-
-
-class LeaderChange(NamedTuple):
-    at: str
-    leader: str
-    term: int
 
 
 class _Ring:
@@ -84,7 +76,6 @@ class Sampler:
         self._looking: asyncio.Task[Look] | None = None
         self._looked = self._cost_s = 0.0
         self._samples = 0
-        self.changes: deque[LeaderChange] = deque(maxlen=_CHANGES)
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -100,7 +91,6 @@ class Sampler:
         while True:
             began = time.monotonic()
             try:
-                await self._note_leader()
                 if began >= due:
                     due = began + EVERY_S
                     await self._sample()
@@ -111,15 +101,6 @@ class Sampler:
                 log.warning("console_sample_failed", error=repr(error))
                 due = time.monotonic() + 6 * EVERY_S
             await asyncio.sleep(1.0)
-
-    async def _note_leader(self) -> None:
-        leader = self._service.leader_name
-        if leader is None or (self.changes and self.changes[-1].leader == leader):
-            return
-        with suppress(HadelayError):
-            view = await self._service.cluster.view(stale=True)
-            if view.leader is not None:
-                self.changes.append(LeaderChange(view.time, view.leader, view.term))
 
     async def _sample(self) -> None:
         look = await self.look()

@@ -114,7 +114,8 @@ async def consumers(visit: Visit, topic: Topic[str]) -> dict[str, Any]:
     minute."""
     holders, complete = await visit.service.overview.holders(topic.topic)
     rows: dict[str, dict[str, Any]] = {
-        one.name: {"name": one.name, "asked_at": one.asked_at} for one in topic.consumers or ()
+        one.name: {"name": one.name, "asked_at": one.asked_at, "node": one.node, "waiting": one.waiting}
+        for one in topic.consumers or ()
     }
     for holder in holders[:50]:
         row = rows.setdefault(holder.consumer, {"name": holder.consumer})

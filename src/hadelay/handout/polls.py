@@ -61,6 +61,8 @@ class Poll:
     filter: Filter | None = None
     #: Whether messages of earlier topics go first; otherwise topics take turns.
     listed: bool = False
+    #: Name of the node that relayed the receive to this leader; "": the consumer asked the leader itself.
+    node: str = ""
     #: Set by the leader: phase (WAITING, PROPOSED or DONE), and the monotonic time at which the poll times out.
     phase: int = WAITING
     deadline: float = 0.0

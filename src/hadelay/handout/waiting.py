@@ -99,6 +99,11 @@ class Waiting:
         queues = (queue for topic in self._windows.by_name.values() for queue in topic.queues())
         return list(dict.fromkeys(poll for queue in queues for poll in queue.waiters))
 
+    def consumers(self, topic: str) -> set[str]:
+        """Consumers with a waiting poll that names this topic."""
+        turn = self._windows.by_name.get(topic)
+        return set() if turn is None else {poll.consumer for queue in turn.queues() for poll in queue.waiters}
+
     def end_idle(self) -> None:
         """Give up the queues of filters for which no poll waited in the last minute."""
         while self.idle and next(iter(self.idle.values())) + _LINGER_MS <= self._turns.now_ms:

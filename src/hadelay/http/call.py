@@ -44,7 +44,7 @@ class Context:
         #: Authenticator; None: requests need no token.
         self.authenticator: Authenticator | None = None
         self.hosts = Hosts(config, tokens=tokens)
-        self.polls, self.relay = Polls(), Relay(config, self.tls)
+        self.polls, self.relay = Polls(), Relay(config, self.tls, service.node)
         self.denials = Denials(time.monotonic)
         self.turns = RequestTurns()
         self.metrics = Metrics(service, self.denials.counts, self.turns)

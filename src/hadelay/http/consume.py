@@ -105,7 +105,7 @@ def _request(call: Call, topics: list[str]) -> ReceiveRequest:
     tags, any_tags = check_tags(limits, wish.tags), check_tags(limits, wish.any_tags)
     return ReceiveRequest(
         list(dict.fromkeys(topics)), consumer, request_id, count, int(wait_ms), lease_ms, tags, any_tags,
-        getattr(wish, "order", "turns") == "listed",
+        getattr(wish, "order", "turns") == "listed", call.request.headers.get("Via", "").rpartition(" ")[2],
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from hadelay.api.cluster import Hours, Names, Snapshot
+from hadelay.api.cluster import Hours, Names, ReleaseQuery, Snapshot
 from hadelay.api.service import HOUR_FILES
 from hadelay.errors import BadRequest, HadelayError, NotFound
 from hadelay.http.answers import NOTHING, Answer
@@ -109,10 +109,10 @@ async def snapshot_file(call: Call) -> web.StreamResponse:
     return await _send(call, length, partial(door.read_snapshot, snapshot, name))
 
 
-@routes.add("DELETE", "/v1/snapshots/{snapshot}", returns={204: None})
+@routes.add("DELETE", "/v1/snapshots/{snapshot}", query=ReleaseQuery, returns={204: None})
 async def release_snapshot(call: Call) -> Answer:
     """Release a snapshot; it is released by itself after a minute without reads"""
-    await call.service.files.release_snapshot(call.path["snapshot"])
+    await call.service.files.release_snapshot(call.path["snapshot"], complete=call.query.complete)
     return NOTHING
 
 

@@ -60,8 +60,9 @@ class Polls:
 class Relay:
     """Forwards polls to the leader. full: tells whether no socket is left for another poll."""
 
-    def __init__(self, config: HttpConfig, tls: Certificates | None) -> None:
-        self._config, self._tls = config, tls
+    def __init__(self, config: HttpConfig, tls: Certificates | None, node: str) -> None:
+        """node: name of this node, which the leader learns from the header Via."""
+        self._config, self._tls, self._node = config, tls, node
         self.full: Callable[[], bool] = lambda: False
         #: Number of polls that wait for the leader's answer, each on its own connection.
         self.count = 0
@@ -79,7 +80,7 @@ class Relay:
             )
         if self._session is None:
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), auto_decompress=False)
-        sent = {name: headers[name] for name in _RELAYED if name in headers}
+        sent = {name: headers[name] for name in _RELAYED if name in headers} | {"Via": f"1.1 {self._node}"}
         if self._tls is not None and not leader.url.startswith("https:"):
             sent.pop("Authorization", None)  # if this node uses TLS, send the token only over TLS
         config = self._config

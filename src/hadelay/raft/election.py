@@ -46,6 +46,11 @@ class Elections(RaftPart):
         self._called = 0
         #: Monotonic time since which this node lets others campaign first; None: it does not.
         self._waiting_since: float | None = None
+        #: Leader that this node followed last, or this node if it led later; "": none since its start.
+        self.followed = ""
+        #: Cause of the last campaign: (followed, whether that leader asked for it, seconds since it was heard; infinite
+        #: after a reset of its link).
+        self.cause = ("", False, 0.0)
 
     def start(self, now: float, ready: Ready) -> None:
         self._postpone(now)
@@ -153,6 +158,7 @@ class Elections(RaftPart):
 
     def campaign(self, now: float, ready: Ready, *, called: bool = False) -> None:
         self._asking = None
+        self.cause = self.followed, called, now - self._heard
         self._called = self._core.term + 1 if called else 0
         self._postpone(now)
         self._stats.elections += 1

@@ -69,6 +69,7 @@ class Follower(RaftPart):
         self._core.heard(name, term, 0)
         if (name, term) != self._leader:  # `verified` stays valid if the same leader returns after a silence
             self._leader, self.verified, self._owed = (name, term), 0, None
+            self._elections.followed = name
             # End a running download of a snapshot: the former leader no longer serves the files
             self._snapshots.give_up(ready, tell=False)
             log.info("follows", extra={"leader": name, "term": term})

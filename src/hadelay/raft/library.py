@@ -171,6 +171,8 @@ class Core(SyncObj):  # type: ignore[misc]
         self._journal, self._listener = journal, listener
         #: Whether this node believes that it leads; another leader may be elected already.
         self.leads = False
+        #: Why this node gave up leadership last, as a predicate ("handed over: …"); "": another node has a later term.
+        self.left = ""
         #: Index of the no-op entry that began the term which this node leads, or led last.
         self.no_op = 0
         #: Name → library node of every node that sends frames, voter or not.
@@ -201,6 +203,7 @@ class Core(SyncObj):  # type: ignore[misc]
         if _LEADER in (old, new):
             self.leads = new == _LEADER
             if self.leads:
+                self.left = ""
                 self.no_op = self._journal.last_index + 1
             self._listener.on_state(self.leads)
 

@@ -214,9 +214,10 @@ class RaftNode(Events):
         age_s = self.runtime.monotonic() - self.replication.confirmed_at
         return self.membership.sole_voter or age_s < self.config.election_min_ms / 1000
 
-    def transfer(self, to: str | None, done: Finished) -> None:
-        """Hand leadership to `to` (None: the follower with the longest log). Proposals wait, at most transfer_ms."""
-        self.event(self.transfers.begin, to, done)
+    def transfer(self, to: str | None, done: Finished, why: str = "it was asked to") -> None:
+        """Hand leadership to `to` (None: the follower with the longest log). Proposals wait, at most transfer_ms. why:
+        the reason in words."""
+        self.event(self.transfers.begin, to, done, why)
 
     def compact(self, index: int) -> None:
         """Delete whole journal segments up to `index`, the position of a durable checkpoint. Entries that a connected
@@ -385,6 +386,7 @@ class RaftNode(Events):
         the next turn of the loop."""
         now, ready = self.runtime.monotonic(), self._ready
         log.info("leads" if leads else "deposed", extra={"term": self.term})
+        self.elections.followed = self.name
         if leads:
             self.stats.leader_changes += 1
             self.replication.begin(now, ready)

@@ -220,6 +220,7 @@ class Replication(RaftPart):
             # Step down at the next heartbeat only: until then, answers of peers that wait unread are read
             self._doubt = True
         else:
+            self._core.left = f"stepped down: no majority answered within {limit * 1000:.0f} ms"
             self._core.step_down()
             return
         started = self._journal.sync_started

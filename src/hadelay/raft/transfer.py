@@ -12,12 +12,16 @@ from hadelay.raft.replication import Replication
 
 log = logging.getLogger(__name__)
 
+#: Reason of a handover by this node itself (Notice.HAND_OVER) → the reason in words.
+_WORDS = {"slow_sync": "a sync of its disk took too long", "removed": "it was removed from the cluster"}
+
 
 class Transfers(RaftPart):
     def __init__(self, shared: Shared, members: Membership, replication: Replication) -> None:
         super().__init__(shared)
         self._members, self._replication = members, replication
         self._target: Peer | None = None
+        self._why = ""
         self._told = False
         self._done: Finished | None = None
         self._held: list[tuple[bytes, Done]] = []
@@ -34,7 +38,7 @@ class Transfers(RaftPart):
         """Whether the target of a failed transfer may still take over: until the target answers a later heartbeat."""
         return self._doubt is not None and self._doubt[0].round <= self._doubt[1]
 
-    def begin(self, to: str | None, done: Finished, now: float, ready: Ready) -> None:
+    def begin(self, to: str | None, done: Finished, why: str, now: float, ready: Ready) -> None:
         voters, peers = self._members.voters, self._members.peers.values()
         fit = [p for p in peers if p.up and p.admitted and p.name in voters and to in (None, p.name)]
         error: HadelayError | None = None
@@ -48,7 +52,7 @@ class Transfers(RaftPart):
             ready.answers.append(partial(done, error))
             return
         self._target, self._told = max(fit, key=lambda peer: peer.match), False
-        self._done = done
+        self._done, self._why = done, why
         self._attempt += 1
         ready.later(self._config.transfer_ms / 1000, self._give_up, self._attempt)
         self.progress(ready)
@@ -57,7 +61,13 @@ class Transfers(RaftPart):
         """Hand over leadership to any other node; step down if the handover fails."""
         if not self.under_way:
             log.warning(f"{why}_hand_over", extra={"term": self._core.term})
-            self.begin(None, lambda error: self._core.step_down() if error and self._core.leads else None, now, ready)
+
+            def over(error: HadelayError | None) -> None:
+                if error and self._core.leads:
+                    self._core.left = f"stepped down: {_WORDS[why]}, and no node took over"
+                    self._core.step_down()
+
+            self.begin(None, over, _WORDS[why], now, ready)
 
     def hold(self, command: bytes, done: Done) -> None:
         if len(self._held) >= self._config.max_waiting:
@@ -69,7 +79,7 @@ class Transfers(RaftPart):
         """Tell the target of the transfer to take over once it has the whole log."""
         target = self._target
         if target is not None and not self._told and target.match == self._journal.last_index:
-            self._told = True
+            self._told, self._core.left = True, f"handed over: {self._why}"
             ready.send(target.name, messages.encode(messages.TIMEOUT_NOW, self._core.term))
 
     def _give_up(self, attempt: int, now: float, ready: Ready) -> None:
@@ -78,12 +88,14 @@ class Transfers(RaftPart):
             if self._told and self._config.fence_failed_transfer:
                 self._doubt = target, self._replication.round
                 ready.later(self._config.transfer_ms / 1000, self._settle, attempt)
+            self._core.left = ""
             self._end(Overloaded(f"{target.name} did not take over in time", retry_after_ms=1_000), ready)
 
     def _settle(self, attempt: int, now: float, ready: Ready) -> None:
         """After a failed transfer, force an election if the target may still take over: a new term voids the request to
         take over."""
         if attempt == self._attempt and self.in_doubt and self._core.leads:
+            self._core.left = "stepped down: a handover had failed"
             self._core.step_down()
 
     def deposed(self, ready: Ready) -> None:

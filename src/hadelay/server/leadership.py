@@ -17,6 +17,7 @@ from hadelay.server.groupcommit import GroupCommit
 from hadelay.server.link import Reply
 from hadelay.server.peers import Peers
 from hadelay.settings.node import Config
+from hadelay.version import CONSUMERS_LEVEL
 
 log = logging.getLogger(__name__)
 
@@ -128,8 +129,9 @@ class Leadership:
         if not wanted.items() <= self._replica.ledger.settings.to_map().items():
             self.propose(encode_settings(wanted), _ignore)
 
-    def transfer(self, to: str | None, done: Finished) -> None:
-        """Hand leadership over: stop hand-outs, commit the dispatch state, then transfer. Leader only."""
+    def transfer(self, to: str | None, done: Finished, why: str = "it was asked to") -> None:
+        """Hand leadership over: stop hand-outs, commit the dispatch state, then transfer. Leader only. why: the reason
+        in words."""
         if not self.leading:
             done(NoLeader("this node does not lead"))
             return
@@ -140,7 +142,7 @@ class Leadership:
 
         def held() -> None:
             self.group_commit.hold(True)
-            self._raft.transfer(to, over)
+            self._raft.transfer(to, over, why)
 
         def over(error: HadelayError | None) -> None:
             self._transferring = False
@@ -171,7 +173,7 @@ class Leadership:
             done(error)
 
         if drained and self.leading:
-            self.transfer(None, handed_over)
+            self.transfer(None, handed_over, "it is drained")
         else:
             done(None)
 
@@ -198,7 +200,12 @@ class Leadership:
             reply(found, None)
 
     def _on_consumers(self, peer: str, topic: Any, reply: Reply) -> None:
-        reply(self.delivery.askers.of(str(topic)) if self.leading else None, None)
+        whole, mine = self.level >= CONSUMERS_LEVEL, self._raft.name
+        found = [
+            (name, at_ms, *((node or mine, waits) if whole else ()))  # before, nodes expect pairs
+            for name, at_ms, node, waits in self.delivery.consumers(str(topic))
+        ]
+        reply(found if self.leading else None, None)
 
     def _on_blocked(self, peer: str, topic: Any, reply: Reply) -> None:
         """Reply with the Unix ms since when a due message of the topic waits behind its group; 0 if none does."""

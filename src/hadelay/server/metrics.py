@@ -120,6 +120,10 @@ class _Scrape:
         """Seconds of cluster time since `at_ms`; 0 if at_ms is 0."""
         return max(0, self.node.now_ms() - at_ms) / 1000 if at_ms else 0
 
+    def backup_age(self) -> float | None:
+        last = next((row for row in self.node.logbook.backups() if row.outcome == "complete"), None)
+        return None if last is None else self.age(last.at_ms)
+
     def lateness(self) -> Histogram:
         late = self.loop.lateness
         return Histogram([ms / 1000 for ms in LATENESS_BUCKETS_MS], late.counts, late.sum_ms / 1000)
@@ -312,6 +316,9 @@ _OF_NODE: list[tuple[str, _Kind, tuple[str, ...], str, Callable[[_Scrape], Value
      lambda s: s.now - s.checkpoints.finished),
     ("checkpoint_replay_bytes", "gauge", (), "Applied since the last checkpoint: what a restart replays",
      lambda s: s.checkpoints.bytes_since),
+    ("backup_age_seconds", "gauge", (),
+     "Since the last complete backup that this node served, or was told of since it started; absent without one",
+     lambda s: s.backup_age()),
     ("snapshots_sent_total", "counter", (), "Snapshots offered to followers that were too far behind for entries",
      lambda s: s.stats.snapshots_sent),
     ("snapshots_installed_total", "counter", (), "Snapshots installed here", lambda s: s.stats.snapshots_installed),

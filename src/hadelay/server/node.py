@@ -32,6 +32,7 @@ from hadelay.server.groupcommit import GroupCommit, Outlet
 from hadelay.server.guard import Guard
 from hadelay.server.leadership import Leadership
 from hadelay.server.link import Link
+from hadelay.server.logbook import Logbook
 from hadelay.server.peers import Peers, PeerStatus
 from hadelay.server.publishing import Publishing
 from hadelay.server.reading import ReadAhead, Repairer, VerifiedReader
@@ -114,6 +115,8 @@ class Node:
             reader=self.reader,
         )
         self.leadership = Leadership(config, self.replica, self.raft, self.peers, self.group_commit, self.delivery)
+        self.logbook = Logbook(runtime, self.raft, self.link, self.clock)
+        self.leadership.parts.append(self.logbook)
         queue_bytes = config.limits.publish_queue_bytes
         self.guard = Guard(config.webhooks.allow)
         publishing = Publishing(
@@ -217,6 +220,7 @@ class Node:
         if len(info) == _TIME.size:
             now_ms, _ = _TIME.unpack(info)
             self.clock.observe_leader(self.raft.leader or "", now_ms, self.runtime.monotonic())
+        self.logbook.leader_heard()
         self.leadership.leader_seen()
 
     def on_message(self, peer: str, kind: int, payload: bytes) -> None:
@@ -226,6 +230,7 @@ class Node:
         log.info("link_up" if up else "link_down", extra={"peer": peer})
         if up:
             self.peers.greet(peer)
+            self.logbook.link_up(peer)
             self.leadership.leader_seen()
         else:
             self.link.link_down(peer)

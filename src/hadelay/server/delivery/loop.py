@@ -183,7 +183,7 @@ class DeliveryLoop:
             poll.done(None, NoLeader("this node does not lead (any more)", retry_after_ms=50))
             return
         poll.deadline = self.runtime.monotonic() + poll.wait_ms / 1000.0
-        self.askers.note(poll.consumer, poll.topics, self._now())
+        self.askers.note(poll, self._now())
         self._topic_expiry.polled(poll.topics, self._now() + poll.wait_ms)
         if poll.request_id and grants.is_repeated(poll):
             return
@@ -192,6 +192,12 @@ class DeliveryLoop:
         else:
             grants.wait(poll)
             self._turn_soon()
+
+    def consumers(self, topic: str) -> list[tuple[str, int, str, bool]]:
+        """(name, cluster time of the last receive, node that relayed it or "", whether a receive waits) of consumers of
+        a topic."""
+        waiting = set() if self._grants is None else self._grants.waiting.consumers(topic)
+        return [(name, *asked, name in waiting) for name, asked in self.askers.of(topic).items()]
 
     def cancel_poll(self, poll: Poll) -> None:
         """Cancel a poll whose consumer is gone: the poll gets no messages, unless a grant for it is proposed already.

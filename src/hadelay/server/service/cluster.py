@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import structlog
 
-from hadelay.api.cluster import CheckOut, Cluster, Dispatch, Member, Quorum
+from hadelay.api.cluster import BackupOut, CheckOut, Cluster, Dispatch, Member, Quorum, Term
 from hadelay.api.service import Actor, Leader, answered
 from hadelay.api.text import format_instant
 from hadelay.codec import commands
@@ -85,8 +85,20 @@ class Clusters(Service):
         cursor = Dispatch(hour_name(hour), second, local, node.config.dispatch.sync)
         return Cluster(
             node.config.cluster.id, node.ledger.level, leader, node.raft.term, str(node.raft.applied_index),
-            format_instant(self._node.now_ms()), cursor, members,
+            format_instant(self._node.now_ms()), cursor, members, self._terms(), self._backups(),
         )  # fmt: skip
+
+    def _terms(self) -> list[Term[str]]:
+        return [
+            Term(row.term, row.leader, format_instant(row.since_ms), why or None)
+            for row, why in self._node.logbook.terms()
+        ]
+
+    def _backups(self) -> list[BackupOut[str]]:
+        return [
+            BackupOut(row.node, format_instant(row.at_ms), str(row.bytes), str(row.read_bytes), row.outcome)
+            for row in self._node.logbook.backups()
+        ]
 
     async def transfer(self, to: str | None, by: Actor) -> str:
         """Hand leadership to `to`, or to the most advanced follower; returns the name of the new leader."""

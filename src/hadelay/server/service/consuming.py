@@ -58,6 +58,7 @@ class ConsumingService(Service):
             done=settled_by(future),
             filter=filter_of(ask.tags, ask.any_tags),
             listed=ask.listed,
+            node=ask.node if ask.node in node.peers.peers else "",
         )
         node.delivery.poll(poll)
         try:

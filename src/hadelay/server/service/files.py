@@ -18,6 +18,7 @@ from hadelay.codec.formats import DISPATCH_SIZE, INDEX_SIZE
 from hadelay.errors import NotFound, Overloaded
 from hadelay.model import DEAD_HOURS, hour_name
 from hadelay.platform.disk import files_closed
+from hadelay.server.logbook import BackupSeen
 from hadelay.server.node import Node
 from hadelay.server.service.part import Service
 from hadelay.storage.hours import DiskHourStore
@@ -32,8 +33,8 @@ _LOOK_S = 0.02
 
 
 class _Open:
-    def __init__(self, storage: Storage, manifest: Manifest, now: float) -> None:
-        self.storage, self.manifest, self.read_at = storage, manifest, now
+    def __init__(self, storage: Storage, manifest: Manifest, now: float, backup: BackupSeen) -> None:
+        self.storage, self.manifest, self.read_at, self.backup = storage, manifest, now, backup
         self.lengths = {file.name: file.length for file in manifest.files}
 
 
@@ -80,7 +81,8 @@ class Files(Service):
             if (failure := node.storage.exports.failure) is not None:
                 raise Overloaded(f"this node cannot export its tables ({failure}): ask another", retry_after_ms=5_000)
         name = f"{manifest.index}-{node.runtime.random.getrandbits(32):08x}"
-        self._open[name] = _Open(node.storage, manifest, node.runtime.monotonic())
+        row = node.logbook.backup_began(name, node.ledger.now_ms, sum(file.length for file in manifest.files))
+        self._open[name] = _Open(node.storage, manifest, node.runtime.monotonic(), row)
         if not self._looking:
             self._looking = True
             node.runtime.call_later(_PATIENCE_S, self._look)
@@ -109,9 +111,12 @@ class Files(Service):
         except FileNotFoundError:
             raise _over() from None
         found.read_at = runtime.monotonic()
+        found.backup.read_bytes += len(data)
         return data
 
-    async def release_snapshot(self, snapshot: str) -> None:
+    async def release_snapshot(self, snapshot: str, *, complete: bool = False) -> None:
+        """Close a snapshot. complete: whether the reader has all that it wanted, for the list of backups."""
+        self._node.logbook.backup_ended(snapshot, complete=complete)
         self._release(snapshot)
 
     def _release(self, name: str) -> None:
@@ -145,6 +150,7 @@ class Files(Service):
     def _look(self) -> None:
         now = self._node.runtime.monotonic()
         for name in [name for name, snapshot in self._open.items() if now - snapshot.read_at >= _PATIENCE_S]:
+            self._node.logbook.backup_ended(name, complete=False)
             self._release(name)
         self._looking = bool(self._open) and not self._node.raft.stopped
         if self._looking:

@@ -55,8 +55,10 @@ class TopicService(Service):
         if topic.blocked and (since_ms := await _known(self._ask_leader("blocked", name, self._wait_s))):
             view = replace(view, oldest_blocked_age_ms=max(0, self._node.now_ms() - int(since_ms)))
         found = await _known(self._ask_leader("consumers", name, self._wait_s))
-        askers = None if found is None else [Consumer(str(who), format_instant(int(at_ms))) for who, at_ms in found]
-        return replace(view, consumers=askers)
+        if found is None:
+            return view
+        consumers = [Consumer(str(who), format_instant(int(at_ms)), *more[:2]) for who, at_ms, *more in found]
+        return replace(view, consumers=consumers)
 
     async def list_topics(self, *, stale: bool, prefix: str = "") -> list[Topic[str]]:
         await self._confirm(stale)
