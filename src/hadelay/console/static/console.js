@@ -1,4 +1,4 @@
-// The script of the console: one stream of events per page, closed while the page is hidden, and charts.
+// The script of the console: one stream of events per page, closed while the page is hidden, and the loading of charts.
 (() => {
   "use strict";
   const stage = document.querySelector("[data-stream]");
@@ -76,6 +76,13 @@
     source.onopen = () => say("link", "");
   }
 
+  // Run after the first paint; in a page that is hidden from the start, once it is shown.
+  function painted(run) {
+    const tells = (PerformanceObserver.supportedEntryTypes || []).includes("paint");
+    if (!tells || performance.getEntriesByName("first-contentful-paint").length) run();
+    else new PerformanceObserver((_, observer) => { observer.disconnect(); painted(run); }).observe({ type: "paint", buffered: true });
+  }
+
   function close() { if (source) { source.close(); source = null; } }
 
   // On a narrow screen the navigation scrolls: show where we are.
@@ -84,7 +91,16 @@
 
   document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
   window.addEventListener("pagehide", close);
-  window.addEventListener("pageshow", open);
+  window.addEventListener("pageshow", () => painted(open));
+
+  // The page is complete without charts: their files are loaded after its first paint, the style before the scripts.
+  const charts = document.querySelector("meta[name=charts]");
+  if (charts) painted(() => {
+    const [style, ...scripts] = charts.content.split(" ");
+    const link = Object.assign(document.createElement("link"), { rel: "stylesheet", href: style });
+    link.onload = () => { for (const src of scripts) document.head.append(Object.assign(document.createElement("script"), { src, async: false })); };
+    document.head.append(link);
+  });
 
   document.addEventListener("pointerdown", () => { pressed = true; }, true);
   // The click follows the release.
