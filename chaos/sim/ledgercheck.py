@@ -78,8 +78,10 @@ def _check_ends(ledger: Ledger, hour: int, rows: np.ndarray) -> None:
     ends = events[np.isin(events["event"], _ENDS)]
     silent = BitMap()
     if hour >= DEAD_HOURS:
-        # Results of acks are settled from the beginning, and entries that were dropped with their hour, without events.
+        # Without events: results of acks are settled from the beginning; dead letters that a job deleted; and entries
+        # that were dropped with their hour.
         silent |= bitmap(rows["index"][rows["attempt"] == RESULT_ATTEMPT]) | BitMap(range(hour_state.retire_at))
+        silent |= hour_state.others.get(Event.MOVED, BitMap())
     assert bitmap(np.unique(ends["index"])) | silent == hour_state.settled, f"hour {hour}: settled, and not in the log"
     last = np.zeros(len(rows), np.uint8)
     last[ends["index"]] = ends["event"]

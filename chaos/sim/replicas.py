@@ -4,7 +4,7 @@ their metrics agree with the history."""
 import zlib
 from typing import Any
 
-from chaos.sim import ledgercheck
+from chaos.sim import ledgercheck, memorycheck
 from chaos.sim.cluster import SimCluster
 from chaos.sim.door import whole
 from chaos.sim.evidence import WAITING, found_by_key_of, where
@@ -106,11 +106,13 @@ def _keys(ledger: Ledger) -> list[list[tuple[bytes, bytes]]]:
 
 
 def conserved(cluster: SimCluster) -> None:
-    """I2: on every node bitmaps, grants and counters agree with the entries: published = open + ended, per topic."""
+    """I2: on every node bitmaps, grants and counters agree with the entries: published = open + ended, per topic; and
+    what a leader counts in memory agrees with what it holds."""
     for node in cluster.nodes():
         wrong = ""
         try:
             ledgercheck.check(node.ledger)
+            memorycheck.check_node(node)
         except AssertionError as error:
             wrong = f"{node.name}: {error}"
         cluster.history.decide("I2 conservation", bool(wrong), wrong, who=node.name)

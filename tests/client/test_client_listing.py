@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from hadelay.client import AsyncClient, Client, Put
 from hadelay.errors import BadRequest, NotFound
@@ -30,6 +32,21 @@ async def test_states_and_range(node: Node) -> None:
         assert [m.id async for m in early] == [first.id, second.id]
         assert [m.id async for m in client.messages("a", state="cancelled")] == [second.id]
         assert [m.id async for m in client.messages("a", tags=["eu"])] == []
+
+
+async def test_a_job_is_counted_part_by_part(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs, count = node.service.jobs, node.service.jobs.count
+
+    async def with_a_lease(*asked: Any) -> Any:
+        found, more = await count(*asked)
+        return replace(found, leased=1), more
+
+    monkeypatch.setattr(jobs, "count", with_a_lease)
+    async with AsyncClient(node.url) as client:
+        await client.put_many([Put(topic="a", at=T0 + timedelta(seconds=n)) for n in range(3)])
+        counted = await client.count_job("cancel", "a")
+    assert (counted.matched, counted.leased, counted.cursor) == (3, 3, None)
+    assert (counted.first, counted.last) == (T0, T0 + timedelta(seconds=2))
 
 
 async def test_what_is_refused(node: Node) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from chaos.sim import ledgercheck
+from chaos.sim import ledgercheck, memorycheck
 from chaos.sim.runtime import SimRuntime, SimWorld
 from hadelay.codec import commands
 from hadelay.codec.commandtypes import Command
@@ -183,6 +183,8 @@ class Desk:
         self.clock.raise_floor(self.ledger.now_ms)
         if self.checking:
             ledgercheck.check(self.ledger)
+            if self.delivery._grants is not None:
+                memorycheck.check(self.core)
         if done is not None:
             done(result, None)
         return result

@@ -181,6 +181,19 @@ def test_a_crowd_is_filed_before_its_instant(desk: Desk) -> None:
     assert desk.delivery.schedule_delay_ms() == 0
 
 
+def test_each_schedule_of_a_crowd_counts_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crowd is counted in pages: three schedules at one per second are filed three seconds earlier than one."""
+    monkeypatch.setattr(firing, "_COUNTED", 2)
+    monkeypatch.setattr(firing, "PACE", 1)
+    for name in "abc":
+        desk.run(6 * SECOND)  # a new schedule counts within some seconds
+        put(desk, schedules.Spec("t", at=[START_MS + 40 * SECOND]), name)
+    desk.run_to(40 * SECOND - firing.LEAD_MS - 3_500)
+    assert [counts(desk, name)[0] for name in "abc"] == [0, 0, 0]
+    desk.run_to(40 * SECOND - firing.LEAD_MS - 2_500)
+    assert [counts(desk, name)[0] for name in "abc"] == [1, 1, 1]
+
+
 def test_a_zone_that_this_node_lacks_is_told_and_tried_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     put(desk, schedules.Spec("t", cron="* * * * *", timezone="Mars/Olympus"))
     put(desk, every(SECOND), "other")

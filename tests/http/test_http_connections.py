@@ -526,3 +526,33 @@ def test_any_pipeline_cut_anywhere(requests: list[tuple[bytes, bytes]], cuts: li
         await server.stop(1)
 
     asyncio.run(run())
+
+
+async def test_a_node_without_descriptors_pauses_and_accepts_later(node: Node) -> None:
+    """The connection waits in the kernel, so the loop would otherwise call `accept` again and again."""
+    listener, loop, failed = node.server._listener, asyncio.get_running_loop(), 0
+    assert listener is not None
+    (real,) = listener._listening
+
+    class Full:
+        def fileno(self) -> int:
+            return real.fileno()
+
+        def close(self) -> None:
+            real.close()
+
+        def accept(self) -> tuple[socket.socket, tuple[str, int]]:
+            nonlocal failed
+            if failed < 2:
+                failed += 1
+                raise OSError(errno.EMFILE, "too many open files")
+            return real.accept()
+
+    full: socket.socket = Full()  # type: ignore[assignment]
+    loop.remove_reader(real)
+    listener._listening = [full]
+    loop.add_reader(full, listener._accept, full)
+    began = loop.time()
+    assert (await node.ask("GET", "/livez")).status == 200
+    assert loop.time() - began >= 0.15, "two pauses of a tenth of a second"
+    assert failed == 2

@@ -493,6 +493,8 @@ async def test_health(node: Node) -> None:
     assert (await node.ask("GET", "/livez")).json == {"status": "ok", "checks": []}
     verbose = await node.ask("GET", "/readyz?verbose")
     assert [c["name"] for c in verbose.json["checks"]] == ["leader", "disk"]
+    for no in ("false", "0"):
+        assert (await node.ask("GET", f"/readyz?verbose={no}")).json["checks"] == []
     node.service.leader = None
     failing = await node.ask("GET", "/readyz")
     assert failing.status == 503

@@ -27,10 +27,19 @@ from hadelay.pipeline.schema import Options, WriteOptions, parse_options
 from hadelay.settings.node import Config, RetentionConfig
 from hadelay.settings.rules import problems
 from hadelay.storage.locations import Location
+from hadelay.storage.manifests import Directory
 from tests.pipeline import test_archive, test_archived
 from tests.pipeline.support import at_random, options, write
 from tests.pipeline.test_batches import NAME, read
 from tests.s3 import ENVIRONMENT, Store, serve
+
+
+def test_names_of_a_directory_come_in_order(tmp_path: Path) -> None:
+    names = [f"{n * 7919 % 97:02}" for n in range(97)]
+    for name in names:
+        (tmp_path / name).touch()
+    for files in (Directory(str(tmp_path)), Location(str(tmp_path)), Location(f"file://{tmp_path}")):
+        assert files.list("") == sorted(names)
 
 
 def remote(given: Options) -> Options:

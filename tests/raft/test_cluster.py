@@ -456,6 +456,23 @@ def test_a_log_with_another_entry_at_a_snapshots_end_does_not_stay():
     assert (back.last_index, back.journal.last_term) == (leader.last_index, leader.journal.last_term)
 
 
+def test_entries_behind_a_snapshot_on_its_way_stay_in_the_journal():
+    """Without them the follower, when it has the snapshot, would need another one."""
+    cluster, lagging = one_lags_behind_the_journal()
+    leader = cluster.leader()
+    cluster.until(lambda: leader.peers[lagging].manifest is not None)
+    manifest = leader.peers[lagging].manifest
+    cluster.net.cut(lagging, leader.name)
+    for n in range(30):
+        cluster.commit(b"y" * 1500 + b"%d" % n)
+    assert leader.peers[lagging].manifest is manifest
+    leader.compact(leader.applied_index)
+    assert leader.journal.base_index <= manifest.index
+    cluster.net.heal()
+    cluster.settle()
+    assert leader.stats.snapshots_sent == 1
+
+
 def test_damage_in_old_entries_makes_the_leader_send_files():
     cluster, lagging = one_lags_behind_the_journal(compact=False)
     leader = cluster.leader().name

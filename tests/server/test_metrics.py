@@ -123,6 +123,16 @@ def test_what_a_cluster_shows() -> None:
         assert sum(histogram.counts) > 0, name
 
 
+def test_the_delay_of_schedules_is_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = SimCluster(3, names=("n1",), restart=False)
+    cluster.start_all()
+    wait_for_leader(cluster)
+    (node,) = cluster.nodes()
+    monkeypatch.setattr(node.delivery, "schedule_delay_ms", lambda: 1_500)
+    values, _ = collect(NodeMetrics(node, Webhooks(node, never)))
+    assert values["schedule_delay_seconds"] == 1.5
+
+
 def test_a_follower_shows_what_is_the_clusters_and_nothing_of_topics() -> None:
     cluster = SimCluster(4, restart=False)
     cluster.start_all()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from chaos.sim.cluster import SimCluster
+from hadelay.errors import HadelayError, Overloaded
 from hadelay.server.node import Node
 from hadelay.server.service.cluster import others_left
 
@@ -26,3 +29,20 @@ def test_a_node_that_is_not_admitted_does_not_count_as_left() -> None:
     cluster.start("n3")
     world.run_until(world.now + 30, lambda: others_left(node("n1"), "n3") == ["n1", "n2"])
     assert others_left(node("n1"), "n3") == ["n1", "n2"]
+
+
+def test_a_drain_that_cannot_hand_over_ends() -> None:
+    """The node goes on to lead, and takes publishes and receives."""
+    cluster = SimCluster(1, restart=False)
+    cluster.start_all()
+    cluster.world.run_until(cluster.world.now + 10, lambda: cluster.leader() is not None)
+    leader, answers = cluster.leader(), list[HadelayError | None]()
+    assert leader is not None
+    cluster.world.run_for(1.0)
+    leader.raft.config = replace(leader.raft.config, transfer_ms=100)
+    for name in cluster.names:
+        cluster.net.cut(leader.name, name)
+    leader.leadership.drain(True, answers.append)
+    cluster.world.run_until(cluster.world.now + 10, lambda: bool(answers))
+    assert isinstance(answers[0], Overloaded)
+    assert not leader.raft.elections.draining

@@ -20,6 +20,7 @@ from hadelay.codec.results import Done, GrantResult, LeaseOutcome, LeaseResult
 from hadelay.errors import HadelayError, NoLeader, OutcomeUnknown
 from hadelay.handout import owed
 from hadelay.handout.dispatcher import Dispatcher
+from hadelay.handout.windows import Windows
 from hadelay.ledger import bulk, changes, dead, describe, grant, idempotency, keys, leases, publish, ttl
 from hadelay.ledger.apply import _APPLY
 from hadelay.ledger.grants import HeldGrant
@@ -190,6 +191,15 @@ def wall_clock_stamps(observe: Original, clock: ClusterClock, node: str, wall_ms
     observe(clock, node, wall_ms, mono, *more)
     if clock.leading and node == clock.node:
         clock._anchor(float(wall_ms), mono)
+
+
+@bug("entries that are gone still take room of the windows", "", "I2 conservation", at=(Windows, "oldest"))
+def room_of_the_gone(oldest: Original, windows: Windows, topic: Any) -> Any:
+    size = windows.size
+    try:
+        return oldest(windows, topic)
+    finally:
+        windows.size = size
 
 
 @bug("the cursor is ahead of what it stands for", "kill stop", "I10", at=(grants, "encode_cursor"))

@@ -1,0 +1,44 @@
+"""Recount of what a leader counts in memory: each counter agrees with the objects that it counts. For tests and the
+simulator. A counter that is not lowered would stop hand-outs after hours or days, which no run waits for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hadelay.handout.dispatcher import Dispatcher
+
+if TYPE_CHECKING:
+    from hadelay.server.node import Node
+
+
+def check(core: Dispatcher) -> None:
+    """Raises AssertionError with the first counter that is wrong. Between two events of the loop."""
+    windows, waiting, rests = core.windows, core.waiting, core.matcher.rests
+    topics = list(windows.by_name.values())
+    resting = sum(len(topic.group_rate.resting) for topic in topics if topic.group_rate is not None)
+    assert rests.size == resting, f"{rests.size} entries rest, and {resting} are found"
+    entries = sum(len(window.entries) for topic in topics for window in topic.windows())
+    assert windows.size == entries + resting, f"windows count {windows.size} entries, not {entries} + {resting}"
+    offered = sum(topic.in_flight for topic in topics)
+    flying = len(windows.in_flight)
+    assert flying == offered + resting, f"{flying} entries are in flight, and topics count {offered} + {resting}"
+    named = sum(len(poll.topics) for poll in waiting.queues)
+    assert waiting.named == named, f"polls name {waiting.named} topics, not {named}"
+    filters = sum(len(topic.filtered) for topic in topics)
+    assert waiting._filters == filters, f"{waiting._filters} filters, not {filters}"
+    for poll, queues in waiting.queues.items():
+        assert all(poll in queue.waiters for queue in queues), f"{poll.consumer} does not wait where it is said to"
+    waiters = sum(len(queue.waiters) for topic in topics for queue in topic.queues())
+    assert waiters == sum(map(len, waiting.queues.values())), f"{waiters} waiters are in queues"
+
+
+def check_node(node: Node) -> None:
+    """Check the hand-out of a node that leads, and what its group commit and its consumers' names count."""
+    delivery, commit = node.delivery, node.group_commit
+    if delivery._grants is not None:
+        check(delivery._grants.core)
+    assert commit.inflight == len(commit._sent), f"{commit.inflight} batches in flight, not {len(commit._sent)}"
+    publishing = sum(batch.publishes > 0 for batch in commit._sent)
+    assert commit._publishing == publishing, f"{commit._publishing} batches with publishes, not {publishing}"
+    asked = sum(len(topics) for _, topics in delivery.askers._asked)
+    assert delivery.askers._names == asked, f"consumers name {delivery.askers._names} topics, not {asked}"
