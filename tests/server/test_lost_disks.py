@@ -110,7 +110,7 @@ def test_a_node_that_meets_damage_while_it_applies_begins_anew_from_the_others()
     assert len({node.ledger.chain for node in cluster.nodes()}) == 1
     assert {str(describe(node.ledger, message_id).state) for node in cluster.nodes()} == {"cancelled"}
     # The simulator knows nothing of our flip: it sees a node end itself, and come back without its term.
-    expected = ("DamagedFile", "went back", "its disk says", f"{rotten.name} had entry")
+    expected = ("DamagedFile", "went back", "its disk says", "its disk is in", f"{rotten.name} had entry")
     assert [str(v) for v in cluster.violations if not any(word in str(v) for word in expected)] == []
 
 
