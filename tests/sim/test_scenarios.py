@@ -22,7 +22,7 @@ from chaos.sim.run import check, drained, settle
 from chaos.sim.runtime import SimRuntime, SimWorld
 from chaos.sim.tables import SimBackend
 from chaos.sim.workload import HOUR_S
-from hadelay.codec.commands import encode_cancel, encode_reschedule, encode_topic_put
+from hadelay.codec.commands import encode_cancel, encode_reschedule, encode_topic_delete, encode_topic_put
 from hadelay.codec.commandtypes import Command
 from hadelay.codec.entries import decode_entry
 from hadelay.codec.results import CancelOutcome
@@ -633,3 +633,21 @@ def test_a_grant_and_a_cancel_in_one_batch(first: str) -> None:
     assert delivery.rows["first_id"].tolist() == ([message] if first == "grant" else [])
     assert outcomes == [CancelOutcome.LEASED if first == "grant" else CancelOutcome.CANCELLED]
     scene.converge()
+
+
+def test_deleted_topics_are_not_listed() -> None:
+    scene, answers = Scene(), list[Any]()
+    for name in ("gone", "kept", "other"):
+        scene.ask(encode_topic_put(name, {}))
+    scene.ask(encode_topic_delete("gone"))
+    process = scene.process(scene.first)
+    assert process is not None
+    for prefix in ("", "k", "g"):
+        scene.door.ask(
+            process,
+            lambda service, prefix=prefix: service.topics.list_topics(stale=False, prefix=prefix),
+            lambda result, error: answers.append((result, error)),
+        )
+    scene.until(lambda: len(answers) == 3)
+    assert all(error is None for _, error in answers)
+    assert sorted([topic.topic for topic in result] for result, _ in answers) == [[], ["kept"], ["kept", "other"]]
