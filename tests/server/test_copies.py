@@ -68,7 +68,8 @@ class Fake:
         self.disk.makedirs("/")
         self.raft: Any = SimpleNamespace(applied_index=0, stopped=False, read_index=lambda done: done(None))
         self.checkpoints = self
-        self.ledger = SimpleNamespace(level=1, now_ms=0)
+        #: Time of the last entry, and cluster time: in an idle cluster, the first one stands still.
+        self.ledger, self.time_ms = SimpleNamespace(level=1, now_ms=0), 0
         raft: Any = SimpleNamespace(name="n1", peers=("n2",))
         #: Notes about backups that this node sent.
         self.told: list[Any] = []
@@ -80,6 +81,9 @@ class Fake:
     def opened(self) -> Storage:
         backend: Any = lambda path: SimBackend(self.disk, path)  # noqa: E731
         return Storage(self.disk, "/data", self.runtime, Identity("c", 0, "n1"), backend=backend)  # type: ignore[arg-type]
+
+    def now_ms(self) -> int:
+        return self.time_ms
 
     def publish(self) -> None:
         rows, headers = np.zeros(1, INDEX), np.zeros(1, RECORD)
@@ -211,7 +215,7 @@ async def test_whoever_waits_for_a_copy_of_a_node_that_stops_is_told(node: Fake,
 
 async def test_a_node_remembers_how_copies_ended_and_tells_the_others(node: Fake, copies: Files) -> None:
     for now_ms, how in enumerate(("complete", "broken off", "left alone", "late")):
-        node.ledger.now_ms = now_ms
+        node.time_ms = now_ms
         view = await copies.open_snapshot()
         size, (row, *_) = sum(int(file.bytes) for file in view.files), node.logbook.backups()
         assert (row.outcome, row.bytes, row.at_ms, row.read_bytes) == ("running", size, now_ms, 0)

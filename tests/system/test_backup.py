@@ -138,7 +138,8 @@ def test_a_follower_was_copied_and_then_what_was_new(taken: Taken) -> None:
     assert second["files"] - second["copied_files"] >= 0
     assert second["copied_bytes"] < second["bytes"]
     for said, known in zip(taken.said, reversed(taken.known), strict=True):
-        assert (known["outcome"], int(known["bytes"]), known["at"]) == ("complete", said["bytes"], said["time"])
+        assert (known["outcome"], int(known["bytes"])) == ("complete", said["bytes"])
+        assert known["at"] >= said["time"], "a backup was made when it was opened, not when the last entry was applied"
         assert int(known["read_bytes"]) == said["copied_bytes"]
     done = hadelay("backup", "verify", taken.directory, "-o", "json")
     assert (done.returncode, json.loads(done.stdout)["damaged"]) == (0, [])

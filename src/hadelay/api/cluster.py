@@ -46,7 +46,7 @@ class BackupOut(Document, Generic[At], frozen=True):
 
     #: Member whose files were copied.
     node: str
-    #: Cluster time of the backup.
+    #: Cluster time at which the backup began.
     at: At
     #: Size of all its files, and number of bytes read from the member: those that no earlier backup had.
     bytes: str

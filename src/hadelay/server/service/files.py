@@ -81,7 +81,7 @@ class Files(Service):
             if (failure := node.storage.exports.failure) is not None:
                 raise Overloaded(f"this node cannot export its tables ({failure}): ask another", retry_after_ms=5_000)
         name = f"{manifest.index}-{node.runtime.random.getrandbits(32):08x}"
-        row = node.logbook.backup_began(name, node.ledger.now_ms, sum(file.length for file in manifest.files))
+        row = node.logbook.backup_began(name, node.now_ms(), sum(file.length for file in manifest.files))
         self._open[name] = _Open(node.storage, manifest, node.runtime.monotonic(), row)
         if not self._looking:
             self._looking = True
