@@ -23,6 +23,8 @@ BY_HAND = {
     "old_reply": ("what leaders count", 1),
     "carried_unblocked": ("Rule G, in the model of the ledger", 30),
     "purged_heads": ("Rule G, in the model of the ledger", 30),
+    "acked_left_out": ("one copy each, in the model of subscriptions", 25),
+    "moved_uncopied": ("one copy each, in the model of subscriptions", 25),
     "old_round": ("stale read", 1),
     "early_retirement": ("stale read, in a test of the hand-out", 1),
     "kept_progress": ("I2 conservation, in a test of the ledger", 1),
@@ -56,6 +58,8 @@ takes a leader that was cut off with a longer log than the snapshot that it gets
 `new_chain` takes two replacements of one pending message in one command: the test of the ledger that compares a
 command with its rows, one by one, notices it. `carried_unblocked` and `purged_heads` take message groups whose hour is
 over, or that are purged in part: the test of the ledger beside a model of message groups notices them.
+`acked_left_out` and `moved_uncopied` take a message that is settled or moved between two steps of a fill: the test
+beside a model of subscriptions notices them.
 
 Of I1 to I18 three are missing here, because no bug breaks them: I4 and I7 count what is allowed, I11 is not promised
 ([simulation](simulation.md)).

@@ -14,7 +14,7 @@ from typing import Any
 from chaos.sim import groupcheck
 from chaos.sim.door import Door
 from chaos.sim.history import Violation
-from chaos.sim.jobcheck import left_over
+from chaos.sim.jobcheck import left_over, pending_in
 from chaos.sim.machines import Machine, Machines, Process
 from chaos.sim.network import NetworkProfile
 from chaos.sim.oracles import Oracles
@@ -26,11 +26,12 @@ from chaos.sim.uniques import Uniques
 from chaos.sim.workload import HOUR_S, Workload
 from hadelay.api.service import Actor
 from hadelay.codec.commands import decode, encode_job_step
-from hadelay.codec.commandtypes import Command
+from hadelay.codec.commandtypes import Audited, Command
 from hadelay.codec.entries import decode_entry, members_in
 from hadelay.codec.jobcommands import LAST, JobStep
 from hadelay.codec.results import Done, JobResult, LeaseOutcome, LeaseResult
 from hadelay.errors import DamagedFile, HadelayError
+from hadelay.ledger.state import Ledger
 from hadelay.raft.journal import Journal
 from hadelay.raft.node import RaftNode
 from hadelay.raft.ports import FOUNDING
@@ -168,6 +169,8 @@ class Watch(Machines):
                 self.uniques.committed(body, result, node.ledger)
             elif kind in _SCHEDULES:
                 self.timetable.committed(kind, body, result, node.ledger)
+                if kind == Command.AUDITED and isinstance(result, Done):
+                    self._note_fill(decode(kind, body), node.ledger)
             elif kind == Command.FEATURE:
                 self.switched = min(self.switched, self.world.now)
         for machine in self.machines.values():
@@ -178,6 +181,13 @@ class Watch(Machines):
         stored = any(len(voters & having) > len(voters) // 2 for voters in votes)
         text = f"entry {index} counts as committed, and only the disks of {sorted(having)} have it"
         self.decide("I14 durability, majority", not stored, text)
+
+    def _note_fill(self, audited: Audited, ledger: Ledger) -> None:
+        """Note the pending messages of a topic, if the command has just begun to copy them to a new subscription."""
+        if audited.kind == Command.SUBSCRIPTION_FILL:
+            for job in ledger.fills.values():
+                if job.began_ms == ledger.now_ms:
+                    self.history.filled_from |= pending_in(ledger, job.spec.topic)
 
     def _note_step(self, step: JobStep, node: Node) -> None:
         """J1: no message is in two steps of one bulk job. J2: a job that ends by itself has met all its messages."""
@@ -322,7 +332,12 @@ class SimCluster(Watch):
             raft=RaftSettings(
                 peers={n: f"{n}:1" for n in peers}, segment_bytes=self.segment_bytes, max_entry_bytes=4 << 10
             ),
-            dispatch=settings.DispatchConfig(sync=self.sync, sweep_ms=2000, preload_ms=3000),  # type: ignore[arg-type]
+            dispatch=settings.DispatchConfig(
+                sync=self.sync,  # type: ignore[arg-type]
+                sweep_ms=2000,
+                preload_ms=3000,
+                job_step=2 if self.seed % 2 else 500,
+            ),
             webhooks=settings.WebhooksConfig(alert_interval_ms=1500 if self.receiver is not None else 60_000),
             retention=settings.RetentionConfig(settled_ms=RETENTION_S * 1000),
             limits=settings.LimitsConfig(commit_timeout_ms=3000, idempotency_window_ms=self.window_ms),

@@ -163,6 +163,8 @@ class History:
     hand_outs: list[HandOut] = field(default_factory=list)
     #: Messages of the topic with subscriptions (chaos/sim/fanout.py).
     fanned_out: list[FannedOut] = field(default_factory=list)
+    #: Messages that were pending when a subscription was created that begins with pending messages.
+    filled_from: set[int] = field(default_factory=set)
     #: Receives as (consumer, request_id) whose consumer hung up before messages were granted to them.
     hung_up: set[tuple[str, bytes]] = field(default_factory=set)
     #: Contradictory receipts: one idempotency key got two ids: (message number, first id, other id).

@@ -11,9 +11,8 @@ from pyroaring import BitMap
 from chaos.sim import groupcheck
 from hadelay.codec.formats import RESULT_ATTEMPT, SECONDS_PER_HOUR
 from hadelay.codec.schedules import State, Stored
-from hadelay.ledger import ackresults, dead, idempotency, schedules, ttl, unique
+from hadelay.ledger import ackresults, copies, dead, idempotency, schedules, ttl, unique
 from hadelay.ledger import keys as keys_
-from hadelay.ledger.copies import copies_of
 from hadelay.ledger.hourstate import bitmap, indexes_of
 from hadelay.ledger.lookup import TTL_OF, stored_entry
 from hadelay.ledger.transitions import FLAG_KEYED, FLAG_TTL, ID_KEY, PLACE, PLACE_VALUE
@@ -66,6 +65,7 @@ def check(ledger: Ledger) -> None:
         found = len(ledger.tables.range(idempotency.table(at), limit=1 << 30))
         assert found == count, f"{count} idempotency keys, {found} rows"
     groupcheck.check(ledger)
+    _check_fills(ledger)
 
 
 def _check_ends(ledger: Ledger, hour: int, rows: np.ndarray) -> None:
@@ -102,7 +102,7 @@ def _check_references(ledger: Ledger) -> None:
     """Check that rows about messages are about messages that exist, and no row is left when its message is gone."""
 
     def known(first_id: int) -> bool:
-        return any(stored_entry(ledger, one) is not None for one in (first_id, *copies_of(ledger, first_id)))
+        return any(stored_entry(ledger, one) is not None for one in (first_id, *copies.copies_of(ledger, first_id)))
 
     for raw, value in ledger.tables.range(PLACE, limit=1 << 30):
         (first_id,), (hour, index) = ID_KEY.unpack(raw), PLACE_VALUE.unpack_from(value)
@@ -264,3 +264,35 @@ def _check_schedules(ledger: Ledger) -> None:
     for raw, (state, _) in found.items():
         times = [made.occurrence for made in state.ring if not made.manual]
         assert times == sorted(set(times)), f"schedule {raw!r}: {times}"
+
+
+def _check_fills(ledger: Ledger) -> None:
+    """Check that the tables of copies that fills made agree with each other and with the hours in which the copies are,
+    and that acked messages are kept only for running fills."""
+    of_copy = dict(ledger.tables.range(copies.COPYOF, limit=1 << 20))
+    assert len(of_copy) == ledger.filled_copies, f"{ledger.filled_copies} copies of fills, {len(of_copy)} rows"
+    known: dict[bytes, bytes] = {}
+    for published, stored in ledger.tables.range(copies.COPIES, limit=1 << 20):
+        of = [copies.FilledCopy(*each) for each in copies.COPY.iter_unpack(stored)]
+        assert len({copy.topic for copy in of}) == len(of) > 0, f"two copies of {published.hex()}: {of}"
+        known |= {ID_KEY.pack(copy.id): published for copy in of}
+    # A row of `copies` leaves out copies for subscriptions that were deleted.
+    assert known.items() <= of_copy.items(), "the tables of copies differ"
+    places = set()
+    for hour, hour_state in ledger.hours.items():
+        at = indexes_of(hour_state.filled)
+        places |= {(hour, index) for index in at.tolist()}
+        for copy in ledger.store.entries(hour, at)["first_id"].tolist() if len(at) else ():
+            assert ID_KEY.pack(copy) in of_copy, f"hour {hour}: {copy:x} is no copy of a fill"
+        assert hour_state.unfilled.keys() <= ledger.fills.keys(), f"hour {hour}: acked messages kept for no fill"
+        for bits in hour_state.unfilled.values():
+            assert bits.issubset(hour_state.settled), f"hour {hour}: kept for a fill, but not acked"
+    assert len(places) == len(of_copy), "a copy of a fill is in no hour"
+    running = {
+        number: job
+        for job in ledger.jobs.values()
+        for number in job.topics
+        if job.spec.action == "fill" and not job.ended_ms
+    }
+    assert running == ledger.fills, f"fills: {ledger.fills}"
+    assert all(ledger.topic(job.spec.subscription) for job in running.values()), "a fill without its subscription"

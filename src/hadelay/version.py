@@ -38,5 +38,7 @@ GROUP_RATE_LEVEL = 5
 DEAD_JOBS_LEVEL = 5
 #: Feature level from which the leader tells the other nodes through which node a consumer asks, and whether it waits.
 CONSUMERS_LEVEL = 5
+#: Feature level from which a new subscription may begin with the pending messages of its topic (ADR 229).
+FILL_LEVEL = 5
 #: Feature level of a new cluster, whatever its first nodes support: their versions may differ.
 FIRST_LEVEL = 1

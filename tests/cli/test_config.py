@@ -178,7 +178,8 @@ OF_BEFORE = {
     "http.no_leader_wait_ms": 5_000, "http.max_waiting": 50, "raft.election_max_ms": 900, "raft.heartbeat_ms": 20,
     "raft.max_entry_bytes": 4 << 20, "raft.max_inflight_bytes": 8 << 20, "raft.segment_bytes": 64 << 20,
     "raft.max_sync_ms": 5_000, "dispatch.preload_ms": 20_000, "dispatch.ready_window": 1_000_000,
-    "dispatch.sweep_ms": 60_000, "limits.metrics_topics": 0, "limits.publish_queue_bytes": 1 << 30,
+    "dispatch.job_step": 100, "dispatch.sweep_ms": 60_000, "limits.metrics_topics": 0,
+    "limits.publish_queue_bytes": 1 << 30,
     "limits.max_clock_skew_ms": 1_000, "storage.far_buffer_bytes": 1 << 20, "storage.checkpoint_bytes": 1 << 30,
     "storage.checkpoint_interval_ms": 600_000, "webhooks.host_calls": 1_000, "webhooks.user_agent": "ours",
 }  # fmt: skip

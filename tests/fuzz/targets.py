@@ -39,7 +39,7 @@ from hadelay.codec.checksums import crc32c
 from hadelay.codec.commandtypes import Grant, Job
 from hadelay.codec.entries import decode_entry, encode_entry, members_in
 from hadelay.codec.formats import DISPATCH, HEADS, HEADS_MAGIC, INDEX
-from hadelay.codec.jobcommands import LAST, JobBegin, JobSpec
+from hadelay.codec.jobcommands import LAST, FillBegin, JobBegin, JobSpec
 from hadelay.codec.leasetokens import decode_leases, encode_leases
 from hadelay.codec.meta import Meta, pack
 from hadelay.codec.publishcommand import encode_publish
@@ -162,6 +162,7 @@ def entries() -> list[bytes]:
         commands.encode_topic_expiry([(0, 0, 0, 0), (0, 0, 1, START_MS)]),
         commands.encode_topic_put(topic, {"expires_after_ms": 60_000}),
         commands.encode_subscription_put(topic, "some", {"max_messages": 1, "on_full": "drop"}),
+        commands.encode_subscription_fill(FillBegin("n1", "", topic, "late", {})),
         commands.encode_topic_delete(topic, True), commands.encode_alerted(topic, 1), commands.encode_purge(topic, 7),
         commands.encode_redrive("n1", topic, [first], all=True, rate=5.0),
         *(commands.encode_maintain(job, hour, 9, topic) for job, hour in (

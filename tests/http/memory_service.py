@@ -496,7 +496,9 @@ class MemoryService:
         self._topic(topic)
         self.stored = {i: m for i, m in self.stored.items() if m.draft.topic != topic or m.state not in states}
 
-    async def put_topic(self, name: str, config: dict[str, Any], by: Actor, *, subscribes: bool = True) -> Topic[str]:
+    async def put_topic(
+        self, name: str, config: dict[str, Any], by: Actor, *, subscribes: bool = True, pending: bool = False
+    ) -> Topic[str]:
         self.actors.append(by)
         if "~" in name and not subscribes and name not in self.configs:
             raise NotFound(f"there is no subscription {name!r}")

@@ -21,7 +21,7 @@ from hadelay.codec.callreplies import CallReply, encode_replies
 from hadelay.codec.commands import Malformed, decode
 from hadelay.codec.commandtypes import Command, Grant, Job
 from hadelay.codec.entries import decode_entry, encode_entry
-from hadelay.codec.jobcommands import JobBegin, JobSpec
+from hadelay.codec.jobcommands import FillBegin, JobBegin, JobSpec
 from hadelay.codec.leasetokens import encode_leases
 from hadelay.codec.meta import Meta, pack
 from hadelay.codec.publishcommand import encode_publish, hash_group, hash_key
@@ -85,6 +85,7 @@ EXAMPLES = [
     ),
     commands.encode_subscription_put("t", "billing", {"lease_ms": 1}),
     commands.encode_topic_expiry([(0, 1, 1, START_MS), (7, 0, 0, 0)]),
+    commands.encode_subscription_fill(FillBegin("n1", "shop", "t", "billing", {"tags": ["eu"]})),
     settlement.encode_settle(commands.encode_nack("n1", LEASES, 500), np.arange(len(LEASES), dtype=np.uint32)),
     commands.encode_job_begin(JobBegin("n1", "shop", b"", ["t"], JobSpec("reschedule", "t", shift_ms=5_000))),
     commands.encode_job_step(1, (0, 0), (START_HOUR, 7), [1, 2**64 - 1]),
@@ -245,6 +246,7 @@ def test_the_examples_of_the_specification() -> None:
         "TOPIC_DELETE": commands.encode_topic_delete("orders", True),
         "SUBSCRIPTION_PUT": commands.encode_subscription_put("orders", "billing", {"tags": ["eu"]}),
         "TOPIC_EXPIRY": commands.encode_topic_expiry([(3, 0, 1, START_MS)]),
+        "SUBSCRIPTION_FILL": commands.encode_subscription_fill(FillBegin("n1", "", "orders", "billing", {})),
         "SWEEP": commands.encode_maintain(Job.SWEEP),
         "CARRY": commands.encode_maintain(Job.ROLL_FORWARD, 498640),
         "RETIRE": commands.encode_maintain(Job.RETIRE, 498640),

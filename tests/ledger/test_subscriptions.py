@@ -9,6 +9,7 @@ import pytest
 from hadelay.codec import commands
 from hadelay.codec.commandtypes import Job
 from hadelay.codec.meta import Meta, mask_of, pack
+from hadelay.codec.publishcommand import hash_group
 from hadelay.codec.records import decode_record
 from hadelay.codec.results import CancelOutcome, Done, Refused, RowCode, TargetOutcome
 from hadelay.ledger.copies import copies_of, published_id
@@ -31,10 +32,11 @@ def message(
     in_ms: int = 0, tags: tuple[str, ...] = (), *, topic: str = "orders", key: str | None = None, mode: int = KEEP,
     group: int | None = None, ttl_ms: int = 0, body: bytes = b"x",
 ) -> Draft:  # fmt: skip
-    meta = pack(Meta(tags=list(tags), key=key))
+    name = None if group is None else str(group)
+    meta = pack(Meta(tags=list(tags), key=key, ttl=ttl_ms, group=name))
     return Draft(
         topic, in_ms, True, mask_of(tags), ttl_ms, meta, body, key=None if key is None else key.encode(),
-        on_conflict=mode, group=group,
+        on_conflict=mode, group=None if name is None else hash_group(name),
     )  # fmt: skip
 
 
@@ -87,6 +89,12 @@ def test_each_copy_is_leased_retried_and_settled_by_itself() -> None:
     assert world.states(copy) == ["ready"]
     world.restart()
     assert world.ack(world.lease(copy)) == [0]
+
+
+def test_the_highest_number_is_no_message() -> None:
+    world = World()
+    subscribed(world, "billing")
+    assert world.cancel((1 << 64) - 1) == [CancelOutcome.NOT_FOUND]
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,11 @@ import pytest
 
 from hadelay.codec import commands
 from hadelay.codec.commandtypes import Job
+from hadelay.codec.jobcommands import FillBegin
 from hadelay.codec.results import Done, RowCode
+from hadelay.ledger.bulkscan import JobScan
 from hadelay.ledger.copies import copies_of
-from hadelay.model import HOUR_MS, KEEP, REJECT, REPLACE
+from hadelay.model import HOUR_MS, KEEP, REJECT, REPLACE, pack_id
 from tests.ledger.test_subscriptions import message
 from tests.ledger.world import START_MS, World
 
@@ -37,6 +39,7 @@ class Copy:
 class Message:
     id: int
     copies: list[Copy]
+    tags: tuple[str, ...] = ()
     deleted: set[int] = field(default_factory=set)
 
     def pending(self) -> list[Copy]:
@@ -53,6 +56,9 @@ class Model:
         self.filters: dict[str, dict[str, list[str]]] = {}
         self.keys: dict[str, Message] = {}
         self.own_queue = True
+        #: Running fill: name of the subscription, and the messages whose copies it still has to make.
+        self.fill: tuple[str, list[Message]] | None = None
+        self.filled = 0
         self.world.one(commands.encode_topic_put("orders", {}))
 
     def passing(self, tags: tuple[str, ...]) -> list[str]:
@@ -84,11 +90,11 @@ class Model:
                     assert code == (RowCode.KEY_PENDING if mode == REJECT else RowCode.KEY_LEASED)
                     continue
                 for copy in known.pending():
-                    copy.state = OVER
+                    self.cancelled(copy)
             assert code == 0
             assert not result.duplicate[0]
             copies = [Copy(message_id + n, name, now + delay) for n, name in enumerate(self.passing(tags))]
-            self.messages.append(Message(message_id, copies))
+            self.messages.append(Message(message_id, copies, tags))
             assert copies_of(self.world.ledger, message_id) == [copy.id for copy in copies[1:]]
             if key is not None:
                 self.keys[key] = self.messages[-1]
@@ -114,6 +120,7 @@ class Model:
             else:
                 delay = self.random.choice((0, 1_000, HOUR_MS, 3 * HOUR_MS))
                 assert self.world.nack(copy.lease, delay_ms=delay) == [0]
+                self.discover()
                 copy.state = OVER if self.gone(copy) else WAITING
                 copy.due = START_MS + self.world.now + delay
 
@@ -133,7 +140,13 @@ class Model:
         if (found := self.target()) is not None:
             self.world.cancel(found[0])
             for copy in found[1]:
-                copy.state = OVER if copy.state == WAITING else copy.state
+                self.cancelled(copy)
+
+    def cancelled(self, copy: Copy) -> None:
+        if copy.state == WAITING:
+            copy.state = OVER
+            if self.fill is not None:
+                self.fill = self.fill[0], [one for one in self.fill[1] if one.copies[0] is not copy]
 
     def reschedule(self) -> None:
         if (found := self.target()) is not None:
@@ -141,22 +154,70 @@ class Model:
             self.world.one(commands.encode_reschedule("n1", delay, True, [found[0]]))
             for copy in found[1]:
                 if copy.state == WAITING and (delay or copy.due > now):
+                    # The message's missing copy was filed before the message was moved, and then moved with it.
+                    self.discover()
                     copy.due = now + delay
 
     def subscribe(self) -> None:
         name, wanted = self.random.choice(NAMES[1:]), self.random.choice(FILTERS)
-        settings = {"tags": None, "any_tags": None} | wanted
+        settings: dict[str, Any] = {"tags": None, "any_tags": None} | wanted
         if name == GROUPED:
             settings |= {"group_concurrency": 1, "max_attempts": 1_000}
-        put = commands.encode_subscription_put("orders", name.partition("~")[2], settings)
+        own = name.partition("~")[2]
+        if self.fill is not None and self.fill[0] == name:
+            return  # a later filter means what is copied later
+        if name in self.filters or self.random.random() < 0.5:
+            put = commands.encode_subscription_put("orders", own, settings)
+        else:
+            put = commands.encode_subscription_fill(FillBegin("n1", "", "orders", own, settings))
+            if not self.own_queue or self.fill is not None:
+                assert self.world.one(put).code == ("fill_running" if self.own_queue else "no_own_queue")
+                return
+            own_queue = [one for one in self.messages if one.copies[0].topic == "orders"]
+            self.fill = (name, [one for one in own_queue if one.copies[0].state != OVER and self.fits(one, wanted)])
         assert isinstance(self.world.one(put), Done)
         self.filters[name] = wanted
+
+    @staticmethod
+    def fits(one: Message, wanted: dict[str, list[str]]) -> bool:
+        some = wanted.get("any_tags")
+        return set(wanted.get("tags", ())) <= set(one.tags) and (not some or bool(set(some) & set(one.tags)))
+
+    def discover(self) -> None:
+        """Note the copies that the fill has made; each message gets one, with the due time that the message had."""
+        for one in self.fill[1] if self.fill is not None else []:
+            known = [copy.id for copy in one.copies]
+            new = [copy for copy in copies_of(self.world.ledger, one.id) if copy not in known]
+            assert len(new) <= 1
+            if new and self.fill is not None:
+                one.copies.append(Copy(new[0], self.fill[0], one.copies[0].due))
+                self.fill = self.fill[0], [other for other in self.fill[1] if other is not one]
+                self.filled += 1
+
+    def step(self, most: int = 1) -> None:
+        """Let the fill look at the next entries, as the leader does."""
+        if self.fill is None:
+            return
+        ledger = self.world.ledger
+        (job,) = ledger.fills.values()
+        scan = JobScan(ledger, job.spec, job.topics, job.began_ms, job.cursor)
+        hour, rows = scan.step(ledger.now_ms)
+        cursor = scan.cursor if len(rows) <= most else (hour, int(rows["index"][most]))
+        refs = [pack_id(0, hour, index) for index in rows["index"][:most].tolist()]
+        if cursor > job.cursor:
+            assert self.world.one(commands.encode_job_step(job.number, job.cursor, cursor, refs)) == Done()
+        self.discover()
+        if job.ended_ms:
+            assert not self.fill[1], "the fill left messages out"
+            self.fill = None
 
     def unsubscribe(self) -> None:
         if self.filters:
             name = self.random.choice(sorted(self.filters))
             self.world.one(commands.encode_topic_delete(name, True))
             del self.filters[name]
+            if self.fill is not None and self.fill[0] == name:
+                self.fill = None
             for one in self.messages:
                 for copy in one.copies:
                     if copy.topic == name:
@@ -206,10 +267,16 @@ def test_random_commands(seed: int) -> None:
     model = Model(seed)
     steps = [
         *[model.publish] * 6, *[model.lease] * 4, *[model.settle] * 5, *[model.cancel] * 2, *[model.reschedule] * 3,
-        *[model.subscribe] * 2, model.unsubscribe, model.switch, *[model.advance] * 2,
+        *[model.subscribe] * 2, model.unsubscribe, *[model.advance] * 2, *[model.step] * 6,
     ]  # fmt: skip
+    if seed % 2:
+        steps.append(model.switch)  # without an own queue there are no fills
     for n in range(120):
         model.random.choice(steps)()
+        model.discover()
         model.check()
         if n % 40 == 39:
             model.world.restart()
+    while model.fill is not None:
+        model.step()
+        model.check()

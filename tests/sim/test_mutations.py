@@ -17,6 +17,7 @@ from tests.handout.test_topic_expiry import test_an_unused_topic_ends_and_a_poll
 from tests.ledger.test_ackresults import test_progress_lasts_as_long_as_its_lease as progress_lasts
 from tests.ledger.test_groups_model import Run, drive
 from tests.ledger.test_one_by_one import test_publish as one_by_one
+from tests.ledger.test_subscriptions_model import test_random_commands as subscriptions
 from tests.raft.test_cluster import test_a_log_with_another_entry_at_a_snapshots_end_does_not_stay as another_log
 from tests.raft.test_cluster import (
     test_an_answer_to_a_heartbeat_from_before_a_read_does_not_confirm_it as old_heartbeat,
@@ -85,6 +86,18 @@ def test_a_group_that_waits_for_nobody_is_noticed(name: str):
             drive(Run(seed), 120)
 
     with broken(name), pytest.raises(AssertionError):
+        lives()
+
+
+@pytest.mark.parametrize("name", ["acked_left_out", "moved_uncopied"])
+def test_a_fill_that_leaves_messages_out_is_noticed(name: str):
+    """It takes a message that is acked, or moved, between the steps of a fill."""
+
+    def lives() -> None:
+        for seed in range(25):
+            subscriptions(seed)
+
+    with broken(name), pytest.raises(AssertionError, match="the fill left messages out"):
         lives()
 
 

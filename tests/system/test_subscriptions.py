@@ -56,12 +56,43 @@ def test_two_services_get_each_message(make_cluster: Make) -> None:
     assert [(one["topic"], one.get("tags")) for one in listed] == [("orders~billing", None), ("orders~vip", ["vip"])]
 
 
+def test_a_subscription_begins_with_what_is_pending_over_a_failover(make_cluster: Make) -> None:
+    cluster = make_cluster(settings=["dispatch.job_step=20"])
+    put(cluster, "orders")
+    old = cluster.leader()
+    ids = cluster.publish_many(old, "orders", [f"{n}" for n in range(400)], delay="1h")
+    subscribe(cluster, "orders", "late", **{"from": "pending"})
+    cluster.kill(old)
+    until(lambda: cluster.leader() != old, "another node leads")
+    cluster.restart(old)
+
+    def done() -> dict[str, object]:
+        (job,) = cluster.ask(cluster.leader(), "GET", "/v1/jobs").json["jobs"]
+        return job if job["state"] == "done" else {}
+
+    job = until(done, "all messages are copied")
+    assert (job["action"], job["subscription"], job["done"]) == ("fill", "orders~late", 400)
+    assert cluster.ask(old, "GET", "/v1/topics/orders~late").json["scheduled"] == 400
+    moved = cluster.ask(old, "POST", f"/v1/messages/{ids[7]}:deliver-now", {}).json
+    assert moved["outcomes"] == {"orders": "rescheduled", "orders~late": "rescheduled"}
+    copy = receive(cluster, "orders~late")
+    assert (copy["published_id"], copy["body_base64"]) == (ids[7], "Nw==")
+    found = cluster.ask(old, "GET", f"/v1/messages/{ids[7]}").json
+    assert [(one["id"], one["topic"], one["state"]) for one in found["copies"]] == [
+        (copy["id"], "orders~late", "leased")
+    ]
+    other = {"from": "pending"}
+    assert cluster.ask(old, "PUT", "/v1/topics/orders", {"own_queue": False}).status == 200
+    assert cluster.ask(old, "PUT", "/v1/topics/orders/subscriptions/other", other).status == 422
+    assert cluster.ask(old, "PUT", "/v1/topics/orders/subscriptions/late", other).status == 200
+
+
 def test_names_quotas_and_deletion(cluster: Cluster) -> None:
     leader = cluster.leader()
     put(cluster, "sales")
     assert cluster.ask(leader, "PUT", "/v1/topics/nothing/subscriptions/billing", {}).status == 404
     assert cluster.ask(leader, "PUT", "/v1/topics/sales/subscriptions/a~b", {}).status == 400
-    assert cluster.ask(leader, "PUT", "/v1/topics/sales/subscriptions/a", {"from": "pending"}).status == 400
+    assert cluster.ask(leader, "PUT", "/v1/topics/sales/subscriptions/a", {"from": "ever"}).status == 400
     assert cluster.ask(leader, "PUT", "/v1/topics/sales", {"tags": ["eu"]}).status == 400
     subscribe(cluster, "sales", "billing", max_messages=1)
     direct = cluster.ask(leader, "POST", "/v1/topics/sales~billing/messages", b"x")

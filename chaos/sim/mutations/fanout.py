@@ -3,7 +3,7 @@
 from typing import Any
 
 from chaos.sim.mutations.table import Original, bug, stub
-from hadelay.ledger import changes, dead, leases, publish
+from hadelay.ledger import changes, dead, fills, leases, publish
 from hadelay.ledger.subscriptions import FanOut
 
 
@@ -26,6 +26,20 @@ def uncounted_drop(drop: Original, fan: FanOut, row: int, full: Any) -> None:
         subscription.dropped -= subscription.number in full
 
 
+@bug("a fill skips the last message of a step", "", "J2 jobs, complete", "F1 fan-out, copies", at=(fills, "step"))
+def short_step(step: Original, ledger: Any, job: Any, found: list[tuple[int, Any]]) -> None:
+    step(ledger, job, [(hour, rows[:-1]) for hour, rows in found])
+
+
+@bug("a fill leaves out what was acked since it began", "", "one copy each", at=(fills, "open_for"))
+def acked_left_out(open_for: Original, ledger: Any, topics: Any, *rest: Any) -> Any:
+    return open_for(ledger, (), *rest)
+
+
+stub(
+    "moved_uncopied", "a fill forgets messages that are moved before it reaches them", "", ("one copy each",),
+    (fills, "copy_before_move", lambda ledger, hour, rows: None),
+)  # fmt: skip
 stub(
     "first_copy_only", "a command for the published id means the first copy", "", ("F1 fan-out, hand-outs",),
     (changes, "copies_of", lambda ledger, message_id: []),

@@ -7,6 +7,8 @@ from msgspec import field
 from hadelay.api.base import At, Document, Instant, Request
 
 Action = Literal["cancel", "reschedule", "deliver_now", "redrive", "delete_dead"]
+#: A fill copies the pending messages of a topic to a new subscription, which begins it.
+ShownAction = Literal[Action, "fill"]
 
 
 class JobFilter(Request, rename={"from_": "from"}):
@@ -94,12 +96,14 @@ class Job(Document, Generic[At], kw_only=True, frozen=True):
     """A bulk job and its progress. `leased`, `settled`, `moved`, `refused` count messages left unchanged."""
 
     id: int
-    action: Action
+    action: ShownAction
     filter: JobFilterOut[At]
     shift: str | None = None
     to: At | None = None
     delay: str | None = None
     rate: float | None = None
+    #: For `fill`: the new subscription that gets the copies, such as orders~billing.
+    subscription: str | None = None
     #: State of the job: queued jobs wait for an earlier job that reschedules messages of the same topics.
     state: Literal["queued", "running", "done", "stopped"]
     began_at: At

@@ -94,8 +94,9 @@ class PutTopic(Request):
 class PutSubscription(PutTopic, rename={"from_": "from"}):
     """Settings of a subscription; those of topics, except own_queue, publish_rate and expires_after."""
 
-    #: Messages that the new subscription gets: those published from now on.
-    from_: Literal["now"] = "now"
+    #: Messages that a new subscription gets: those published from now on; or also a copy of each message that is
+    #: pending in the topic's own queue, by a job (GET /v1/jobs). Ignored if the subscription exists.
+    from_: Literal["now", "pending"] = "now"
 
 
 class Pause(Request):

@@ -11,6 +11,7 @@ from hadelay.api.text import format_duration, parse_duration, parse_instant
 from hadelay.cli.output import Remote, Several, Stale, Topic, Yes, confirm, option, show, takes
 from hadelay.cli.remote import call
 from hadelay.errors import BadRequest, Conflict, NotFound
+from hadelay.model import SEPARATOR
 from hadelay.paths import segment
 from hadelay.settings.topic import DEFAULTS_OF, NEWEST_DEFAULTS, SETTINGS, Exponential, TopicSettings, shown_name
 from hadelay.version import FIRST_LEVEL
@@ -94,7 +95,9 @@ def set_(
     webhook_secret: Several = (), webhook_timeout: str | None = None, webhook_header: Several = (),
     allow_per_message: bool = False, webhook_method: str | None = None,
     alert: Annotated[str | None, Parameter(help=SETTINGS["alert"].help)] = None,
-    alert_secret: str | None = None, remote: Remote = Remote(), **given: str | None,
+    alert_secret: str | None = None,
+    start: Annotated[Literal["now", "pending"], Parameter(name="--from")] = "now",
+    remote: Remote = Remote(), **given: str | None,
 ) -> None:  # fmt: skip
     """Create a topic, or change the given settings; the word `default` resets a setting.
 
@@ -106,6 +109,7 @@ def set_(
         allow_per_message: Messages may set their own webhook URL.
         webhook_method: HTTP method of webhook calls: POST, PUT, PATCH, or without a body GET, DELETE. Default: POST.
         alert_secret: Secret that signs alerts. Default: unchanged.
+        start: Messages that a new subscription gets: those published from now on, or also those pending in the topic.
     """
     wish: dict[str, Any] = {name: _setting(name, text) for name, text in given.items() if text is not None}
     hook: dict[str, Any] = {
@@ -118,7 +122,13 @@ def set_(
             raise BadRequest(f"--{name} URL is missing: the other options of the {name} need it")
         if url is not None:
             wish[name] = None if url == _DEFAULT else {"url": url, **said}
-    show(call(remote, "PUT", f"/v1/topics/{segment(topic)}", wish, needs="scheduled"), remote)
+    path = f"/v1/topics/{segment(topic)}"
+    if start == "pending":
+        of, _, own = topic.partition(SEPARATOR)
+        if not own:
+            raise BadRequest(f"--from pending: {topic} is no subscription; name one, such as {topic}~billing")
+        path, wish["from"] = f"/v1/topics/{segment(of)}/subscriptions/{segment(own)}", start
+    show(call(remote, "PUT", path, wish, needs="scheduled"), remote)
 
 
 def _setting(name: str, text: str) -> Any:

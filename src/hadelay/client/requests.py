@@ -273,11 +273,14 @@ class Requests:
         """Delete a topic. Raises Conflict while messages are pending, unless `force`, which cancels them."""
         await self._delete(with_query(f"/v1/topics/{segment(name)}", {"force": force}))
 
-    async def put_subscription(self, topic: str, name: str, **settings: Unpack[TopicSettings]) -> TopicInfo:
+    async def put_subscription(
+        self, topic: str, name: str, *, start: Literal["now", "pending"] = "now", **settings: Unpack[TopicSettings]
+    ) -> TopicInfo:
         """Create a subscription, which gets a copy of each message published to the topic from now on, or change the
-        given settings; None resets a setting. The subscription is the topic "topic~name" for all other methods."""
+        given settings; None resets a setting. The subscription is the topic "topic~name" for all other methods. start:
+        "pending" also gives a new subscription copies of the topic's pending messages, made by a job (`jobs`)."""
         path = f"/v1/topics/{segment(topic)}/subscriptions/{segment(name)}"
-        return await self._send("PUT", path, plain(settings), TopicInfo)
+        return await self._send("PUT", path, {"from": start, **plain(settings)}, TopicInfo)
 
     async def subscriptions(self, topic: str, *, stale: bool = False) -> list[TopicInfo]:
         """The subscriptions of a topic. Raises NotFound."""

@@ -31,10 +31,12 @@ from hadelay.codec.commandtypes import (
 )
 from hadelay.codec.formats import Rows
 from hadelay.codec.jobcommands import (
+    FillBegin,
     JobBegin,
     JobCursor,
     begin_body,
     decode_begin,
+    decode_fill,
     decode_step,
     decode_stop,
     step_body,
@@ -181,6 +183,11 @@ def encode_topic_put(name: str, config: dict[str, Any]) -> bytes:
 def encode_subscription_put(topic: str, subscription: str, config: dict[str, Any]) -> bytes:
     """Encode a SUBSCRIPTION_PUT: create a subscription of the topic, or change its settings like a TOPIC_PUT."""
     return _frame(Command.SUBSCRIPTION_PUT, pack_name(topic), pack_name(subscription), msgpack.packb(config))
+
+
+def encode_subscription_fill(begin: FillBegin) -> bytes:
+    names = map(pack_name, (begin.node, begin.by, begin.topic, begin.subscription))
+    return _frame(Command.SUBSCRIPTION_FILL, *names, msgpack.packb(begin.config))
 
 
 def encode_topic_delete(name: str, force: bool = False) -> bytes:
@@ -426,5 +433,6 @@ _DECODERS: dict[int, Callable[[WireReader], Any]] = {
     Command.JOB_STEP: decode_step,
     Command.JOB_STOP: decode_stop,
     Command.TOPIC_EXPIRY: decode_expiry,
+    Command.SUBSCRIPTION_FILL: decode_fill,
     **schedules.DECODERS,
 }

@@ -9,7 +9,14 @@ from numpy.typing import NDArray
 from hadelay.codec.ackresults import AckResults
 from hadelay.codec.callreplies import CallReplies
 from hadelay.codec.formats import U32, Rows
-from hadelay.version import EXPIRY_LEVEL, MEMBERS_LEVEL, SCHEDULER_LEVEL, SETTLE_LEVEL, SUBSCRIPTION_LEVEL
+from hadelay.version import (
+    EXPIRY_LEVEL,
+    FILL_LEVEL,
+    MEMBERS_LEVEL,
+    SCHEDULER_LEVEL,
+    SETTLE_LEVEL,
+    SUBSCRIPTION_LEVEL,
+)
 
 MAX_REQUEST_ID = 64
 #: Limit of messages in a grant: lease tokens hold the position in the grant as a u16.
@@ -60,6 +67,7 @@ class Command(IntEnum):
     SCHEDULE_RUN = 100
     SUBSCRIPTION_PUT = 101
     TOPIC_EXPIRY = 102
+    SUBSCRIPTION_FILL = 103
     SETTLE = 113
     JOB_BEGIN = 120
     JOB_STEP = 121
@@ -96,7 +104,7 @@ LEVEL_OF: dict[int, int] = {
     Command.SCHEDULE_PUT: SCHEDULER_LEVEL, Command.SCHEDULE_DELETE: SCHEDULER_LEVEL,
     Command.SCHEDULE_FIRE: SCHEDULER_LEVEL, Command.SCHEDULE_STATE: SCHEDULER_LEVEL,
     Command.SCHEDULE_RUN: SCHEDULER_LEVEL, Command.SUBSCRIPTION_PUT: SUBSCRIPTION_LEVEL,
-    Command.TOPIC_EXPIRY: EXPIRY_LEVEL,
+    Command.TOPIC_EXPIRY: EXPIRY_LEVEL, Command.SUBSCRIPTION_FILL: FILL_LEVEL,
 }  # fmt: skip
 
 

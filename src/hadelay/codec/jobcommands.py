@@ -5,7 +5,7 @@ docs/spec/commands.md has every layout with an example.
 
 import struct
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -21,7 +21,7 @@ MAX_TOPICS = 1_000
 MAX_IDS = 200
 #: Size of the hash of an Idempotency-Key, in bytes; all zero: the request had none.
 REQUEST_BYTES = 16
-JobAction = Literal["cancel", "reschedule", "deliver_now", "redrive", "delete_dead"]
+JobAction = Literal["cancel", "reschedule", "deliver_now", "redrive", "delete_dead", "fill"]
 #: Actions on dead letters; the others are on waiting messages.
 ON_DEAD = frozenset(("redrive", "delete_dead"))
 #: Position of a job in the hour files: (hour, globalIndex) of the next entry to look at.
@@ -60,6 +60,19 @@ class JobSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     delay_ms: int | None = None
     #: Limit of messages per second; None: no limit.
     rate: float | None = None
+    #: For "fill", which only SUBSCRIPTION_FILL begins: the new subscription (orders~billing) that gets the copies.
+    subscription: str = ""
+
+
+class FillBegin(NamedTuple):
+    """SUBSCRIPTION_FILL: create a subscription, and begin the job that copies the topic's pending messages to it."""
+
+    node: str
+    #: Name of the token that asked for the subscription; "" without tokens.
+    by: str
+    topic: str
+    subscription: str
+    config: Any
 
 
 class JobBegin(NamedTuple):
@@ -74,7 +87,8 @@ class JobBegin(NamedTuple):
 
 
 class JobStep(NamedTuple):
-    """JOB_STEP: carry out the job for `ids`, and set its cursor; refused unless the cursor is `expected`."""
+    """JOB_STEP: carry out the job for `ids`, and set its cursor; refused unless the cursor is `expected`. ids: of
+    messages; of a fill, which means entries, ids made from hour and globalIndex of these entries."""
 
     job: int
     expected: JobCursor
@@ -111,6 +125,10 @@ def decode_begin(reader: WireReader) -> JobBegin:
         raise Malformed(f"a JOB_BEGIN must name at most {MAX_TOPICS} topics")
     topics = [reader.name() for _ in range(count)]
     return JobBegin(node, by, request, topics, unpack_spec(reader.take(len(reader.view) - reader.at)))
+
+
+def decode_fill(reader: WireReader) -> FillBegin:
+    return FillBegin(reader.name(), reader.name(), reader.named(), reader.named(), reader.msgpack())
 
 
 def step_body(

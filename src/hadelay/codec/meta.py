@@ -10,7 +10,8 @@
     sch  name of the schedule that made the message     oc  its occurrence, in Unix ms: the last key, as a u64
 
 The HTTP layer writes the map; the HTTP layer, webhooks and the matching of tags read it. Apply writes `oc`
-(codec/schedules.py) and the maps of callbacks, and reads `tags`, for subscriptions with a filter, and `CallbackMeta`.
+(codec/schedules.py) and the maps of callbacks, and reads `tags`, for subscriptions with a filter, `CallbackMeta` and
+`CopiedMeta`.
 
 Tag masks are the 64 bits of an index entry (S2). Each tag sets a few bits, and a message has those of all its tags. A
 mask answers "certainly not" or "perhaps"; the record has the tags. Four bits per tag, by measurement (ADR 70): with up
@@ -65,10 +66,19 @@ class CallbackMeta(msgspec.Struct):
     oc: int = 0
 
 
+class CopiedMeta(msgspec.Struct):
+    """What a later copy of a message needs to know of its meta (ADR 229)."""
+
+    tags: list[str] = []
+    ttl: int = 0
+    group: str | None = None
+
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Meta).decode
 _decode_tags = msgspec.msgpack.Decoder(_Tags).decode
 _decode_callback = msgspec.msgpack.Decoder(CallbackMeta).decode
+_decode_copied = msgspec.msgpack.Decoder(CopiedMeta).decode
 _NOTHING = Meta()
 _EMPTY = b"\x80"
 
@@ -104,6 +114,15 @@ def callback_meta(meta: bytes) -> CallbackMeta:
         return _decode_callback(meta) if meta else CallbackMeta()
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return CallbackMeta()
+
+
+def copied_meta(meta: bytes) -> CopiedMeta:
+    """What a later copy needs of a meta map; nothing if the map is malformed, because apply, which calls this, never
+    raises."""
+    try:
+        return _decode_copied(meta) if meta else CopiedMeta()
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return CopiedMeta()
 
 
 @lru_cache(4096)

@@ -26,6 +26,8 @@ _ACTIONS = {
     "redrive": "Redrive",
     "delete_dead": "Delete dead letters",
 }
+#: All actions that a job may have, in words: a new subscription begins fills.
+_NAMES = {**_ACTIONS, "fill": "Fill a subscription"}
 _FILTER = ("topic", "tags", "key_prefix", "group", "schedule", "ids", "error", "from", "to")
 #: Fields of the form: of the filter, then of the action.
 FIELDS = ("action", *_FILTER, "shift", "at", "rate")
@@ -48,8 +50,9 @@ async def overview(visit: Visit) -> Answer:
     jobs = await visit.service.jobs.list_jobs(stale=visit.stale)
     mine = [job for job in reversed(jobs) if visit.may("read", covered(job.filter.topic))]
     values: dict[str, Any] = {
-        "jobs": mine[:_SHOWN], "asked": asked, "problem": problem, "actions": _ACTIONS, "filter_of": in_words,
-        "counts": bool(asked["topic"]) and not problem, "begins": visit.access.rights.may_somewhere("publish"),
+        "jobs": mine[:_SHOWN], "asked": asked, "problem": problem, "actions": _ACTIONS, "names": _NAMES,
+        "filter_of": in_words, "counts": bool(asked["topic"]) and not problem,
+        "begins": visit.access.rights.may_somewhere("publish"),
     }  # fmt: skip
     return visit.page("jobs.html", active="jobs", title="Bulk jobs", **values)
 
@@ -108,7 +111,7 @@ async def begin(visit: Visit) -> Answer:
 @pages.get("/console/jobs/{job}")
 async def show(visit: Visit) -> Answer:
     job = await _job(visit)
-    values: dict[str, Any] = {"job": job, "actions": _ACTIONS, "filter_of": in_words}
+    values: dict[str, Any] = {"job": job, "names": _NAMES, "filter_of": in_words}
     stops = job.state in ("queued", "running") and visit.may(scope_of(job.action), covered(job.filter.topic))
     return visit.page("job.html", active="jobs", title=f"Job {job.id}", stops=stops, **values)
 
@@ -152,4 +155,5 @@ def in_words(job: Job[str]) -> str:
     parts += [f"error: {of.error}"] if of.error else []
     parts += [f"from {of.from_}"] if of.from_ else []
     parts += [f"before {of.to}"] if of.to else []
+    parts += [f"copied to {job.subscription}"] if job.subscription else []
     return "; ".join(parts)

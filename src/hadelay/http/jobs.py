@@ -89,7 +89,7 @@ def need_for(access: RequestRights, action: str, topic: str) -> None:
 
 def scope_of(action: str) -> str:
     """Scope that a token needs to begin a job of this action, or to stop it."""
-    return "admin" if action in ON_DEAD else "publish"
+    return "admin" if action in ON_DEAD or action == "fill" else "publish"
 
 
 def covered(pattern: str) -> str | None:

@@ -73,12 +73,12 @@ def _subscription(call: Call) -> str:
     return check_topic(name, call.context.config.max_topic_bytes)
 
 
-@routes.add("PUT", _SUBSCRIPTION, body=PutSubscription, returns={200: Topic[str]}, errors=(404, 409, 429))
+@routes.add("PUT", _SUBSCRIPTION, body=PutSubscription, returns={200: Topic[str]}, errors=(404, 409, 422, 429))
 async def put_subscription(call: Call) -> Answer:
     """Create a subscription, which gets a copy of each message published from now on, or change its settings"""
     name, settings = _subscription(call), _settings(call)
-    del settings["from"]
-    return call.answer(await call.service.topics.put_topic(name, settings, call.actor))
+    pending = settings.pop("from") == "pending"
+    return call.answer(await call.service.topics.put_topic(name, settings, call.actor, pending=pending))
 
 
 @routes.add("GET", _SUBSCRIPTION, query=ReadQuery, returns={200: Topic[str]}, errors=(404, 503), scope="read")

@@ -208,6 +208,7 @@ _APPLY: dict[int, Callable[[Ledger, Any], Result]] = {
     Command.JOB_BEGIN: bulk.apply_begin,
     Command.JOB_STEP: bulk.apply_step,
     Command.JOB_STOP: bulk.apply_stop,
+    Command.SUBSCRIPTION_FILL: bulk.apply_fill,
     Command.TOPIC_EXPIRY: topicexpiry.apply_expiry,
     **maintenance.JOBS,
 }

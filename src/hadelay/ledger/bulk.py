@@ -8,20 +8,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hadelay.codec.formats import NODE, Mask, Rows
-from hadelay.codec.jobcommands import LAST, MAX_IDS, ON_DEAD, REQUEST_BYTES, JobBegin, JobSpec, JobStep, pack_spec
+from hadelay.codec.jobcommands import (
+    LAST,
+    MAX_IDS,
+    ON_DEAD,
+    REQUEST_BYTES,
+    FillBegin,
+    JobBegin,
+    JobSpec,
+    JobStep,
+    pack_spec,
+)
 from hadelay.codec.results import Done, JobBegun, Refused
-from hadelay.ledger import dead
+from hadelay.ledger import dead, fills
 from hadelay.ledger.bulkjob import BulkJob
 from hadelay.ledger.bulkscan import new_due_ms
 from hadelay.ledger.changes import MAX_MOVED_BYTES, refile
 from hadelay.ledger.hourstate import groups
+from hadelay.ledger.jobend import end_job
 from hadelay.ledger.listing import states_of
 from hadelay.ledger.lookup import find_entries
 from hadelay.ledger.state import Ledger
-from hadelay.ledger.topicchanges import MAX_GENERATION
-from hadelay.ledger.topics import by_topic
+from hadelay.ledger.topicchanges import MAX_GENERATION, apply_subscription_put
+from hadelay.ledger.topics import TopicState, by_topic
 from hadelay.ledger.transitions import Leaving, settle
-from hadelay.model import MAX_RATE, NEVER_MS, Event, State
+from hadelay.model import MAX_RATE, NEVER_MS, SEPARATOR, Event, State
 from hadelay.version import DEAD_JOBS_LEVEL
 
 #: Limits: jobs kept, running or ended; tags of a job; bytes of its key prefix and specification.
@@ -44,6 +55,8 @@ _LEASED, _DEAD = _codes(State.LEASED), _codes(State.DEAD)
 
 def problem(spec: JobSpec, now_ms: int, max_delay_ms: int) -> Refused | None:
     """The refusal of a specification that no job may have; None if it is valid."""
+    if spec.action == "fill" or spec.subscription:
+        return Refused("bad_job", "action: only a new subscription begins a fill")
     given = [name for name in _CHANGES if getattr(spec, name) is not None]
     if len(given) != (spec.action == "reschedule"):
         wanted = "takes one of shift, to and delay" if spec.action == "reschedule" else "takes no shift, to or delay"
@@ -85,23 +98,55 @@ def apply_begin(ledger: Ledger, command: JobBegin) -> JobBegun | Refused:
     topics = [topic for topic in found if topic is not None]
     if not topics:
         return Refused("no_topic", f"there is no topic {spec.topic!r}")
+    if (refused := _no_job(ledger, topics)) is not None:
+        return refused
+    return JobBegun(_begin(ledger, command, topics).number, False)
+
+
+def _no_job(ledger: Ledger, topics: list[TopicState]) -> Refused | None:
+    """Why no further job of these topics can begin."""
     if worn := [topic.name for topic in topics if topic.generation == MAX_GENERATION]:
         return Refused("too_many_generations", f"{worn[0]!r} was purged {MAX_GENERATION} times: use another name")
+    if len(ledger.jobs) >= MAX_JOBS and not any(job.ended_ms for job in ledger.jobs.values()):
+        return Refused("too_many_jobs", f"{MAX_JOBS} jobs are running: wait, or stop one")
+    return None
+
+
+def _begin(ledger: Ledger, command: JobBegin, topics: list[TopicState]) -> BulkJob:
     if len(ledger.jobs) >= MAX_JOBS:
-        ended = next((job.number for job in ledger.jobs.values() if job.ended_ms), None)
-        if ended is None:
-            return Refused("too_many_jobs", f"{MAX_JOBS} jobs are running: wait, or stop one")
-        del ledger.jobs[ended]
+        del ledger.jobs[next(job.number for job in ledger.jobs.values() if job.ended_ms)]
     for topic in topics:
         topic.generation += 1
         ledger.topics.generations[topic.number] = topic.generation
     ledger.jobs_begun += 1
-    ledger.jobs[ledger.jobs_begun] = BulkJob(
-        ledger.jobs_begun, spec, command.node, command.by, command.request, ledger.now_ms,
+    job = ledger.jobs[ledger.jobs_begun] = BulkJob(
+        ledger.jobs_begun, command.spec, command.node, command.by, command.request, ledger.now_ms,
         {topic.number: topic.generation for topic in topics},
     )  # fmt: skip
     ledger.listener.on_topic(topics[0])  # on this call, the leader begins the job
-    return JobBegun(ledger.jobs_begun, False)
+    return job
+
+
+def apply_fill(ledger: Ledger, command: FillBegin) -> Done | Refused:
+    """Create a subscription that begins with the pending messages of its topic, and begin the job that copies them. Of
+    a subscription that exists, only the settings change, so a repeated request begins no second job."""
+    put = command.topic, command.subscription, command.config
+    name, topic = f"{command.topic}{SEPARATOR}{command.subscription}", ledger.topic(command.topic)
+    if topic is None or ledger.topic(name) is not None:
+        return apply_subscription_put(ledger, put)
+    if not topic.settings.own_queue:
+        text = "own_queue is false: the queue of the topic does not have all messages; set own_queue first"
+        return Refused("no_own_queue", text)
+    if (running := ledger.fills.get(topic.number)) is not None:
+        return Refused("fill_running", f"job {running.number} still fills {running.spec.subscription!r}: wait for it")
+    if (refused := _no_job(ledger, [topic])) is not None:
+        return refused
+    result = apply_subscription_put(ledger, put)
+    if not isinstance(result, Refused):
+        spec = JobSpec("fill", topic.name, subscription=name)
+        begin = JobBegin(command.node, command.by, bytes(REQUEST_BYTES), [topic.name], spec)
+        ledger.fills = {**ledger.fills, topic.number: _begin(ledger, begin, [topic])}
+    return result
 
 
 def apply_stop(ledger: Ledger, number: int) -> Done | Refused:
@@ -111,7 +156,7 @@ def apply_stop(ledger: Ledger, number: int) -> Done | Refused:
         return Refused("no_job", f"there is no job {number}")
     if job.ended_ms:
         return Done(False)
-    job.ended_ms, job.stopped = ledger.now_ms, True
+    end_job(ledger, job, stopped=True)
     return Done()
 
 
@@ -127,16 +172,20 @@ def apply_step(ledger: Ledger, step: JobStep) -> Done | Refused:
         return Refused("stale", f"job {step.job} is not at {step.expected}")
     if queued(ledger, job):
         return Refused("stale", f"job {step.job} waits for another job")
-    found = _present(ledger, step.ids)
+    fills_up = job.spec.action == "fill"
+    found = fills.entries_of(ledger, step.ids) if fills_up else _present(ledger, step.ids)
     sizes = [int(rows["size"].sum(dtype=np.int64)) for _, rows in found]
     if job.spec.action not in ("cancel", "delete_dead") and len(step.ids) > 1 and sum(sizes) > MAX_MOVED_BYTES:
         return Refused("too_large", f"a step moves at most {MAX_MOVED_BYTES} bytes of records")
-    job.settled += len(step.ids) - sum(len(rows) for _, rows in found)
-    for hour, rows in found:
+    if fills_up:
+        fills.step(ledger, job, found)
+    else:
+        job.settled += len(step.ids) - sum(len(rows) for _, rows in found)
+    for hour, rows in () if fills_up else found:
         _judge(ledger, job, Leaving(hour, rows, node=ledger.number_of(NODE, job.node)))
     job.cursor = step.cursor
     if step.cursor == LAST:
-        job.ended_ms = ledger.now_ms
+        end_job(ledger, job)
     return Done()
 
 

@@ -44,7 +44,8 @@ class BulkJob:
     stopped: bool = False
     #: Numbers of messages that the job reached: changed; leased; ended since the job began; rescheduled or retried
     #: since then; and not changed because that is forbidden (due beyond max_delay, or another message has the client
-    #: key by now).
+    #: key by now). Of a fill: copied; –; cancelled or expired before; –; and no copy, because the subscription is full
+    #: and drops (on_full), or an hour is full.
     done: int = 0
     leased: int = 0
     settled: int = 0
@@ -58,7 +59,7 @@ class BulkJob:
         """Whether this job must wait until the earlier job has ended: both change a topic, and one of the two moves due
         times, so that the other could miss messages."""
         actions = {self.spec.action, earlier.spec.action}
-        if earlier.ended_ms or actions & ON_DEAD or actions == {"cancel"}:
+        if earlier.ended_ms or actions & {*ON_DEAD, "fill"} or actions == {"cancel"}:
             return False
         return not self.topics.keys().isdisjoint(earlier.topics)
 

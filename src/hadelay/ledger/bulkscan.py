@@ -10,6 +10,7 @@ from hadelay.codec.formats import I64, REASON, Mask, Rows
 from hadelay.codec.jobcommands import LAST, ON_DEAD, JobCursor, JobSpec
 from hadelay.codec.linking import INDEX_CRC
 from hadelay.codec.meta import has_all, mask_of, unpack
+from hadelay.ledger import fills
 from hadelay.ledger.bulkjob import generations
 from hadelay.ledger.chain import NO_ROWS
 from hadelay.ledger.listing import states_of
@@ -63,9 +64,10 @@ class JobScan:
     _ids: NDArray[np.uint64] = field(init=False)
     #: (event, number of the reason) of a dead letter's last failure → whether the failure is of the filter's error.
     _errors: dict[tuple[Event | None, int], bool] = field(init=False, default_factory=dict)
+    _fills: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self._mask = mask_of(self.spec.tags)
+        self._mask, self._fills = mask_of(self.spec.tags), self.spec.action == "fill"
         self._ids = np.array(self.spec.ids, np.uint64)
 
     def step(self, now_ms: int) -> tuple[int, Rows]:
@@ -94,7 +96,10 @@ class JobScan:
 
     def _has(self, hour: int) -> bool:
         """Whether the hour may have open messages that the job may change."""
-        return self._spans(hour) and self.ledger.open_entries(hour) > 0
+        if not self._spans(hour):
+            return False
+        hour_state = self.ledger.hours.get(hour) if self._fills else None
+        return self.ledger.open_entries(hour) > 0 or (hour_state is not None and bool(hour_state.unfilled))
 
     def _spans(self, hour: int) -> bool:
         spec = self.spec
@@ -114,6 +119,8 @@ class JobScan:
         some = rows.take(at)
         if len(some) and len(bad := INDEX_CRC.bad(some)):
             store.entries(hour, (at[bad] + start).astype(np.uint32))  # raises DamagedFile, with the place of the damage
+        if self._fills:
+            return some[fills.open_for(self.ledger, self.topics, hour, some, now_ms)]
         codes = states_of(self.ledger, hour, some, now_ms)
         wanted = np.zeros(len(_STATES) + 1, np.bool_)
         meant = {State.DEAD} if hour >= DEAD_HOURS else PENDING
@@ -137,6 +144,10 @@ class JobScan:
         spec, due = self.spec, rows["deliver_at_ms"]
         limits = generations(self.topics, len(self.ledger.topics.all))
         fits = rows["generation"] < limits.take(rows["topic"], mode="clip")
+        if self._fills:
+            to = self.ledger.topic(spec.subscription)
+            fits &= rows["flags"] & np.uint16(FLAG_ROUTED) == 0
+            return fits if to is None or to.filter is None else fits & to.filter.may(rows["tag_mask"])
         if spec.tags:
             fits &= has_all(rows["tag_mask"], self._mask)
         if spec.key_prefix:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from hadelay.codec.commandtypes import Cancel, RescheduleCommand
 from hadelay.codec.formats import I64, NODE
 from hadelay.codec.results import CancelOutcome, CancelResult, RescheduleResult, TargetOutcome
-from hadelay.ledger import ttl
+from hadelay.ledger import fills, ttl
 from hadelay.ledger.copies import copies_of, family
 from hadelay.ledger.keys import find_key
 from hadelay.ledger.lookup import EntryRef, find_entry, is_blocked, state_of
@@ -89,6 +89,7 @@ def refile(
     """Give waiting messages these due times, and restart TTLs. again: whether they get the topic's present
     generation."""
     rows = leaving.rows
+    fills.copy_before_move(ledger, leaving.hour, rows)
     # Keep the flag that lets a late ack count for the attempt whose lease ran out.
     flags = rows["flags"] & np.uint16(FLAG_LEASE_EXPIRED)
     if ledger.level >= MARKS_WAS_DUE:

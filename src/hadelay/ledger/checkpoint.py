@@ -80,6 +80,7 @@ def dump_main(ledger: Ledger) -> bytes:
             **({"schedules": list(astuple(ledger.schedules))} if ledger.schedules != ScheduleCounts() else {}),
             **({"grouped_dead": ledger.grouped_dead} if ledger.grouped_dead else {}),
             **({"unique_count": ledger.unique_count} if ledger.unique_count else {}),
+            **({"filled_copies": ledger.filled_copies} if ledger.filled_copies else {}),
             **({"members": [ledger.members_index, *ledger.members]} if ledger.members else {}),
         }
     )
@@ -88,6 +89,8 @@ def dump_main(ledger: Ledger) -> bytes:
 def dump_hour(hour_state: HourState, *, canonical: bool = False) -> bytes:
     """Encode the state of an hour. canonical: equal states give equal bytes, which is slower for large hours."""
     seconds = hour_state.open_seconds
+    unfilled = [[number, _dump_bits(bits, canonical)] for number, bits in sorted(hour_state.unfilled.items())]
+    fills = [_dump_bits(hour_state.filled, canonical), unfilled] if hour_state.filled or unfilled else []
     return _packed(
         [
             _dump_bits(hour_state.settled, canonical),
@@ -100,8 +103,9 @@ def dump_hour(hour_state: HourState, *, canonical: bool = False) -> bytes:
             hour_state.keyed,
             hour_state.settled_at_ms,
             _dump_bits(hour_state.topics, canonical),
-            *([_dump_bits(hour_state.blocked, canonical)] if hour_state.blocked or hour_state.results else []),
-            *([hour_state.results] if hour_state.results else []),
+            *([_dump_bits(hour_state.blocked, canonical)] if hour_state.blocked or hour_state.results or fills else []),
+            *([hour_state.results] if hour_state.results or fills else []),
+            *fills,
         ]
     )
 
@@ -209,6 +213,13 @@ def _fill(ledger: Ledger, whole: dict[str, Any], hours: dict[int, bytes]) -> Non
     ledger.members = tuple(Member(*member) for member in members)
     ledger.jobs_begun, *jobs = whole.get("jobs", [0])
     ledger.jobs = {job.number: job for job in map(_load_job, jobs)}
+    ledger.fills = {
+        number: job
+        for job in ledger.jobs.values()
+        if job.spec.action == "fill" and not job.ended_ms
+        for number in job.topics
+    }
+    ledger.filled_copies = whole.get("filled_copies", 0)
     access.load(ledger, whole)
     ledger.schedules = ScheduleCounts(*whole.get("schedules", ()))
     ledger.grouped_dead, ledger.unique_count = whole.get("grouped_dead", 0), whole.get("unique_count", 0)
@@ -251,4 +262,7 @@ def _load_hour(blob: bytes) -> HourState:
     if more:
         hour_state.blocked = BitMap.deserialize(more[0])
         hour_state.results = more[1] if len(more) > 1 else 0
+        if len(more) > 2:
+            hour_state.filled = BitMap.deserialize(more[2])
+            hour_state.unfilled = {number: BitMap.deserialize(bits) for number, bits in more[3]}
     return hour_state

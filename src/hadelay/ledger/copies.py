@@ -1,13 +1,43 @@
-"""A published message and its copies for subscriptions (ADR 244): each finds the others by ids and shared records."""
+"""A published message and its copies for subscriptions: each finds the others by ids and shared records (ADR 244), and
+the copies that a fill made later by tables (ADR 229):
 
+    table `copies`  id of a published message u64  →  per copy {topic u32, lives u16, id u64}
+    table `copyof`  id of a copy u64               →  id of the published message u64
+"""
+
+import struct
 from itertools import takewhile
+from typing import NamedTuple
 
 from hadelay.codec.formats import RECORD_SIZE
 from hadelay.codec.records import check_header, decode_record
 from hadelay.ledger.lookup import EntryRef, find_entry, state_of, stored_entry
 from hadelay.ledger.state import Ledger
-from hadelay.ledger.transitions import FLAG_ROUTED
+from hadelay.ledger.transitions import FLAG_ROUTED, ID_KEY
 from hadelay.model import MAX_SUBSCRIPTIONS, PENDING, State, unpack_id
+
+COPIES, COPYOF = b"copies", b"copyof"
+COPY = struct.Struct("<IHQ")
+
+
+class FilledCopy(NamedTuple):
+    """A copy that a fill made, and the subscription that it was made for."""
+
+    topic: int
+    lives: int
+    id: int
+
+
+def filled_copies(ledger: Ledger, message_id: int) -> list[FilledCopy]:
+    """The copies of a published message that fills made, oldest first."""
+    stored = ledger.tables.get(COPIES, ID_KEY.pack(message_id)) if ledger.filled_copies else None
+    return [] if stored is None else [FilledCopy(*each) for each in COPY.iter_unpack(stored)]
+
+
+def filled_from(ledger: Ledger, message_id: int) -> int | None:
+    """Id of the published message, of a copy that a fill made; None for other messages."""
+    stored = ledger.tables.get(COPYOF, ID_KEY.pack(message_id)) if ledger.filled_copies else None
+    return None if stored is None else int(ID_KEY.unpack(stored)[0])
 
 
 def copies_of(ledger: Ledger, message_id: int) -> list[int]:
@@ -15,8 +45,14 @@ def copies_of(ledger: Ledger, message_id: int) -> list[int]:
     are gone may be left out."""
     if not ledger.topics.subscriptions:
         return []
+    return [*_copies_behind(ledger, message_id), *(copy.id for copy in filled_copies(ledger, message_id))]
+
+
+def _copies_behind(ledger: Ledger, message_id: int) -> list[int]:
+    """Ids of the copies that were filed with the message."""
     _, hour, index = unpack_id(message_id)
-    after = range(message_id + 1, message_id + MAX_SUBSCRIPTIONS + 1)
+    # A command may name any number of 64 bits.
+    after = range(message_id + 1, min(message_id + MAX_SUBSCRIPTIONS + 1, 1 << 64))
     if index >= ledger.store.count(hour):
         return [copy for copy in after if published_id(ledger, copy) == message_id]
     # Copies were filed directly behind the message, with its record: nothing else shares a record with a new id.
@@ -31,6 +67,8 @@ def copies_of(ledger: Ledger, message_id: int) -> list[int]:
 
 def published_id(ledger: Ledger, message_id: int) -> int | None:
     """Id of the published message of which this message is a copy, or its own id; None for a message that is gone."""
+    if (published := filled_from(ledger, message_id)) is not None:
+        return published
     _, hour, index = unpack_id(message_id)
     if index < ledger.store.count(hour):
         first = max(index - MAX_SUBSCRIPTIONS, 0)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from hadelay.codec.commandtypes import Maintain, RedriveCommand
 from hadelay.codec.formats import INDEX, NODE, Rows
 from hadelay.codec.results import JobResult, RedriveOutcome, RedriveResult, Refused
-from hadelay.ledger import messagegroups, ttl
+from hadelay.ledger import fills, messagegroups, ttl
 from hadelay.ledger.ackresults import forget_results
 from hadelay.ledger.callbacks import died
 from hadelay.ledger.copies import published_id
@@ -254,6 +254,8 @@ def drop_hour(ledger: Ledger, command: Maintain) -> JobResult | Refused:
     hour_state.retire_at = end
     if end < count and (ledger.open_entries(hour) or hour_state.results):
         return JobResult(False, len(rows))
+    if hour_state.filled:
+        return JobResult(False, fills.forget_some(ledger, hour, MAX_SLICE))
     ledger.retire_hour(hour)
     return JobResult(True, len(rows))
 

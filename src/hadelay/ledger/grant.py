@@ -5,6 +5,7 @@ import numpy as np
 from hadelay.codec.commandtypes import MAX_AHEAD_MS, Grant
 from hadelay.codec.formats import CONSUMER, NODE, U32, Mask, Rows
 from hadelay.codec.results import GrantResult, Refused
+from hadelay.ledger import fills
 from hadelay.ledger.grants import HELD, HeldGrant
 from hadelay.ledger.hourstate import bitmap, groups, indexes_of
 from hadelay.ledger.lookup import expired, find_entry
@@ -91,6 +92,7 @@ def _count_handed(ledger: Ledger, rows: Rows, node: int) -> None:
             continue
         if place.rows["attempt"][0] == entry["attempt"][0] and ledger.topics.owed(place.rows)[0]:
             leaving = Leaving(place.hour, place.rows, node=node)
+            fills.copy_before_move(ledger, place.hour, place.rows)
             move(ledger, leaving, deliver_at_ms=place.rows["deliver_at_ms"], attempts=1)
 
 

@@ -52,8 +52,8 @@ class HourState:
     """State of one hour's index entries. An entry that is not in `settled` is open; leased entries are open, too."""
 
     __slots__ = (
-        "blocked", "carried", "keyed", "late", "leased", "open_seconds", "others", "results", "retire_at", "returned",
-        "settled", "settled_at_ms", "topics",
+        "blocked", "carried", "filled", "keyed", "late", "leased", "open_seconds", "others", "results", "retire_at",
+        "returned", "settled", "settled_at_ms", "topics", "unfilled",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -67,6 +67,10 @@ class HourState:
         self.leased = BitMap()
         #: Entries that wait behind their message group (ledger/messagegroups.py).
         self.blocked = BitMap()
+        #: Entries of copies that fills made (ledger/fills.py); and, by topic with a running fill, entries that were
+        #: acked since the fill began, which may still have to be copied.
+        self.filled = BitMap()
+        self.unfilled: dict[int, BitMap] = {}
         #: Number of open entries that are not blocked, in each second, u4[3600]; kept while the hour runs or has open
         #: entries.
         self.open_seconds: U32 | None = None

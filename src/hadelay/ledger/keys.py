@@ -193,6 +193,13 @@ def _pending(ledger: Ledger, message_id: int) -> tuple[EntryRef | None, bool]:
     return (found[0][0] if found else None), any(state is State.LEASED for _, state in found)
 
 
+def has_key(ledger: Ledger, first_id: int) -> bool:
+    """Whether the message published last under the client key of a message is this message."""
+    key = ledger.tables.get(KEYOF, ID_KEY.pack(first_id))
+    stored = None if key is None else ledger.tables.get(KEY, key)
+    return stored is not None and int(_VALUE.unpack(stored)[0]) == first_id
+
+
 def take_again(ledger: Ledger, first_id: int, with_it: Collection[int]) -> bool:
     """Restore the client key of a dead letter, or of the message of which a dead letter is a copy. first_id: of the
     published message. False if another message, pending or in `with_it` (redriven too), has the key."""

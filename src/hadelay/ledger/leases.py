@@ -15,7 +15,7 @@ from hadelay.codec.commands import DEAD_NOW, uncounted
 from hadelay.codec.commandtypes import SettleLeases
 from hadelay.codec.formats import I64, INDEX, MAX_NACK_DELAY_MS, NO_REASON, NODE, REASON, REASON_BITS, U32, Rows
 from hadelay.codec.results import ExpireResult, LeaseOutcome, LeaseResult, Refused
-from hadelay.ledger import ttl
+from hadelay.ledger import fills, ttl
 from hadelay.ledger.ackresults import keep_results
 from hadelay.ledger.callbacks import read_bytes, succeeded, within_bytes
 from hadelay.ledger.dead import die
@@ -204,6 +204,8 @@ class ReturnedLeases:
             entries[where] = self.ledger.store.entries(hour, held["index"][where])
         due_ms = self._due_ms(held, entries)
         copied = (np.maximum(due_ms, self.ledger.now_ms) // HOUR_MS != held["hour"]) | (self.delay_ms == DEAD_NOW)
+        if self.ledger.fills:
+            copied |= fills.meant(self.ledger, entries)
         costs = np.where(copied, entries["size"].astype(np.int64), 0) + _MOVE_COST + read_bytes(self.ledger, held)
         count = fitting(costs, self.left, at_least=self.left == MOVE_BYTES)
         self.left = self.left - int(costs[:count].sum()) if count == len(costs) else 0
@@ -258,6 +260,7 @@ class ReturnedLeases:
         for ending, event in ((gone, Event.CANCELLED), (over, Event.TTL_EXPIRED)):
             if ending.any():
                 settle(ledger, leaving.some(ending), event)
+        fills.copy_before_move(ledger, leaving.hour, entries[~(gone | over)])
         leaving = leaving._replace(rows=entries, failure=failure)
         if dying.any():
             die(ledger, leaving.some(dying))

@@ -7,7 +7,7 @@ import numpy as np
 from hadelay.codec.commandtypes import Job, Maintain
 from hadelay.codec.formats import Rows
 from hadelay.codec.results import JobResult, Refused
-from hadelay.ledger import dead, ttl
+from hadelay.ledger import dead, fills, ttl
 from hadelay.ledger.hourstate import is_in
 from hadelay.ledger.keys import forget_keys
 from hadelay.ledger.state import Ledger
@@ -105,6 +105,8 @@ def retire(ledger: Ledger, command: Maintain) -> JobResult | Refused:
     if open_entries := ledger.open_entries(hour):
         return Refused("hour_open", f"hour {hour} still has {open_entries} unsettled messages")
     hour_state = ledger.hour_state(hour)
+    if hour_state.unfilled:
+        return Refused("hour_open", f"hour {hour} has messages that a new subscription still copies")
     if hour_state.returned or hour_state.keyed:
         end = min(hour_state.retire_at + min(max(command.limit, 1), MAX_SLICE), ledger.store.count(hour))
         rows = ledger.store.entries(hour, slice(hour_state.retire_at, end))
@@ -118,6 +120,8 @@ def retire(ledger: Ledger, command: Maintain) -> JobResult | Refused:
         hour_state.retire_at = end
         if (hour_state.returned or hour_state.keyed) and end < ledger.store.count(hour):
             return JobResult(False, forgotten)
+    if hour_state.filled:
+        return JobResult(False, fills.forget_some(ledger, hour, MAX_KEYS))
     ledger.retire_hour(hour)
     return JobResult(True, 0)
 

@@ -91,6 +91,10 @@ class Ledger:
         #: Bulk jobs by number, running and ended, oldest first; and the number of jobs ever begun.
         self.jobs: dict[int, BulkJob] = {}
         self.jobs_begun = 0
+        #: Running fills by number of the topic whose messages they copy; and number of copies that fills have made and
+        #: that are kept (ledger/fills.py).
+        self.fills: dict[int, BulkJob] = {}
+        self.filled_copies = 0
         #: Number of dead letters with a group (ledger/messagegroups.py).
         self.grouped_dead = 0
         #: Number of names that have a number, by kind: consumers, nodes and reasons.

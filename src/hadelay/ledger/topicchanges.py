@@ -4,6 +4,7 @@ from typing import Any
 
 from hadelay.codec.formats import TOPIC
 from hadelay.codec.results import Done, Refused
+from hadelay.ledger.jobend import end_job
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.topics import PurgeMark, TopicState
 from hadelay.model import MAX_SUBSCRIPTIONS, SEPARATOR
@@ -191,6 +192,9 @@ def _delete(ledger: Ledger, topic: TopicState) -> None:
     topic.lives += 1
     if ledger.level >= CALLBACKS_LEVEL:
         topic.born = topic.generation
+    for fill in list(ledger.fills.values()):
+        if topic.name in (fill.spec.topic, fill.spec.subscription):
+            end_job(ledger, fill, stopped=True)
     ledger.topics.end(topic)
     ledger.topics.end_dead(topic, ledger.now_ms)
     topic.exists = False

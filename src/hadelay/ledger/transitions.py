@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pyroaring import BitMap
 
 from hadelay.codec.formats import DISPATCH, I64, U32, Mask, Rows
 from hadelay.ledger import messagegroups
@@ -145,6 +146,9 @@ def settle(
             topic.leased -= count
         if topic.group_rows:
             grouped = True
+        if number in ledger.fills and event is Event.ACKED:
+            kept = hour_state.unfilled.setdefault(number, BitMap())
+            kept |= bitmap(rows["index"][rows["topic"] == number])
         if topic.settings.expires_after_ms is not None:
             topic.used_ms = ledger.now_ms
     if hour < DEAD_HOURS:
@@ -222,6 +226,13 @@ def file_anew(
     dead letters, the caller calls `filed` afterwards."""
     _append_moved(ledger, leaving.hour, hours, new)
     settle(ledger, leaving, event, attempts=attempts, consumer=new["index"], other_hour=hours)
+    if filled := ledger.hour_state(leaving.hour).filled:
+        for before, to, index in zip(
+            leaving.rows["index"].tolist(), hours.tolist(), new["index"].tolist(), strict=True
+        ):
+            if before in filled:
+                filled.remove(before)
+                ledger.hour_state(to).filled.add(index)
     put = ledger.tables.put
     tails = _failures(ledger, leaving, attempts)
     for first_id, to, index, tail in zip(

@@ -56,6 +56,8 @@ _REFUSALS: dict[str, Callable[[str], HadelayError]] = {
     "too_many_subscriptions": LimitReached,
     "too_far": Impossible,
     "impossible_config": Impossible,
+    "no_own_queue": Impossible,
+    "fill_running": partial(Conflict, outcome="running"),
     "groups_pending": partial(Conflict, outcome="pending"),
     "needs_upgrade": Conflict,
     "bad_token": BadRequest,

@@ -54,6 +54,8 @@ class DispatchSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ready_window: int = 65_536
     #: Interval of the search for forgotten messages. A metric counts them, and should stay 0.
     sweep_ms: int = 10_000
+    #: Limit of messages that one step of a bulk job changes: at most 500. Smaller steps make jobs slower.
+    job_step: int = 500
 
 
 class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

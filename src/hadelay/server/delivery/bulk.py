@@ -21,6 +21,7 @@ from hadelay.ledger.bulkjob import JOB_COUNTS, BulkJob
 from hadelay.ledger.bulkscan import JobScan, passes, reads_records
 from hadelay.ledger.changes import MAX_MOVED_BYTES
 from hadelay.ledger.transitions import fitting
+from hadelay.model import pack_id
 from hadelay.server.delivery.term import Term
 from hadelay.server.reading import LISTS, VerifiedReader, extents_of, split_record
 
@@ -40,8 +41,9 @@ _READ, _READ_BYTES = 256, 1 << 20
 class Work:
     """Messages that the leader found for one bulk job and has not proposed yet."""
 
-    def __init__(self, job: BulkJob, scan: JobScan) -> None:
-        self.job, self.scan = job, scan
+    def __init__(self, job: BulkJob, scan: JobScan, most: int) -> None:
+        """most: limit of messages in a step."""
+        self.job, self.scan, self._most = job, scan, most
         #: Position in the job's scan behind the last step that was proposed.
         self.expected: JobCursor = job.cursor
         #: Messages to propose, in the order of the scan: (hour, INDEX rows).
@@ -60,7 +62,7 @@ class Work:
     def limit(self) -> int:
         """Limit of messages in a step."""
         rate = self.job.spec.rate
-        return MAX_STEP if rate is None else min(MAX_STEP, max(1, int(rate * _RATE_S)))
+        return self._most if rate is None else min(self._most, max(1, int(rate * _RATE_S)))
 
     @property
     def ready(self) -> bool:
@@ -75,7 +77,7 @@ class Work:
             hour, rows = self.found.pop(0)
             fits = min(self.limit - len(ids), fitting(rows["size"], room, at_least=not ids))
             some, rest = rows[:fits], rows[fits:]
-            ids += some["first_id"].tolist()
+            ids += self._named(hour, some)
             taken = int(some["size"].sum(dtype=np.int64))
             room, self.count, self.bytes = room - taken, self.count - fits, self.bytes - taken
             if len(rest):
@@ -86,17 +88,25 @@ class Work:
             return (hour, int(rows["index"][0])), ids
         return self.scan.cursor, ids
 
+    def _named(self, hour: int, rows: Rows) -> list[int]:
+        """Ids of messages; a fill names the entries (jobcommands.JobStep)."""
+        if self.job.spec.action == "fill":
+            return [pack_id(0, hour, index) for index in rows["index"].tolist()]
+        ids: list[int] = rows["first_id"].tolist()
+        return ids
+
 
 class BulkRunner:
     """Runs bulk jobs; running jobs take turns. One object per term."""
 
     def __init__(
-        self, term: Term, reader: VerifiedReader | None, commit_ms: Callable[[], float], counts: Counter[str]
-    ) -> None:
+        self, term: Term, reader: VerifiedReader | None, commit_ms: Callable[[], float], counts: Counter[str],
+        most: int = MAX_STEP,
+    ) -> None:  # fmt: skip
         """commit_ms: returns the usual duration of a grant's commit at present. counts: number of messages by outcome
-        (JOB_COUNTS), of all jobs."""
+        (JOB_COUNTS), of all jobs. most: limit of messages in a step."""
         self._term, self._ledger, self._reader = term, term.ledger, reader
-        self._commit_ms, self._counts = commit_ms, counts
+        self._commit_ms, self._counts, self._most = commit_ms, counts, min(max(most, 1), MAX_STEP)
         self._works: dict[int, Work] = {}
         #: Number of the job that had the last turn, also if it found nothing: a long search holds up no other job.
         self._last = 0
@@ -143,7 +153,7 @@ class BulkRunner:
         work = self._works.get(job.number)
         if work is None or work.expected != job.cursor:
             scan = JobScan(self._ledger, job.spec, job.topics, job.began_ms, job.cursor)
-            work = self._works[job.number] = Work(job, scan)
+            work = self._works[job.number] = Work(job, scan, self._most)
         return work
 
     def _scan(self, work: Work) -> None:

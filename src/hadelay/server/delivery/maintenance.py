@@ -248,6 +248,8 @@ class MaintenanceRunner:
             elif hour > running - _HOURS_PAST:
                 continue
             elif not self._ledger.open_entries(hour):
+                if not self._is_copied(hour):
+                    continue
                 if now >= self._kept_until_ms(hour) and self._is_archived(hour):
                     command = encode_maintain(Job.RETIRE, hour)
             elif now - (hour + 1) * HOUR_MS >= self._retention.carry_ms and self._can_roll_forward(hour):
@@ -273,6 +275,11 @@ class MaintenanceRunner:
         other open entries are leased."""
         hour_state = self._ledger.hours.get(hour)
         return hour_state is None or hour_state.carried < self._ledger.store.count(hour)
+
+    def _is_copied(self, hour: int) -> bool:
+        """Whether no new subscription still has to copy acked messages of the hour."""
+        hour_state = self._ledger.hours.get(hour)
+        return hour_state is None or not hour_state.unfilled
 
     def _is_archived(self, hour: int) -> bool:
         if self._gate is None:

@@ -135,6 +135,7 @@ class JobService(Service):
             id=job.number, action=spec.action, filter=of,
             shift=None if spec.shift_ms is None else _signed(spec.shift_ms), to=_at(spec.at_ms),
             delay=None if spec.delay_ms is None else format_duration(spec.delay_ms), rate=spec.rate,
+            subscription=spec.subscription or None,
             state=state,  # type: ignore[arg-type]
             began_at=format_instant(job.began_ms), ended_at=_at(job.ended_ms or None), by=job.by, progress=progress,
             done=job.done, leased=job.leased, settled=job.settled, moved=job.moved, refused=job.refused,

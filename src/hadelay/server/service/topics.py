@@ -13,6 +13,7 @@ from hadelay.api.settings import settings_out
 from hadelay.api.text import format_instant
 from hadelay.api.topics import Consumer, Group, GroupHead, Lateness, Topic
 from hadelay.codec import commands
+from hadelay.codec.jobcommands import FillBegin
 from hadelay.codec.publishcommand import hash_group
 from hadelay.errors import BadRequest, Conflict, HadelayError, Impossible, NoLeader, NotFound, OutcomeUnknown
 from hadelay.ledger.describe import describe
@@ -92,10 +93,13 @@ class TopicService(Service):
                 heads.append(GroupHead(encode_id(head.id), str(view.state), at, view.attempt))  # type: ignore[arg-type]
         return Group(name, group, found.limit, found.blocked, heads)
 
-    async def put_topic(self, name: str, config: dict[str, Any], by: Actor, *, subscribes: bool = True) -> Topic[str]:
+    async def put_topic(
+        self, name: str, config: dict[str, Any], by: Actor, *, subscribes: bool = True, pending: bool = False
+    ) -> Topic[str]:
         """Create or change a topic, or a subscription (orders~billing); None as a value resets a setting. subscribes:
-        whether a subscription may be created, too. Raises BadRequest, Impossible, Conflict; NotFound for a subscription
-        without topic, or that is missing and may not be created."""
+        whether a subscription may be created, too. pending: whether a new one gets copies of the topic's pending
+        messages. Raises BadRequest, Impossible, Conflict; NotFound for a subscription without topic, or that is missing
+        and may not be created."""
         await _check_urls(self._node.guard, config)
         sync = self._node.config.dispatch.sync
         if config.get("dispatch_sync") not in (None, sync):
@@ -112,11 +116,13 @@ class TopicService(Service):
             raise Conflict("defaults: accepted only once every node is upgraded (feature_level)")
         of, separator, own = name.partition(SEPARATOR)
         try:
-            command = (
-                commands.encode_subscription_put(of, own, config)
-                if separator and subscribes
-                else commands.encode_topic_put(name, config)
-            )
+            if pending:
+                begin = FillBegin(self._node.name, by.token[:64], of, own, config)
+                command = commands.encode_subscription_fill(begin)
+            elif separator and subscribes:
+                command = commands.encode_subscription_put(of, own, config)
+            else:
+                command = commands.encode_topic_put(name, config)
         except OverflowError:
             raise BadRequest("a number among the settings has more than 64 bits") from None
         await self._administer(by, *_put_in_words(name, config), command)

@@ -1,0 +1,193 @@
+"""Fills: a new subscription gets copies of the messages that were pending in its topic when it was created (ADR 229).
+
+SUBSCRIPTION_FILL creates the subscription and begins a bulk job in the same apply, which gives the topic a new
+generation: publishes from then on are copied as usual, and the job means the entries of older generations. Each message
+gets its copy once, whatever comes first:
+
+- a step of the job reaches its entry, which waits or is leased, or was acked meanwhile (HourState.unfilled);
+- its entry ends because the message is retried, rescheduled or dies: the copy is filed in the same apply, before.
+
+The table `copies` (ledger/copies.py) says which messages have theirs. A message that is cancelled or expires earlier
+gets none. A copy has a record of its own, with the copy's id: a repair then accepts the record without these tables.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hadelay.codec.formats import INDEX, RECORD, RECORD_SIZE, Mask, Rows
+from hadelay.codec.meta import CopiedMeta, copied_meta
+from hadelay.codec.publishcommand import hash_group
+from hadelay.codec.records import decode_record
+from hadelay.ledger import messagegroups, ttl
+from hadelay.ledger.bulkjob import BulkJob
+from hadelay.ledger.copies import COPIES, COPY, COPYOF, FilledCopy, filled_copies, published_id
+from hadelay.ledger.hourstate import bitmap, groups, indexes_of, is_in
+from hadelay.ledger.keys import has_key
+from hadelay.ledger.listing import states_of
+from hadelay.ledger.quotas import Room
+from hadelay.ledger.state import Ledger
+from hadelay.ledger.topics import TopicState
+from hadelay.ledger.transitions import FLAG_CALLBACK, FLAG_KEYED, FLAG_ROUTED, FLAG_TTL, ID_KEY, filed
+from hadelay.model import DEAD_HOURS, HOUR_MS, NONE32, PENDING, State, unpack_id
+
+_PENDING = np.array([state in PENDING for state in (*State, None)])
+
+
+def meant(ledger: Ledger, rows: Rows) -> Mask:
+    """Which of these INDEX rows running fills mean."""
+    found = np.zeros(len(rows), np.bool_)
+    for job in ledger.fills.values():
+        found |= _meant_by(job, rows)
+    return found
+
+
+def _meant_by(job: BulkJob, rows: Rows) -> Mask:
+    """Which of these INDEX rows a fill means: messages of its topic from before it began. A dead letter that was routed
+    to the topic was not published there."""
+    ((number, generation),) = job.topics.items()
+    routed = rows["flags"] & np.uint16(FLAG_ROUTED) != 0
+    return np.asarray((rows["topic"] == number) & (rows["generation"] < generation) & ~routed)
+
+
+def copy_before_move(ledger: Ledger, hour: int, rows: Rows) -> None:
+    """File the missing copies of pending messages (INDEX rows) that are about to be filed anew elsewhere."""
+    if not ledger.fills or hour >= DEAD_HOURS:
+        return
+    rows = rows[meant(ledger, rows)]
+    for number, where in groups(rows["topic"]):
+        _copy(ledger, ledger.fills[number], hour, rows[where])
+
+
+def step(ledger: Ledger, job: BulkJob, found: list[tuple[int, Rows]]) -> None:
+    """Copy the next messages of a fill: entries as (hour, INDEX rows)."""
+    for hour, rows in found:
+        acts = _meant_by(job, rows) & open_for(ledger, job.topics, hour, rows)
+        job.settled += int((~acts).sum())
+        _copy(ledger, job, hour, rows[acts])
+
+
+def open_for(ledger: Ledger, topics: Iterable[int], hour: int, rows: Rows, now_ms: int | None = None) -> Mask:
+    """Which of these messages (INDEX rows of the topics) are pending, or were acked since the topic's fill began."""
+    found: Mask = _PENDING[states_of(ledger, hour, rows, ledger.now_ms if now_ms is None else now_ms)]
+    hour_state = ledger.hours.get(hour)
+    for number in topics:
+        if hour_state is not None and (acked := hour_state.unfilled.get(number)) is not None:
+            found |= is_in(rows["index"], acked) & ledger.topics.alive(rows)
+    return found
+
+
+def entries_of(ledger: Ledger, entries: NDArray[np.uint64]) -> list[tuple[int, Rows]]:
+    """Entries of a fill's step, named by ids made from hour and globalIndex: (hour, INDEX rows)."""
+    places = np.array([unpack_id(entry)[1:] for entry in entries.tolist()], np.int64).reshape(-1, 2)
+    found = []
+    for hour, where in groups(places[:, 0]):
+        indexes = places[where, 1]
+        indexes = indexes[indexes < ledger.store.count(hour)]
+        if len(indexes) and hour < DEAD_HOURS:
+            found.append((hour, ledger.store.entries(hour, indexes.astype(np.uint32))))
+    return found
+
+
+def _copy(ledger: Ledger, job: BulkJob, hour: int, rows: Rows) -> None:
+    """File copies of these messages (INDEX rows of one hour) for the subscription of the fill, where they are missing
+    and their tags pass the filter."""
+    to = ledger.topic(job.spec.subscription)
+    assert to is not None, "a fill ends with its subscription"
+    room, chosen, metas = Room(to), [], list[CopiedMeta]()
+    blob = bytearray()
+    for at, (first_id, offset, size) in enumerate(rows[["first_id", "offset", "size"]].tolist()):
+        if any(copy.topic == to.number and copy.lives == to.lives for copy in filled_copies(ledger, first_id)):
+            continue
+        record = ledger.store.record(hour, offset, size, verify=True)
+        meta = copied_meta(decode_record(record).meta)
+        if to.filter is not None and not to.filter.matches(meta.tags):
+            continue
+        if room.drops and room.refusal(size, ()):
+            to.dropped += 1
+            job.refused += 1
+            continue
+        room.take(size, ())
+        chosen.append(at)
+        metas.append(meta)
+        blob += record
+    if chosen:
+        _file(ledger, job, to, rows[chosen], metas, blob)
+
+
+def _file(
+    ledger: Ledger, job: BulkJob, to: TopicState, rows: Rows, metas: list[CopiedMeta], blob: bytearray
+) -> None:  # fmt: skip
+    """File copies of these messages (INDEX rows), with their due times. blob: records of the messages."""
+    published, sizes = rows["first_id"].tolist(), rows["size"].astype(np.int64)
+    filing_ms = np.maximum(rows["deliver_at_ms"], ledger.now_ms)
+    hours = filing_ms // HOUR_MS
+    if (ledger.store.counts(hours).astype(np.int64) + len(rows) >= NONE32).any():
+        job.refused += len(rows)
+        return
+    lives = [meta.ttl if meta.ttl > 0 else to.settings.ttl_ms or 0 for meta in metas]
+    keyed = [
+        flags & FLAG_KEYED and has_key(ledger, one)
+        for one, flags in zip(published, rows["flags"].tolist(), strict=True)
+    ]
+    new = np.zeros(len(rows), INDEX)
+    for name in ("deliver_at_ms", "tag_mask", "size"):
+        new[name] = rows[name]
+    new["flags"] = rows["flags"] & np.uint16(FLAG_CALLBACK)
+    new["flags"] |= np.where(keyed, np.uint16(FLAG_KEYED), np.uint16(0))
+    new["flags"] |= np.where(lives, np.uint16(FLAG_TTL), np.uint16(0))
+    new["topic"], new["generation"], new["second"] = to.number, to.generation, filing_ms % HOUR_MS // 1000
+    starts = sizes.cumsum() - sizes
+    heads = b"".join([blob[start : start + RECORD_SIZE] for start in starts.tolist()])
+    headers = np.frombuffer(heads, RECORD).copy()
+    headers["deliver_at_ms"] = rows["deliver_at_ms"]
+    into = int(hours[0]) if (hours == hours[0]).all() else hours
+    ledger.store.append(into, new, blob, headers)
+    to.open += len(new)
+    to.published += len(new)
+    to.bytes += int(sizes.sum())
+    job.done += len(new)
+    _remember(ledger, to, published, hours.tolist(), new)
+    for first_id, due_ms, ttl_ms in zip(new["first_id"].tolist(), new["deliver_at_ms"].tolist(), lives, strict=True):
+        if ttl_ms:
+            ttl.begin(ledger, first_id, due_ms, min(ttl_ms, ledger.settings.max_delay_ms))
+    grouped = [at for at, meta in enumerate(metas) if meta.group is not None]
+    names = [hash_group(metas[at].group or "") for at in grouped]
+    blocked = messagegroups.publish(ledger, into, new, np.array(grouped, np.intp), names) if grouped else None
+    filed(ledger, into, new, blocked)
+
+
+def _remember(ledger: Ledger, to: TopicState, published: list[int], hours: list[int], new: Rows) -> None:
+    """Note copies that were filed, in the tables and for the end of their hours."""
+    every = ledger.topics.all
+    for message_id, hour, copy, index in zip(
+        published, hours, new["first_id"].tolist(), new["index"].tolist(), strict=True
+    ):
+        # Drop copies for subscriptions that were deleted: so the row stays short.
+        known = [each for each in filled_copies(ledger, message_id) if every[each.topic].lives == each.lives]
+        _put(ledger, message_id, [*known, FilledCopy(to.number, to.lives, copy)])
+        ledger.tables.put(COPYOF, ID_KEY.pack(copy), ID_KEY.pack(message_id))
+        ledger.hour_state(hour).filled.add(index)
+    ledger.filled_copies += len(published)
+
+
+def _put(ledger: Ledger, message_id: int, copies: list[FilledCopy]) -> None:
+    if copies:
+        ledger.tables.put(COPIES, ID_KEY.pack(message_id), b"".join([COPY.pack(*copy) for copy in copies]))
+    else:
+        ledger.tables.delete(COPIES, ID_KEY.pack(message_id))
+
+
+def forget_some(ledger: Ledger, hour: int, limit: int) -> int:
+    """Forget that fills made copies whose entries are in an hour to be deleted, `limit` of them; returns how many."""
+    hour_state = ledger.hour_state(hour)
+    some = indexes_of(hour_state.filled)[:limit]
+    for copy in ledger.store.entries(hour, some)["first_id"].tolist() if len(some) else ():
+        message_id = published_id(ledger, copy)
+        ledger.tables.delete(COPYOF, ID_KEY.pack(copy))
+        if message_id is not None:
+            _put(ledger, message_id, [each for each in filled_copies(ledger, message_id) if each.id != copy])
+    ledger.filled_copies -= len(some)
+    hour_state.filled -= bitmap(some)
+    return len(some)
