@@ -84,7 +84,9 @@ def test_a_page_is_small_accessible_and_fits(
             for scheme in ("light", "dark") if size is WIDE or PICTURES else ("light",):
                 page.emulate_media(color_scheme=scheme)
                 page.evaluate("Promise.all(document.getAnimations().map((one) => one.finished.catch(() => null)))")
-                found = page.evaluate("axe.run({resultTypes: ['violations'], preload: false})")["violations"]
+                # The two schemes differ in their colours alone.
+                rules = "" if scheme == "light" else ", runOnly: ['color-contrast']"
+                found = page.evaluate(f"axe.run({{resultTypes: ['violations'], preload: false{rules}}})")["violations"]
                 bad = [
                     (one["id"], one["nodes"][0]["html"][:200], one["nodes"][0]["failureSummary"])
                     for one in found
@@ -219,9 +221,14 @@ def test_a_hundred_thousand_topics_are_searched_and_sorted(
     tmp_path_factory: pytest.TempPathFactory, chromium: Any
 ) -> None:
     with Cluster(tmp_path_factory.mktemp("many"), nodes=1) as many:
-        for first in range(0, 100_000, 1_000):
-            items = [{"topic": f"queue-{n}", "body": "x", "delay": "1h"} for n in range(first, first + 1_000)]
-            assert many.ask("n1", "POST", "/v1/messages:batch", items).status == 200
+
+        def publish(part: int) -> None:
+            for first in range(part * 50_000, (part + 1) * 50_000, 1_000):
+                items = [{"topic": f"queue-{n}", "body": "x", "delay": "1h"} for n in range(first, first + 1_000)]
+                assert many.ask("n1", "POST", "/v1/messages:batch", items).status == 200
+
+        for publisher in [many.later(publish, part) for part in (0, 1)]:
+            publisher.result()
         with opened(chromium, many.urls["n1"]) as page:
             page.goto("/console/topics?sort=scheduled")
             page.wait_for_selector("caption:has-text('100,000 topics, 1 to 50')")
@@ -264,7 +271,7 @@ def test_counts_are_live_and_nothing_moves(cluster: Cluster, ids: dict[str, str]
             "(n) => Number(document.querySelector('#counts .tile:first-child dd').textContent.replace(',', '')) === n",
             arg=30,
         )
-        page.wait_for_timeout(2_500)
+        page.evaluate("new Promise((done) => document.addEventListener('hadelay:frame', done, {once: true}))")
         assert page.evaluate("window.shift") < 0.02
 
 
