@@ -82,7 +82,8 @@ def test_the_cluster_page_tells_why_leadership_changed_and_of_backups(node: Clus
         read = len(node.ask("n1", "GET", f"/v1/snapshots/{snapshot['id']}/{file}").body)
         assert node.ask("n1", "DELETE", f"/v1/snapshots/{snapshot['id']}{query}").status == 204
         browser.go("/console/cluster")
-        assert re.search(rf"Copied Outcome \S+ \S+ n1 \S+ \S+ {re.escape(size(read))} {outcome}", browser.text)
+        # Backups of one checkpoint have the same time, so either may be the first row.
+        assert re.search(rf" n1 \S+ \S+ {re.escape(size(read))} {outcome}", browser.text)
     assert "hadelay backup verify" in browser.text
 
 
