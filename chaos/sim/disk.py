@@ -39,13 +39,21 @@ class SimDisk(Disk):
     """Disk of one machine; the disk outlives the machine's processes.
 
     crash_in: the n-th next mutating step raises SimCrash (after possibly half a write). sync_delay_s: what one sync
-    takes, with jitter. fail_syncs: how many of the next syncs fail. capacity: bytes; beyond it ENOSPC.
+    takes, with jitter; usual_sync_s: what it takes while no fault slows the disk down. fail_syncs: how many of the next
+    syncs fail. capacity: bytes; beyond it ENOSPC.
     """
 
-    def __init__(self, rng: random.Random, *, capacity: int = 1 << 30, record: Callable[[bytes], object] = len) -> None:
+    def __init__(
+        self,
+        rng: random.Random,
+        *,
+        capacity: int = 1 << 30,
+        record: Callable[[bytes], object] = len,
+        usual_sync_s: float = 0.0004,
+    ) -> None:
         self.random, self.capacity, self.record = rng, capacity, record
         self.epoch = 0
-        self.sync_delay_s = 0.0004
+        self.sync_delay_s = self.usual_sync_s = usual_sync_s
         self.fail_syncs = 0
         self.crash_in = 0
         #: True while an injected crash ends the process.

@@ -55,17 +55,27 @@ class Flight:
         self.disk.flights.append(self)
         return self.cost_s
 
-    def land(self) -> None:
+    def land(self) -> InjectedFault | None:
+        """The disk is done: the changes before the job's syncs are durable. Returns the error of a sync that failed
+        because another sync of the same file did meanwhile."""
         if self in self.disk.flights:
             self.disk.flights.remove(self)
-            for settle in self.syncs:
-                settle()
+            return self._settle(len(self.syncs))
+        return None
 
     def reach(self, syncs: int) -> None:
         """Crash during the job: its first `syncs` syncs are durable, later changes are lost."""
-        for settle in self.syncs[:syncs]:
-            settle()
+        self._settle(syncs)
         self.stage = syncs
+
+    def _settle(self, syncs: int) -> InjectedFault | None:
+        error = None
+        for settle in self.syncs[:syncs]:
+            try:
+                settle()
+            except InjectedFault as raised:
+                error = raised
+        return error
 
 
 class Buffer(bytearray):
@@ -87,13 +97,15 @@ class Op:
 
 
 class Inode:
-    __slots__ = ("durable", "live", "mirrors", "mode", "ops", "size")
+    __slots__ = ("durable", "failures", "live", "mirrors", "mode", "ops", "size")
 
     def __init__(self, mode: int) -> None:
         self.mode = mode
         self.live, self.durable = Buffer(), bytearray()
         self.size = 0
         self.ops: list[Op] = []
+        #: Number of failed syncs. Each open file reports each failure once, as Linux does.
+        self.failures = 0
         self.mirrors: list[weakref.ref[Buffer]] = []
 
     def reserve(self, size: int) -> None:
@@ -205,6 +217,7 @@ class NameOp:
 class SimFile(File):
     def __init__(self, disk: SimDisk, path: str, inode: Inode) -> None:
         self.path, self._disk, self._inode, self._epoch = path, disk, inode, disk.epoch
+        self._seen = inode.failures
 
     def size(self) -> int:
         return self._inode.size
@@ -266,8 +279,17 @@ class SimFile(File):
             for op in ops:
                 op.durable = True
             inode.ops = []
-            raise InjectedFault(errno.EIO, "simulated failure of fdatasync", self.path)
-        self._disk.sync(lambda: inode.settle(ops))
+            inode.failures += 1
+
+        def settle() -> None:
+            inode.settle(ops)
+            if self._seen < inode.failures:
+                self._seen = inode.failures
+                raise InjectedFault(errno.EIO, "simulated failure of fdatasync", self.path)
+
+        if self._seen < inode.failures:
+            settle()
+        self._disk.sync(settle)
 
     def write_behind(self, size: int, offset: int) -> None:
         pass

@@ -337,7 +337,8 @@ class Nemesis:
 
     def _mend_disk(self, name: str) -> None:
         machine = self.cluster.machines.get(name) or self.cluster.retired[name]
-        machine.disk.sync_delay_s, machine.disk.fail_syncs, machine.disk.capacity = 0.0004, 0, 1 << 30
+        disk = machine.disk
+        disk.sync_delay_s, disk.fail_syncs, disk.capacity = disk.usual_sync_s, 0, 1 << 30
 
     def _can_spare_a_disk(self) -> bool:
         """Whether the cluster survives the loss of a disk: all other nodes must be admitted, and, if members change,

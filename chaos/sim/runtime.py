@@ -136,12 +136,13 @@ class SimWorld:
 @dataclass(slots=True, eq=False)
 class _Job:
     """A job for a thread of the process. on_loop: True if it runs on the event loop instead, as decided at its
-    start."""
+    start. cost_s: time that the disk takes, in seconds."""
 
     fn: Callable[[], Any]
     done: Ended
     brief: bool
     on_loop: bool = False
+    cost_s: float = 0.0
 
 
 class SimRuntime(Runtime):
@@ -180,6 +181,7 @@ class SimRuntime(Runtime):
         self._brief = brief
         self._jobs: dict[str, deque[_Job]] = {}
         self._brevity: defaultdict[str, Brevity] = defaultdict(Brevity)
+        self._last_s: dict[str, float] = {}
         # Each machine's monotonic clock starts at the machine's own start.
         self._monotonic_base = self.random.uniform(10.0, 1e6)
 
@@ -210,6 +212,9 @@ class SimRuntime(Runtime):
     def join(self, lane: str) -> None:
         """Return at once: each job runs in one instant, so no job is under way while the event loop runs."""
 
+    def last_s(self, lane: str) -> float:
+        return self._last_s.get(lane, 0.0)
+
     def _start_next(self, lane: str) -> None:
         job = self._jobs[lane][0]
         job.on_loop = job.brief and not self._brevity[lane].needed
@@ -230,6 +235,7 @@ class SimRuntime(Runtime):
         if flight is not None:
             cost_s = flight.end()
             flight.disk.busy_until = max(flight.disk.busy_until, self.world.now + cost_s)
+        job.cost_s = cost_s
         if job.brief:
             self._brevity[lane].took(cost_s)
         if job.on_loop:
@@ -243,7 +249,7 @@ class SimRuntime(Runtime):
         """Finish a job: its syncs become durable even if the process is paused, as in a kernel. If the job ran on the
         event loop, its result comes before events that fell due meanwhile."""
         if flight is not None:
-            flight.land()
+            error = flight.land() or error
         if job.on_loop:
             self._stalled, self.busy = False, self.paused
         self.world.run_as(self, self._finish_job, lane, result, error, first=job.on_loop)
@@ -253,6 +259,7 @@ class SimRuntime(Runtime):
     def _finish_job(self, lane: str, result: Any, error: BaseException | None) -> None:
         jobs = self._jobs[lane]
         job = jobs.popleft()
+        self._last_s[lane] = job.cost_s
         if jobs:
             self._start_next(lane)
         job.done(result, error)

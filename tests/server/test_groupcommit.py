@@ -67,6 +67,7 @@ class Wire:
         self.up = True
         self.leads = 0
         self.leader = "n2"
+        self.disk_is_slow = False
         self.sent: list[tuple[list[bytes], Callable[..., None]]] = []
 
     def ready(self) -> bool:
@@ -74,6 +75,9 @@ class Wire:
 
     def term(self) -> int:
         return self.leads
+
+    def slow(self) -> bool:
+        return self.disk_is_slow
 
     def to(self) -> str:
         return self.leader
@@ -587,6 +591,16 @@ def test_before_a_sync_of_the_leader_waiting_publishes_leave_unless_they_are_few
     wire.commit(2)
     timers.turn()
     assert wire.rows(4) == [9]
+
+
+def test_on_a_slow_disk_three_batches_of_publishes_are_on_their_way(world: World) -> None:
+    timers, wire, batcher = world
+    for slow, sent in ((False, 2), (True, 3)):
+        wire.disk_is_slow = slow
+        for _ in range(3):
+            door(batcher).publish([draft()], None, Answers())
+            timers.turn()
+        assert len(wire.sent) == sent
 
 
 def test_a_follower_and_a_held_queue_send_nothing_for_a_sync(world: World) -> None:

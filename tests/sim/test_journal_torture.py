@@ -73,7 +73,7 @@ class Life:
         assert journal.term >= self.synced_vote[0]
         if journal.term == self.synced_vote[0]:
             assert journal.voted_for == self.synced_vote[1], "the vote was forgotten"
-        assert (journal.term, journal.voted_for) in self.votes
+        assert (journal.term, journal.voted_for) in self.votes, "a vote was forgotten, or was never given"
         # What is there now counts as synced: `open` promises it.
         self.synced_index, self.synced_vote = journal.last_index, (journal.term, journal.voted_for)
         self.entries = {index: (term, command) for command, index, term, *_ in got}
@@ -140,9 +140,10 @@ def torture(seed: int) -> None:
             disk.crash_in = rng.randint(1, 40)
         if rng.random() < 0.15:
             disk.fail_syncs = 1
+        disk.sync_delay_s = rng.choice((0.0004, 0.004))  # on a slow disk, syncs overlap
         for _ in range(rng.randint(1, 25)):
             life.runtime.call_soon(life.work)
-            life.world.run_for(rng.choice((0.0, 0.0002, 0.003)))
+            life.world.run_for(rng.choice((0.0, 0.0002, 0.003, 0.01)))
             if life.dead:
                 break
         life.runtime.crash()

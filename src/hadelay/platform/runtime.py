@@ -53,13 +53,15 @@ class Brevity:
 class _Lane(Brevity):
     """Lane: one thread, its queue of jobs, and the recent durations of its brief jobs."""
 
-    __slots__ = ("deferred", "executor", "on_loop", "pending")
+    __slots__ = ("deferred", "executor", "last_s", "on_loop", "pending")
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self.executor = ThreadPoolExecutor(1, thread_name_prefix=f"hadelay-{name}")
         #: Number of jobs queued or running in the lane's thread.
         self.pending = 0
+        #: Duration of the last job, in seconds.
+        self.last_s = 0.0
         #: Whether a job of the lane is about to run on the event loop; the lane's later jobs wait for its end.
         self.on_loop = False
         self.deferred: list[Callable[[], None]] = []
@@ -115,6 +117,7 @@ class Runtime:
 
         def ended(result: Any, error: BaseException | None) -> None:
             jobs.pending -= 1
+            jobs.last_s = took
             if brief:
                 jobs.took(took)
             done(result, error)
@@ -132,6 +135,10 @@ class Runtime:
         if lane in self._lanes:
             self._lanes[lane].executor.submit(lambda: None).result()
 
+    def last_s(self, lane: str) -> float:
+        """Duration of the lane's last job in seconds; 0.0 before the first."""
+        return self._lanes[lane].last_s if lane in self._lanes else 0.0
+
     def _on_loop(self, jobs: _Lane, fn: Callable[[], Any], done: Ended) -> None:
         result, error = None, None
         started = time.monotonic()
@@ -139,7 +146,8 @@ class Runtime:
             result = fn()
         except Exception as raised:
             error = raised
-        jobs.took(time.monotonic() - started)
+        jobs.last_s = time.monotonic() - started
+        jobs.took(jobs.last_s)
         jobs.on_loop = False
         deferred, jobs.deferred = jobs.deferred, []
         for job in deferred:

@@ -130,6 +130,7 @@ class Journal(JournalSync):
 
     def _adopt(self, first: int, prev_term: int, entries: list[Entry], *, reset: bool = False) -> None:
         """Replace the journal's entries from index `first` on by `entries`, in a new segment; durable on return."""
+        assert not self._running, "no sync runs meanwhile: files are deleted here"
         self._number += 1
         self._supersede(first, reset=reset)
         header = self._header(first, prev_term, (self._number, 0), reset=reset)
@@ -138,7 +139,7 @@ class Journal(JournalSync):
         self.identity = header
         self._durable = self._marked = (self._number, segment.position)
         self._find_ends()
-        self.synced_index = self._syncing_index = self.last_index
+        self.synced_index = self.last_index
         for old in self._garbage:
             delete(self._disk, old)
         self._garbage.clear()
@@ -269,7 +270,8 @@ class Journal(JournalSync):
         self._supersede(index)
         self.last_index, self.last_term = index - 1, term
         self.synced_index = min(self.synced_index, index - 1)
-        self._syncing_index = min(self._syncing_index, index - 1)
+        for sync in self._running:
+            sync.index = min(sync.index, index - 1)
         self._dirty.append(self._roll(index, term))
         self._appended += 1
 
@@ -296,7 +298,7 @@ class Journal(JournalSync):
         gone: list[Segment] = []
         while len(self._segments) > 1 and self._segments[0].last_index <= index:
             size -= self._segments[0].position
-            if size < keep_bytes or self._segments[1].first_index > index + 1:
+            if size < keep_bytes or self._segments[1].first_index > index + 1 or self._in_use(self._segments[0]):
                 break
             gone.append(self._segments.pop(0))
         if gone:

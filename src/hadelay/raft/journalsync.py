@@ -1,7 +1,9 @@
 """Writing and syncing of the Raft journal.
 
-Each sync covers the records queued when it began, and then calls `when_synced` callbacks, `between_syncs` and
-`on_synced`. A failed write or sync is final (`on_fatal`), without a retry: the page cache looks clean afterwards.
+Each sync covers the records queued when it began. On a slow disk, syncs of the newest segment overlap (ADR 260): each
+then counts when it and all that began before it have succeeded. What changes names or deletes files, and what
+`when_synced` callbacks wait for, runs alone. A failed write or sync is final (`on_fatal`), without a retry: the page
+cache looks clean afterwards.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from hadelay.platform.disk import Disk, File
 from hadelay.platform.runtime import Handle, Runtime
@@ -24,6 +27,12 @@ _BRIEF_BYTES = 64 << 10
 #: Delay, in seconds, after which a MARK record notes how far the last sync reached, unless another record follows the
 #: sync.
 _MARK_DELAY_S = 0.05
+#: Limit of syncs at the same time.
+_MAX_SYNCS = 3
+#: Syncs overlap while the last one took at least this number of seconds. Below, more syncs of fewer records each would
+#: only cost processor time.
+_SLOW_S = 0.002
+_LANES = ("journal", "journal-2", "journal-3")
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,20 @@ class JournalConfig:
     segment_bytes: int = 16 << 20
     #: Memory limit for recent entries, in bytes: these entries need not be read from disk for followers or for apply.
     tail_bytes: int = 16 << 20
+
+
+@dataclass(eq=False, slots=True)
+class _Sync:
+    """A running sync, and what is durable once it counts: the number of records since the start, the index of the
+    newest entry (lowered if that entry is cut off), and the end of each segment in bytes."""
+
+    lane: int
+    started: float
+    records: int
+    index: int
+    ends: list[tuple[Segment, int]]
+    alone: bool
+    ended: bool = False
 
 
 class JournalSync:
@@ -47,10 +70,9 @@ class JournalSync:
         self._disk, self._runtime = disk, runtime
         self._segments = segments
         self.on_fatal: Callable[[BaseException], None] = _raise
-        #: on_synced(seconds): called after each sync and its `when_synced` callbacks.
+        #: on_synced(seconds since its begin): called when a sync counts, after `when_synced` callbacks.
         self.on_synced: Callable[[float], None] = lambda seconds: None
-        #: Callback at the end of each sync, before `on_synced`; the next sync covers the records that the callback
-        #: queues.
+        #: Callback when a sync counts, before `on_synced`; the next sync covers the records that the callback queues.
         self.between_syncs: Callable[[], None] = lambda: None
         #: Counts of journal records: queued since the start; durable; and queued when the last term or vote was
         #: recorded.
@@ -59,10 +81,8 @@ class JournalSync:
         self._dirty: list[Segment] = []
         self._garbage: list[Segment] = []
         self._names_changed = False
-        self._syncing = False
-        self.sync_started: float | None = None
-        #: Index of the newest entry that the running sync covers; lowered if the entry is cut off during the sync.
-        self._syncing_index = 0
+        #: The syncs that run, in the order of their begin.
+        self._running: deque[_Sync] = deque()
         self._mark_timer: Handle | None = None
         #: Durable position (segment, offset) in the last MARK record, and the present durable position.
         self._marked = self._durable = (0, 0)
@@ -71,6 +91,16 @@ class JournalSync:
         #: False when no further segment could be reserved, because the disk is full.
         self.has_space = True
         self.closed = False
+
+    @property
+    def sync_started(self) -> float | None:
+        """Monotonic time at which the oldest running sync began; None if none runs."""
+        return self._running[0].started if self._running else None
+
+    @property
+    def slow(self) -> bool:
+        """Whether the disk is slow, as the last sync showed, so that syncs overlap."""
+        return self._runtime.last_s(_LANES[0]) >= _SLOW_S
 
     @property
     def all_synced(self) -> bool:
@@ -82,71 +112,90 @@ class JournalSync:
         return self._voted <= self._synced
 
     def when_synced(self, fn: Callable[[], None]) -> None:
-        """Call `fn` once all records queued so far are durable, at once if they already are."""
+        """Call `fn` once all records queued so far are durable and no sync runs, at once if that is so already."""
         if self._appended == self._synced:
             fn()
         else:
             self._waiting.append((self._appended, fn))
 
     def kick(self) -> None:
-        """Write the queued records and start a sync. If a sync is running, the new sync starts after its end."""
-        if self._syncing or self._appended == self._synced or self.closed:
+        """Write the queued records and start a sync. A sync that may not overlap starts after the running ones."""
+        begun = self._running[-1].records if self._running else self._synced
+        if begun == self._appended or self.closed or (self._running and not self._may_overlap()):
             return
         dirty, self._dirty = self._dirty, []
-        dirty = [segment for segment in dirty if segment not in self._garbage]
         garbage, self._garbage = self._garbage, []
         names_changed, self._names_changed = self._names_changed, False
-        try:
-            written = sum([segment.write() for segment in dirty])
-        except OSError as error:
-            self.on_fatal(error)
-            return
         if self._mark_timer is not None:
             self._mark_timer.cancel()
             self._mark_timer = None
-        self._syncing = True
-        self._syncing_index = self.last_index
-        self.sync_started = started = self._runtime.monotonic()
-        appended = self._appended
-        newest = self._segments[-1]
-        position = (newest.header.seq, newest.written)
-        files = [segment.file for segment in dirty]
-        brief = not (names_changed or garbage) and written <= _BRIEF_BYTES
+        lane = min({0, 1, 2} - {sync.lane for sync in self._running})
+        segments = [segment for segment in dirty if segment not in garbage]
+        sync = _Sync(
+            lane, self._runtime.monotonic(), self._appended, self.last_index,
+            [(segment, segment.position) for segment in segments], names_changed or bool(garbage) or len(dirty) != 1,
+        )  # fmt: skip
+        try:
+            writes = [(segment.handle(self._disk, lane), *segment.take()) for segment in segments]
+        except OSError as error:
+            self.on_fatal(error)
+            return
+        self._running.append(sync)
+        brief = not sync.alone and sum(len(part) for _, parts, _ in writes for part in parts) <= _BRIEF_BYTES
 
-        def sync() -> None:
-            for file in files:
+        def work() -> None:
+            for file, parts, offset in writes:
+                if parts:
+                    file.pwritev(parts, offset)
                 file.sync()
             if names_changed:
                 self._disk.sync_dir(self.directory)
             for segment in garbage:
                 delete(self._disk, segment)
 
-        def done(_: object, error: BaseException | None) -> None:
-            if self.closed:
-                return
-            if error is not None:
-                self.on_fatal(error)
-                return
-            self._syncing, self.sync_started = False, None
-            self._synced, self._durable = appended, position
-            self.synced_index = self._syncing_index
-            waiting = self._waiting
-            try:
-                # Re-read `_synced`: a callback may have synced more records
-                while waiting and waiting[0][0] <= self._synced:
-                    waiting.popleft()[1]()
-                self.between_syncs()
-            # Stop the node: no caller would see the error, and a callback has ended half-way
-            except Exception as raised:
-                self.on_fatal(raised)
-                return
-            self.on_synced(self._runtime.monotonic() - started)
-            if self._appended != self._synced:
-                self.kick()
-            elif self._mark_timer is None and not self.closed:
-                self._mark_timer = self._runtime.call_later(_MARK_DELAY_S, self._leave_mark)
+        self._runtime.in_thread(_LANES[lane], work, partial(self._ended, sync), brief=brief)
 
-        self._runtime.in_thread("journal", sync, done, brief=brief)
+    def _may_overlap(self) -> bool:
+        """Whether the queued records may be synced while other syncs run: nobody waits for a moment without syncs, and
+        all syncs are of the newest segment, so no name changes."""
+        newest, room = self._segments[-1], len(self._running) < _MAX_SYNCS
+        other = any(sync.alone or sync.ends[0][0] is not newest for sync in self._running)
+        return self.slow and room and not (self._waiting or other)
+
+    def _ended(self, sync: _Sync, _: object, error: BaseException | None) -> None:
+        if self.closed:
+            return
+        if error is not None:
+            self.on_fatal(error)
+            return
+        sync.ended = True
+        try:
+            while self._running and self._running[0].ended and not self.closed:
+                self._count(self._running.popleft())
+        # Stop the node: no caller would see the error, and a callback has ended half-way
+        except Exception as raised:
+            self.on_fatal(raised)
+            return
+        if self._appended != self._synced:
+            self.kick()
+        elif self._mark_timer is None and not self.closed:
+            self._mark_timer = self._runtime.call_later(_MARK_DELAY_S, self._leave_mark)
+
+    def _count(self, sync: _Sync) -> None:
+        for segment, end in sync.ends:
+            segment.written = end
+            self._durable = (segment.header.seq, end)
+        self._synced, self.synced_index = sync.records, sync.index
+        waiting = self._waiting
+        # Re-read `_synced`: a callback may have synced more records
+        while waiting and waiting[0][0] <= self._synced:
+            waiting.popleft()[1]()
+        self.between_syncs()
+        self.on_synced(self._runtime.monotonic() - sync.started)
+
+    def _in_use(self, segment: Segment) -> bool:
+        """Whether records of the segment wait for a sync that has begun or will begin."""
+        return segment in self._dirty or any(segment is one for sync in self._running for one, _ in sync.ends)
 
     def _leave_mark(self) -> None:
         """Write a mark: a record that the last sync succeeded. Recovery uses it to tell damage from a torn write."""
@@ -202,9 +251,10 @@ class JournalSync:
         self.closed = True
         if self._mark_timer is not None:
             self._mark_timer.cancel()
-        self._runtime.join("journal")  # wait for the sync: a file must not be closed during a sync of the file
+        for lane in _LANES:  # wait for the syncs: a file must not be closed during a sync of the file
+            self._runtime.join(lane)
         try:
-            if not self._syncing:
+            if not self._running:
                 self._write_all()
                 newest = self._segments[-1]
                 if self._durable > self._marked and newest.position + RECORD_OVERHEAD <= self.config.segment_bytes:
@@ -213,7 +263,7 @@ class JournalSync:
                 newest.file.sync()
         finally:
             for segment in self._segments:
-                segment.file.close()
+                segment.close()
             if self._spare is not None:
                 self._spare.close()
 

@@ -31,9 +31,14 @@ class Segment:
         self.last_index = header.first_index - 1
         #: File offset of the next record: after the records in the file and those in `pending`.
         self.position = records.SEGMENT_HEADER_BYTES
-        #: Number of bytes written to the file.
+        #: Number of bytes that are written to the file for certain.
         self.written = 0
+        #: Records to be written next, and their file offset.
         self.pending: list[bytes | bytearray | memoryview] = [header.encode()]
+        self._pending_at = 0
+        #: Further open files of this segment, for syncs that overlap: of two syncs of one open file, only one would
+        #: report a failure of the disk.
+        self._handles: dict[int, File] = {}
         #: Runs of entries of one term, as (first index, term); and offsets of some entries, as (index, offset).
         self.terms: list[tuple[int, int]] = []
         self.places: list[tuple[int, int]] = []
@@ -55,14 +60,28 @@ class Segment:
         if not self.places or offset - self.places[-1][1] >= _PLACE_BYTES:
             self.places.append((index, offset))
 
-    def write(self) -> int:
-        """Write the pending records to the page cache; returns the number of bytes."""
-        size = self.position - self.written
-        if self.pending:
-            self.file.pwritev(self.pending, self.written)
-            self.pending = []
+    def take(self) -> tuple[list[bytes | bytearray | memoryview], int]:
+        """Return the pending records, to be written now, and their file offset."""
+        parts, offset = self.pending, self._pending_at
+        self.pending, self._pending_at = [], self.position
+        return parts, offset
+
+    def write(self) -> None:
+        """Write the pending records to the page cache."""
+        parts, offset = self.take()
+        if parts:
+            self.file.pwritev(parts, offset)
             self.written = self.position
-        return size
+
+    def handle(self, disk: Disk, number: int) -> File:
+        """The segment's file (number 0), or another open file of the same file."""
+        if number and number not in self._handles:
+            self._handles[number] = disk.open(self.file.path)
+        return self._handles[number] if number else self.file
+
+    def close(self) -> None:
+        for file in (self.file, *self._handles.values()):
+            file.close()
 
     def _damaged(self, what: str, offset: int | None = None) -> DamagedFile:
         """Make a DamagedFile for `offset`; default: the end of the records that verify."""
@@ -77,7 +96,7 @@ class Segment:
     def leave_unread(self, last_index: int) -> None:
         """Skip the scan at the start: a later segment shows that this segment is whole and ends with `last_index`."""
         self.pending, self.scanned, self.last_index = [], False, last_index
-        self.position = self.written = self.file.size()
+        self.position = self.written = self._pending_at = self.file.size()
 
     def _scan_now(self) -> None:
         last_index, self.last_index, self.scanned = self.last_index, self.first_index - 1, True
@@ -178,7 +197,7 @@ def zeroed(disk: Disk, path: str, size: int) -> File:
 
 
 def delete(disk: Disk, segment: Segment) -> None:
-    segment.file.close()
+    segment.close()
     if disk.exists(segment.file.path):
         disk.unlink(segment.file.path)
 
@@ -220,7 +239,7 @@ def end_of(disk: Disk, directory: str) -> dict[str, object]:
     last = segments[-1]
     term = last.term_at(last.last_index) if last.last_index >= last.first_index else last.header.prev_term
     for segment in segments:
-        segment.file.close()
+        segment.close()
     return {
         "cluster": state.cluster_id, "group": state.group, "node": state.node, "incarnation": state.incarnation,
         "admitted": state.admitted, "term": state.term, "last_term": term, "last_index": last.last_index,

@@ -9,26 +9,24 @@ and no answer came.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hadelay.api.service import Histogram, Receipts
 from hadelay.codec.commands import encode_publish
 from hadelay.codec.commandtypes import PUBLISHES
-from hadelay.codec.entries import encode_entry
 from hadelay.codec.results import PublishResult, RowCode
 from hadelay.errors import HadelayError, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.model import Draft
 from hadelay.platform.runtime import Handle, Runtime
-from hadelay.raft.node import RaftNode
 from hadelay.raft.ports import Done
-from hadelay.server.checkpoints import Replica
-from hadelay.server.peers import Peers
+from hadelay.server.outlet import Outlet
 from hadelay.server.refusals import Refusals, refusal
 
-#: Limit of batches with publishes in flight. Two keep the disks busy; more would only make batches smaller.
-_MAX_INFLIGHT_PUBLISHES = 2
+#: Limit of batches with publishes in flight. Two keep the disks busy; more would only make batches smaller, except on a
+#: slow disk, where syncs overlap.
+_MAX_INFLIGHT_PUBLISHES, _MAX_INFLIGHT_SLOW = 2, 3
 #: Limit of batches with publishes in flight while the leader's journal is between two syncs; higher, because waiting
 #: publishes would else miss the next sync of a slow disk.
 _MAX_INFLIGHT_BETWEEN_SYNCS = 4
@@ -69,40 +67,6 @@ class Pending:
     def publishes(self) -> bool:
         """Whether this publishes messages: drafts of this node's users, or a PUBLISH command of another node."""
         return bool(self.drafts) or self.command[:1] in _PUBLISHES
-
-
-class Outlet:
-    """Sends a node's batches: into its own log when the node leads, else over the node link to the leader."""
-
-    def __init__(
-        self, raft: RaftNode, replica: Replica, peers: Peers, leading: Callable[[], int], timeout_s: float
-    ) -> None:
-        """leading: returns the term that this node leads, else 0. timeout_s: timeout of a batch sent to the leader."""
-        self._raft, self._replica, self._clock, self._link = raft, replica, peers.clock, peers.link
-        self.term, self._timeout_s = leading, timeout_s
-
-    def ready(self) -> bool:
-        """Whether this node leads or is connected to the leader."""
-        leader = self._raft.leader
-        return bool(self.term()) or (
-            leader is not None and leader != self._raft.name and self._raft.membership.connected(leader)
-        )
-
-    def to(self) -> str | None:
-        """The leader as far as this node knows; None when it knows none."""
-        return self._raft.name if self.term() else self._raft.leader
-
-    def send(self, commands: list[bytes], done: Callable[[Sequence[Any] | None, HadelayError | None], None]) -> None:
-        """Send commands as one batch; `done` gets a result per command. The error NoLeader means that nothing happened,
-        and the batch may be sent again."""
-        raft = self._raft
-        if self.term():
-            now_ms = self._clock.read(raft.runtime.monotonic())
-            raft.propose(encode_entry(now_ms, commands, self._replica.ledger.level), done)
-        elif raft.leader is None:
-            done(None, NoLeader("no leader"))
-        else:
-            self._link.call(raft.leader, "submit", commands, self._timeout_s, done)
 
 
 class GroupCommit:
@@ -187,7 +151,7 @@ class GroupCommit:
         # `_resting` is True for a moment after a refused batch: an outlet that refuses at once would otherwise be
         # called in an endless loop.
         while not (self.held or self._resting) and (self._publishes or self._commands):
-            shut = self._publishing >= _MAX_INFLIGHT_PUBLISHES
+            shut = self._publishing >= (_MAX_INFLIGHT_SLOW if self.outlet.slow() else _MAX_INFLIGHT_PUBLISHES)
             most = _MAX_INFLIGHT if self.outlet.to() == self.node else _MAX_INFLIGHT_FORWARDED
             if (shut or not self._publishes) and (self.inflight >= most or not self._commands):
                 return
@@ -379,22 +343,3 @@ def _answer(refusals: Refusals, group: list[Pending], result: Any) -> None:
             }
         publish.done(receipts, None)
         first = last
-
-
-def gather(count: int, done: Callable[[list[Any], list[HadelayError]], None]) -> Callable[[int, Any, Any], None]:
-    """Make a callback answered(number of a part, result, error), which collects the answers of `count` parts and then
-    calls done(results, errors). The result of a part that failed is None."""
-    results: list[Any] = [None] * count
-    errors: list[HadelayError] = []
-    missing = count
-
-    def answered(n: int, result: Any, error: HadelayError | None) -> None:
-        nonlocal missing
-        results[n] = result
-        if error is not None:
-            errors.append(error)
-        missing -= 1
-        if not missing:
-            done(results, errors)
-
-    return answered

@@ -28,11 +28,12 @@ from hadelay.raft.ports import RaftTuning
 from hadelay.server.checkpoints import Checkpoints, Replica
 from hadelay.server.clustertime import ClusterClock
 from hadelay.server.delivery.loop import DeliveryLoop
-from hadelay.server.groupcommit import GroupCommit, Outlet
+from hadelay.server.groupcommit import GroupCommit
 from hadelay.server.guard import Guard
 from hadelay.server.leadership import Leadership
 from hadelay.server.link import Link
 from hadelay.server.logbook import Logbook
+from hadelay.server.outlet import Outlet
 from hadelay.server.peers import Peers, PeerStatus
 from hadelay.server.publishing import Publishing
 from hadelay.server.reading import ReadAhead, Repairer, VerifiedReader

@@ -18,7 +18,7 @@ from hadelay.codec.results import Refused
 from hadelay.errors import Conflict, DiskFull, HadelayError, Impossible, NoLeader, OutcomeUnknown, Overloaded
 from hadelay.model import Draft
 from hadelay.raft.ports import Done
-from hadelay.server.groupcommit import gather
+from hadelay.server.gather import gather
 from hadelay.server.guard import Guard
 from hadelay.server.leadership import Leadership
 from hadelay.server.link import Reply
