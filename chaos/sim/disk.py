@@ -43,17 +43,10 @@ class SimDisk(Disk):
     syncs fail. capacity: bytes; beyond it ENOSPC.
     """
 
-    def __init__(
-        self,
-        rng: random.Random,
-        *,
-        capacity: int = 1 << 30,
-        record: Callable[[bytes], object] = len,
-        usual_sync_s: float = 0.0004,
-    ) -> None:
+    def __init__(self, rng: random.Random, *, capacity: int = 1 << 30, record: Callable[[bytes], object] = len) -> None:
         self.random, self.capacity, self.record = rng, capacity, record
         self.epoch = 0
-        self.sync_delay_s = self.usual_sync_s = usual_sync_s
+        self.sync_delay_s = self.usual_sync_s = 0.0004
         self.fail_syncs = 0
         self.crash_in = 0
         #: True while an injected crash ends the process.

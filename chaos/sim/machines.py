@@ -28,8 +28,6 @@ from hadelay.server.service.node import NodeService
 WATCH_S = 0.01
 #: Limit, in seconds, of the duration of a sync on a slow disk, failed syncs included.
 FAILED_S = 4.0
-#: Share of machines whose disk takes milliseconds for a sync, so that syncs of the journal overlap.
-_SLOW_DISKS = 0.25
 
 
 @dataclass(eq=False)
@@ -107,12 +105,7 @@ class Machines:
 
     def _machine(self, name: str) -> Machine:
         rng = self.world.random
-        slow = random.Random(f"{self.seed} slow disk {name}").random() < _SLOW_DISKS
-        disk = SimDisk(
-            random.Random(f"{self.seed} disk {name}"),
-            record=self.world.record,
-            usual_sync_s=0.004 if slow else 0.0004,
-        )
+        disk = SimDisk(random.Random(f"{self.seed} disk {name}"), record=self.world.record)
         return Machine(name, disk, rng.uniform(-50e-6, 50e-6), rng.randint(-60, 60))
 
     def note(self, text: str, who: str = "nemesis") -> None:

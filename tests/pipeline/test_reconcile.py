@@ -195,7 +195,6 @@ def test_the_command_ends_with_1_when_something_is_lost(tmp_path: Path) -> None:
 def test_a_message_carried_on_is_judged_by_its_first_entry(tmp_path: Path) -> None:
     world, said = one_of_each()
     (far,) = said["pending"]
-    world.checking = True
     hour = START_HOUR + 30
     world.now = 31 * 3_600_000
     while not world.maintain(Job.ROLL_FORWARD, hour).done:

@@ -41,8 +41,6 @@ class Scene(SimCluster):
 
     def __init__(self, seed: int = 1, **more: Any) -> None:
         super().__init__(seed, **more)
-        for machine in self.machines.values():
-            machine.disk.sync_delay_s = machine.disk.usual_sync_s = 0.0004
         self.start_all()
         self.until(lambda: self.leader() is not None)
 
