@@ -74,15 +74,17 @@ $(BROWSER): $(READY) requirements-browser.lock
 demo: $(READY)
 	@$(PY) cluster/local/demo.py
 
-# Side by side, as long as each other: some of the tests wait for processes and disks while the simulators compute.
-SIDE := tests/raft tests/sim tests/chaos tests/ledger tests/frameworks
+# Side by side: some of the tests wait for processes and disks while the simulators compute.
+SIM := tests/sim
+SIDE := tests/raft tests/chaos tests/ledger tests/frameworks
 REAL := tests/cli tests/console tests/docs tests/overload tests/security tests/system
 test: $(READY) $(SPARK) $(FRAMEWORKS)
-	@$(PY) -m pytest $(SIDE) >$(VENV)/side.log 2>&1 & side=$$!; \
+	@$(PY) -m pytest $(SIM) >$(VENV)/sim.log 2>&1 & sim=$$!; \
+	$(PY) -m pytest $(SIDE) >$(VENV)/side.log 2>&1 & side=$$!; \
 	$(PY) -m pytest $(REAL) >$(VENV)/real.log 2>&1 & real=$$!; \
-	$(PY) -m pytest $(SIDE:%=--ignore=%) $(REAL:%=--ignore=%); others=$$?; \
-	wait $$side; side=$$?; wait $$real; real=$$?; cat $(VENV)/side.log $(VENV)/real.log; \
-	exit $$((others ? others : side ? side : real))
+	$(PY) -m pytest $(addprefix --ignore=,$(SIM) $(SIDE) $(REAL)); others=$$?; \
+	wait $$sim; sim=$$?; wait $$side; side=$$?; wait $$real; real=$$?; \
+	cat $(VENV)/sim.log $(VENV)/side.log $(VENV)/real.log; exit $$((others ? others : sim ? sim : side ? side : real))
 
 # docs/howto/spark-cluster.md is what it runs.
 spark-cluster: $(READY) $(SPARK)

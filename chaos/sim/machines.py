@@ -28,6 +28,8 @@ from hadelay.server.service.node import NodeService
 WATCH_S = 0.01
 #: Limit, in seconds, of the duration of a sync on a slow disk, failed syncs included.
 FAILED_S = 4.0
+#: Share of machines whose disk takes a few milliseconds, in seconds, for a sync, so that syncs of the journal overlap.
+_SLOW_DISKS, _SLOW_SYNC_S = 0.25, 0.004
 
 
 @dataclass(eq=False)
@@ -107,6 +109,12 @@ class Machines:
         rng = self.world.random
         disk = SimDisk(random.Random(f"{self.seed} disk {name}"), record=self.world.record)
         return Machine(name, disk, rng.uniform(-50e-6, 50e-6), rng.randint(-60, 60))
+
+    def slow_some_disks(self) -> None:
+        """Give a drawn share of the machines slow disks."""
+        for name, machine in self.machines.items():
+            if random.Random(f"{self.seed} slow disk {name}").random() < _SLOW_DISKS:
+                machine.disk.sync_delay_s = machine.disk.usual_sync_s = _SLOW_SYNC_S
 
     def note(self, text: str, who: str = "nemesis") -> None:
         self.history.note(self.world.now, who, text)

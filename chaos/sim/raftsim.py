@@ -199,6 +199,7 @@ def run_seed(seed: int, families: dict[str, float] | None = None) -> Report:
     """Run one seed. families: probability of each fault family; None: FAULTS."""
     rng = random.Random(seed)
     sim = RaftSim(seed, size=rng.choice((3, 5)))
+    sim.slow_some_disks()
     nemesis = Nemesis(sim, FAULTS_S, FAULTS if families is None else families, pace_s=rng.choice((0.2, 1.0, 2.0)))
     report = report_on(sim, nemesis, lambda report: sim.run(nemesis))
     report.messages, report.entries = len(sim.acked), len(sim.entries)

@@ -45,8 +45,6 @@ _CLOCK_CHANGE_MS = 1_806_195_600_000
 _BRIEF_WINDOWS = 0.3
 #: Share of runs with quotas, and with many messages under few client keys.
 _CROWDED = 0.15
-#: Share of machines whose disk takes a few milliseconds, in seconds, for a sync, so that syncs of the journal overlap.
-_SLOW_DISKS, _SLOW_SYNC_S = 0.25, 0.004
 #: Share of runs at whose end the power of all nodes is cut once more.
 _BLACKOUT = 0.15
 #: Maximum number of lines of the trace in a report.
@@ -153,9 +151,7 @@ def build(seed: int, only: frozenset[str] | None = None, sync: str = "") -> tupl
         epoch_ms=_begin_ms(seed) - rng.randrange(int(4000 * shape.faults_s)),
         only=only,
     )
-    for machine in cluster.machines.values():
-        if random.Random(f"{seed} slow disk {machine.name}").random() < _SLOW_DISKS:
-            machine.disk.sync_delay_s = machine.disk.usual_sync_s = _SLOW_SYNC_S
+    cluster.slow_some_disks()
     if random.Random(f"{seed} hooked").random() < HOOKED:
         cluster.receiver = Receiver(cluster)
     return cluster, shape
