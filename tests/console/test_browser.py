@@ -237,7 +237,7 @@ def test_a_hundred_thousand_topics_are_searched_and_sorted(
             page.wait_for_selector("caption:has-text('11 topics')")
             page.wait_for_url("**q=queue-7654*")
             page.goto("/console/")
-            page.wait_for_selector("#tiles:has-text('100,000 topics')")
+            page.wait_for_selector("#tiles:has-text('100,000 topics')", timeout=60_000)
 
 
 def test_a_topic_is_paused_resumed_and_purged(cluster: Cluster, ids: dict[str, str], chromium: Any) -> None:
