@@ -196,7 +196,8 @@ def test_cancelled_expired_and_purged_messages_have_none() -> None:
 
 
 def test_a_message_leased_before_its_topic_was_deleted_has_none_in_the_topics_new_life() -> None:
-    """Nor topics of its own; a message leased before a purge still has its callback."""
+    """Such a message has no callback to a topic that it names itself, either. A message that was leased before a purge
+    still has its callback."""
     world = asking(webhook=HOOK)
     old = world.lease(*world.ids(draft(), draft(), own(os="mine")))
     world.one(commands.encode_topic_delete("t", True))

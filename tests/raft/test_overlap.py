@@ -151,7 +151,7 @@ def test_a_segment_is_not_deleted_while_a_sync_of_it_runs():
 
 
 def test_who_waits_for_the_disk_is_called_while_no_sync_runs():
-    """What is called may replace the journal's files, as a new incarnation does."""
+    """A callback may replace the journal's files, as a new incarnation does."""
     slow = Slow()
     slow.begin(1)
     slow.begin(1)
