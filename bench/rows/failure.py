@@ -102,16 +102,16 @@ async def _under_load(cluster: Cluster, act: Callable[[Tally], Awaitable[None]])
 def failover(setup: Setup) -> list[Row]:
     row = Row(
         "failover",
-        "SIGKILL and SIGSTOP of the leader under load, 50 times each: next due delivery, next publish",
+        "SIGKILL of the leader under load, 200 times, and SIGSTOP, 50 times: next due delivery, next publish",
         [
             Target("next delivery", 600, 300, at_most=True),
             Target("worst", 1_500, 100, at_most=True),
             Target("worst, leader paused", 500, at_most=True),
         ],
     )
-    strikes = setup.many(50, 5)
-    setup.say(f"failover, {strikes} kills and pauses")
-    for watch in (_kill_and_watch, _pause_and_watch):
+    kills, pauses = setup.many(200, 5), setup.many(50, 5)
+    setup.say(f"failover, {kills} kills and {pauses} pauses")
+    for watch, strikes in ((_kill_and_watch, kills), (_pause_and_watch, pauses)):
         with setup.cluster() as cluster:
             _complete(cluster, uvloop.run(_under_load(cluster, partial(_strikes, cluster, watch, strikes, row))), row)
     row.add("worst", max(row.samples["next delivery"]), "ms")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from posixpath import dirname
 
 import msgpack
@@ -196,6 +197,20 @@ def test_a_leader_that_dies_without_a_word_is_replaced_within_its_timeout():
         cluster.isolate(old.name)
         others = [node for node in cluster.nodes.values() if node is not old]
         assert cluster.until(lambda others=others: any(node.is_leader for node in others)) < 1.0
+
+
+@pytest.mark.parametrize("count", [3, 5])
+def test_nodes_that_ask_for_votes_at_once_do_not_split_them(count: int) -> None:
+    config = dataclasses.replace(CONFIG, election_min_ms=200, election_max_ms=202)
+    for seed in range(8):
+        cluster = Cluster(count, seed, config)
+        old = cluster.leader()
+        cluster.run(0.3)
+        cluster.isolate(old.name)
+        others = [node for node in cluster.nodes.values() if node is not old]
+        before = sum(node.stats.elections for node in others)
+        assert cluster.until(lambda others=others: any(node.is_leader for node in others)) < 0.3
+        assert sum(node.stats.elections for node in others) <= before + (1 if count == 3 else 2)
 
 
 def test_a_node_that_slept_reads_its_mail_before_it_campaigns():

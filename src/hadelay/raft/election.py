@@ -16,10 +16,11 @@ from hadelay.raft.part import Peer, RaftPart, Ready, Shared
 
 log = logging.getLogger(__name__)
 
-#: Pause, in seconds, between the end of the election timeout and the pre-vote: waiting heartbeats can be read
-#: meanwhile.
+#: Pause, in seconds, between the end of the election timeout and the pre-vote, to read waiting heartbeats.
 _SECOND_LOOK_S = 0.004
 _NEVER = float("-inf")
+#: Pause of a node after its yes, × election_min_ms: below the shortest one between two pre-votes of a node.
+_GIVE_WAY = 0.2
 #: Number of unapplied entries above which a node lets other nodes campaign first; and for how long, in seconds.
 _BACKLOG, _DRAIN_S = 500, 1.0
 
@@ -38,11 +39,9 @@ class Elections(RaftPart):
         self._timer_at: float | None = None
         #: Running pre-vote: its term, and the peers that agreed. None: no pre-vote is running.
         self._asking: tuple[int, set[str]] | None = None
-        #: Term of the last campaign, and voters whose votes were passed to PySyncObj, which would count a repeated vote
-        #: twice.
+        #: Term of the last campaign, and its voters so far: PySyncObj would count a repeated vote twice.
         self._votes: tuple[int, set[str]] = (0, set())
-        #: Term of a campaign of this node that the leader requested: voters grant it although they still hear the
-        #: leader. 0: no such campaign.
+        #: Term of a campaign that the leader requested: voters grant it although they still hear the leader; or 0.
         self._called = 0
         #: Monotonic time since which this node lets others campaign first; None: it does not.
         self._waiting_since: float | None = None
@@ -76,8 +75,7 @@ class Elections(RaftPart):
         self._arm(now, ready)
 
     def _arm(self, now: float, ready: Ready) -> None:
-        """Start the election timer, unless an earlier timer runs; a timer that fires before the present deadline is
-        started again."""
+        """Start the election timer, unless an earlier one runs, which is started again when it fires too early."""
         if self._timer_at is None or self._timer_at > self._deadline:
             self._timer_at = self._deadline
             ready.later(max(0.0, self._deadline - now), self._fire, self._deadline)
@@ -100,8 +98,8 @@ class Elections(RaftPart):
 
     @property
     def may_vote(self) -> bool:
-        """Whether this node may vote: the log has admitted its incarnation, and no snapshot is replacing its state. The
-        node need not be a voter in its own log: the candidate's log is no older and may list the node as a voter."""
+        """Whether this node may vote: the log has admitted its incarnation, and no snapshot is replacing its state. It
+        need not be a voter in its own log: the candidate's log is no older and may list it as one."""
         return self._journal.admitted and not self._applier.installing
 
     @property
@@ -144,6 +142,10 @@ class Elections(RaftPart):
             and (last_term, index) >= (self._journal.last_term, self._journal.last_index)
             and self._leaderless(now)
         )
+        # Two candidates would split the votes: who agrees asks later; of two that ask, the smaller name goes first.
+        if yes and (self._asking is None or peer.name < self._members.name):
+            self._asking = None
+            self._deadline = max(self._deadline, now + self._config.election_min_ms / 1000 * _GIVE_WAY)
         ready.send(peer.name, messages.encode(messages.PRE_VOTE_REPLY, term, yes, self._core.term))
 
     def on_pre_vote_reply(self, peer: Peer, asked: int, yes: bool, term: int, now: float, ready: Ready) -> None:

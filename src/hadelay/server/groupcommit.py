@@ -37,7 +37,7 @@ _MAX_INFLIGHT_FORWARDED = 8
 #: Pause before a batch that found no leader is sent again, in seconds.
 _RETRY_S = 0.02
 #: Timeout, in seconds, of a batch that was sent to a former leader; counted from when another node leads.
-_OVERTAKEN_S = 0.1
+_OVERTAKEN_S = 0.05
 #: Bucket bounds of the histogram hadelay_commit_duration_seconds.
 _COMMITS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 #: First bytes of encoded commands that publish.

@@ -266,7 +266,7 @@ def raft_config(config: Config) -> RaftTuning:
     raft = config.raft
     return RaftTuning(
         election_min_ms=raft.election_min_ms,
-        election_max_ms=raft.election_max_ms or 2 * raft.election_min_ms,
+        election_max_ms=raft.election_max_ms or 4 * raft.election_min_ms // 3,
         heartbeat_ms=raft.heartbeat_ms or raft.election_min_ms // 6,
         slow_sync_ms=raft.max_sync_ms,
         # The size limit of a Raft entry exceeds that of a batch (config.raft.max_entry_bytes), because a single publish

@@ -32,7 +32,7 @@ class Http(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Raft(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    #: Maximum election timeout; 0: twice election_min_ms. Timeouts are random, to keep candidates apart.
+    #: Maximum election timeout; 0: 4/3 of election_min_ms. Timeouts are random, to keep candidates apart.
     election_max_ms: int = 0
     #: Interval of the leader's heartbeats; 0: a sixth of election_min_ms.
     heartbeat_ms: int = 0
