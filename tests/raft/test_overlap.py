@@ -65,6 +65,18 @@ def test_on_a_fast_disk_one_sync_covers_all_that_waits():
     assert len(fast.disk.flights) == 1
 
 
+def test_a_sync_that_gets_no_file_descriptor_waits_for_the_running_one():
+    slow = Slow()
+    (name,) = [name for name in slow.disk.listdir("/raft") if name.endswith(".seg")]
+    slow.disk.bad_paths.add(f"/raft/{name}")  # the file cannot be opened again
+    slow.begin(1)
+    slow.begin(1)
+    assert len(slow.disk.flights) == 1
+    slow.world.run_for(1.0)
+    assert slow.journal.all_synced
+    assert not slow.errors
+
+
 def test_a_sync_counts_after_those_that_began_before_it():
     slow = Slow()
     before = slow.journal.synced_index

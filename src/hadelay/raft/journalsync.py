@@ -123,23 +123,23 @@ class JournalSync:
         begun = self._running[-1].records if self._running else self._synced
         if begun == self._appended or self.closed or (self._running and not self._may_overlap()):
             return
+        lane = min({0, 1, 2} - {sync.lane for sync in self._running})
+        try:
+            self._segments[-1].handle(self._disk, lane)
+        except OSError:
+            return  # the process has too many open files: this sync begins after the running ones
         dirty, self._dirty = self._dirty, []
         garbage, self._garbage = self._garbage, []
         names_changed, self._names_changed = self._names_changed, False
         if self._mark_timer is not None:
             self._mark_timer.cancel()
             self._mark_timer = None
-        lane = min({0, 1, 2} - {sync.lane for sync in self._running})
         segments = [segment for segment in dirty if segment not in garbage]
         sync = _Sync(
             lane, self._runtime.monotonic(), self._appended, self.last_index,
             [(segment, segment.position) for segment in segments], names_changed or bool(garbage) or len(dirty) != 1,
         )  # fmt: skip
-        try:
-            writes = [(segment.handle(self._disk, lane), *segment.take()) for segment in segments]
-        except OSError as error:
-            self.on_fatal(error)
-            return
+        writes = [(segment.handle(self._disk, lane), *segment.take()) for segment in segments]
         self._running.append(sync)
         brief = not sync.alone and sum(len(part) for _, parts, _ in writes for part in parts) <= _BRIEF_BYTES
 
