@@ -5,7 +5,7 @@ For unit tests of the core, and a model for storage itself: the same calls must 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
 import numpy as np
@@ -200,6 +200,15 @@ class MemoryTables:
 
     def delete(self, table: bytes, key: bytes) -> None:
         self.rows.get(table, {}).pop(key, None)
+
+    def put_new(self, table: bytes, rows: Mapping[bytes, bytes]) -> None:
+        known = self.rows.setdefault(table, {})
+        assert known.keys().isdisjoint(rows), "the table has a row already"
+        known.update(rows)
+
+    def delete_many(self, table: bytes, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            self.delete(table, key)
 
     def drop_table(self, table: bytes) -> None:
         self.rows.pop(table, None)

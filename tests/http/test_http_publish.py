@@ -280,6 +280,23 @@ async def test_msgpack(node: Node) -> None:
     ]  # fmt: skip
 
 
+async def test_items_with_keys_and_groups_are_read_alike_in_any_place(node: Node) -> None:
+    """An item of a topic that is known from an item before takes a shorter way."""
+    names = [{"key": "k"}, {"group": "g"}, {"key": "ä", "group": "ö" * 64}, {"group": "g" * 128}]
+    items = [{"topic": "a", "body": b"x", "delay": 5, **name} for name in names]
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    for item in items:
+        await batch(node, [item, item], "application/msgpack", traceparent=trace)
+        first, second = node.service.published[-2:]
+        assert first == second
+        meta = unpack(second.meta)
+        assert (meta.key, meta.group, meta.tp) == (item.get("key"), item.get("group"), trace)
+        assert (second.key is None, second.group is None) == (meta.key is None, meta.group is None)
+    for wrong in ({"group": ""}, {"group": ".."}, {"group": "ö" * 65}, {"key": ".", "group": "g"}):
+        answer = await batch(node, [items[0], items[0] | wrong], "application/msgpack")
+        assert ["error" in result for result in answer.json["results"]] == [False, True]
+
+
 @pytest.mark.parametrize("count", [1, 15, 16, 300, 10_000])
 @pytest.mark.parametrize("accept", ["application/json", "application/msgpack"])
 async def test_answers_of_every_length(node: Node, count: int, accept: str) -> None:

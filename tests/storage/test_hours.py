@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,7 @@ action = st.one_of(
     st.tuples(st.just("sample"), st.none()),
     st.tuples(st.just("some"), st.none()),
     st.tuples(st.just("read"), st.sampled_from(HOURS)),
+    st.tuples(st.just("read on a full disk"), st.sampled_from(HOURS)),
     st.tuples(st.just("clock"), st.integers(NOW, NOW + 3)),
 )
 
@@ -77,6 +79,12 @@ def test_whatever_the_timing_files_are_those_of_the_model(actions: list[tuple], 
             store.write_some()
         elif what == "read" and model.count(arg):
             assert store.entries(arg, slice(None)).tobytes() == model.entries(arg, slice(None)).tobytes()
+        elif what == "read on a full disk":
+            disk.capacity = disk.used
+            with suppress(OSError):  # what was buffered could not be written; the node goes on
+                store.entries(arg, slice(None))
+                store.heads(arg)
+            disk.capacity = 1 << 30
         elif what == "clock":
             store.set_clock(arg)
     sums = store.checksums()

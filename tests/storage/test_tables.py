@@ -42,6 +42,8 @@ key = st.sampled_from([b"a", b"b", b"c", b"d", b"e"])
 table = st.sampled_from([b"t", b"u"])
 step = st.one_of(
     st.tuples(st.just("put"), table, key, st.binary(max_size=3)),
+    st.tuples(st.just("put new"), table, st.sets(key), st.binary(max_size=3)),
+    st.tuples(st.just("delete many"), table, st.sets(key)),
     st.tuples(st.just("delete"), table, key),
     st.tuples(st.just("drop"), table),
     st.tuples(st.just("commit")),
@@ -60,6 +62,13 @@ def test_layers_read_as_one_dict(steps: list[tuple]) -> None:
         if what == "put":
             tables.put(*args)
             model[args[0]][args[1]] = args[2]
+        elif what == "put new":
+            name, new = args[0], {k: args[2] for k in args[1] if k not in model[args[0]]}
+            tables.put_new(name, new)
+            model[name] |= new
+        elif what == "delete many":
+            tables.delete_many(*args)
+            model[args[0]] = {k: v for k, v in model[args[0]].items() if k not in args[1]}
         elif what == "delete":
             tables.delete(*args)
             model[args[0]].pop(args[1], None)
@@ -142,6 +151,25 @@ def test_a_table_that_is_consumed_from_its_head_stays_in_order_over_checkpoints(
             tables.backend.commit(sorted(tables._frozen.dropped), tables._frozen.puts())
             tables.committed()
     assert [key for key, _ in tables.range(b"t", b"", None, 2_000)] == sorted(model)
+
+
+def test_a_new_row_that_is_deleted_leaves_nothing_to_write() -> None:
+    tables = Tables(SimBackend(SimDisk(random.Random(1)), "/state.mdb"))
+    rows = {b"%d" % n: b"value" for n in range(2_000)}
+    for table in (b"t", b"ordered"):
+        tables.put_new(table, rows)
+        assert len(tables.range(b"ordered")) == 1_000 * (table == b"ordered")
+        tables.put(table, b"7", b"another value")
+        tables.delete_many(table, rows)
+    assert tables.range(b"ordered") == []
+    assert tables.overlay_bytes == 0
+    tables.put_new(b"t", rows)
+    frozen = tables.freeze()
+    tables.delete(b"t", b"7")
+    assert tables.get(b"t", b"7") is None
+    tables.backend.commit(sorted(frozen.dropped), frozen.puts())
+    tables.committed()
+    assert (tables.get(b"t", b"7"), tables.get(b"t", b"8")) == (None, b"value")
 
 
 def test_what_was_committed_is_there_after_opening_again(open_backend: Open) -> None:

@@ -168,11 +168,9 @@ class Dispatcher(LedgerListener):
         if row["deliver_at_ms"][0] <= self.turns.now_ms and not self.scans.will_find(at, int(row["index"][0])):
             self.windows.ready_counts[int(row["topic"][0])] -= 1
 
-    def on_unblocked(self, hour: int, row: NDArray[np.void]) -> None:
+    def on_unblocked(self, hour: int, rows: NDArray[np.void]) -> None:
         self.wake()
-        at = hour * SECONDS_PER_HOUR + int(row["second"][0])
-        if not self.scans.will_find(at, int(row["index"][0])):
-            self._preload.unblocked(at, row)
+        self._preload.unblocked(hour, rows, self.scans.will_find)
 
     def on_topic(self, topic: TopicState) -> None:
         self.windows.configure(topic.number)

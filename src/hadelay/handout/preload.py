@@ -222,16 +222,23 @@ class Preload:
             self._open[at // SECONDS_PER_HOUR].add(int(row["index"][0]))
         return found
 
-    def unblocked(self, at: int, row: NDArray[np.void]) -> None:
-        """Make an entry that was blocked until now (one INDEX row of the second `at`) ready when it is due."""
-        hour, index = at // SECONDS_PER_HOUR, int(row["index"][0])
-        dropped = self._open.get(hour)
-        if dropped is not None and index in dropped:
-            dropped.discard(index)
-            if self._has(at, row):
-                return
-        if not self._will_load(at, index):
-            self.filed(hour, row)
+    def unblocked(self, hour: int, rows: NDArray[np.void], found_later: Callable[[int, int], bool]) -> None:
+        """Make entries of an hour that were blocked until now (INDEX rows) ready when they are due. found_later:
+        whether a scan will find an entry: (second, index)."""
+        dropped, first = self._open.get(hour), hour * SECONDS_PER_HOUR
+        here: list[int] = []
+        for n, (slot, index) in enumerate(zip(rows["second"].tolist(), rows["index"].tolist(), strict=True)):
+            at = first + slot
+            if found_later(at, index):
+                continue
+            if dropped is not None and index in dropped:
+                dropped.discard(index)
+                if self._has(at, rows[n : n + 1]):
+                    continue
+            if not self._will_load(at, index):
+                here.append(n)
+        if here:
+            self.filed(hour, rows[here])
 
     def _has(self, at: int, row: NDArray[np.void]) -> bool:
         """Whether an entry that was not blocked when the second `at` was loaded is in that second's loaded messages and

@@ -14,6 +14,7 @@ from hadelay.api.publishing import BatchResults, Published, PublishQuery
 from hadelay.api.service import Receipts, answered
 from hadelay.api.text import DOTS, LARGEST_MS, SMALLEST_INSTANT_MS, check_new_topic
 from hadelay.codec.meta import Meta, pack
+from hadelay.codec.publishcommand import hash_group
 from hadelay.errors import BadRequest, HadelayError, TooLarge
 from hadelay.http import options, receipts
 from hadelay.http.answers import JSON, JSON_TYPE, MSGPACK_TYPE, Answer
@@ -21,7 +22,7 @@ from hadelay.http.batches import slices
 from hadelay.http.call import Call
 from hadelay.http.decoding import media_type
 from hadelay.http.routes import Routes
-from hadelay.model import Draft
+from hadelay.model import MAX_GROUP, Draft
 
 routes = Routes()
 
@@ -122,15 +123,15 @@ class _Drafts:
         self.total += len(items)
         topics, when_of, one = self.topics, self._when, self._one
         max_body, max_delay_s = self.limits.max_body_bytes, self.max_delay_ms // 1000
-        # Keys of this many characters are never too long: a character has at most four bytes in UTF-8.
-        short_key = self.limits.max_key_bytes // 4
+        # Names of this many characters are never too long: a character has at most four bytes in UTF-8.
+        short_key, short_group = self.limits.max_key_bytes // 4, MAX_GROUP // 4
         for place, item in enumerate(items, first):
             if isinstance(item, HadelayError):
                 self.problems[place] = item
                 continue
-            body, key, delay, at = item.body, item.key, item.delay, item.deliver_at
+            body, key, group, delay, at = item.body, item.key, item.group, item.delay, item.deliver_at
             try:
-                # Fast path for the usual item: a body of bytes, a known topic, a due time, and perhaps a client key.
+                # Fast path for usual items: a body of bytes, a known topic, a due time, perhaps a client key and group.
                 if not (
                     type(body) is bytes
                     and len(body) <= max_body
@@ -145,7 +146,7 @@ class _Drafts:
                     and item.on_conflict is None
                     and item.max_wait is None
                     and item.unique_for is None
-                    and item.group is None
+                    and (group is None or (0 < len(group) <= short_group and group not in DOTS))
                     and item.forward is None
                     and item.on_success is None
                     and item.on_failure is None
@@ -160,10 +161,10 @@ class _Drafts:
                     when_ms, relative = at, False
                 else:
                     when_ms, relative = when_of(delay, at)
-                meta = self.plain
-                if key is not None:
-                    key, meta = key.encode(), pack(Meta(key=key, tp=self.trace))
-                drafts.append(Draft(item.topic, when_ms, relative, 0, 0, meta, body, None, key))
+                if key is None and group is None:
+                    drafts.append(Draft(item.topic, when_ms, relative, 0, 0, self.plain, body))
+                else:
+                    drafts.append(self._named(item, when_ms, relative))
             except HadelayError as error:
                 self.problems[place] = error
 
@@ -173,6 +174,14 @@ class _Drafts:
         if times is None:
             times = self.whens[delay, at] = options.when(self.max_delay_ms, delay, at)
         return times
+
+    def _named(self, item: Any, when_ms: int, relative: bool) -> Draft:
+        """Draft of a usual item with a client key, a group or both, which are checked."""
+        key, group = item.key, item.group
+        return Draft(
+            item.topic, when_ms, relative, 0, 0, pack(Meta(key=key, tp=self.trace, group=group)), item.body,
+            key=None if key is None else key.encode(), group=None if group is None else hash_group(group),
+        )  # fmt: skip
 
     def _one(self, item: Any) -> Draft:
         limits = self.limits

@@ -13,6 +13,7 @@ import base64
 import json
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -38,6 +39,8 @@ from hadelay.model import MAX_REPLY, NONE32, Draft, encode_id
 from hadelay.settings.topic import TOPIC_NAME
 from hadelay.version import CALLBACKS_LEVEL
 
+#: Encodes JSON in ASCII, which is the same for every version of Python: replicas must not differ.
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
 _EPOCH = datetime.fromtimestamp(0, UTC)
 #: Limit of an occurrence in a meta map, in Unix ms: the end of the year 9999.
 _MAX_MS = 253_402_300_800_000
@@ -181,6 +184,11 @@ def _instant(ms: int) -> str | None:
     return (_EPOCH + timedelta(milliseconds=ms)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+@lru_cache(1_024)
+def _meta(event: str, traceparent: str | None) -> bytes:
+    return pack(Meta(ct="application/json", meta={"callback": event}, tp=traceparent, re=event))
+
+
 def _file(ledger: Ledger, node: str, callbacks: list[_Callback]) -> None:
     """Publish callbacks; count what became of them."""
     drafts, rooms = [], dict[str, Room]()
@@ -189,9 +197,7 @@ def _file(ledger: Ledger, node: str, callbacks: list[_Callback]) -> None:
         if found is None:
             ledger.callbacks["lost"] += 1
             continue
-        # JSON in ASCII is the same for every version of Python: replicas must not differ.
-        body = json.dumps(document, separators=(",", ":")).encode()
-        meta = pack(Meta(ct="application/json", meta={"callback": event}, tp=traceparent, re=event))
+        body, meta = _to_json(document).encode(), _meta(event, traceparent)
         room = rooms.setdefault(topic, Room(found))
         size = len(GAP) + len(meta) + len(body)
         ledger.callbacks["over_quota"] += room.refusal(size, ()) != RowCode.OK

@@ -17,7 +17,7 @@ after a purge or deletion nobody reads the old rows, which go as SWEEP ends thei
 
 import struct
 from bisect import insort
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -38,6 +38,8 @@ GROUP_KEY = struct.Struct(">IHQ")
 #: Layout of the position of a message in its group: order_ms and message id.
 POSITION = struct.Struct(">QQ")
 _ORDER = struct.Struct(">Q")
+#: Layout of the begin of a group's key: topic and floor.
+_TOPIC = struct.Struct(">IH")
 _MESSAGE = struct.Struct(">Q")
 #: Layout of a value in table `groupq`: hour and index of a blocked message's entry.
 PLACE = struct.Struct("<II")
@@ -85,26 +87,37 @@ class _Change:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger, self.tables = ledger, ledger.tables
         self.groups: dict[bytes, Group | None] = {}
+        #: Keys of groups that have no row.
+        self._without: set[bytes] = set()
         #: Entries (hour, index) that are just being filed: for these the listener is told later, by `filed`.
         self.new: set[tuple[int, int]] = set()
+        #: Entries (hour, index) that become blocked (True) or unblocked.
+        self._switched: dict[tuple[int, int], bool] = {}
 
     def read(self, keys: Iterable[bytes]) -> None:
         """Load the groups with these keys into `groups`, by one look-up."""
         unread = [key for key in dict.fromkeys(keys) if key not in self.groups]
         for key, stored in zip(unread, self.tables.get_many(GROUP, unread), strict=True):
             self.groups[key] = None if stored is None else unpack_group(stored)
+            if stored is None:
+                self._without.add(key)
 
     def finish(self) -> None:
-        kept = {}
-        for key, group in self.groups.items():
-            if group is None:
-                continue
-            if group.heads or group.blocked:
-                kept[key] = group.pack()
-            else:
-                self.tables.delete(GROUP, key)
-        if kept:
-            self.tables.put_many(GROUP, kept)
+        """Write the groups to the tables, set and clear bits in HourState.blocked, and tell the listener."""
+        groups = [(key, group) for key, group in self.groups.items() if group is not None]
+        kept = {key: group.pack() for key, group in groups if group.heads or group.blocked}
+        self.tables.put_new(GROUP, {key: row for key, row in kept.items() if key in self._without})
+        self.tables.put_many(GROUP, {key: row for key, row in kept.items() if key not in self._without})
+        self.tables.delete_many(GROUP, [key for key, _ in groups if key not in kept and key not in self._without])
+        ledger, told = self.ledger, defaultdict[tuple[int, bool], list[int]](list)
+        for (hour, entry), blocked in self._switched.items():
+            bits = ledger.hour_state(hour).blocked
+            if (entry in bits) != blocked:
+                (bits.add if blocked else bits.discard)(entry)
+                if (hour, entry) not in self.new:
+                    told[hour, blocked].append(entry)
+        for (hour, blocked), entries in told.items():
+            self._tell(hour, ledger.store.entries(hour, np.array(entries, np.uint32)), blocked=blocked)
 
     def add(self, key: bytes, head: Head) -> None:
         """Add a message that waits. It or a message behind it becomes blocked if the group has no room."""
@@ -126,7 +139,8 @@ class _Change:
             insort(group.heads, head)
             return
         self._block(key, group, head)
-        self.fill(key, group)
+        if len(group.heads) < group.limit:
+            self.fill(key, group)
 
     def fill(self, key: bytes, group: Group) -> None:
         """Unblock the first blocked messages, or block the last unblocked waiting ones, to match the topic's limit."""
@@ -160,7 +174,7 @@ class _Change:
             group.heads = [each for each in group.heads if each.id != head.id]
 
     def _block(self, key: bytes, group: Group, head: Head) -> None:
-        self.tables.put(GROUPQ, key + POSITION.pack(*head[:2]), PLACE.pack(head.hour, head.entry))
+        self.tables.put_new(GROUPQ, {key + POSITION.pack(*head[:2]): PLACE.pack(head.hour, head.entry)})
         group.lowest = min(group.lowest, head[:2]) if group.blocked else head[:2]
         group.blocked += 1
         self._topic(key).blocked += 1
@@ -173,16 +187,15 @@ class _Change:
             self._topic(key).blocked -= 1
 
     def _switch(self, head: Head, *, blocked: bool) -> None:
-        """Set or clear an entry's bit in HourState.blocked, and tell the listener unless it is in `new`."""
-        ledger, hour = self.ledger, head.hour
-        hour_state = ledger.hour_state(hour)
-        (hour_state.blocked.add if blocked else hour_state.blocked.discard)(head.entry)
-        if (hour, head.entry) in self.new:
-            return
-        rows = ledger.store.entries(hour, slice(head.entry, head.entry + 1))
+        self._switched[head.hour, head.entry] = blocked
+
+    def _tell(self, hour: int, rows: Rows, *, blocked: bool) -> None:
+        """Count the entries (INDEX rows) that became blocked or unblocked, and tell the listener."""
+        ledger, hour_state = self.ledger, self.ledger.hour_state(hour)
         if blocked:
             hour_state.drop_seconds(rows["second"])
-            ledger.listener.on_blocked(hour, rows)
+            for n in range(len(rows)):
+                ledger.listener.on_blocked(hour, rows[n : n + 1])
         else:
             if hour <= ledger.now_hour:
                 hour_state.add_seconds(rows["second"])
@@ -215,7 +228,7 @@ def publish(ledger: Ledger, hours: int | I64, rows: Rows, at: NDArray[np.intp], 
     every = ledger.topics.all
     keys = [_key(every[number], group) for number, group in zip(numbers, groups, strict=True)]
     stored = [key + _ORDER.pack(order_ms) for key, order_ms in zip(keys, due, strict=True)]
-    ledger.tables.put_many(GROUPOF, dict(zip(map(_MESSAGE.pack, ids), stored, strict=True)))
+    ledger.tables.put_new(GROUPOF, dict(zip(map(_MESSAGE.pack, ids), stored, strict=True)))
     for number, count in Counter(numbers).items():
         every[number].group_rows += count
         every[number].grouped += count
@@ -225,7 +238,7 @@ def publish(ledger: Ledger, hours: int | I64, rows: Rows, at: NDArray[np.intp], 
         # All groups are new, and each message is alone in its group.
         firsts = [_GROUP.pack(0, 0, 0, limits[number], 1) for number in numbers]
         groups_of = [first + _HEAD.pack(*head) for first, head in zip(firsts, heads, strict=True)]
-        ledger.tables.put_many(GROUP, dict(zip(keys, groups_of, strict=True)))
+        ledger.tables.put_new(GROUP, dict(zip(keys, groups_of, strict=True)))
         return np.zeros(len(rows), np.bool_)
     change = _Change(ledger)
     change.new.update(zip(into, indexes, strict=True))
@@ -254,18 +267,16 @@ def leave(ledger: Ledger, hour: int, rows: Rows, blocked: BitMap, event: Event) 
     every = zip(ids, rows["index"].tolist(), found, strict=True)
     mine = [(first_id, index, stored) for first_id, index, stored in every if stored is not None]
     keys = [stored[: GROUP_KEY.size] for _, _, stored in mine]
-    if event is not Event.MOVED and all(map(_is_single, ledger.tables.get_many(GROUP, keys))):
-        for key, (first_id, _, _) in zip(keys, mine, strict=True):
-            ledger.tables.delete(GROUP, key)
-            _end(ledger, key, first_id, event)
-        return
+    if event is not Event.MOVED:
+        _end(ledger, keys, [first_id for first_id, _, _ in mine], event)
+        if all(map(_is_single, ledger.tables.get_many(GROUP, keys))):
+            ledger.tables.delete_many(GROUP, keys)
+            return
     change = _Change(ledger)
     change.read(keys)
     for first_id, index, stored in mine:
         key, (order_ms,) = stored[: GROUP_KEY.size], _ORDER.unpack_from(stored, GROUP_KEY.size)
         change.remove(key, Head(order_ms, first_id, hour, index), blocked=index in blocked)
-        if event is not Event.MOVED:
-            _end(ledger, key, first_id, event)
     if event is not Event.MOVED:
         for key, group in change.groups.items():
             if group is not None and is_live(ledger, key):
@@ -278,15 +289,19 @@ def _is_single(group: bytes | None) -> bool:
     return group is not None and len(group) == _GROUP.size + _HEAD.size and group.startswith(_NONE_BLOCKED)
 
 
-def _end(ledger: Ledger, key: bytes, first_id: int, event: Event) -> None:
-    topic = ledger.topics[GROUP_KEY.unpack(key)[0]]
-    topic.group_rows -= 1
-    topic.grouped -= is_live(ledger, key)
+def _end(ledger: Ledger, keys: list[bytes], first_ids: list[int], event: Event) -> None:
+    """Count messages that end out of their groups, and change their rows of `groupof`. keys: of the groups."""
+    for (number, floor), count in Counter(map(_TOPIC.unpack_from, keys)).items():
+        topic = ledger.topics[number]
+        topic.group_rows -= count
+        topic.grouped -= count * (floor == topic.floor)
+    messages = map(_MESSAGE.pack, first_ids)
     if event is Event.DEAD:
-        ledger.grouped_dead += 1
-        ledger.tables.put(GROUPOF, _MESSAGE.pack(first_id), key + _ORDER.pack(IDLE))
+        ledger.grouped_dead += len(first_ids)
+        idle = _ORDER.pack(IDLE)
+        ledger.tables.put_many(GROUPOF, {message: key + idle for message, key in zip(messages, keys, strict=True)})
     else:
-        ledger.tables.delete(GROUPOF, _MESSAGE.pack(first_id))
+        ledger.tables.delete_many(GROUPOF, messages)
 
 
 def rejoin(ledger: Ledger, hours: int | I64, rows: Rows, *, keep: bool = False, retry: bool = False) -> Mask | None:

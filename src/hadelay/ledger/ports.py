@@ -1,6 +1,6 @@
 """Interfaces of the state machine to its files, tables and dictionary, and to the listener for its changes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -65,7 +65,11 @@ class TableStore(Protocol):
 
     def put_many(self, table: bytes, rows: Mapping[bytes, bytes]) -> None: ...
 
+    def put_new(self, table: bytes, rows: Mapping[bytes, bytes]) -> None: ...
+
     def delete(self, table: bytes, key: bytes) -> None: ...
+
+    def delete_many(self, table: bytes, keys: Iterable[bytes]) -> None: ...
 
     def drop_table(self, table: bytes) -> None: ...
 
@@ -108,8 +112,8 @@ class LedgerListener:
         """This waiting entry (one INDEX row) has to wait behind its group. `on_filed` and `on_settled` do not name
         entries that are blocked."""
 
-    def on_unblocked(self, hour: int, row: Rows) -> None:
-        """This blocked entry (one INDEX row) may be handed out from now on."""
+    def on_unblocked(self, hour: int, rows: Rows) -> None:
+        """These blocked entries (INDEX rows) may be handed out from now on."""
 
     def on_topic(self, topic: TopicState) -> None:
         """The topic was created, changed or deleted, or has work for maintenance (TopicBook.with_work)."""

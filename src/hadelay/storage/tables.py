@@ -4,7 +4,6 @@ Only the checkpoint's transaction writes to the backend. After an earlier write 
 later entries, and lose a message.
 """
 
-from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NoReturn, Protocol
@@ -14,11 +13,10 @@ import numpy.typing as npt
 
 from hadelay.codec.formats import HOUR_ROW
 from hadelay.platform.disk import files_closed
+from hadelay.storage.sortedkeys import SortedKeys
 
 #: Approximate memory, in bytes, of a dict entry without its key and value.
 _ROW_COST = 150
-#: Number of keys in a new block of a table's ordered keys; a block with twice as many is split.
-_BLOCK = 512
 #: Limit of the keys that `range` reads at once to skip deleted keys, unless the caller's `limit` is higher.
 _MAX_PAGE = 1_024
 
@@ -85,43 +83,6 @@ def hour_rows(backend: Backend) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.v
     return hours, np.frombuffer(b"".join(value for _, value in found), HOUR_ROW)
 
 
-class _Order:
-    """Sorted keys of one table, in blocks, so that an insertion moves only the keys of one block."""
-
-    def __init__(self, keys: Iterable[bytes] = ()) -> None:
-        ordered = sorted(keys)
-        self._blocks = [ordered[at : at + _BLOCK] for at in range(0, len(ordered), _BLOCK)]
-        #: Last key of each block.
-        self._lasts = [block[-1] for block in self._blocks]
-
-    def add(self, key: bytes) -> None:
-        blocks, lasts = self._blocks, self._lasts
-        if not blocks:
-            blocks.append([key])
-            lasts.append(key)
-            return
-        at = min(bisect_left(lasts, key), len(blocks) - 1)
-        block = blocks[at]
-        insort(block, key)
-        if len(block) > 2 * _BLOCK:
-            blocks[at : at + 1] = block[:_BLOCK], block[_BLOCK:]
-            lasts[at : at + 1] = block[_BLOCK - 1], block[-1]
-        else:
-            lasts[at] = block[-1]
-
-    def page(self, start: bytes, limit: int) -> list[bytes]:
-        at = bisect_left(self._lasts, start)
-        if at == len(self._blocks):
-            return []
-        block = self._blocks[at]
-        first = bisect_left(block, start)
-        keys = block[first : first + limit]
-        while len(keys) < limit and at + 1 < len(self._blocks):
-            at += 1
-            keys += self._blocks[at][: limit - len(keys)]
-        return keys
-
-
 class Layer:
     """Table changes between two checkpoints, in memory. ordered: tables whose keys are in order from the first change
     on."""
@@ -132,30 +93,52 @@ class Layer:
         self.bytes = 0
         #: Ordered keys of each table that was scanned in this layer or the layer before; and names of the tables
         #: scanned in this layer.
-        self._orders = {table: _Order() for table in ordered}
+        self._orders = {table: SortedKeys() for table in ordered}
         self.scanned: set[bytes] = set()
+        #: Keys of each table that neither an older layer nor the backend has.
+        self._new: dict[bytes, set[bytes]] = {}
 
     def put(self, table: bytes, key: bytes, value: bytes | None) -> None:
-        rows = self.rows.get(table)
-        if rows is None:
-            rows = self.rows[table] = {}
-        if self._orders and table in self._orders and key not in rows:
-            self._orders[table].add(key)
+        rows = self.rows.setdefault(table, {})
+        if key in rows:
+            self.bytes -= len(rows[key] or b"")
+        else:
+            self.bytes += len(key) + _ROW_COST
+            if self._orders and table in self._orders:
+                self._orders[table].add(key)
         rows[key] = value
-        self.bytes += len(key) + len(value or b"") + _ROW_COST
+        self.bytes += len(value or b"")
 
     def put_many(self, table: bytes, rows: Mapping[bytes, bytes]) -> None:
-        if table in self._orders:
+        mine = self.rows.setdefault(table, {})
+        if table in self._orders or any(map(mine.__contains__, rows)):
             for key, value in rows.items():
                 self.put(table, key, value)
             return
-        self.rows.setdefault(table, {}).update(rows)
+        mine.update(rows)
         self.bytes += sum(map(len, rows)) + sum(map(len, rows.values())) + _ROW_COST * len(rows)
+
+    def put_new(self, table: bytes, rows: Mapping[bytes, bytes]) -> None:
+        known = self.rows.get(table, {})
+        self._new.setdefault(table, set()).update([key for key in rows if key not in known])
+        self.put_many(table, rows)
+
+    def delete_many(self, table: bytes, keys: Iterable[bytes]) -> None:
+        new, order = self._new.get(table, ()), self._orders.get(table)
+        for key in keys:
+            if key not in new:
+                self.put(table, key, None)
+                continue
+            self._new[table].remove(key)
+            self.bytes -= len(key) + len(self.rows[table].pop(key) or b"") + _ROW_COST
+            if order is not None:
+                order.remove(key)
 
     def drop(self, table: bytes) -> None:
         self.rows.pop(table, None)
+        self._new.pop(table, None)
         if table in self._orders:
-            self._orders[table] = _Order()
+            self._orders[table] = SortedKeys()
         self.dropped.add(table)
 
     def page(self, table: bytes, start: bytes, limit: int) -> list[tuple[bytes, bytes | None]]:
@@ -166,7 +149,7 @@ class Layer:
             return []
         order = self._orders.get(table)
         if order is None:
-            order = self._orders[table] = _Order(rows)
+            order = self._orders[table] = SortedKeys(rows)
         return [(key, rows[key]) for key in order.page(start, limit)]
 
     def puts(self) -> Iterator[Put]:
@@ -214,8 +197,15 @@ class Tables:
     def put_many(self, table: bytes, rows: Mapping[bytes, bytes]) -> None:
         self._fresh.put_many(table, rows)
 
+    def put_new(self, table: bytes, rows: Mapping[bytes, bytes]) -> None:
+        """Put rows that the table lacks; one that is deleted before the next checkpoint is not written (ADR 240)."""
+        self._fresh.put_new(table, rows)
+
     def delete(self, table: bytes, key: bytes) -> None:
-        self._fresh.put(table, key, None)
+        self._fresh.delete_many(table, (key,))
+
+    def delete_many(self, table: bytes, keys: Iterable[bytes]) -> None:
+        self._fresh.delete_many(table, keys)
 
     def drop_table(self, table: bytes) -> None:
         self._fresh.drop(table)

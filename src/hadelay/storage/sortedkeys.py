@@ -1,0 +1,53 @@
+"""Sorted keys in blocks, so that an insertion or a removal moves only the keys of one block."""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+
+#: Number of keys in a new block; a block with twice as many is split.
+_BLOCK = 512
+
+
+class SortedKeys:
+    def __init__(self, keys: Iterable[bytes] = ()) -> None:
+        ordered = sorted(keys)
+        self._blocks = [ordered[at : at + _BLOCK] for at in range(0, len(ordered), _BLOCK)]
+        #: Last key of each block.
+        self._lasts = [block[-1] for block in self._blocks]
+
+    def add(self, key: bytes) -> None:
+        blocks, lasts = self._blocks, self._lasts
+        if not blocks:
+            blocks.append([key])
+            lasts.append(key)
+            return
+        at = min(bisect_left(lasts, key), len(blocks) - 1)
+        block = blocks[at]
+        insort(block, key)
+        if len(block) > 2 * _BLOCK:
+            blocks[at : at + 1] = block[:_BLOCK], block[_BLOCK:]
+            lasts[at : at + 1] = block[_BLOCK - 1], block[-1]
+        else:
+            lasts[at] = block[-1]
+
+    def remove(self, key: bytes) -> None:
+        """Remove a key, which must be there."""
+        blocks, lasts = self._blocks, self._lasts
+        at = bisect_left(lasts, key)
+        block = blocks[at]
+        del block[bisect_left(block, key)]
+        if block:
+            lasts[at] = block[-1]
+        else:
+            del blocks[at], lasts[at]
+
+    def page(self, start: bytes, limit: int) -> list[bytes]:
+        at = bisect_left(self._lasts, start)
+        if at == len(self._blocks):
+            return []
+        block = self._blocks[at]
+        first = bisect_left(block, start)
+        keys = block[first : first + limit]
+        while len(keys) < limit and at + 1 < len(self._blocks):
+            at += 1
+            keys += self._blocks[at][: limit - len(keys)]
+        return keys
