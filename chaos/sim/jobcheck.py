@@ -71,7 +71,8 @@ def _lacks_copy(ledger: Ledger, job: BulkJob, hour: int, row: np.void) -> bool:
     entry = find_entry(ledger, message_id)
     if to is None or job.refused or entry is None or (entry.hour, entry.index) != (hour, int(row["index"])):
         return False
-    older = hour < DEAD_HOURS and number in job.topics and int(row["generation"]) < job.topics[number]
+    born = ledger.topics[number].born
+    older = hour < DEAD_HOURS and number in job.topics and born <= int(row["generation"]) < job.topics[number]
     if not older or int(row["flags"]) & FLAG_ROUTED or state_of(ledger, entry, ledger.now_ms) not in PENDING:
         return False
     record = ledger.store.record(hour, int(row["offset"]), int(row["size"]), verify=True)

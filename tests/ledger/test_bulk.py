@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -335,6 +336,24 @@ def test_filters_of_columns_and_of_records() -> None:
     assert passes(JobSpec("cancel", "t", group="g", schedule="nightly"), grouped)
     assert not passes(JobSpec("cancel", "t", group="h"), grouped)
     assert not passes(JobSpec("cancel", "t", schedule="daily"), grouped)
+
+
+def test_bounds_of_due_times_hold_in_every_hour_also_for_what_was_rolled_forward() -> None:
+    world, times = World(), [0, 1, HOUR_MS - 1, HOUR_MS, HOUR_MS + 1, 2 * HOUR_MS - 1, 2 * HOUR_MS, 3 * HOUR_MS]
+    ids = dict(zip(times, world.ids(*(draft(in_ms=at) for at in times)), strict=True))
+    world.now = 2 * HOUR_MS + 5
+    world.apply(commands.encode_noop())
+    world.maintain(Job.ROLL_FORWARD, START_MS // HOUR_MS)
+    for since, until in product((None, *times), repeat=2):
+        if since is not None and until is not None and since >= until:
+            continue
+        bounds = {name: START_MS + at for name, at in (("from_ms", since), ("to_ms", until)) if at is not None}
+        scan = JobScan(world.ledger, JobSpec("cancel", "t", **bounds), {0: 1 << 16}, START_MS + world.now)
+        found: list[int] = []
+        while scan.cursor != LAST:
+            found += scan.step(START_MS + world.now)[1]["first_id"].tolist()
+        wanted = [at for at in times if at >= (since or 0) and (until is None or at < until)]
+        assert sorted(found) == sorted(ids[at] for at in wanted), (since, until)
 
 
 def test_a_job_gives_groups_their_new_order() -> None:

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from chaos.sim import ledgercheck
 from hadelay.codec import commands
 from hadelay.codec.commandtypes import Job
 from hadelay.codec.jobcommands import LAST, ON_DEAD, JobBegin, JobSpec
@@ -23,6 +25,7 @@ from hadelay.model import HOUR_MS
 from tests.ledger.test_owner_model import CONFIGS, KEYS, NEVER, START_MS, TOPICS, Message, Owner
 
 SHIFTS = (-30_000, -700, 1_000, 60_000, HOUR_MS)
+BOUNDS = (*[None] * 6, -HOUR_MS, -2_000, 0, 700, 60_000)
 
 
 @dataclass
@@ -43,6 +46,7 @@ class Bulk:
 class Bulks(Owner):
     def __init__(self) -> None:
         super().__init__()
+        self.world.checking = 3
         self.jobs: list[Bulk] = []
         self.generation = 0
         #: Generation of each message's present entry, and when it died.
@@ -79,12 +83,19 @@ class Bulks(Owner):
 
     # ---- jobs
 
-    def begin(self, name: str, action: str, shift: int, delay: int | None) -> None:
+    def begin(
+        self, name: str, action: str, shift: int, delay: int | None, since: int | None = None, until: int | None = None
+    ) -> None:  # fmt: skip
+        """since, until: bounds of the due times of the messages that the job means, from now on."""
         spec = JobSpec(action=action, topic=name)  # type: ignore[arg-type]
         if action == "reschedule" and delay is None:
-            spec = JobSpec(action="reschedule", topic=name, shift_ms=shift)
+            spec = replace(spec, shift_ms=shift)
         elif action == "reschedule":
-            spec = JobSpec(action="reschedule", topic=name, delay_ms=delay)
+            spec = replace(spec, delay_ms=delay)
+        if action not in ON_DEAD and (since is None or until is None or since < until):
+            bounds = {"from_ms": since, "to_ms": until}
+            times = {which: START_MS + self.now + ms for which, ms in bounds.items() if ms is not None}
+            spec = replace(spec, **times)
         topics = {topic for topic in self.topics if name in ("*", topic)}
         assert self.published_at is not None
         result = self.one(commands.encode_job_begin(JobBegin("n1", "", b"", sorted(topics), spec)))
@@ -95,8 +106,13 @@ class Bulks(Owner):
         self.generation += 1
         job = Bulk(result.job, spec, self.now, self.generation, topics)
         state = "dead" if action in ON_DEAD else "waiting"
-        job.owed = {m.id for m in self.messages if m.state == state and m.topic in topics}
+        job.owed = {m.id for m in self.messages if m.state == state and m.topic in topics and self.selects(job, m)}
         self.jobs.append(job)
+
+    @staticmethod
+    def selects(job: Bulk, m: Message) -> bool:
+        since, until = job.spec.from_ms, job.spec.to_ms
+        return (since is None or START_MS + m.due >= since) and (until is None or START_MS + m.due < until)
 
     def running(self, n: int) -> Bulk | None:
         kept = self.world.ledger.jobs
@@ -166,6 +182,8 @@ class Bulks(Owner):
             return m.state == "dead" and not job.refused
         if m.phase(self.now) not in ("scheduled", "ready"):
             return False
+        if not self.selects(job, m):
+            return False  # an earlier job, for which this one waited, gave the message another time
         # What is due stays where it is if it is to be due now.
         return job.spec.action == "cancel" or m.due > self.now or self.wanted(job, m) > self.now
 
@@ -201,6 +219,7 @@ class Bulks(Owner):
         job.counts["done"] += 1
 
     def change(self, job: Bulk, m: Message) -> None:
+        assert self.selects(job, m), "the job changed a message that it does not mean"
         if job.spec.action == "cancel":
             m.state = "cancelled"
             return
@@ -237,6 +256,7 @@ def act(bulks: Bulks, rng: random.Random) -> None:
         lambda: bulks.begin(
             name=rng.choice([*TOPICS, "*"]), action=rng.choice(["cancel", *["reschedule"] * 4, "redrive", "redrive"]),
             shift=rng.choice(SHIFTS), delay=rng.choice([None, None, 0, 5_000]),
+            since=rng.choice(BOUNDS), until=rng.choice((*BOUNDS, -HOUR_MS, -HOUR_MS)),
         ): 4,
         lambda: bulks.begin(name="*", action="delete_dead", shift=0, delay=None): 1,
         lambda: bulks.step(n=rng.randrange(4), size=rng.randint(1, 4), late=rng.random() < 0.6): 24,
@@ -263,6 +283,7 @@ def test_jobs_change_each_message_once(monkeypatch: pytest.MonkeyPatch) -> None:
             bulks.step(n=rng.randrange(4), size=4, late=False)
             bulks.same()
         assert bulks.running(0) is None, f"seed {seed}: a job does not end"
+        ledgercheck.check(bulks.world.ledger)
         for job in bulks.jobs:
             counts.update({f"{job.spec.action} {name}": count for name, count in job.counts.items()})
     met = {f"{action} {name}" for action in ("cancel", "reschedule") for name in ("done", "leased", "settled", "moved")}

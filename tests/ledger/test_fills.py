@@ -44,6 +44,26 @@ def run(world: World, most: int = 500) -> BulkJob:
     return job
 
 
+def found_by(world: World) -> tuple[BulkJob, list[int]]:
+    """The job, and the entries that its search finds now, as a leader remembers them until it proposes a step."""
+    job = the_job(world)
+    scan, entries = JobScan(world.ledger, job.spec, job.topics, job.began_ms, job.cursor), list[int]()
+    while scan.cursor != LAST:
+        hour, rows = scan.step(world.ledger.now_ms)
+        entries += [pack_id(0, hour, index) for index in rows["index"].tolist()]
+    return job, entries
+
+
+def pass_hours(world: World, hours: int) -> None:
+    """Let hours pass, with their maintenance."""
+    world.now += hours * HOUR_MS
+    world.apply(commands.encode_noop())
+    for hour in world.store.hours():
+        world.maintain(Job.ROLL_FORWARD, hour)
+        for _ in range(3):
+            world.maintain(Job.DROP_DEAD if hour >= DEAD_HOURS else Job.RETIRE, hour)
+
+
 def copy_of(world: World, message_id: int) -> int:
     (copy,) = copies_of(world.ledger, message_id)
     assert published_id(world.ledger, copy) == message_id
@@ -151,6 +171,61 @@ def test_a_message_that_is_moved_first_is_copied_before_and_the_copy_follows_a_r
     assert [len(copies_of(world.ledger, one)) for one in (nacked, moved, shifted)] == [1, 1, 1]
 
 
+def test_a_message_that_is_carried_between_the_search_and_the_step_is_copied() -> None:
+    world = World()
+    waiting, acked = world.ids(message(), message())
+    fill(world)
+    world.now += 2 * HOUR_MS
+    world.apply(commands.encode_noop())
+    job, entries = found_by(world)
+    world.maintain(Job.ROLL_FORWARD, START_HOUR)
+    world.ack(world.lease(acked))
+    world.one(commands.encode_job_step(job.number, (0, 0), LAST, entries))
+    assert (job.done, job.settled) == (2, 0)
+    assert world.states(copy_of(world, waiting), copy_of(world, acked)) == ["ready", "ready"]
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_message_that_is_carried_while_its_copy_ends_gets_no_second_copy(dies: bool) -> None:
+    world = World()
+    (published,) = world.ids(message())
+    fill(world, max_attempts=1, dead_retention_ms=HOUR_MS)
+    job = the_job(world)
+    world.one(commands.encode_job_step(job.number, (0, 0), (START_HOUR, 1), [pack_id(0, START_HOUR, 0)]))
+    lease = world.lease(copy_of(world, published))
+    (world.nack if dies else world.ack)(lease)
+    pass_hours(world, 3)
+    assert run(world).done == 1
+    pass_hours(world, 1)
+    assert world.ledger.filled_copies == 0, "now the copy is forgotten"
+
+
+@pytest.mark.parametrize("acked", [False, True])
+def test_a_message_of_the_topic_s_former_life_is_not_copied(acked: bool) -> None:
+    world = World()
+    (leased,) = world.ids(message())
+    lease = world.lease(leased, lease_ms=LATER)
+    world.one(commands.encode_topic_delete("orders", True))
+    fill(world)
+    if acked:
+        world.ack(lease)
+    assert run(world).done == 0
+    assert copies_of(world.ledger, leased) == []
+
+
+def test_a_purge_does_not_take_the_copies_of_acked_messages() -> None:
+    world = World()
+    before, after, cancelled = world.ids(message(), message(), message(SOON))
+    leases = [world.lease(one) for one in (before, after)]
+    fill(world)
+    world.ack(leases[0])
+    world.one(commands.encode_purge("orders", 3))
+    world.ack(leases[1])
+    run(world)
+    assert world.states(copy_of(world, before), copy_of(world, after)) == ["ready", "ready"]
+    assert copies_of(world.ledger, cancelled) == []
+
+
 def test_a_message_that_dies_first_is_copied_and_one_that_is_cancelled_or_purged_is_not() -> None:
     world = World()
     world.one(commands.encode_topic_put("orders", {"max_attempts": 1}))
@@ -163,6 +238,21 @@ def test_a_message_that_dies_first_is_copied_and_one_that_is_cancelled_or_purged
     job = run(world)
     assert (job.done, world.states(dying, copy_of(world, dying))) == (1, ["dead", "ready"])
     assert copies_of(world.ledger, cancelled) == copies_of(world.ledger, purged) == []
+
+
+def test_what_costs_more_per_message_takes_fewer_messages_at_once() -> None:
+    world = World()
+    world.checking = False
+    world.one(commands.encode_topic_put("orders", {"max_attempts": 1, "dead_retention_ms": HOUR_MS}))
+    lease = world.lease(*world.ids(*(message() for _ in range(1_100))))
+    fill(world)
+    assert 0 < world.nack(lease).count(0) <= 1_024, "each is copied and moved"
+    scan = JobScan(world.ledger, JobSpec("redrive", "orders", error="x"), {0: 1 << 16}, START_MS)
+    dead, _ = scan.step(world.ledger.now_ms)
+    assert scan.cursor == (dead, 512), "the last error of each letter is looked up"
+    world.one(commands.encode_job_stop(1))
+    world.now = LATER
+    assert world.maintain(Job.DROP_DEAD, dead).count == 250, "the client key of each letter is looked for in the copies"
 
 
 def test_a_key_that_another_message_has_by_then_stays_with_that_message() -> None:
@@ -192,6 +282,29 @@ def test_quotas_do_not_refuse_copies_but_count_them_and_a_dropping_subscription_
     fill(world, max_messages=2, on_full="drop")
     job = run(world)
     assert (job.done, job.refused, world.topic("orders~late").dropped) == (2, 1, 1)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_copy_is_found_once_when_the_hour_of_its_message_is_deleted(ends: bool) -> None:
+    """It was filed in the same hour, a few entries behind the message, where copies of new messages are."""
+    world = World()
+    (first,) = world.ids(message(SOON))
+    fill(world)
+    run(world)
+    world.now += 4 * HOUR_MS
+    world.apply(commands.encode_noop())
+    for _ in range(3):
+        world.maintain(Job.ROLL_FORWARD, START_HOUR)
+        world.maintain(Job.RETIRE, START_HOUR)
+    assert not world.store.count(START_HOUR)
+    copy = copy_of(world, first)
+    if ends:
+        world.cancel(first)
+        assert world.states(first, copy) == ["cancelled", "cancelled"]
+    else:
+        world.one(commands.encode_reschedule("n1", SOON, True, [first]))
+        assert world.states(first, copy) == ["scheduled", "scheduled"]
+    assert world.topic("orders~late").open == 1 - ends
 
 
 def test_deleting_the_subscription_or_stopping_the_job_ends_the_fill() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from hadelay.codec import commands
 from hadelay.codec.leasetokens import LEASE
@@ -112,6 +113,26 @@ def test_publish(seed: int) -> None:
     result, answers = told(batch.publish(*rows)), [told(single.publish(row))[0] for row in rows]
     assert result == answers
     compare(batch, single)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_repeated_publish_changes_nothing_and_has_the_same_answer(seed: int) -> None:
+    """By the Idempotency-Keys of its rows, some of which come twice in the command, or by the key of the request."""
+    world, rng = world_of(seed), random.Random(seed)
+    world.ledger.settings = Settings()  # room for all keys
+    by_request, known = rng.random() < 0.7, dict[bytes, Draft]()
+    rows = []
+    for row in drafts(rng, rng.choice((1, 2, 4, 6))):
+        key = rng.choice((b"k", b"l", b"m", None if by_request else b"n"))
+        rows.append(row if key is None else known.setdefault(key, replace(row, idem=key)))
+        if rng.random() < 0.1:
+            rows.append(replace(row, idem=key, body=b"other"))
+    first = told(world.publish(*rows, key=b"request" if by_request else None))
+    before = state(world)
+    again = told(world.publish(*rows, key=b"request" if by_request else None))
+    assert [answer[:3] for answer in again] == [answer[:3] for answer in first]
+    assert all(duplicate for *_, code, duplicate in again if code == RowCode.OK)
+    assert state(world) == before
 
 
 #: Command about leases → its encoding.

@@ -1,5 +1,5 @@
 """Random commands on a topic with subscriptions, against a model of copies in dicts: none is missing, doubled or early,
-and commands for the published id mean what the model says. `World` checks the ledger after each command."""
+and commands for the published id mean what the model says. `World` checks the ledger after each third command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from hadelay.codec import commands
 from hadelay.codec.commandtypes import Job
-from hadelay.codec.jobcommands import FillBegin
+from hadelay.codec.jobcommands import LAST, FillBegin, JobCursor
 from hadelay.codec.results import Done, RowCode
 from hadelay.ledger.bulkscan import JobScan
 from hadelay.ledger.copies import copies_of
@@ -21,7 +21,7 @@ from tests.ledger.world import START_MS, World
 
 FILTERS: list[dict[str, list[str]]] = [{}, {"tags": ["eu"]}, {"tags": ["eu", "vip"]}, {"any_tags": ["us", "vip"]}]
 NAMES = ["orders", "orders~a", "orders~b", "orders~c"]
-#: Subscription with group_concurrency 1; `World` checks after each command who is blocked.
+#: Subscription with group_concurrency 1; `World` checks who is blocked.
 GROUPED = "orders~c"
 WAITING, LEASED, OVER = "waiting", "leased", "over"
 
@@ -52,6 +52,7 @@ class Model:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.world = World()
+        self.world.checking = 3
         self.messages: list[Message] = []
         self.filters: dict[str, dict[str, list[str]]] = {}
         self.keys: dict[str, Message] = {}
@@ -59,6 +60,9 @@ class Model:
         #: Running fill: name of the subscription, and the messages whose copies it still has to make.
         self.fill: tuple[str, list[Message]] | None = None
         self.filled = 0
+        #: What the fill's search found, and no step has named yet: the job's cursor at that time, the cursor behind the
+        #: entries, and the entries.
+        self.searched: tuple[JobCursor, JobCursor, list[int]] | None = None
         self.world.one(commands.encode_topic_put("orders", {}))
 
     def passing(self, tags: tuple[str, ...]) -> list[str]:
@@ -117,12 +121,18 @@ class Model:
             if self.random.random() < 0.5:
                 assert self.world.ack(copy.lease) == [0]
                 copy.state = OVER
+            elif self.random.random() < 0.2:
+                assert self.world.nack(copy.lease, delay_ms=commands.DEAD_NOW) == [0]
+                self.discover()
+                copy.state = OVER
             else:
                 delay = self.random.choice((0, 1_000, HOUR_MS, 3 * HOUR_MS))
                 assert self.world.nack(copy.lease, delay_ms=delay) == [0]
                 self.discover()
-                copy.state = OVER if self.gone(copy) else WAITING
+                copy.state = WAITING
                 copy.due = START_MS + self.world.now + delay
+                if self.gone(copy):
+                    self.cancelled(copy)
 
     def gone(self, copy: Copy) -> bool:
         return any(copy.id in one.deleted for one in self.messages)
@@ -173,6 +183,7 @@ class Model:
             if not self.own_queue or self.fill is not None:
                 assert self.world.one(put).code == ("fill_running" if self.own_queue else "no_own_queue")
                 return
+            self.searched = None
             own_queue = [one for one in self.messages if one.copies[0].topic == "orders"]
             self.fill = (name, [one for one in own_queue if one.copies[0].state != OVER and self.fits(one, wanted)])
         assert isinstance(self.world.one(put), Done)
@@ -194,18 +205,32 @@ class Model:
                 self.fill = self.fill[0], [other for other in self.fill[1] if other is not one]
                 self.filled += 1
 
-    def step(self, most: int = 1) -> None:
-        """Let the fill look at the next entries, as the leader does."""
+    def search(self) -> None:
+        """Let the fill look for the next entries, some hours at once, as the leader does."""
         if self.fill is None:
             return
         ledger = self.world.ledger
         (job,) = ledger.fills.values()
-        scan = JobScan(ledger, job.spec, job.topics, job.began_ms, job.cursor)
-        hour, rows = scan.step(ledger.now_ms)
-        cursor = scan.cursor if len(rows) <= most else (hour, int(rows["index"][most]))
-        refs = [pack_id(0, hour, index) for index in rows["index"][:most].tolist()]
-        if cursor > job.cursor:
-            assert self.world.one(commands.encode_job_step(job.number, job.cursor, cursor, refs)) == Done()
+        scan, most, found = JobScan(ledger, job.spec, job.topics, job.began_ms, job.cursor), 3, list[int]()
+        cursor = scan.cursor
+        while scan.cursor != LAST and len(found) < most:
+            hour, rows = scan.step(ledger.now_ms)
+            some = rows["index"][: most - len(found)].tolist()
+            cursor = scan.cursor if len(some) == len(rows) else (hour, int(rows["index"][len(some)]))
+            found += [pack_id(0, hour, index) for index in some]
+        self.searched = (job.cursor, cursor, found)
+
+    def step(self) -> None:
+        """Let the fill copy what its search found, at once or before."""
+        if self.fill is None:
+            return
+        (job,) = self.world.ledger.fills.values()
+        if self.searched is None or self.searched[0] != job.cursor:
+            self.search()
+        assert self.searched is not None
+        before, cursor, found = self.searched
+        if cursor > before:
+            assert self.world.one(commands.encode_job_step(job.number, before, cursor, found)) == Done()
         self.discover()
         if job.ended_ms:
             assert not self.fill[1], "the fill left messages out"
@@ -224,6 +249,14 @@ class Model:
                         one.deleted.add(copy.id)
                         copy.state = OVER if copy.state == WAITING else copy.state
 
+    def purge(self) -> None:
+        """Cancel what waits in the queue of the topic; of what is leased, only acks still count."""
+        self.world.one(commands.encode_purge("orders", 3))
+        for one in self.messages:
+            if one.copies[0].topic == "orders":
+                self.cancelled(one.copies[0])
+                one.deleted.add(one.copies[0].id)
+
     def switch(self) -> None:
         self.own_queue = not self.own_queue
         self.world.one(commands.encode_topic_put("orders", {"own_queue": self.own_queue}))
@@ -240,15 +273,16 @@ class Model:
     def check(self) -> None:
         now = START_MS + self.world.now
         pending = dict.fromkeys(NAMES, 0)
+        deleted = {each for one in self.messages for each in one.deleted}
         for copy in (copy for one in self.messages for copy in one.copies):
             (state,) = self.world.states(copy.id)
             if copy.state == OVER:
-                assert state in ("acked", "cancelled", "gone"), f"{copy}: {state}"
+                assert state in ("acked", "cancelled", "dead", "gone"), f"{copy}: {state}"
                 continue
             expected = LEASED if copy.state == LEASED else "ready" if copy.due <= now else "scheduled"
             blocked = copy.topic == GROUPED and expected != LEASED and state == "blocked"
             assert blocked or state == expected, f"{copy}: {state}"
-            pending[copy.topic] += copy.id not in {each for one in self.messages for each in one.deleted}
+            pending[copy.topic] += copy.id not in deleted
         for name, count in pending.items():
             topic = self.world.ledger.known_topic(name)
             assert topic is None or topic.exists is False or topic.pending - self.left(name) == count, name
@@ -267,7 +301,8 @@ def test_random_commands(seed: int) -> None:
     model = Model(seed)
     steps = [
         *[model.publish] * 6, *[model.lease] * 4, *[model.settle] * 5, *[model.cancel] * 2, *[model.reschedule] * 3,
-        *[model.subscribe] * 2, model.unsubscribe, *[model.advance] * 2, *[model.step] * 6,
+        *[model.subscribe] * 2, model.unsubscribe, *[model.advance] * 4, *[model.search] * 2, *[model.step] * 4,
+        model.purge,
     ]  # fmt: skip
     if seed % 2:
         steps.append(model.switch)  # without an own queue there are no fills

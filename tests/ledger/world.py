@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from chaos.sim import ledgercheck
+from chaos.sim.savedcheck import Saved, same
 from hadelay.codec import commands
 from hadelay.codec.commandtypes import Grant, Job
 from hadelay.codec.entries import encode_entry
@@ -49,14 +50,18 @@ class World:
         self.term = 1
         self.seq = 0
         self.entries: list[bytes] = []
-        self.checking = True
+        #: Check the ledger after each entry; 3: after each third one, for models that end with a check; 0: never.
+        self.checking = 1
+        self.saved = Saved(self.ledger)
 
     def apply(self, *encoded: bytes) -> list[Result]:
         """One entry, at the present time and term."""
         self.entries.append(encode_entry(START_MS + self.now, encoded))
         results = apply_entry(self.ledger, len(self.entries), self.term, self.entries[-1])
-        if self.checking:
+        if self.checking and len(self.entries) % self.checking == 0:
             ledgercheck.check(self.ledger)
+            self.saved.look(self.ledger)
+            self.ledger.touched = set()
         return results
 
     def one(self, encoded: bytes) -> Any:
@@ -126,8 +131,10 @@ class World:
 
     def restart(self) -> None:
         """Checkpoint and start again from it; nothing may be different."""
-        before = checkpoint.dump(self.ledger, everything=True)
+        before, ledger = checkpoint.dump(self.ledger, everything=True), self.ledger
         self.ledger = Ledger(self.ledger.group, self.store, self.tables, self.names)
         checkpoint.load(self.ledger, *before)
         assert checkpoint.dump(self.ledger, everything=True) == before
+        same(ledger, self.ledger, "ledger")
+        self.saved = Saved(self.ledger)
         ledgercheck.check(self.ledger)

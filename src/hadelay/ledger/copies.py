@@ -54,7 +54,8 @@ def _copies_behind(ledger: Ledger, message_id: int) -> list[int]:
     # A command may name any number of 64 bits.
     after = range(message_id + 1, min(message_id + MAX_SUBSCRIPTIONS + 1, 1 << 64))
     if index >= ledger.store.count(hour):
-        return [copy for copy in after if published_id(ledger, copy) == message_id]
+        own = (copy for copy in after if filled_from(ledger, copy) is None)
+        return [copy for copy in own if published_id(ledger, copy) == message_id]
     # Copies were filed directly behind the message, with its record: nothing else shares a record with a new id.
     first = max(index - 1, 0)
     rows = ledger.store.entries(hour, slice(first, index + 1 + MAX_SUBSCRIPTIONS))

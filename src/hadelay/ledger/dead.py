@@ -241,9 +241,13 @@ def drop_hour(ledger: Ledger, command: Maintain) -> JobResult | Refused:
         return JobResult(True, 0)
     if hour - DEAD_HOURS >= ledger.now_hour:
         return Refused("hour_running", f"the retention of hour {hour - DEAD_HOURS} is not over")
+    if fills.holds(ledger, hour):
+        return Refused("hour_open", f"a subscription that is being filled still needs hour {hour}")
     hour_state = ledger.hour_state(hour)
     start = hour_state.retire_at
-    end = min(start + min(max(command.limit, 1), MAX_SLICE), count)
+    # With subscriptions, each client key costs reads of the index.
+    most = MAX_SLICE // 4 if ledger.topics.subscriptions else MAX_SLICE
+    end = min(start + min(max(command.limit, 1), most), count)
     rows = ledger.store.entries(hour, slice(start, end))
     if hour_state.results:
         forget_results(ledger, hour_state, rows)

@@ -26,11 +26,12 @@ from hadelay.ledger.copies import COPIES, COPY, COPYOF, FilledCopy, filled_copie
 from hadelay.ledger.hourstate import bitmap, groups, indexes_of, is_in
 from hadelay.ledger.keys import has_key
 from hadelay.ledger.listing import states_of
+from hadelay.ledger.lookup import find_entries
 from hadelay.ledger.quotas import Room
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.topics import TopicState
 from hadelay.ledger.transitions import FLAG_CALLBACK, FLAG_KEYED, FLAG_ROUTED, FLAG_TTL, ID_KEY, filed
-from hadelay.model import DEAD_HOURS, HOUR_MS, NONE32, PENDING, State, unpack_id
+from hadelay.model import DEAD_HOURS, HOUR_MS, NONE32, PENDING, Event, State, unpack_id
 
 _PENDING = np.array([state in PENDING for state in (*State, None)])
 
@@ -39,16 +40,25 @@ def meant(ledger: Ledger, rows: Rows) -> Mask:
     """Which of these INDEX rows running fills mean."""
     found = np.zeros(len(rows), np.bool_)
     for job in ledger.fills.values():
-        found |= _meant_by(job, rows)
+        found |= _meant_by(ledger, job, rows)
     return found
 
 
-def _meant_by(job: BulkJob, rows: Rows) -> Mask:
-    """Which of these INDEX rows a fill means: messages of its topic from before it began. A dead letter that was routed
-    to the topic was not published there."""
+def _meant_by(ledger: Ledger, job: BulkJob, rows: Rows) -> Mask:
+    """Which of these INDEX rows a fill means: messages of its topic from before it began, but not from before the
+    topic's last deletion, which may still be leased. A dead letter that was routed to the topic was not published
+    there."""
     ((number, generation),) = job.topics.items()
     routed = rows["flags"] & np.uint16(FLAG_ROUTED) != 0
-    return np.asarray((rows["topic"] == number) & (rows["generation"] < generation) & ~routed)
+    older = (rows["generation"] < generation) & (rows["generation"] >= ledger.topics[number].born)
+    return np.asarray((rows["topic"] == number) & older & ~routed)
+
+
+def holds(ledger: Ledger, hour: int) -> bool:
+    """Whether a running fill still needs the hour: for acked messages that it may have to copy, or for copies. The
+    tables forget a copy with its hour, and the fill may meet its message again after a CARRY."""
+    hour_state = ledger.hours.get(hour)
+    return hour_state is not None and bool(hour_state.unfilled or (hour_state.filled and ledger.fills))
 
 
 def copy_before_move(ledger: Ledger, hour: int, rows: Rows) -> None:
@@ -63,7 +73,7 @@ def copy_before_move(ledger: Ledger, hour: int, rows: Rows) -> None:
 def step(ledger: Ledger, job: BulkJob, found: list[tuple[int, Rows]]) -> None:
     """Copy the next messages of a fill: entries as (hour, INDEX rows)."""
     for hour, rows in found:
-        acts = _meant_by(job, rows) & open_for(ledger, job.topics, hour, rows)
+        acts = _meant_by(ledger, job, rows) & open_for(ledger, job.topics, hour, rows)
         job.settled += int((~acts).sum())
         _copy(ledger, job, hour, rows[acts])
 
@@ -74,19 +84,30 @@ def open_for(ledger: Ledger, topics: Iterable[int], hour: int, rows: Rows, now_m
     hour_state = ledger.hours.get(hour)
     for number in topics:
         if hour_state is not None and (acked := hour_state.unfilled.get(number)) is not None:
-            found |= is_in(rows["index"], acked) & ledger.topics.alive(rows)
+            found |= is_in(rows["index"], acked)
     return found
 
 
 def entries_of(ledger: Ledger, entries: NDArray[np.uint64]) -> list[tuple[int, Rows]]:
-    """Entries of a fill's step, named by ids made from hour and globalIndex: (hour, INDEX rows)."""
+    """Entries of a fill's step, named by ids made from hour and globalIndex: (hour, INDEX rows). In place of an entry
+    that its message has left, perhaps by a CARRY since the search: the present entry."""
     places = np.array([unpack_id(entry)[1:] for entry in entries.tolist()], np.int64).reshape(-1, 2)
-    found = []
+    found, moved = [], list[int]()
     for hour, where in groups(places[:, 0]):
         indexes = places[where, 1]
         indexes = indexes[indexes < ledger.store.count(hour)]
         if len(indexes) and hour < DEAD_HOURS:
-            found.append((hour, ledger.store.entries(hour, indexes.astype(np.uint32))))
+            rows = ledger.store.entries(hour, indexes.astype(np.uint32))
+            hour_state = ledger.hours.get(hour)
+            if hour_state is not None and (bits := hour_state.others.get(Event.MOVED)):
+                left = is_in(rows["index"], bits)
+                moved += rows["first_id"][left].tolist()
+                rows = rows[~left]
+            found.append((hour, rows))
+    hours, indexes = find_entries(ledger, list(dict.fromkeys(moved)))
+    for hour, where in groups(hours):
+        if 0 <= hour < DEAD_HOURS:
+            found.append((hour, ledger.store.entries(hour, indexes[where].astype(np.uint32))))
     return found
 
 

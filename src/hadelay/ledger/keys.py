@@ -246,7 +246,8 @@ def _has_others(ledger: Ledger, published: int, leaving: int, hour: int | None) 
     ids = [one for one in (published, *copies_of(ledger, published)) if one != leaving]
     hours, _ = find_entries(ledger, ids)
     staying = [one for one, at in zip(ids, hours.tolist(), strict=True) if at >= 0 and at != hour]
-    places = [place for one in staying if (place := find_entry(ledger, one)) is not None]
+    # Look no further than the first: each look-up reads the index.
+    places = (place for one in staying if (place := find_entry(ledger, one)) is not None)
     return any(int(place.rows["flags"][0]) & FLAG_KEYED and is_copy(ledger, place) for place in places)
 
 

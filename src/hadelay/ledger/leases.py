@@ -204,9 +204,9 @@ class ReturnedLeases:
             entries[where] = self.ledger.store.entries(hour, held["index"][where])
         due_ms = self._due_ms(held, entries)
         copied = (np.maximum(due_ms, self.ledger.now_ms) // HOUR_MS != held["hour"]) | (self.delay_ms == DEAD_NOW)
-        if self.ledger.fills:
-            copied |= fills.meant(self.ledger, entries)
         costs = np.where(copied, entries["size"].astype(np.int64), 0) + _MOVE_COST + read_bytes(self.ledger, held)
+        if self.ledger.fills:  # a copy for a subscription costs as much as a move
+            costs += fills.meant(self.ledger, entries) * (entries["size"].astype(np.int64) + _MOVE_COST)
         count = fitting(costs, self.left, at_least=self.left == MOVE_BYTES)
         self.left = self.left - int(costs[:count].sum()) if count == len(costs) else 0
         if not count:

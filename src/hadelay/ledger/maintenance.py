@@ -104,9 +104,9 @@ def retire(ledger: Ledger, command: Maintain) -> JobResult | Refused:
         return Refused("hour_running", f"hour {hour} is not two hours past")
     if open_entries := ledger.open_entries(hour):
         return Refused("hour_open", f"hour {hour} still has {open_entries} unsettled messages")
+    if fills.holds(ledger, hour):
+        return Refused("hour_open", f"a subscription that is being filled still needs hour {hour}")
     hour_state = ledger.hour_state(hour)
-    if hour_state.unfilled:
-        return Refused("hour_open", f"hour {hour} has messages that a new subscription still copies")
     if hour_state.returned or hour_state.keyed:
         end = min(hour_state.retire_at + min(max(command.limit, 1), MAX_SLICE), ledger.store.count(hour))
         rows = ledger.store.entries(hour, slice(hour_state.retire_at, end))

@@ -153,7 +153,9 @@ class BulkRunner:
         work = self._works.get(job.number)
         if work is None or work.expected != job.cursor:
             scan = JobScan(self._ledger, job.spec, job.topics, job.began_ms, job.cursor)
-            work = self._works[job.number] = Work(job, scan, self._most)
+            # With subscriptions, the client key of each deleted letter costs reads of the index.
+            costly = job.spec.action == "delete_dead" and self._ledger.topics.subscriptions
+            work = self._works[job.number] = Work(job, scan, max(self._most // 4, 1) if costly else self._most)
         return work
 
     def _scan(self, work: Work) -> None:

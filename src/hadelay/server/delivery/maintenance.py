@@ -10,7 +10,7 @@ from hadelay.codec.commandtypes import Job
 from hadelay.codec.results import ExpireResult, JobResult
 from hadelay.deadlines import Deadlines
 from hadelay.errors import HadelayError
-from hadelay.ledger import ttl, unique
+from hadelay.ledger import fills, ttl, unique
 from hadelay.model import DEAD_HOURS, HOUR_MS, NEVER_MS, hour_name
 from hadelay.platform.runtime import Runtime
 from hadelay.server.delivery.term import Term
@@ -243,14 +243,13 @@ class MaintenanceRunner:
         for hour in self._ledger.store.hours():
             if hour >= DEAD_HOURS + running:
                 break
+            held = fills.holds(self._ledger, hour)
             if hour >= DEAD_HOURS:
-                command = encode_maintain(Job.DROP_DEAD, hour)
+                command = None if held else encode_maintain(Job.DROP_DEAD, hour)
             elif hour > running - _HOURS_PAST:
                 continue
             elif not self._ledger.open_entries(hour):
-                if not self._is_copied(hour):
-                    continue
-                if now >= self._kept_until_ms(hour) and self._is_archived(hour):
+                if not held and now >= self._kept_until_ms(hour) and self._is_archived(hour):
                     command = encode_maintain(Job.RETIRE, hour)
             elif now - (hour + 1) * HOUR_MS >= self._retention.carry_ms and self._can_roll_forward(hour):
                 command = encode_maintain(Job.ROLL_FORWARD, hour)
@@ -275,11 +274,6 @@ class MaintenanceRunner:
         other open entries are leased."""
         hour_state = self._ledger.hours.get(hour)
         return hour_state is None or hour_state.carried < self._ledger.store.count(hour)
-
-    def _is_copied(self, hour: int) -> bool:
-        """Whether no new subscription still has to copy acked messages of the hour."""
-        hour_state = self._ledger.hours.get(hour)
-        return hour_state is None or not hour_state.unfilled
 
     def _is_archived(self, hour: int) -> bool:
         if self._gate is None:
