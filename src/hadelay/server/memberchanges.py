@@ -21,8 +21,6 @@ _ADDRESS = re.compile(r"[!-~]{1,255}")
 _UNSPECIFIED = ("0.0.0.0", "::")
 #: Timeout of a member change forwarded to another node, in seconds; equals the commit timeout.
 CHANGE_S = 10.0
-#: Value of the error's field `outcome` if the member to remove is the leader: first, another node must lead.
-LEADS = "leads"
 
 
 class MemberChanges:
@@ -39,7 +37,8 @@ class MemberChanges:
         self._change(op, name, address, reply)
 
     def _change(self, op: str, name: str, address: str, done: Done) -> None:
-        """Add a node at an address, or remove one. done(None, None) once the change is committed. Leader only."""
+        """Add a node at an address, or remove one. done(None, None) once the change is committed. Leader only: a leader
+        that is to be removed hands over, and answers with NoLeader, so that the caller asks its successor."""
         if not self._node.leading:
             done(None, NoLeader("this node does not lead", retry_after_ms=50))
             return
@@ -48,11 +47,15 @@ class MemberChanges:
         except HadelayError as refused:
             done(None, refused)
             return
-        error = self._raft.membership.refusal(members)
+        goes = op == "remove" and name == self._raft.name
+        error = None if goes else self._raft.membership.refusal(members)
         if error is not None:
             done(None, error)
         elif self._node.ledger.level < MEMBERS_LEVEL:
             done(None, self._too_old())
+        elif goes:
+            gone = NoLeader(f"{name} led, and handed over before its removal: ask the new leader", retry_after_ms=50)
+            self._node.leadership.transfer(None, lambda error: done(None, error or gone), "it is removed")
         else:
             self._raft.membership.propose(members, lambda result, error: done(None, error))
 
@@ -120,6 +123,4 @@ class MemberChanges:
                 f"removing {name} would stop the cluster: of {', '.join(left)} at least {needed} must answer and vote, "
                 f"and only {len(there)} can; bring {away} back first, or remove a node that is gone for good"
             )
-        if name == self._raft.name:
-            raise Conflict(f"{name} leads: leadership has to be handed over first", outcome=LEADS)
         return rest

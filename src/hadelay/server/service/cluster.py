@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-import structlog
-
 from hadelay.api.cluster import BackupOut, CheckOut, Cluster, Dispatch, Member, Quorum, Term
 from hadelay.api.service import Actor, Leader, answered
 from hadelay.api.text import format_instant
@@ -15,12 +13,10 @@ from hadelay.errors import BadRequest, HadelayError, NoLeader, NotFound, Overloa
 from hadelay.model import hour_name
 from hadelay.raft.journal import FIRST
 from hadelay.server.leadership import TRANSFER_S
-from hadelay.server.memberchanges import CHANGE_S, LEADS
+from hadelay.server.memberchanges import CHANGE_S
 from hadelay.server.node import Node
 from hadelay.server.peers import PeerStatus
 from hadelay.server.service.part import Service, once_begun
-
-log = structlog.get_logger("hadelay")
 
 #: Time for which a refused change of the members is repeated, in seconds.
 _CHANGE_S = 5.0
@@ -142,13 +138,8 @@ class Clusters(Service):
                 return
             except HadelayError as error:
                 passes = error.retryable and error.outcome_known
-                if not (passes or error.outcome == LEADS) or node.runtime.monotonic() >= deadline:
+                if not passes or node.runtime.monotonic() >= deadline:
                     raise
-                if error.outcome == LEADS:
-                    try:
-                        await self._ask_leader("transfer", None, TRANSFER_S)
-                    except HadelayError as failed:
-                        log.warning("transfer_failed", error=str(failed))
             await asyncio.sleep(0.1)
 
     def livez(self) -> list[CheckOut]:
