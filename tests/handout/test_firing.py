@@ -181,17 +181,33 @@ def test_a_crowd_is_filed_before_its_instant(desk: Desk) -> None:
     assert desk.delivery.schedule_delay_ms() == 0
 
 
-def test_each_schedule_of_a_crowd_counts_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A crowd is counted in pages: three schedules at one per second are filed three seconds earlier than one."""
+@pytest.mark.parametrize("apart_s", [0, 1, 6])
+def test_each_schedule_of_a_crowd_counts_once(desk: Desk, monkeypatch: pytest.MonkeyPatch, apart_s: int) -> None:
+    """A crowd is counted in pages, and made within seconds or not: three schedules at one per second are filed three
+    seconds earlier than one."""
     monkeypatch.setattr(firing, "_COUNTED", 2)
     monkeypatch.setattr(firing, "PACE", 1)
     for name in "abc":
-        desk.run(6 * SECOND)  # a new schedule counts within some seconds
+        desk.run(apart_s * SECOND)
         put(desk, schedules.Spec("t", at=[START_MS + 40 * SECOND]), name)
     desk.run_to(40 * SECOND - firing.LEAD_MS - 3_500)
     assert [counts(desk, name)[0] for name in "abc"] == [0, 0, 0]
     desk.run_to(40 * SECOND - firing.LEAD_MS - 2_500)
     assert [counts(desk, name)[0] for name in "abc"] == [1, 1, 1]
+
+
+def test_a_crowd_behind_a_single_schedule_is_filed_before_its_instant(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The single schedule is counted alone, a minute before it is due: the crowd is still too far away then."""
+    monkeypatch.setattr(firing, "PACE", 1)
+    monkeypatch.setattr(firing, "_OCCURRENCES", 5)
+    put(desk, schedules.Spec("t", at=[START_MS + 200 * SECOND]), "single")
+    crowd = [f"c{n}" for n in range(20)]
+    for name in crowd:
+        put(desk, schedules.Spec("t", at=[START_MS + 202 * SECOND]), name)
+    desk.run_to(201 * SECOND)
+    assert [counts(desk, name)[0] for name in crowd] == [1] * len(crowd)
 
 
 def test_a_zone_that_this_node_lacks_is_told_and_tried_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

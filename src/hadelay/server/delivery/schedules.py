@@ -57,6 +57,8 @@ class ScheduleRunner:
         #: Number of schedules due within _SURVEY_MS, as last counted; and time of that count.
         self._crowd, self._surveyed_ms = 0, 0
         self._survey_from: bytes | None = None
+        #: Whether a schedule that is due within _SURVEY_MS was made or changed after the last count began.
+        self._uncounted = False
         #: Names of schedules whose pattern or time zone this node does not know, as of the last attempt.
         self.invalid: set[str] = set()
         self._retry_invalid_ms = NEVER_MS
@@ -69,6 +71,7 @@ class ScheduleRunner:
         """Note a new next occurrence of some schedule, which is at next_ms (ledger.ports.LedgerListener.on_agenda)."""
         key = schedules.agenda_key(next_ms)
         self._ahead, self._close = min(self._ahead, key), min(self._close, key)
+        self._uncounted |= 0 < next_ms <= self._term.now() + _SURVEY_MS
         self._wake_for(next_ms, _SURVEY_MS)
 
     def delay_ms(self) -> int:
@@ -103,7 +106,7 @@ class ScheduleRunner:
         if self._survey_from is None:
             if now < self._surveyed_ms + _SURVEYED_MS:
                 return False
-            self._survey_from, self._counted_now = self._ahead, 0
+            self._survey_from, self._counted_now, self._uncounted = self._ahead, 0, False
         rows = schedules.agenda(self._ledger, self._survey_from, now + _SURVEY_MS, _COUNTED)
         self._counted_now += len(rows)
         if len(rows) == _COUNTED:
@@ -236,9 +239,13 @@ class ScheduleRunner:
     def _sleep(self, lead_ms: int) -> None:
         for start, before_ms in ((self._ahead, lead_ms), (self._close, MAX_AHEAD_MS)):
             if rows := schedules.agenda(self._ledger, start, NEVER_MS, 1):
-                next_ms = rows[0][1]
-                far = next_ms - _SURVEY_MS > self._term.now()
-                self._wake_for(next_ms, _SURVEY_MS if far else before_ms)
+                self._wake_for(rows[0][1], before_ms)
+        # Count again when schedules come that the last count left out: the lead time of a crowd depends on all of it.
+        counted = schedules.agenda_key(self._surveyed_ms + _SURVEY_MS + 1)
+        rows = schedules.agenda(self._ledger, max(self._ahead, counted), NEVER_MS, 1)
+        if rows or self._uncounted:
+            next_ms = 0 if self._uncounted else rows[0][1]
+            self._wake_for(max(next_ms - _SURVEY_MS, self._surveyed_ms + _SURVEYED_MS), 0)
         if self._retry_invalid_ms < NEVER_MS:
             self._wake_for(self._retry_invalid_ms, 0)
 
