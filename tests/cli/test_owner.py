@@ -319,7 +319,11 @@ def test_a_verdict_names_the_consumer_that_stopped() -> None:
     topic = {"ready": 1, "leased": 0, "consumers": [{"name": "w1", "asked_at": asked}]}
     nodes = [{"node": "n1", "state": "ready"}, {"node": "n2", "state": None}]
     said = verdict(message, topic, nodes, now)
-    assert said == f"overdue by 12 min: no consumer has asked since {asked} (w1)"
+    assert said == "overdue by 12 min: no consumer has asked in the last 11 min (w1 did before)"
+    topic["consumers"][0] |= {"asked_at": "2026-11-20T03:11:50.000Z", "waiting": False}
+    assert "in the last 10 s (w1 did before)" in verdict(message, topic, [], now)
+    topic["consumers"][0]["waiting"] = True
+    assert verdict(message, topic, [], now).endswith("ready messages of its topic: 1; consumers: w1")
     assert verdict(message, topic, [*nodes, {"node": "n3", "state": "acked"}], now).endswith("DISAGREE (n3: acked)")
     assert verdict(message, {**topic, "concurrency": 2, "leased": 2}, nodes, now).endswith("as concurrency allows")
 

@@ -108,6 +108,13 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three nodes without tokens. The browser's tests fill them, and remove one at their end."""
+    with Cluster(tmp_path_factory.mktemp("three")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """One node that requires tokens."""
     with Cluster(tmp_path_factory.mktemp("guarded"), nodes=1, settings=TOKENS) as running:

@@ -8,8 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 PICTURES = os.environ.get("HADELAY_SCREENSHOTS")
 WIDE, NARROW = {"width": 1280, "height": 860}, {"width": 360, "height": 740}
+#: Sizes of the window, each in both colour schemes.
+LOOKS = [(size, scheme) for size in (WIDE, NARROW) for scheme in ("light", "dark")]
 PATHS = {
     "overview": "/console/", "topics": "/console/topics", "topic": "/console/topics/orders",
     "busy": "/console/topics/checkouts" if PICTURES else "/console/topics/reminders",
@@ -56,8 +60,16 @@ def picture(page: Any, name: str) -> None:
 
     path = Path(PICTURES) / f"{IN_DOCS.get(name, name)}.png"
     page.screenshot(path=str(path))
-    with Image.open(path) as image:
-        image.convert("RGB").quantize(256, Image.Quantize.MEDIANCUT).save(path, optimize=True)
+    with Image.open(path) as opened_image:
+        pixels = np.asarray(opened_image.convert("RGB"), np.int32)
+    # The most frequent colours, exactly: averages would change the background, or small dots.
+    codes, where, counts = np.unique(pixels @ (1 << 16, 1 << 8, 1), return_inverse=True, return_counts=True)
+    colours = np.stack([codes >> 16, codes >> 8 & 255, codes & 255], axis=1)
+    palette = colours[np.argsort(-counts)[:256]]
+    nearest = ((colours[:, None] - palette) ** 2).sum(axis=2).argmin(axis=1).astype(np.uint8)
+    image = Image.fromarray(nearest[where].reshape(pixels.shape[:2]), "P")
+    image.putpalette(palette.astype(np.uint8).tobytes())
+    image.save(path, optimize=True)
 
 
 #: Script that tells of the first paint. Playwright's own waits run scripts in the page, which delay the paint.

@@ -152,6 +152,15 @@ def test_a_token_sees_its_topics_alone(guarded: Cluster, admin_token: str) -> No
         assert "secret body" not in browser.page
     browser.go("/console/messages?topic=other-1")
     assert other not in browser.page
+    for topic in ("mine-1", "other-1"):
+        answer = ask(
+            guarded.urls["n1"], "POST", f"/v1/topics/{topic}/messages?delay=1h&key=4711", b"x", bearer(admin_token)
+        )
+        assert answer.status == 201
+    browser.go("/console/messages?q=4711")
+    assert "mine-1" in browser.text, "the one of two messages with this key that the token may see"
+    browser.go("/console/messages?q=other-1/4711")
+    assert "no message has the id or the key" in browser.text
     publisher = signed_in(guarded, make_token(guarded, admin_token, "publish:mine-*"))
     publisher.go(f"/console/messages/{mine}")
     assert publisher.answer.status == 403, "who may publish may not read bodies"

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import http.client
 import re
+import signal
 import time
+import urllib.parse
 from datetime import UTC, datetime
 from itertools import product
 from typing import Any
@@ -14,6 +18,7 @@ from numpy.typing import NDArray
 
 from hadelay.api.topics import Topic, WebhookOut
 from hadelay.console.cluster import kind
+from hadelay.console.owntime import OwnTime
 from hadelay.console.render import size
 from hadelay.console.samples import KEPT, Sampler, _rates, _Ring, last_point
 from hadelay.console.topics import health, receiver
@@ -163,56 +168,53 @@ def test_pages_of_the_whole_cluster_need_rights_for_it(guarded: Cluster, admin_t
         assert reader.post(f"/console/access/{path}", re.findall(r'csrf" value="([^"]+)', page)[0]).status == 403
 
 
-def test_a_node_stops_at_once_with_streams_open(tmp_path_factory: pytest.TempPathFactory) -> None:
-    import http.client
-    import signal
-    import urllib.parse
-
-    with Cluster(tmp_path_factory.mktemp("stopping"), nodes=1) as cluster:
-        address = urllib.parse.urlsplit(cluster.urls["n1"])
-        connections = []
-        for _ in range(5):
-            connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=20)
-            connection.request("GET", "/console/live/overview")
-            answer = connection.getresponse()
-            assert answer.readline() == b"event: frame\n"
-            connections.append((connection, answer))
-        began = time.monotonic()
-        cluster.kill("n1", number=signal.SIGTERM)
-        assert time.monotonic() - began < 8
-        assert b"event: over" in connections[0][1].read()
-        for connection, _ in connections:
-            connection.close()
+def test_a_node_stops_at_once_with_streams_open(cluster: Cluster) -> None:
+    name = next(name for name in members(cluster) if name != cluster.leader())
+    address = urllib.parse.urlsplit(cluster.urls[name])
+    connections = []
+    for _ in range(5):
+        connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=20)
+        connection.request("GET", "/console/live/overview")
+        answer = connection.getresponse()
+        assert answer.readline() == b"event: frame\n"
+        connections.append((connection, answer))
+    began = time.monotonic()
+    cluster.kill(name, number=signal.SIGTERM)
+    assert time.monotonic() - began < 8
+    assert b"event: over" in connections[0][1].read()
+    for connection, _ in connections:
+        connection.close()
+    cluster.restart(name)
 
 
-def test_a_node_without_a_leader_shows_what_it_has(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with Cluster(tmp_path_factory.mktemp("alone")) as cluster:
-        message = cluster.publish("n1", "alone", b"x", "?delay=1h")
-        here = next(name for name in cluster.names if name != cluster.leader())
-        until(
-            lambda: cluster.ask(here, "GET", f"/v1/messages/{message}?stale=true").status == 200, "it has the message"
-        )
-        browser = Browser(cluster.urls[here])
-        cluster.kill(*(name for name in cluster.names if name != here))
-        until(lambda: cluster.ask(here, "GET", "/v1/cluster?stale=true").json["leader"] is None, "no leader is known")
-        for path, words in (
-            ("/console/", "nothing is accepted"), ("/console/topics", "alone 1 0"),
-            ("/console/topics/alone", "Scheduled 1"),
-            (f"/console/messages/{message}", "Due in"), ("/console/messages?topic=alone", message),
-            ("/console/dead", "No topic has dead letters"), ("/console/schedules", "There are no schedules"),
-            ("/console/cluster", "Members"),
-        ):  # fmt: skip
-            browser.go(path)
-            assert browser.answer.status == 200, path
-            assert "No leader is known. Pages show what" in browser.text
-            assert words in browser.text
-        browser.go(f"/console/messages/{message}")
-        browser.send(f"/console/messages/{message}/cancel")
-        assert browser.answer.status == 503
-        assert "Nothing was changed." in browser.text
-        cluster.restart(*(name for name in cluster.names if name != here))
-        until(lambda: cluster.leader(), "there is a leader")
-        until(lambda: "No leader is known" not in browser.go("/console/topics"), "the page is as usual")
+def members(cluster: Cluster) -> list[str]:
+    return [one["name"] for one in cluster.ask(cluster.leader(), "GET", "/v1/cluster").json["members"]]
+
+
+def test_a_node_without_a_leader_shows_what_it_has(cluster: Cluster) -> None:
+    leader = cluster.leader()
+    message = cluster.publish(leader, "alone", b"x", "?delay=1h")
+    here, *others = (name for name in members(cluster) if name != leader)
+    until(lambda: cluster.ask(here, "GET", f"/v1/messages/{message}?stale=true").status == 200, "it has the message")
+    browser = Browser(cluster.urls[here])
+    cluster.kill(leader, *others)
+    until(lambda: cluster.ask(here, "GET", "/v1/cluster?stale=true").json["leader"] is None, "no leader is known")
+    for path, words in (
+        ("/console/", "nothing is accepted"), ("/console/topics?q=alone", "alone 1 0"),
+        ("/console/topics/alone", "Scheduled 1"), (f"/console/messages/{message}", "Due in"),
+        ("/console/messages?topic=alone", message), ("/console/dead", "dead letters"),
+        ("/console/schedules", "Schedules"), ("/console/cluster", "Members"),
+    ):  # fmt: skip
+        browser.go(path)
+        assert browser.answer.status == 200, path
+        assert "No leader is known. Pages show what" in browser.text
+        assert words in browser.text
+    browser.go(f"/console/messages/{message}")
+    browser.send(f"/console/messages/{message}/cancel")
+    assert browser.answer.status == 503
+    assert "Nothing was changed." in browser.text
+    cluster.restart(leader, *others)
+    until(lambda: "No leader is known" not in browser.go("/console/topics"), "the page is as usual")
 
 
 def _reports(*rows: tuple[int, ...]) -> NDArray[np.int64]:
@@ -292,6 +294,36 @@ def test_the_page_of_a_topic_shows_the_health_of_its_webhook(node: Cluster, brow
     until(lambda: "call has failed" in browser.go("/console/topics/hooked"), "a call failed")
     assert re.search(r"1 call has failed, for .+ The last one: no answer\. Last error: .+ ago\.", browser.text)
     assert "Webhook’s health" not in browser.go("/console/topics/charted")
+
+
+def burn(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+async def test_the_time_of_other_tasks_is_not_the_own_time() -> None:
+    async def other() -> None:
+        burn(0.08)
+
+    async def read(cancelled: list[str]) -> str:
+        burn(0.01)
+        task = asyncio.create_task(other())
+        await task
+        try:
+            await (asyncio.get_running_loop().create_future() if cancelled else asyncio.sleep(0))
+        except asyncio.CancelledError:
+            cancelled.append("seen")
+            raise
+        return "read"
+
+    own, seen = OwnTime(), ["asked"]
+    assert await own.of(read([])) == "read"
+    assert 0.01 <= own.spent_s < 0.07
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await own.of(read(seen))
+    assert seen == ["asked", "seen"]
 
 
 def test_topics_that_were_looked_at_are_few() -> None:

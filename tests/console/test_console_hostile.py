@@ -68,7 +68,7 @@ def test_hostile_texts_are_shown_as_text(node: Cluster, browser: Browser) -> Non
         f"/console/messages/{waiting}": 3, "/console/topics/evil": 0, "/console/topics/evil-paused": 1,
         "/console/topics/evil/dead": 2, f"/console/topics/evil/dead?error={quoted}": 1, "/console/dead": 0,
         "/console/messages?topic=evil&state=all": 2, f"/console/messages?topic=evil&tag={quoted}": 0,
-        f"/console/messages?q={quoted}": 1, f"/console/messages?q=evil/{quoted}": 0, f"/console/messages/{quoted}": 0,
+        f"/console/messages?q={quoted}x": 1, f"/console/messages?q=evil/{quoted}": 0, f"/console/messages/{quoted}": 0,
         f"/console/topics?q={quoted}&show={quoted}&sort={quoted}": 1, f"/console/topics/{quoted}": 0,
         f"/console/schedules?q={quoted}&cron={quoted}&timezone={quoted}": 1, f"/console/schedules/{quoted}": 0,
         f"/console/due?topic={quoted}&from=0&to=1": 0, f"/console/{quoted}": 0, "/console/access": 0,
@@ -152,6 +152,7 @@ async def test_many_different_pages_are_rendered_more_rarely() -> None:
     frames = [await streams._frame(name, partial(render, name)) for name in "abca"]
     assert rendered == ["a"]
     assert frames == [{"name": "a"}, {}, {}, {"name": "a"}]
+    assert await streams._frame("a", partial(render, "a"), time.monotonic()) == {}, "older than the page"
 
 
 def test_a_new_sign_in_ends_the_session_before(guarded: Cluster, admin_token: str) -> None:

@@ -77,7 +77,14 @@ def test_a_message_is_found_by_id_key_and_tag(node: Cluster, browser: Browser) -
     browser.go("/console/messages?q=nothing&topic=finding")
     assert "no message under the key" in browser.text
     browser.go("/console/messages?q=0000000000000")
-    assert "no such message" in browser.text
+    assert "no message has the id or the key '0000000000000'" in browser.text
+    browser.go("/console/messages?q=order/4711")
+    assert "Due in 59 min" in browser.text, "a key of any topic"
+    twin = node.publish("n1", "finding-2", b"x", "?delay=3h&key=order/4711")
+    page = browser.go("/console/messages?q=order/4711")
+    assert message in page
+    assert twin in page
+    assert "The key order/4711 in several topics" in browser.text
     browser.go("/console/messages?topic=finding&from=2026-02-31T00:00")
     assert "is not a time" in browser.text
 

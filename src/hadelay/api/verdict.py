@@ -12,6 +12,8 @@ from hadelay.words import span
 _instant = datetime.fromisoformat
 #: Time without a poll after which a consumer counts as stopped; a receive waits at most 60 s.
 _SILENT_MS = 90_000
+#: The same of consumers of which none waits for an answer: they may be busy with messages.
+_BUSY_MS = 5_000
 
 
 def verdict(message: dict[str, Any], topic: dict[str, Any], nodes: list[dict[str, Any]], now: str) -> str:
@@ -30,7 +32,7 @@ def _standing(message: dict[str, Any], topic: dict[str, Any], now: str) -> str:
         after = f"; attempt {failed['attempt']} failed: {why}" if failed else ""
         return f"due in {span(_ms(now, due))}{after}{_paused(topic)}"
     if state == "ready":
-        return f"overdue by {span(_ms(due, now))}: {_waits_for(topic, now)}"
+        return f"overdue by {span(_ms(due, now))}: {waits_for(topic, now)}"
     if state == "blocked":
         group = f" {message['group']!r}" if message.get("group") else ""
         return f"waits behind other messages of its group{group}{_paused(topic)}"
@@ -49,7 +51,7 @@ def _paused(topic: dict[str, Any]) -> str:
     return f"; its topic is paused{': ' + topic['paused_reason'] if topic.get('paused_reason') else ''}"
 
 
-def _waits_for(topic: dict[str, Any], now: str) -> str:
+def waits_for(topic: dict[str, Any], now: str) -> str:
     """The main reason why a due message has not been handed out."""
     limit, consumers = topic.get("concurrency"), topic.get("consumers")
     if paused := _paused(topic):
@@ -63,8 +65,9 @@ def _waits_for(topic: dict[str, Any], now: str) -> str:
     if consumers:
         asked = max(consumer["asked_at"] for consumer in consumers)
         names = ", ".join(consumer["name"] for consumer in consumers)
-        if _ms(asked, now) > _SILENT_MS:
-            return f"no consumer has asked since {asked} ({names})"
+        waits = any(consumer.get("waiting", True) for consumer in consumers)
+        if (silent_ms := _ms(asked, now)) > (_SILENT_MS if waits else _BUSY_MS):
+            return f"no consumer has asked in the last {span(silent_ms)} ({names} did before)"
         most = f", at most {topic['rate']:g} a second" if topic.get("rate") else ""
         return f"ready messages of its topic: {topic['ready']:,}{most}; consumers: {names}"
     return "no consumer has taken it"

@@ -14,6 +14,7 @@ import msgspec
 import structlog
 from aiohttp import web
 
+from hadelay.console.owntime import OwnTime
 from hadelay.console.render import SECURITY
 from hadelay.console.visit import Visit
 from hadelay.errors import HadelayError, Overloaded, Unauthorized
@@ -24,9 +25,8 @@ log = structlog.get_logger("hadelay")
 MOST = 300
 #: Interval between two frames (updates of a page) of a stream, in seconds.
 TICK_S = 2.0
-#: Pause after a rendering: this multiple of its CPU time, so 33 means at most 3 % of a core for all pages together. The
-#: limit of the CPU time, in seconds, bounds the pause: the thread runs other tasks during a rendering, too.
-_PAUSE, _MOST_S = 33, 0.5
+#: Pause after a rendering: this multiple of its CPU time, so 33 means at most 3 % of a core for all pages together.
+_PAUSE = 33
 
 #: Frame, one update of a page: `html` maps ids of elements to their new HTML; console.js reads the other members.
 Frame = dict[str, Any]
@@ -69,11 +69,11 @@ class Streams:
     async def _send(
         self, response: web.StreamResponse, visit: Visit, key: str, make: Make, still_in: Callable[[], object]
     ) -> None:
-        sent: dict[str, str] = {}
+        sent, opened = dict[str, str](), time.monotonic()
         while not self._stopping.is_set():
             try:
                 still_in()
-                frame = await self._frame(key, make)
+                frame = await self._frame(key, make, opened)
             except Unauthorized:
                 await response.write(b"event: over\ndata: You are signed out: reload the page to sign in.\n\n")
                 return
@@ -88,23 +88,24 @@ class Streams:
                     await self._stopping.wait()
         await response.write(b"event: over\ndata: This node is stopping: open the console of another node.\n\n")
 
-    async def _frame(self, key: str, make: Make) -> Frame:
+    async def _frame(self, key: str, make: Make, since: float = 0.0) -> Frame:
         """The newest frame for `key`, rendered at most once per TICK_S for all streams together, and more rarely while
-        many different pages are open. Empty if none was rendered yet."""
+        many different pages are open. Empty if none was rendered at the monotonic time `since` or later: a page that
+        was just opened is newer."""
         now = time.monotonic()
         known = self._frames.get(key)
         if now >= self._free and (known is None or (known[1].done() and now - known[0] >= TICK_S * 0.9)):
             for other in [name for name, (at, task) in self._frames.items() if task.done() and now - at > 30 * TICK_S]:
                 del self._frames[other]
             known = self._frames[key] = now, asyncio.create_task(self._made(make))
-        return await asyncio.shield(known[1]) if known is not None else {}
+        return await asyncio.shield(known[1]) if known is not None and known[0] >= since else {}
 
     async def _made(self, make: Make) -> Frame:
-        began = time.thread_time()
+        own = OwnTime()
         try:
-            return await _tried(make)
+            return await own.of(_tried(make))
         finally:
-            self._free = max(self._free, time.monotonic()) + _PAUSE * min(_MOST_S, time.thread_time() - began)
+            self._free = max(self._free, time.monotonic()) + _PAUSE * own.spent_s
 
 
 async def _tried(make: Make) -> Frame:

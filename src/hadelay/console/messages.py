@@ -3,12 +3,13 @@
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from hadelay.api.messages import Message
-from hadelay.api.service import ListRequest, Target
+from hadelay.api.service import ListRequest
 from hadelay.api.text import LARGEST_MS, check_topic, format_instant, parse_id, parse_instant
 from hadelay.api.verdict import timeline, verdict
 from hadelay.console.bodies import shown_body
@@ -37,14 +38,16 @@ TONES = {"ready": "warn", "blocked": "warn", "dead": "bad", "acked": "good", "ex
 
 @pages.get("/console/messages")
 async def find(visit: Visit) -> Answer:
-    """Find a message by its id, by topic and key, or by topic, tag and time."""
+    """Find a message by its id, by its key, or by topic, tag and time."""
     asked = {name: visit.query.get(name, "").strip() for name in ("q", "topic", "tag", "state", "from", "to", "after")}
     asked["state"] = asked["state"] or "pending"
     found, after, problem = list[Message[str]](), "", ""
     try:
         if asked["q"]:
-            return visit.go(f"/console/messages/{await _find_one(visit, asked['topic'], asked['q'])}")
-        if asked["topic"]:
+            found = await _find_named(visit, asked["topic"], asked["q"])
+            if len(found) == 1:
+                return visit.go(f"/console/messages/{found[0].id}")
+        elif asked["topic"]:
             found, after = await _find_many(visit, asked)
     except HadelayError as error:
         if error.http_status >= 500:
@@ -57,20 +60,28 @@ async def find(visit: Visit) -> Answer:
     return visit.page("find.html", active="messages", title="Messages", **values)
 
 
-async def _find_one(visit: Visit, topic: str, text: str) -> str:
-    """Id of the message that `text` names: an id, a key of `topic`, or topic/key."""
-    if not topic and not _ID.fullmatch(text) and "/" in text:
-        topic, _, text = text.partition("/")
-    if topic:
-        visit.need("read", check_topic(topic))
+async def _find_named(visit: Visit, topic: str, text: str) -> list[Message[str]]:
+    """Messages that `text` names: an id, a key of `topic`, topic/key, or a key of any topic. Raises NotFound."""
+    describe = partial(visit.service.messages.describe, body=False, stale=visit.stale)
+    of, slash, rest = text.partition("/")
+    named = (topic, text) if topic else (of, rest) if slash and visit.may("read", of) else None
+    if named is not None:
+        if topic:
+            visit.need("read", check_topic(topic))
         with suppress(NotFound):
-            target: Target = (topic, text.encode())
-            return (await visit.service.messages.describe(target, body=False, stale=visit.stale)).id
-        if not _ID.fullmatch(text):
-            raise NotFound(f"{topic} has no message under the key {text[:100]!r}, or the message is past its retention")
-    message_id = parse_id(text)
-    await visit.service.messages.describe(message_id, body=False, stale=visit.stale)
-    return encode_id(message_id)
+            return [await describe((named[0], named[1].encode()))]
+    if _ID.fullmatch(text):
+        with suppress(NotFound):
+            return [await describe(parse_id(text))]
+    if topic:
+        raise NotFound(f"{topic} has no message under the key {text[:100]!r}, or the message is past its retention")
+    found, may = list[Message[str]](), partial(visit.may, "read")
+    for message_id in await visit.service.overview.find_key(text, _PAGE, may=may, stale=visit.stale):
+        with suppress(NotFound):
+            found.append(await describe(message_id))
+    if not found:
+        raise NotFound(f"no message has the id or the key {text[:100]!r}, or the message is past its retention")
+    return found
 
 
 async def _find_many(visit: Visit, asked: dict[str, str]) -> tuple[list[Message[str]], str]:
@@ -147,11 +158,13 @@ def _rows(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for entry in timeline(message | {"history": message.get("history") or []}):
         at_ms, event = millis(entry["at"]), entry["event"]
         late_ms = at_ms - millis(entry["due_at"]) if event == "leased" and entry.get("due_at") else None
-        what = "Filed for its next attempt" if failed and event == "moved" else _WORDS.get(event, event)
+        what = "Planned again" if failed and event == "moved" else _WORDS.get(event, event)
         yield {
-            **{name: entry.get(name) for name in ("at", "attempt", "consumer", "node", "reason", "from", "to")},
+            **{name: entry.get(name) for name in ("at", "attempt", "consumer", "node", "reason")},
             "event": event, "what": what, "tone": _EVENT_TONES.get(event, "calm"),
             "late": None if late_ms is None else span(max(0, late_ms)), "very_late": (late_ms or 0) >= 1_000,
+            # A dead letter is in the hour in which its retention ends, such as dead-2026122403.
+            "kept": f"{to[5:9]}-{to[9:11]}-{to[11:13]}" if (to := entry.get("to") or "").startswith("dead-") else "",
             "gap": "" if before is None or at_ms - before < 1 else span(at_ms - before),
         }  # fmt: skip
         before, failed = at_ms, event in ("nacked", "lease_expired")

@@ -20,6 +20,8 @@ SOON = (("minute", _MINUTE), ("hour", _HOUR), ("day", _DAY), ("month", 30 * _DAY
 _SOON_S = 15.0
 #: Thresholds of alarms: a member's lag in log entries; days until a certificate expires.
 _LAG, _CERTIFICATE_DAYS = 10_000, 14
+#: Roles of members that vote; one that does not answer is "unknown".
+_VOTERS = ("leader", "follower", "unknown")
 #: Histogram of due times: maximum number of bars; shortest and longest range, in ms.
 _BARS, _LEAST, _MOST = 150, 20_000, 20 * 365 * _DAY
 #: Possible widths of a histogram's bars, in seconds.
@@ -77,12 +79,17 @@ def alarms(visit: Visit, view: Cluster[str], look: Look, checks: list[CheckOut])
     """List alarms, the worst first: (severity "bad" or "warn", sentence, path of a page about the problem or "")."""
     found: list[tuple[str, str, str]] = []
     if view.leader is None:
-        found.append(("bad", "No leader is known: nothing is accepted and nothing is handed out.", "/console/cluster"))
+        words = "No leader is known: nothing is accepted and nothing is handed out until a majority of members answers."
+        found.append(("bad", words, "/console/cluster"))
     for member in view.members:
         if member.role == "unknown":
-            found.append(("bad", f"{member.name} does not answer.", "/console/cluster"))
+            words = f"{member.name} does not answer: start it, or read in its log why it ended."
+            found.append(("bad", words, "/console/cluster"))
         elif member.lag > _LAG:
             found.append(("warn", f"{member.name} is {member.lag:,} entries behind.", "/console/cluster"))
+    silent, voters = (sum(member.role in roles for member in view.members) for roles in (("unknown",), _VOTERS))
+    if view.leader is not None and silent and voters - silent == voters // 2 + 1:
+        found.append(("bad", "If one more member fails, the cluster stops.", "/console/cluster"))
     found += [("warn", f"This node: {check.detail}.", "/console/cluster") for check in checks if not check.ok]
     levels = {member.feature_level for member in view.members if member.role != "unknown"}
     if len(levels) > 1:

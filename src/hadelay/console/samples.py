@@ -15,6 +15,7 @@ import structlog
 from numpy.typing import NDArray
 
 from hadelay.api.text import format_instant
+from hadelay.console.owntime import OwnTime
 from hadelay.errors import HadelayError
 from hadelay.server.service.node import NodeService
 from hadelay.server.service.overview import Recent, TopicCounts, Totals
@@ -29,7 +30,8 @@ BUSIEST, LOOKED_AT = 200, 50
 _CHOOSE = 30
 #: Seconds for which callers share one reading of the counters; seconds over which rates are computed.
 _FRESH_S, _WINDOW_S = 1.8, 10.0
-#: Pause after reading the counters: this multiple of its CPU time, so 100 means at most 1 % of a CPU.
+#: Pause after reading the counters: this multiple of its CPU time, so 100 means at most 1 % of a CPU. While somebody
+#: looks at a page, the pause is half of that.
 _PAUSE = 100
 #: Number of samples in a minute, the first and the last included.
 _MINUTE = 7
@@ -128,14 +130,14 @@ class Sampler:
         return await asyncio.shield(task)
 
     async def _read(self) -> Look:
-        began = time.thread_time()
-        totals = await self._service.overview.totals()
-        recent: Recent | None = None
+        own = OwnTime()
+        totals = await own.of(self._service.overview.totals())
+        began, recent = time.monotonic(), None
         with suppress(HadelayError):
             recent = await self._service.overview.recent()
-        # Upper bound of the cost of the reading: the thread ran other tasks, too. A busy node reads less often.
-        self._cost_s = min(0.6, time.thread_time() - began)
         now = time.monotonic()
+        # The leader's work for its report is part of the cost: the time until the report came is an upper bound.
+        self._cost_s = min(0.6, own.spent_s + now - began)
         self._looks.append((now, totals))
         before_s, before = next(((at, one) for at, one in self._looks if now - at <= _WINDOW_S), (now, totals))
         seconds = max(now - before_s, 1e-9)

@@ -8,11 +8,13 @@ import msgspec
 from hadelay.api.base import decode_hook
 from hadelay.api.schedules import Preview, Schedule
 from hadelay.console.messages import TONES, now
+from hadelay.console.render import millis
 from hadelay.console.visit import Pages, Visit
 from hadelay.errors import BadRequest, HadelayError, NotFound
 from hadelay.http.answers import Answer
 from hadelay.http.decoding import decoded
 from hadelay.http.schedules import spec_of
+from hadelay.words import span
 
 pages = Pages()
 
@@ -69,6 +71,16 @@ def health(schedule: Schedule[str]) -> tuple[str, str]:
     return "good", "well"
 
 
+def runs(schedule: Schedule[str], now_ms: int) -> str:
+    """When the schedule is due next, and what became of its last message, in words; "" if both are unknown."""
+    words = [f"next in {span(max(0, millis(schedule.next[0]) - now_ms))}"] if schedule.next else []
+    past = [one for one in schedule.last or () if millis(one.at) <= now_ms]
+    if past:
+        gone = "past its retention" if past[-1].state == "gone" else past[-1].state
+        words.append(f"the last one was {span(now_ms - millis(past[-1].at))} ago, its message is {gone}")
+    return "; ".join(words)
+
+
 def _name(visit: Visit) -> str:
     name = visit.path["schedule"]
     if not _NAME.fullmatch(name):
@@ -80,7 +92,8 @@ def _name(visit: Visit) -> str:
 async def show(visit: Visit) -> Answer:
     found = await visit.service.schedules.get(_name(visit), body=False, stale=visit.stale)
     visit.access.need_of("read", found.topic, "schedule")
-    values: dict[str, Any] = {"schedule": found, "health": health(found), "tones": TONES, "now": now(visit)}
+    said = runs(found, visit.service.access.now_ms())
+    values: dict[str, Any] = {"schedule": found, "health": health(found), "tones": TONES, "runs": said}
     return visit.page("schedule.html", active="schedules", title=found.schedule, **values)
 
 

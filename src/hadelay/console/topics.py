@@ -10,6 +10,7 @@ from hadelay.api.service import ListRequest, Receipts, answered
 from hadelay.api.settings import settings_in
 from hadelay.api.text import LARGEST_MS, check_new_topic, check_topic
 from hadelay.api.topics import PutTopic, Topic
+from hadelay.api.verdict import waits_for
 from hadelay.console.dead import check_typed
 from hadelay.console.messages import TONES, now
 from hadelay.console.samples import last_point
@@ -30,7 +31,7 @@ pages = Pages()
 _PAGE, _PAGES = 50, 40
 #: Number of ready messages that the page of a topic shows without leasing them.
 _PEEK = 5
-#: Age of a topic's oldest ready message, in ms, from which on the receiver of its webhook counts as too slow.
+#: Age of a topic's oldest ready message, in ms, from which on its consumers, or its webhook's receiver, are too slow.
 _SLOW_MS = 10_000
 #: Topic settings that the page Topic can change; it only shows the others, which `hadelay topic set` changes.
 _IN_FORM = (
@@ -127,7 +128,22 @@ async def consumers(visit: Visit, topic: Topic[str]) -> dict[str, Any]:
     return {
         "consumers": list(rows.values()), "all_grants": complete, "now_ms": visit.service.access.now_ms(),
         "minute": minute, "receiver": receiver(topic, minute), "health": _health(visit, topic),
+        "waits": waits(topic, now(visit)),
     }  # fmt: skip
+
+
+def waits(topic: Topic[str], at: str) -> tuple[str, str]:
+    """(tone, sentence): whether messages of the topic wait at the time `at`, and why."""
+    late_ms = topic.oldest_ready_age_ms
+    if topic.ready and late_ms is not None:
+        why = waits_for(msgspec.to_builtins(topic), at)
+        return (
+            "warn" if late_ms >= _SLOW_MS else "good",
+            f"The oldest ready message is overdue by {span(late_ms)}: {why}.",
+        )
+    if topic.blocked:
+        return "good", f"No message is ready; {topic.blocked:,} wait behind other messages of their groups."
+    return "good", "No message is ready: nothing waits."
 
 
 def receiver(topic: Topic[str], minute: TopicCounts | None) -> tuple[str, str]:

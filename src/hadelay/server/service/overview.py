@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from hadelay.api.topics import Topic
 from hadelay.codec.formats import CONSUMER, TOPIC, Rows
+from hadelay.codec.publishcommand import hash_client_key
+from hadelay.ledger.keys import find_key
 from hadelay.ledger.topics import TopicState
 from hadelay.model import DEAD_HOURS, NONE32, Event, hour_name
 from hadelay.server.node import Node
@@ -194,6 +196,20 @@ class Overview(Service):
             best = nsmallest(skip + limit, [*best, *rows], key=lambda row: row[0])
             await asyncio.sleep(0)
         return [self._topics.document(topic, reports) for _, topic in best[skip:]], count
+
+    async def find_key(self, key: str, limit: int, *, may: Callable[[str], bool], stale: bool) -> list[int]:
+        """Find a client key in all topics that the caller may see: ids of the messages published last, at most
+        `limit`."""
+        await self._confirm(stale)
+        ledger, digest, found = self._node.ledger, hash_client_key(key.encode()), list[int]()
+        known = ledger.topics.all
+        for first in range(0, len(known), _TOPICS_AT_ONCE):
+            few = [topic.name for topic in known[first : first + _TOPICS_AT_ONCE] if topic.exists and may(topic.name)]
+            found += [one for name in few if (one := find_key(ledger, name, digest)) is not None]
+            if len(found) >= limit:
+                break
+            await asyncio.sleep(0)
+        return found[:limit]
 
     async def holders(self, name: str) -> tuple[list[Holder], bool]:
         """Consumers with leased messages of a topic, those with most leases first; and whether all grants were
