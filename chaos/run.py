@@ -28,7 +28,7 @@ from chaos.scenario import KINDS, Fault, Mistake, Scenario, listed, rounds
 from chaos.tools import authorization
 from hadelay.client import AsyncClient
 
-_FOUNDED_S, _DRAIN_S, _REPLICAS_S = 60.0, 60.0, 60.0
+_FOUNDED_S, _REPLICAS_S = 60.0, 60.0
 _WATCH_S, _PROBE_S, _LOOK_S = 0.1, 0.025, 0.05
 _PROBING_S, _DRAIN_LOOK_S = 20.0, 0.5
 _MOMENT_S, _COUNT_S = 0.2, 10.0
@@ -350,7 +350,8 @@ class Run:
         await self.traffic.no_more()
         await self._recovered()
         load = self.scenario.load
-        end = self.history.clock() + 2 * load.delay_s[1] + load.ttl_s[1] + 2 * load.lease_s + _DRAIN_S
+        end = self.history.clock() + 2 * load.delay_s[1] + load.ttl_s[1] + 2 * load.lease_s
+        end += self.scenario.limits.drain_s
         client = self.traffic.client()
         while (owed := self._owed()) and self.history.clock() < end:
             await asyncio.sleep(_DRAIN_LOOK_S)

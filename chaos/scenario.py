@@ -124,6 +124,8 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     #: Limit of the time from the end of a round until every node is ready, in seconds; plus 10 s per 100 MB on the
     #: fullest node's disk.
     recovery_s: float = 30.0
+    #: Limit of the time until nothing is owed any more, in seconds, from when all delays and leases have ended.
+    drain_s: float = 60.0
     #: Limit of the failover time, in seconds; 0: no limit, the time is only reported.
     failover_s: float = 0.0
     #: Limit of a message's lateness, in seconds; time in which faults may have delayed the message is not counted.

@@ -99,7 +99,8 @@ class Backups(Client):
         if old.receiver is not None:
             cluster.receiver = Receiver(cluster)
             cluster.receiver.alerts += old.receiver.alerts
-        cluster.cold_starts, cluster.elected = [0.0], [at for at in old.elected if at < ended]
+        cluster.cold_starts = [at for at in old.cold_starts if at < ended] or [0.0]
+        cluster.elected = [at for at in old.elected if at < ended]
         cluster.doubt_ms, cluster.slept_s, cluster.switched = old.doubt_ms, old.slept_s, old.switched
         cluster.grants = {lease: grant for lease, grant in old.grants.items() if lease[0] <= backup.term}
         cluster.on_boot.append(partial(_compare, cluster))

@@ -5,10 +5,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hadelay.deadlines import Deadlines, K
 from hadelay.handout.dispatcher import Dispatcher
+from hadelay.handout.queues import TopicTurn
+from hadelay.server.delivery.loop import DeliveryLoop
 
 if TYPE_CHECKING:
     from hadelay.server.node import Node
+
+#: Delay of a repeated EXPIRE, in ms, with a margin for a busy loop.
+_REPEATED_MS = 200
 
 
 def check(core: Dispatcher) -> None:
@@ -30,6 +36,19 @@ def check(core: Dispatcher) -> None:
         assert all(poll in queue.waiters for queue in queues), f"{poll.consumer} does not wait where it is said to"
     waiters = sum(len(queue.waiters) for topic in topics for queue in topic.queues())
     assert waiters == sum(map(len, waiting.queues.values())), f"{waiters} waiters are in queues"
+    assert set(waiting.deadlines) == set(waiting.queues), "polls wait without a timeout, or time out without waiting"
+    idle = {queue for topic in topics for queue in topic.filtered.values() if not queue.waiters}
+    assert set(waiting.idle) == idle, f"{len(waiting.idle)} queues with a filter count as idle, and {len(idle)} are"
+    for topic in topics:
+        _check_turn(topic)
+
+
+def _check_turn(topic: TopicTurn) -> None:
+    """Check that a queue with polls and messages has its turn, unless a limit of its topic stops it."""
+    for queue in topic.queues():
+        if queue.can_go:
+            assert queue in topic.turns, f"a queue of {topic.name} has polls and messages, and no turn"
+            assert topic.active or topic.cause, f"{topic.name} has polls and messages, and no turn"
 
 
 def check_node(node: Node) -> None:
@@ -42,3 +61,21 @@ def check_node(node: Node) -> None:
     assert commit._publishing == publishing, f"{commit._publishing} batches with publishes, not {publishing}"
     asked = sum(len(topics) for _, topics in delivery.askers._asked)
     assert delivery.askers._names == asked, f"consumers name {delivery.askers._names} topics, not {asked}"
+
+
+def _time_of(deadlines: Deadlines[K], key: K) -> float | None:
+    known = deadlines._live.get(key)
+    return None if known is None else known[0]
+
+
+def check_leases(delivery: DeliveryLoop) -> None:
+    """Check that a leader looks at each grant when its first lease ends, or when a failed EXPIRE is repeated."""
+    expiry = delivery._expiry
+    if expiry._proposed:
+        return
+    latest_ms = delivery._now() + _REPEATED_MS
+    for key, grant in delivery.ledger.grants.items():
+        until_ms = grant.next_until_ms()
+        at_ms = _time_of(expiry._leases, key)
+        assert at_ms is not None, f"the leader never looks at the leases of grant {key}, which end at {until_ms}"
+        assert at_ms <= max(until_ms, latest_ms), f"the leases of grant {key} end at {until_ms}, not {at_ms:.0f}"

@@ -148,7 +148,8 @@ class Producer(Client):
         self.history.count("published", len(batch.messages))
         for n, message in enumerate(batch.messages):
             if n in receipts.problems:
-                message.refused, message.absent = True, not batch.unsure
+                if message.id is None:  # not a stored message, repeated when its idempotency key was forgotten
+                    message.refused, message.absent = True, not batch.unsure
                 self.note(f"message {message.number} refused: {receipts.problems[n]}")
                 continue
             if n in receipts.duplicates:

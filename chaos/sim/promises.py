@@ -38,17 +38,22 @@ def lost(cluster: SimCluster) -> None:
     if not nodes:
         return
     by_id: dict[int, list[Message]] = defaultdict(list)
+    unanswered: dict[tuple[str, bytes | None], list[Message]] = defaultdict(list)
     for message in history.messages:
         if message.id is not None:
             # Several messages may have one id: a publish gets the id of the pending message that has the same key
             by_id[message.id].append(message)
+        elif message.client_key:
+            unanswered[message.topic, message.client_key].append(message)
     acked = {h.id for h in history.hand_outs if h.ack_invoked is not None}
     for message_id, messages in by_id.items():
         place, state = where(nodes[0], message_id)
         history.count(f"ends {state}")
         over = state == State.ACKED or (state == "gone" and history.slept)
         kept = state in WAITING or (over and message_id in acked)
-        broken = not kept and not any(_may_end(cluster, message, message_id, state, place) for message in messages)
+        # The stored one may be one whose publisher never got an answer.
+        stored = [*messages, *(other for m in messages for other in unanswered[m.topic, m.client_key])]
+        broken = not kept and not any(_may_end(cluster, message, message_id, state, place) for message in stored)
         text = f"message {messages[0].number} ({message_id:x}) was stored and is {state}"
         history.decide("I1 lost", broken, text, message_id)
 

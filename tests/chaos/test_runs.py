@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from chaos import tools
+from chaos import scenario, tools
 from chaos.__main__ import main
 from chaos.freeports import free_ports
 from chaos.sim.failpoints import POINTS
@@ -90,7 +90,10 @@ def test_a_node_that_ends_at_any_step_of_its_code_loses_nothing(tmp_path: Path) 
     ],
 )
 def test_a_server_that_is_broken_on_purpose_is_noticed(tmp_path: Path, mutation: str, verdict: str) -> None:
-    words = ("run", "calm", "--seconds", 2.5, "--mutation", mutation, "--port-base", free_ports(6))
+    # What a diverged node lost stays owed: wait for it for seconds, not for a minute.
+    calm = (scenario.HERE / "calm.toml").read_text()
+    (tmp_path / "calm.toml").write_text(f"{calm}\n[limits]\ndrain_s = 2.0\n")
+    words = ("run", tmp_path / "calm.toml", "--seconds", 2.5, "--mutation", mutation, "--port-base", free_ports(6))
     with start(tmp_path / "run", *words) as run:
         out, err = run.communicate()
     assert run.returncode == 1, err

@@ -185,6 +185,7 @@ class Desk:
             ledgercheck.check(self.ledger)
             if self.delivery._grants is not None:
                 memorycheck.check(self.core)
+                memorycheck.check_leases(self.delivery)
         if done is not None:
             done(result, None)
         return result
@@ -262,8 +263,8 @@ class Desk:
     def nack(self, received: Received, *names: str, delay: int = -1) -> list[int]:
         return self.do(commands.encode_nack("n1", received.leases(*names), delay)).outcomes.tolist()
 
-    def extend(self, received: Received, lease: int) -> list[int]:
-        return self.do(commands.encode_extend("n1", received.leases(), lease)).outcomes.tolist()
+    def extend(self, received: Received, lease: int, *names: str) -> list[int]:
+        return self.do(commands.encode_extend("n1", received.leases(*names), lease)).outcomes.tolist()
 
     def cancel(self, *names: str) -> list[int]:
         return self.do(commands.encode_cancel("n1", [self.id_of(name) for name in names])).outcomes.tolist()

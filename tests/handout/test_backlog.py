@@ -112,6 +112,7 @@ def test_the_sweeper_finds_what_a_bug_forgot(caplog: pytest.LogCaptureFixture) -
     core = desk.core
     core.windows.topic(0).any.now.entries.clear()  # the bug
     core.windows.size = 0
+    core.windows.ready_counts.clear()
     poll = desk.poll()
     desk.run_to(9_000)
     assert desk.answer(poll) is None

@@ -163,6 +163,18 @@ def test_an_extended_lease_runs_out_later(desk: Desk) -> None:
     assert desk.answer(again).names == ["a"]  # type: ignore[union-attr]
 
 
+def test_leases_of_one_grant_may_end_at_different_times(desk: Desk) -> None:
+    desk.publish("a", "b", at=0)
+    first, again = desk.poll(max=2, lease=1_000), [desk.poll(lease=60_000, wait=20_000) for _ in range(2)]
+    desk.run(100)
+    assert desk.extend(desk.answer(first), 5_000, "a") == [LeaseOutcome.DONE]  # type: ignore[arg-type]
+    desk.run(3_000)
+    assert desk.answer(again[0]).names == ["b"]  # type: ignore[union-attr]
+    assert desk.answer(again[1]) is None
+    desk.run(3_000)
+    assert desk.answer(again[1]).names == ["a"]  # type: ignore[union-attr]
+
+
 def test_nacked_with_a_delay(desk: Desk) -> None:
     desk.publish("a", "b")
     desk.poll()

@@ -1,4 +1,4 @@
-"""Runs of `chaos sim` in this process end with what its other tests need."""
+"""Tests of the simulator run as its command does: without logs, and without automatic garbage collection."""
 
 import gc
 import logging
@@ -7,12 +7,16 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
+from chaos.sim.cli import _quiet
+
 
 @pytest.fixture(autouse=True)
-def heard() -> Iterator[None]:
-    """Undo what `chaos sim` does to its process: no logs, no garbage collection."""
+def quiet() -> Iterator[None]:
+    """A run's objects live until its end: looking through them, and through what was imported, takes a tenth of the
+    time."""
+    _quiet()
     yield
     logging.disable(logging.NOTSET)
     structlog.reset_defaults()
-    gc.unfreeze()
     gc.enable()
+    gc.collect()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from pathlib import Path
 
@@ -30,11 +29,6 @@ from tools import mutations as page
 
 #: Where the table says that it shows. Where it no longer does, the others are looked through.
 TABLE = page.read(page.PAGE.read_text())
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> None:
-    logging.disable(logging.CRITICAL)
 
 
 @pytest.mark.parametrize("name", [name for name in MUTATIONS if name not in page.BY_HAND])

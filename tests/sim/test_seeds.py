@@ -1,4 +1,4 @@
-"""The simulator at work: 300 seeds keep every promise, one seed is one trace, and a failure can be replayed."""
+"""The simulator at work: 160 seeds keep every promise, one seed is one trace, and a failure can be replayed."""
 
 from __future__ import annotations
 
@@ -16,24 +16,39 @@ from chaos.sim.nemesis import FAMILIES
 from chaos.sim.run import Report, run_seed
 from tests.sim.checked import CHECKED
 
-SEEDS = int(os.environ.get("HADELAY_SIM_SEEDS", "300"))
+SEEDS = int(os.environ.get("HADELAY_SIM_SEEDS", "160"))
+#: Kinds of faults that few seeds draw: some more seeds have them, so that they are met however many seeds are run.
+RARE = ("rot", "backup", "members")
 
 
 @pytest.mark.timeout(900)
 def test_seeds_keep_every_promise():
     failed, counts = [], Counter()
-    for report in cli.run_seeds(range(1, SEEDS + 1)):
+
+    def take(report: Report, wish: cli.Wish | None = None) -> None:
         counts.update(report.counts)
         if report.failure:
-            failed.append(cli.story(report))
+            failed.append(cli.story(report, wish))
+
+    for report in cli.run_seeds(range(1, SEEDS + 1)):
+        take(report)
+    for wish in [cli.Wish(fault=fault) for fault in RARE]:
+        for seed in range(1, 5):
+            take(wish.run(seed), wish)
     assert not failed, "\n".join(failed)
     # What never happened was not tested: no fault, no answer and no check may be missing.
     wanted = [*FAMILIES, *(f"checked {name}" for name in CHECKED), *HAPPENS]
     assert [what for what in wanted if not counts[what]] == []
 
 
+#: Seeds in which a check was wrong, and nothing of the cluster. Any seed would show a check that is wrong again: these
+#: are run with the long suite.
+FALSE_ALARMS = (266, 20027, 8100083, 8100240, 8100724, 9600104, 9600155)
+
+
 @pytest.mark.parametrize(
-    "seed", [266, 2150, 20027, 20031, 20157, 810236, 5000022, 7405221, 7405556, 7405719, 8100083, 8100240, 8100724]
+    "seed",
+    [2150, 20031, 20157, 810236, 5000022, 7405221, 7405556, 7405719, *(FALSE_ALARMS if SEEDS >= 300 else ())],
 )
 def test_a_seed_that_failed_once_holds(seed: int):
     """266, 20027: a publish gets the id of the pending message with its client key, which is of another group. 2150: a
@@ -46,7 +61,8 @@ def test_a_seed_that_failed_once_holds(seed: int):
     in interval mode a leader is held up between fetching a message for a webhook and calling it. 7405719: limits are
     set while a producer waits for hours to repeat its request. 8100083: a message waits for its group for longer than a
     second. 8100240: after hours pass, a message is due when the drain is over. 8100724: a message that its group blocks
-    is left at the end."""
+    is left at the end. 9600104: a stored message is published again when its idempotency key is forgotten, and another
+    one has its client key by then. 9600155: a cluster whose time began anew is backed up and restored."""
     assert not run_seed(seed).failure
 
 

@@ -116,6 +116,10 @@ stub(
     (bulk, "_generations", lambda ledger, job, rows: rows["generation"]),
 )  # fmt: skip
 stub(
+    "kept_letters", "a job counts dead letters as deleted, and keeps them", "", ("J2",),
+    (dead, "delete_letters", lambda ledger, leaving: len(leaving.rows)),
+)  # fmt: skip
+stub(
     "lost_result", "the result of an ack is lost", "", ("results",),
     (leases, "keep_results", lambda ledger, command, done: None),
 )  # fmt: skip

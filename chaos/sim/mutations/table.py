@@ -21,7 +21,7 @@ CRASHES = "kill power_cut power_cut_all reset partition"
 #: loss ends.
 LOG = ("I1 ", "I12", "I13", "I14", "I17")
 #: Seeds to try; a bug that no run with these seeds reveals counts as not noticed.
-SEEDS = range(1, 101)
+SEEDS = range(1, 151)
 
 
 @dataclass(frozen=True)
