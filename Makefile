@@ -74,10 +74,11 @@ $(BROWSER): $(READY) requirements-browser.lock
 demo: $(READY)
 	@$(PY) cluster/local/demo.py
 
-# Side by side: some of the tests wait for processes and disks while the simulators compute.
-SIM := tests/sim
-SIDE := tests/raft tests/chaos tests/ledger tests/frameworks
-REAL := tests/cli tests/console tests/docs tests/overload tests/security tests/system
+# Side by side: some of the tests wait for processes and disks while the simulators compute. Each part takes as long as
+# the others.
+SIM := tests/sim tests/tasks tests/webhooks
+SIDE := tests/raft tests/chaos tests/cli tests/ledger tests/overload tests/frameworks
+REAL := tests/console tests/docs tests/security tests/system
 test: $(READY) $(SPARK) $(FRAMEWORKS)
 	@$(PY) -m pytest $(SIM) >$(VENV)/sim.log 2>&1 & sim=$$!; \
 	$(PY) -m pytest $(SIDE) >$(VENV)/side.log 2>&1 & side=$$!; \

@@ -200,12 +200,12 @@ def test_engines_agree_about_a_copy_with_damaged_rows(spark: Any, tmp_path: Path
     path = write(world, tmp_path) / "hours" / f"{NAME}.idx"
     data = path.read_bytes()
     path.write_bytes(data[: 3 * INDEX_SIZE] + data[4 * INDEX_SIZE :])
-    for run in (reconcile.run, exact_oracle.run):
-        for check in (True, False):
-            given = ReconcileOptions(options(world, tmp_path), check=check)
-            with pytest.raises(Exception, match="entry 4 is at this position") as caught:
-                run(spark, given)
-            assert f"{NAME}.idx, offset {3 * INDEX_SIZE}: hour {NAME}, entry 3" in str(session.plain(caught.value))
+    # With the check both do the same before they begin.
+    for run, check in ((reconcile.run, True), (reconcile.run, False), (exact_oracle.run, False)):
+        given = ReconcileOptions(options(world, tmp_path), check=check)
+        with pytest.raises(Exception, match="entry 4 is at this position") as caught:
+            run(spark, given)
+        assert f"{NAME}.idx, offset {3 * INDEX_SIZE}: hour {NAME}, entry 3" in str(session.plain(caught.value))
     told = [judge(world, tmp_path, spark, engine, onTorn="skip", verify="true") for engine in ("fast", "exact")]
     assert told[0].table == told[1].table
     assert told[0].verdicts["orphan"] > 1

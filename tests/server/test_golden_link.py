@@ -21,7 +21,10 @@ from hadelay import errors
 from hadelay.api.service import Actor
 from hadelay.codec import results
 from hadelay.codec.commands import encode_noop
+from hadelay.codec.meta import Meta, pack
+from hadelay.codec.publishcommand import hash_group
 from hadelay.errors import HadelayError
+from hadelay.model import Draft
 from hadelay.server.delivery.loop import DeliveryLoop
 from hadelay.server.leadership import Leadership
 from hadelay.server.link import CALL, Link
@@ -43,6 +46,21 @@ def numbered(payload: bytes) -> bytes:
     number, *rest = msgpack.unpackb(payload, strict_map_key=False)
     assert msgpack.packb([number, *rest]) == payload
     return msgpack.packb([1 if number else 0, *rest])
+
+
+async def block(cluster: SimCluster) -> None:
+    """Publish two messages of one group, whose topic hands out one at a time."""
+    leader = cluster.leader()
+    assert leader is not None
+    settings = NodeService(leader).topics.put_topic("grouped", {"group_concurrency": 1}, Actor(), subscribes=False)
+    done = asyncio.ensure_future(settings)
+    for _ in range(200):
+        cluster.world.run_for(0.05)
+        await asyncio.sleep(0)
+    assert await done
+    one = Draft("grouped", 3_600_000, True, 0, 0, pack(Meta(group="g")), b"x", group=hash_group("g"))
+    leader.publish([one, one], None, lambda result, error: None)
+    cluster.world.run_for(1.0)
 
 
 async def asked(cluster: SimCluster, node: Node) -> dict[str, bytes]:
@@ -75,6 +93,7 @@ async def asked(cluster: SimCluster, node: Node) -> dict[str, bytes]:
     node.repairer.repair(498_666, ".idx", 64, 128, lambda data: None)
     await until("ready", service.topics.get_topic("orders", stale=False))
     await until("consumers", service.topics.get_topic("orders", stale=False))
+    await until("blocked", service.topics.get_topic("grouped", stale=False))
     await until("members", service.cluster.add_member("n4", "h.example:9", Actor()))
     await until("drain", service.cluster.drain(leader, True, Actor()))
     await until("transfer", service.cluster.transfer(None, Actor()))
@@ -123,6 +142,17 @@ def consumers(level: int) -> Any:
     )  # fmt: skip
     found: list[Any] = []
     Leadership._on_consumers(stub, "n2", "orders", lambda result, error: found.append(result))
+    return found[0]
+
+
+def blocked() -> Any:
+    """The answer of a leader to a node that asks since when messages of a topic wait behind their groups."""
+    stub: Any = SimpleNamespace(
+        leading=3, _replica=SimpleNamespace(ledger=SimpleNamespace(topic=lambda name: SimpleNamespace(number=4))),
+        delivery=SimpleNamespace(groups=SimpleNamespace(waits_since_ms=lambda number: START_MS)),
+    )  # fmt: skip
+    found: list[Any] = []
+    Leadership._on_blocked(stub, "n2", "orders", lambda result, error: found.append(result))
     return found[0]
 
 
@@ -191,6 +221,7 @@ async def test_frames(request: pytest.FixtureRequest) -> None:
     wait_for_leader(cluster)
     cluster.world.run_for(2.0)
     publish(cluster, b"x")
+    await block(cluster)
     nodes = [m.process.node for m in cluster.machines.values() if m.process is not None and m.process.node is not None]
     follower = next(node for node in nodes if not node.leading)
     frames = {f"call {op}": body for op, body in sorted((await asked(cluster, follower)).items())}
@@ -202,6 +233,7 @@ async def test_frames(request: pytest.FixtureRequest) -> None:
     frames["answer to consumers"] = answered(consumers(CONSUMERS_LEVEL - 1))
     frames["answer to consumers with nodes"] = answered(consumers(CONSUMERS_LEVEL))
     frames["answer to consumers of no leader"] = answered(None)
+    frames["answer to blocked"] = answered(blocked())
     frames["answer to bytes"] = answered(memoryview(b"\0\1\2"))
     kinds = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, HadelayError)]
     for kind in sorted(kinds, key=lambda kind: kind.type):

@@ -18,6 +18,7 @@ from hadelay.server.node import Node
 from hadelay.server.webhooks.calls import CallRequest, Reply
 from hadelay.server.webhooks.calls import Done as Called
 from hadelay.server.webhooks.pool import Pool, Webhooks
+from hadelay.version import FEATURE_LEVEL
 
 ANSWER_S = 0.01
 
@@ -55,7 +56,8 @@ class World:
         self.pools: dict[Node, Pool] = {}
         self.cluster.on_boot.append(self._attach)
         self.cluster.start_all()
-        self.settle()
+        # Until the first leader has raised the feature level, a new cluster refuses webhooks.
+        self.until(lambda: self.settle().ledger.level == FEATURE_LEVEL)
         self.began = self.cluster.world.now
 
     def _attach(self, node: Node) -> None:
