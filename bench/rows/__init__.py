@@ -25,6 +25,7 @@ from bench.rows import (
     spark,
     tags,
     unused,
+    vast,
     webhooks,
 )
 
@@ -57,6 +58,7 @@ ROWS: dict[str, Callable[[Setup], list[Row]]] = {
     "tags": tags.tags,
     "catchup": tags.catch_up,
     "memory": size.memory,
+    "vast": vast.vast,
     "failover": failure.failover,
     "rolling": failure.rolling,
     "console": console.console,
