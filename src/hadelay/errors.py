@@ -59,6 +59,11 @@ class HadelayError(Exception):
         return self.extra.get("outcome")
 
     @property
+    def outcomes(self) -> dict[str, str] | None:
+        """Outcome by topic and subscription, where `outcome` is partial; None otherwise."""
+        return self.extra.get("outcomes")
+
+    @property
     def idempotency_key(self) -> str | None:
         """Key of a publish whose outcome is unknown: a repetition with this key stores no second message."""
         return self.extra.get("idempotency_key")

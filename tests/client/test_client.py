@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone
 from inspect import signature
 from typing import Any
+from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
@@ -236,7 +237,17 @@ async def test_a_key_from_put_to_cancel(node: Node) -> None:
         assert await client.cancel(topic="t", key="k") == "cancelled"
         with pytest.raises(Conflict) as caught:
             await client.deliver_now(third.id)
-        assert caught.value.outcome == "cancelled"
+        assert (caught.value.outcome, caught.value.outcomes) == ("cancelled", None)
+
+
+async def test_a_conflict_over_some_copies_has_the_outcome_of_each(node: Node) -> None:
+    outcomes = {"t": "cancelled", "t~billing": "leased"}
+    node.service.cancel = AsyncMock(return_value=("partial", outcomes))  # type: ignore[method-assign]
+    async with AsyncClient(node.url) as client:
+        receipt = await client.put("t", "1", delay="1h")
+        with pytest.raises(Conflict) as caught:
+            await client.cancel(receipt.id)
+        assert (caught.value.outcome, caught.value.outcomes) == ("partial", outcomes)
 
 
 def test_the_blocking_twin(url: str) -> None:

@@ -308,6 +308,23 @@ def test_what_was_cancelled_before_an_error_is_told(
     assert json.loads(shown.err)["type"] == "unreachable"
 
 
+def test_a_refusal_of_some_copies_shows_the_outcome_of_each(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcomes = {"t": "leased", "t~billing": "cancelled"}
+    late = Conflict("not every copy of the message could be changed", outcome="partial", outcomes=outcomes)
+    monkeypatch.setattr("hadelay.cli.msg.call", Mock(side_effect=late))
+    for words in ("msg cancel a", "msg reschedule a --delay 1h", "msg deliver a"):
+        assert run(words.split()) == REFUSED
+        assert capsys.readouterr().err.splitlines()[1:] == ["  t: leased", "  t~billing: cancelled"]
+        assert run([*words.split(), "-o", "json"]) == REFUSED
+        assert problem(capsys)["outcomes"] == outcomes
+    assert run(["msg", "cancel", "a", "b"]) == REFUSED
+    assert "t=leased t~billing=cancelled" in capsys.readouterr().out
+    assert run(["msg", "cancel", "a", "b", "-o", "json"]) == REFUSED
+    assert [row["outcomes"] for row in json.loads(capsys.readouterr().out)] == [outcomes] * 2
+
+
 def problem(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """What a command said of its failure: nothing but one document."""
     shown = capsys.readouterr()

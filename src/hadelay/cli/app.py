@@ -282,6 +282,8 @@ def message(error: Exception, servers: str) -> str:
     text = str(error) or type(error).__name__
     if isinstance(error, HadelayError) and "id" in error.extra:
         return f"{text}\n  id {error.extra['id']}"
+    if isinstance(error, HadelayError) and error.outcomes:
+        return "\n  ".join([text, *(f"{topic}: {outcome}" for topic, outcome in error.outcomes.items())])
     if isinstance(error, errors.NoLeader) and error.of_a_node:
         return f"{text}\n  A node answers, but does not serve: GET /readyz?verbose on each node tells the reason."
     if isinstance(error, errors.NoLeader | ConnectionError) and servers not in text:

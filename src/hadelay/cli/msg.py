@@ -30,7 +30,7 @@ from hadelay.errors import BadRequest, Conflict, HadelayError, NotFound
 from hadelay.paths import segment
 
 _COLUMNS = ("id", "state", "deliver_at", "attempt", "key", "tags", "size")
-_OUTCOME = ("id", "topic", "key", "outcome", "detail")
+_OUTCOME = ("id", "topic", "key", "outcome", "outcomes", "detail")
 _HISTORY = ("event", "at", "attempt", "consumer", "node", "reason", "from", "to")
 
 
@@ -164,8 +164,8 @@ def cancel(*ids: str, topic: OfTopic = None, key: OfKey = None, remote: Remote =
             try:
                 done.append({"id": id, **call(remote, "DELETE", path, needs="outcome")})
             except (BadRequest, Conflict, NotFound) as error:
-                code = 1
-                done.append({"id": id, "outcome": error.outcome or error.type, "detail": error.detail})
+                code, per_queue = 1, {"outcomes": error.outcomes} if error.outcomes else {}
+                done.append({"id": id, "outcome": error.outcome or error.type, **per_queue, "detail": error.detail})
     finally:  # report the finished cancels, also when the next request fails
         if done:
             show(done, remote, _OUTCOME)

@@ -130,7 +130,7 @@ class Requests:
         """Cancel a message by id, or by topic and key. A repetition is harmless.
 
         Of a message with copies for subscriptions, all copies are cancelled. Raises Conflict when it is too late;
-        `outcome` of the error is its state: leased, acked, expired or dead; partial: not for every copy.
+        `outcome` of the error: leased, acked, expired, dead; partial: not every copy, see its `outcomes`.
         """
         await self._transport.request("DELETE", message_path(message_id, topic, key), wire.read(wire.WireOutcome))
         return "cancelled"
@@ -147,7 +147,7 @@ class Requests:
         """Make a message due `delay` from now, or `at` a time; its id stays. Name it by id, or by topic and key.
 
         Of a message with copies for subscriptions, all copies are rescheduled. Raises Conflict when it is not pending;
-        `outcome` of the error: leased, acked, cancelled, expired, dead; partial: not for every copy.
+        `outcome` of the error: leased, acked, cancelled, expired, dead; partial: not every copy, see its `outcomes`.
         """
         if (delay is None) == (at is None):
             raise ValueError("give either delay or at")
