@@ -15,7 +15,7 @@ from hadelay.codec.ackresults import encode_results
 from hadelay.codec.callreplies import CallReply, encode_replies
 from hadelay.codec.meta import Meta, pack, unpack
 from hadelay.codec.records import decode_record
-from hadelay.codec.results import Done, Refused
+from hadelay.codec.results import Done, LeaseOutcome, Refused
 from hadelay.codec.wire import COMMAND
 from hadelay.ledger import checkpoint
 from hadelay.model import MAX_REPLY, MAX_RESULT, Draft, encode_id
@@ -142,6 +142,22 @@ def test_only_acks_that_count_have_a_callback_and_each_has_one() -> None:
     assert [found["attempt"] for found in told(world)] == [1, 1]
     settled(world, again)
     assert (told(world)[-1]["id"], told(world)[-1]["attempt"]) == (encode_id(lost), 2)
+
+
+def test_late_acks_of_more_than_one_apply_may_read_are_answered_in_parts() -> None:
+    """A callback reads the record of its message, which may have a mebibyte."""
+    world = asking(max_attempts=5)
+    world.checking = False
+    large = world.ids(*[draft(body=bytes(1 << 20)) for _ in range(10)])
+    rows, parts = world.lease(*large, lease_ms=10), []
+    world.now += 20
+    world.expire((1, 1))
+    while len(rows):
+        outcomes = np.array(settled(world, rows))
+        parts.append(int(np.count_nonzero(outcomes == LeaseOutcome.DONE)))
+        rows = rows[outcomes == LeaseOutcome.AGAIN]
+    assert parts == [4, 4, 2]
+    assert sorted(found["id"] for found in told(world)) == [encode_id(one) for one in sorted(large)]
 
 
 @pytest.mark.parametrize("route", ["keep", "graves"])

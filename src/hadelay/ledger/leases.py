@@ -95,8 +95,7 @@ def apply_ack(ledger: Ledger, command: SettleLeases) -> LeaseResult:
             settle(ledger, leaving, Event.ACKED, consumer=consumers[where], other_hour=delays[where])
         for grant, positions, _ in held:
             _let_go(ledger, grant, positions)
-    for at in np.flatnonzero(outcomes == LeaseOutcome.LEASE_LOST).tolist():
-        outcomes[at] = _late_ack(ledger, command.rows[at], node)
+    _late_acks(ledger, command, outcomes, held, node)
     done = outcomes == LeaseOutcome.DONE
     if command.results is not None:
         keep_results(ledger, command, done)
@@ -107,6 +106,19 @@ def apply_ack(ledger: Ledger, command: SettleLeases) -> LeaseResult:
 
 def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _late_acks(ledger: Ledger, command: SettleLeases, outcomes: NDArray[np.uint8], held: list[Held], node: int) -> None:
+    """Ack the leases that are not held any more, and set their outcomes; to AGAIN beyond MOVE_BYTES of records that
+    callbacks read."""
+    late = np.flatnonzero(outcomes == LeaseOutcome.LEASE_LOST).tolist()
+    left = MOVE_BYTES
+    if late:
+        left -= sum(int(read_bytes(ledger, grant.rows[positions]).sum()) for grant, positions, _ in held)
+    for at in late:
+        outcomes[at] = _late_ack(ledger, command.rows[at], node) if left > 0 else LeaseOutcome.AGAIN
+        if outcomes[at] == LeaseOutcome.DONE:
+            left -= int(read_bytes(ledger, command.rows[at : at + 1])[0])
 
 
 def _late_ack(ledger: Ledger, lease: np.void, node: int) -> LeaseOutcome:
