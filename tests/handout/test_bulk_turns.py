@@ -35,3 +35,22 @@ def test_a_long_search_holds_up_no_other_job(monkeypatch: pytest.MonkeyPatch) ->
     assert [job.done for job in desk.ledger.jobs.values()] == [0, 3]
     assert searched.count("many") > 20
     assert searched.index("few") < 3
+
+
+def test_jobs_that_copy_records_wait_for_disk_space() -> None:
+    full = True
+    desk = Desk(checking=False)
+    desk.delivery.has_space = lambda: not full
+    desk.lead()
+    desk.run(10)
+    for topic in ("moved", "ended"):
+        desk.publish_many(3, topic=topic, at=60_000)
+    for spec in (JobSpec("reschedule", "moved", shift_ms=HOUR_MS), JobSpec("cancel", "ended")):
+        desk.do(commands.encode_job_begin(JobBegin("n1", "", b"", [spec.topic], spec)))
+    moved, ended = desk.ledger.jobs.values()
+    desk.until(lambda: ended.ended_ms > 0)
+    desk.run(2_000)
+    assert (moved.done, ended.done) == (0, 3)
+    full = False
+    desk.until(lambda: moved.ended_ms > 0)
+    assert moved.done == 3

@@ -24,6 +24,7 @@ from hadelay.server.node import Node
 from hadelay.server.service.consuming import ConsumingService
 from hadelay.server.service.messages import MessageService
 from hadelay.server.service.part import Service
+from hadelay.server.service.schedules import ScheduleService
 from hadelay.server.service.topics import TopicService
 from hadelay.server.webhooks.pool import CONSUMER
 from hadelay.settings.cluster import Settings
@@ -102,6 +103,14 @@ def test_a_result_that_this_version_does_not_know_ends_no_node(result: list[Any]
     pair.a.link_down("b")
     ((_, error),) = answers
     assert isinstance(error, OutcomeUnknown)
+
+
+def test_no_schedule_is_triggered_or_backfilled_while_a_disk_is_full() -> None:
+    _, leader = led(3)
+    leader.peers.full = ["n2"]
+    services = ScheduleService(leader)
+    with pytest.raises(DiskFull, match="on n2: free space there"):
+        asyncio.run(services.trigger("daily", None, Actor()))
 
 
 D = TypeVar("D", bound=Service)

@@ -28,8 +28,10 @@ from hadelay.server.reading import LISTS, VerifiedReader, extents_of, split_reco
 #: Pauses after a step of a job, in seconds: usually; while commits take more than twice as long as before the job; and
 #: after a step that failed.
 _PAUSE_S, _SLOW_S, _RETRY_S = 0.02, 0.1, 0.5
-#: Pause in seconds while all jobs wait for their rates.
+#: Pause in seconds while all jobs wait for their rates, or for disk space.
 _LOOK_S = 0.1
+#: Actions that copy no records. The others wait while a node has too little disk space.
+_FREES = ("cancel", "delete_dead")
 #: Shortest duration, in ms, of a commit that counts as slow.
 _SLOW_MS = 20.0
 #: Duration of a step, in seconds, of a job with a rate: the step has at most rate × this number of messages.
@@ -100,12 +102,13 @@ class BulkRunner:
     """Runs bulk jobs; running jobs take turns. One object per term."""
 
     def __init__(
-        self, term: Term, reader: VerifiedReader | None, commit_ms: Callable[[], float], counts: Counter[str],
-        most: int = MAX_STEP,
+        self, term: Term, reader: VerifiedReader | None, commit_ms: Callable[[], float], has_space: Callable[[], bool],
+        counts: Counter[str], most: int = MAX_STEP,
     ) -> None:  # fmt: skip
-        """commit_ms: returns the usual duration of a grant's commit at present. counts: number of messages by outcome
-        (JOB_COUNTS), of all jobs. most: limit of messages in a step."""
-        self._term, self._ledger, self._reader = term, term.ledger, reader
+        """commit_ms: returns the usual duration of a grant's commit at present. has_space: whether every node has room
+        for more messages. counts: number of messages by outcome (JOB_COUNTS), of all jobs. most: limit of messages in a
+        step."""
+        self._term, self._ledger, self._reader, self._has_space = term, term.ledger, reader, has_space
         self._commit_ms, self._counts, self._most = commit_ms, counts, min(max(most, 1), MAX_STEP)
         self._works: dict[int, Work] = {}
         #: Number of the job that had the last turn, also if it found nothing: a long search holds up no other job.
@@ -137,8 +140,9 @@ class BulkRunner:
         if not jobs:
             self._seen, self._works = self._ledger.jobs_begun, {}
             return
-        now = self._term.runtime.monotonic()
-        works = [work for work in map(self._work, jobs) if work.rests_until <= now]
+        now, has_space = self._term.runtime.monotonic(), self._has_space()
+        works = [self._work(job) for job in jobs if has_space or job.spec.action in _FREES]
+        works = [work for work in works if work.rests_until <= now]
         if not works:
             self._rest(_LOOK_S)
             return

@@ -126,7 +126,9 @@ class DeliveryLoop:
         self._ttl = TtlExpiry(term)
         self._maintenance = MaintenanceRunner(term, self.config.retention)
         step = self.config.dispatch.job_step
-        self._bulk = BulkRunner(term, self._reader, lambda: self._latency.smoothed_ms, self.bulk_counts, step)
+        self._bulk = BulkRunner(
+            term, self._reader, lambda: self._latency.smoothed_ms, self.has_space, self.bulk_counts, step
+        )
         self._topic_expiry, self.groups = TopicExpiry(term), GroupWalk(term)
         self._schedules = ScheduleRunner(term, self.has_space, self.occurrences)
         self._arm_sweeper()

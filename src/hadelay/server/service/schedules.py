@@ -27,7 +27,7 @@ from hadelay.codec.meta import unpack
 from hadelay.codec.publishcommand import GAP, encode_publish
 from hadelay.codec.results import PublishResult, RowCode
 from hadelay.codec.schedules import ANY_VERSION, MAX_RUN, Made, Spec, State, Stored
-from hadelay.errors import BadRequest, Impossible, NotFound
+from hadelay.errors import BadRequest, DiskFull, Impossible, NotFound
 from hadelay.ledger import schedules
 from hadelay.ledger.lookup import find_entry, state_of
 from hadelay.model import Draft, encode_id
@@ -172,12 +172,12 @@ class ScheduleService(Service):
 
     async def trigger(self, name: str, key: bytes | None, by: Actor) -> Triggered[str]:
         """Make one message of the schedule, due now. Raises Conflict if its messages must not overlap and the previous
-        one is pending."""
+        one is pending, and DiskFull."""
         return (await self._run(name, ANY_VERSION, [(0, 0)], key, by, "trigger"))[0]
 
     async def backfill(self, name: str, from_ms: int, to_ms: int, key: bytes | None, by: Actor) -> Backfilled[str]:
         """Make the messages of all occurrences in [from_ms, to_ms), due now. Raises Impossible if to_ms is in the
-        future, or for too many occurrences."""
+        future, or for too many occurrences, and DiskFull."""
         await self._confirm()
         (_, spec, template), state = self._found(name)
         if to_ms > self._node.now_ms():
@@ -195,6 +195,8 @@ class ScheduleService(Service):
     async def _run(
         self, name: str, version: int, times: list[tuple[int, int]], key: bytes | None, by: Actor, action: str
     ) -> list[Triggered[str]]:  # fmt: skip
+        if full := self._node.peers.no_space():
+            raise DiskFull(full, retry_after_ms=5_000)
         command = codec.encode_run(name, version, codec.times(times), key)
         result = await self._administer(by, f"schedule.{action}", f"{name}: {len(times)}", command)
         assert isinstance(result, PublishResult)
