@@ -473,6 +473,17 @@ def test_the_end(world: Owner) -> None:
     assert (world.ledger.schedules.count, world.ledger.schedules_finished) == (0, 1)
 
 
+def test_a_finished_schedule_stays_finished(world: Owner) -> None:
+    """It is removed in its time, also if somebody pauses it, or deletes its topic."""
+    world.put(every(end_ms=START_MS + 3 * SECOND))
+    world.lead()
+    finished = world.state()
+    assert world.one(schedules.encode_state("s", True)) == Done(False)
+    assert world.one(commands.encode_topic_delete("t", True)) == Done()
+    assert world.state() == finished
+    assert len(world.agenda()) == 1
+
+
 def test_max_occurrences(world: Owner) -> None:
     world.put(every(max_occurrences=3))
     world.lead()

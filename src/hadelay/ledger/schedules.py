@@ -260,12 +260,12 @@ def apply_delete(ledger: Ledger, name: str) -> Done | Refused:
 
 
 def apply_state(ledger: Ledger, command: tuple[str, bool]) -> Done | Refused:
-    """Pause a schedule, or let it go on from now."""
+    """Pause a schedule, or let it go on from now. A finished schedule stays finished, and is removed in its time."""
     name, paused = command
     found = find(ledger, name)
     if found is None:
         return _unknown(name)
-    if found.state.flags & (PAUSED | HELD) == PAUSED * paused:
+    if found.state.flags & (PAUSED | HELD) == PAUSED * paused or found.state.flags & FINISHED:
         return Done(False)
     after = _from_now(ledger, found.state, PAUSED * paused)
     _store(ledger, name, found.state, _finished(ledger, found.stored.spec, after))
@@ -283,7 +283,7 @@ def apply_topic_delete(ledger: Ledger, command: tuple[str, bool]) -> Done | Refu
     for name in names if isinstance(result, Done) else ():
         # The messages have ended with the topic.
         found = find(ledger, name)
-        if found is not None and not found.state.paused:
+        if found is not None and not found.state.paused and not found.state.flags & FINISHED:
             after = found.state._replace(version=_following(found.state.version), flags=PAUSED, put_ms=ledger.now_ms)
             _store(ledger, name, found.state, after)
     return result
