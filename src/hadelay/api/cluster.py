@@ -28,6 +28,9 @@ class Member(Document, frozen=True):
     #: Newest feature level of the member's program; 0 while the member is silent.
     feature_level: int
     clock_skew_ms: float | None
+    #: Whether the member has the free disk space that storage.min_free_bytes asks for; omitted while the member is
+    #: silent. While a live member has not, publishes are refused (507).
+    has_space: bool | None = None
 
 
 class Term(Document, Generic[At], frozen=True):

@@ -22,6 +22,9 @@ _SOON_S = 15.0
 _LAG, _CERTIFICATE_DAYS = 10_000, 14
 #: Roles of members that vote; one that does not answer is "unknown".
 _VOTERS = ("leader", "follower", "unknown")
+_CLUSTER = "/console/cluster"
+#: Alarm: (severity "bad" or "warn", sentence, path of a page about the problem or "").
+Alarm = tuple[str, str, str]
 #: Histogram of due times: maximum number of bars; shortest and longest range, in ms.
 _BARS, _LEAST, _MOST = 150, 20_000, 20 * 365 * _DAY
 #: Possible widths of a histogram's bars, in seconds.
@@ -52,11 +55,12 @@ def live(visit: Visit) -> tuple[str, Any]:
 
 async def values_of(visit: Visit) -> dict[str, Any]:
     look: Look = await visit.site.sampler.look()
-    view = await visit.service.cluster.view(stale=True)
-    checks = visit.service.cluster.readyz()
+    view, overview = await visit.service.cluster.view(stale=True), visit.service.overview
+    clock, ends = overview.clock_problems, [one.expires_s for one in visit.call.context.metrics.certificates]
     return {
-        "look": look, "view": view, "soon": await _soon(visit), "alarms": alarms(visit, view, look, checks),
-        "now_ms": look.totals.at_ms, "free": visit.service.overview.free_bytes,
+        "look": look, "view": view, "soon": await _soon(visit), "now_ms": look.totals.at_ms,
+        "alarms": alarms(view, look, visit.service.cluster.readyz(), clock, ends), "clock_problems": clock,
+        "free": overview.free_bytes,
     }  # fmt: skip
 
 
@@ -75,25 +79,15 @@ async def _soon(visit: Visit) -> list[tuple[str, int]]:
     return found
 
 
-def alarms(visit: Visit, view: Cluster[str], look: Look, checks: list[CheckOut]) -> list[tuple[str, str, str]]:
-    """List alarms, the worst first: (severity "bad" or "warn", sentence, path of a page about the problem or "")."""
-    found: list[tuple[str, str, str]] = []
-    if view.leader is None:
-        words = "No leader is known: nothing is accepted and nothing is handed out until a majority of members answers."
-        found.append(("bad", words, "/console/cluster"))
-    for member in view.members:
-        if member.role == "unknown":
-            words = f"{member.name} does not answer: start it, or read in its log why it ended."
-            found.append(("bad", words, "/console/cluster"))
-        elif member.lag > _LAG:
-            found.append(("warn", f"{member.name} is {member.lag:,} entries behind.", "/console/cluster"))
-    silent, voters = (sum(member.role in roles for member in view.members) for roles in (("unknown",), _VOTERS))
-    if view.leader is not None and silent and voters - silent == voters // 2 + 1:
-        found.append(("bad", "If one more member fails, the cluster stops.", "/console/cluster"))
-    found += [("warn", f"This node: {check.detail}.", "/console/cluster") for check in checks if not check.ok]
-    levels = {member.feature_level for member in view.members if member.role != "unknown"}
-    if len(levels) > 1:
-        found.append(("warn", "Members run different releases: an upgrade is under way.", "/console/cluster"))
+def alarms(
+    view: Cluster[str], look: Look, checks: list[CheckOut], clock: list[str], certificates: list[float]
+) -> list[Alarm]:
+    """List alarms, the worst first. clock: problems of the wall clocks in words. certificates: Unix times in s at which
+    this node's certificates expire."""
+    found = [*_of_members(view), *(("warn", f"{words[0].upper()}{words[1:]}.", _CLUSTER) for words in clock)]
+    # A full disk of this node is among the alarms of members.
+    wrong = (check for check in checks if not check.ok and check.name != "space")
+    found += [("warn", f"This node: {check.detail}.", _CLUSTER) for check in wrong]
     late, totals = look.recent, look.totals
     if late is not None and late.handed_out and late.p99_ms >= LATE_MS:
         words = f"Hand-outs are late: p99 {span(late.p99_ms)} over the last five minutes."
@@ -106,11 +100,35 @@ def alarms(visit: Visit, view: Cluster[str], look: Look, checks: list[CheckOut])
     if totals.paused:
         words = f"{totals.paused:,} topic{' is' if totals.paused == 1 else 's are'} paused."
         found.append(("warn", words, "/console/topics?show=paused"))
-    for certificate in visit.call.context.metrics.certificates:
-        days = (certificate.expires_s - time.time()) / 86_400
+    for expires_s in certificates:
+        days = (expires_s - time.time()) / 86_400
         if days < _CERTIFICATE_DAYS:
-            found.append(("bad", f"A certificate of this node ends in {days:.0f} days.", "/console/cluster"))
+            found.append(("bad", f"A certificate of this node ends in {days:.0f} days.", _CLUSTER))
     return sorted(found, key=lambda alarm: alarm[0] != "bad")
+
+
+def _of_members(view: Cluster[str]) -> list[Alarm]:
+    """Alarms about the members of the cluster."""
+    found: list[Alarm] = []
+    if view.leader is None:
+        words = "No leader is known: nothing is accepted and nothing is handed out until a majority of members answers."
+        found.append(("bad", words, _CLUSTER))
+    for member in view.members:
+        if member.role == "unknown":
+            words = f"{member.name} does not answer: start it, or read in its log why it ended."
+            found.append(("bad", words, _CLUSTER))
+        elif member.lag > _LAG:
+            found.append(("warn", f"{member.name} is {member.lag:,} entries behind.", _CLUSTER))
+    if full := ", ".join(member.name for member in view.members if member.has_space is False):
+        words = f"Too little disk space on {full}: every node refuses publishes until space is freed there."
+        found.append(("bad", words, _CLUSTER))
+    silent, voters = (sum(member.role in roles for member in view.members) for roles in (("unknown",), _VOTERS))
+    if view.leader is not None and silent and voters - silent == voters // 2 + 1:
+        found.append(("bad", "If one more member fails, the cluster stops.", _CLUSTER))
+    levels = {member.feature_level for member in view.members if member.role != "unknown"}
+    if len(levels) > 1:
+        found.append(("warn", "Members run different releases: an upgrade is under way.", _CLUSTER))
+    return found
 
 
 @pages.get("/console/charts/overview")

@@ -75,9 +75,13 @@ class Clusters(Service):
                 (node.config.advertise, node.raft.applied_index) if here else (peer.http, peer.applied_index)
             )
             lag = max(0, node.raft.commit_index - applied)
+            space = node.checkpoints.has_space if here else peer.has_space if live else None
             members.append(
-                Member(name, http, address, role, str(applied), lag, peer.version, peer.feature_level, skews.get(name))
-            )
+                Member(
+                    name, http, address, role, str(applied), lag, peer.version, peer.feature_level, skews.get(name),
+                    space,
+                )
+            )  # fmt: skip
         cursor = Dispatch(hour_name(hour), second, local, node.config.dispatch.sync)
         return Cluster(
             node.config.cluster.id, node.ledger.level, leader, node.raft.term, str(node.raft.applied_index),
@@ -174,7 +178,7 @@ def ready_checks(node: Node) -> list[CheckOut]:
     raft, clock = node.raft, node.clock
     lag = raft.commit_index - raft.applied_index
     skew = clock.skews(node.runtime.monotonic()).get(node.name)
-    alarms = ", ".join(sorted(clock.alarms))
+    alarms = "; ".join(clock_problems(node))
     free = f"{node.checkpoints.free_bytes >> 20:,} MiB are free"
     checks = [
         ("leader", raft.leader is not None, f"{raft.leader} leads term {raft.term}", _without_a_leader(node)),
@@ -198,6 +202,23 @@ def ready_checks(node: Node) -> list[CheckOut]:
         undo = "hadelay cluster drain --undo brings it back into traffic"
         checks.append(("drained", not node.leadership.drained, f"it leads all the same; {undo}", undo))
     return [CheckOut(name, ok, stands if ok else wrong) for name, ok, stands, wrong in checks]
+
+
+#: Words for the alarms of the cluster clock (ClusterClock.alarms), but for those that name a node.
+_CLOCK_PROBLEMS = {
+    "no_majority": "the wall clocks of a majority do not agree, or are not known",
+    "behind_checkpoint": "the wall clocks are behind the time that the cluster has reached",
+}
+
+
+def clock_problems(node: Node) -> list[str]:
+    """What is wrong with the wall clocks, in words; empty while a majority agrees."""
+    skews, found = node.clock.skews(node.runtime.monotonic()), list[str]()
+    for alarm in sorted(node.clock.alarms):
+        kind, _, name = alarm.partition(":")
+        words = f"the wall clock of {name} is {skews.get(name, 0):+,.0f} ms off cluster time"
+        found.append(_CLOCK_PROBLEMS.get(kind, words))
+    return found
 
 
 def _without_a_leader(node: Node) -> str:

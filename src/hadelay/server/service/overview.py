@@ -20,6 +20,7 @@ from hadelay.ledger.topics import TopicState
 from hadelay.model import DEAD_HOURS, NONE32, Event, hour_name
 from hadelay.server.node import Node
 from hadelay.server.service.archive import ArchiveService
+from hadelay.server.service.cluster import clock_problems
 from hadelay.server.service.part import Service
 from hadelay.server.service.topics import TopicService
 from hadelay.server.webhooks.pool import Webhooks
@@ -264,6 +265,11 @@ class Overview(Service):
             for hour in numbers
         ]  # fmt: skip
         return rows, archive
+
+    @property
+    def clock_problems(self) -> list[str]:
+        """What is wrong with the wall clocks, in words, as this node sees them."""
+        return clock_problems(self._node)
 
     @property
     def free_bytes(self) -> int:
