@@ -48,6 +48,15 @@ def test_wrong_clocks_are_alarms_in_words() -> None:
     ]
 
 
+def test_a_certificate_that_ends_is_an_alarm() -> None:
+    now, day = time.time(), 86_400
+    ends = [now + 30 * day, now + 1.5 * day, now - 3.01 * day]
+    assert said(member("n1", "leader"), ends=ends) == [
+        "bad: A certificate of this node ends in 1 d 11 h.",
+        "bad: A certificate of this node expired 3 d ago.",
+    ]
+
+
 def test_pages_of_other_nodes_tell_of_a_full_disk(cluster: Processes) -> None:
     """Nothing is really full: one node says that less than storage.min_free_bytes is free."""
     full, other = cluster.followers()

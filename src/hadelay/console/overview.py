@@ -101,9 +101,10 @@ def alarms(
         words = f"{totals.paused:,} topic{' is' if totals.paused == 1 else 's are'} paused."
         found.append(("warn", words, "/console/topics?show=paused"))
     for expires_s in certificates:
-        days = (expires_s - time.time()) / 86_400
-        if days < _CERTIFICATE_DAYS:
-            found.append(("bad", f"A certificate of this node ends in {days:.0f} days.", _CLUSTER))
+        left_ms = (expires_s - time.time()) * 1000
+        if left_ms < _CERTIFICATE_DAYS * _DAY:
+            words = f"expired {span(-left_ms)} ago" if left_ms < 0 else f"ends in {span(left_ms)}"
+            found.append(("bad", f"A certificate of this node {words}.", _CLUSTER))
     return sorted(found, key=lambda alarm: alarm[0] != "bad")
 
 
