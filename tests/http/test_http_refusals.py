@@ -9,13 +9,14 @@ import msgspec
 import pytest
 
 from hadelay.client import AsyncClient
-from hadelay.codec.results import Refused
+from hadelay.codec.results import CancelOutcome, Refused, TargetOutcome
 from hadelay.errors import HadelayError, OutcomeUnknown
 from hadelay.http.access import Hosts
 from hadelay.http.app import ROUTES
 from hadelay.http.openapi import document
 from hadelay.model import Draft
-from hadelay.server.refusals import refusal
+from hadelay.server.refusals import _OUTCOMES, _REFUSALS, refusal
+from hadelay.server.service.messages import partly
 from hadelay.server.service.topics import TopicService
 from hadelay.settings.node import HttpConfig
 from tests.http.conftest import Make, Node, read_answer, until
@@ -28,8 +29,20 @@ def test_commands_name_what_may_become_of_them() -> None:
             wanted = {"503", "504", "507"} if method != "get" else set()
             assert wanted <= operation["responses"].keys(), (method, path)
     assert "503" in spec["paths"]["/v1/names"]["get"]["responses"]
-    outcomes = spec["components"]["schemas"]["Problem"]["properties"]["outcome"]["enum"]
-    assert set(outcomes) == {"pending", "leased", "acked", "cancelled", "expired", "dead"}
+    for verb in ("trigger", "backfill"):
+        parameters = spec["paths"][f"/v1/schedules/{{schedule}}:{verb}"]["post"]["parameters"]
+        assert "Idempotency-Key" in [parameter["name"] for parameter in parameters]
+
+
+def test_every_outcome_that_a_refusal_names_is_described() -> None:
+    problem = msgspec.json.decode(document(ROUTES.all))["components"]["schemas"]["Problem"]["properties"]
+    named = {refusal(Refused(code, "words")).outcome for code in _REFUSALS} | set(_OUTCOMES.values())
+    named |= {one.name.lower() for one in (*CancelOutcome, *TargetOutcome)}
+    assert set(problem["outcome"]["enum"]) == named - {None, "done", "not_found", "too_far", "again"}
+    partial = partly("cancelled", {"t": "leased"}).document()
+    assert partial["outcome"] in problem["outcome"]["enum"]
+    assert problem["outcomes"] == {"type": "object", "additionalProperties": {"type": "string"}}
+    assert partial.keys() <= problem.keys()
 
 
 @pytest.mark.parametrize(

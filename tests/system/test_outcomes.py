@@ -19,15 +19,16 @@ DOCUMENT: dict[str, Any] = msgspec.json.decode(openapi.document(ROUTES.all))
 FIELDS = ("outcome", "state", "event")
 BY_ID, BY_KEY = "message", "message_by_key"
 _SETTLED = {"acked", "expired", "dead"}
+_TOO_LATE = _SETTLED | {"leased", "partial"}
 #: What a 409 of these names as `outcome`.
 REFUSALS = {
     "publish": {"pending", "leased"},
     "publish_batch": {"pending", "leased"},
-    **dict.fromkeys(("cancel_message", "cancel_message_by_key"), _SETTLED | {"leased"}),
-    **dict.fromkeys(
-        ("reschedule_message", "reschedule_message_by_key", "deliver_now"), _SETTLED | {"leased", "cancelled"}
-    ),
-    "delete_topic": {"pending"},
+    **dict.fromkeys(("cancel_message", "cancel_message_by_key"), _TOO_LATE),
+    **dict.fromkeys(("reschedule_message", "reschedule_message_by_key", "deliver_now"), _TOO_LATE | {"cancelled"}),
+    "put_topic": {"pending"},
+    "put_subscription": {"running"},
+    "delete_topic": {"pending", "scheduled"},
 }
 #: Of these routes every documented answer with one of these statuses is reached. (What is about nodes, files, tokens
 #: and limits is tested where that is: test_refusals, test_groups, tests/security, tests/http.)
@@ -36,7 +37,7 @@ ROUTES_OF_MESSAGES = {
     *("publish", "publish_batch", "get_message", "get_message_by_key", "cancel_message", "cancel_message_by_key"),
     *("reschedule_message", "reschedule_message_by_key", "deliver_now", "list_messages", "due", "topic_due"),
     *("receive", "receive_topics", "ack", "nack", "extend", "list_dead", "purge_dead", "redrive", "purge"),
-    *("put_topic", "get_topic", "delete_topic", "pause_topic", "resume_topic", "list_topics"),
+    *("put_topic", "get_topic", "delete_topic", "pause_topic", "resume_topic", "list_topics", "put_subscription"),
 }
 #: Documented of a family of routes, and not of these: a topic that was never heard of is waited for.
 NEVER = {("receive", "status", "404"), ("receive_topics", "status", "404"), ("publish", "status", "404")}
@@ -130,7 +131,7 @@ class Seen:
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
-    with Cluster(tmp_path_factory.mktemp("outcomes"), nodes=1) as cluster:
+    with Cluster(tmp_path_factory.mktemp("outcomes"), nodes=1, settings=["dispatch.job_step=1"]) as cluster:
         until(lambda: cluster.ask("n1", "GET", "/v1/cluster").json["feature_level"] > 1, "everything is switched on")
         yield Seen(cluster)
 
@@ -200,6 +201,36 @@ def settle_twice(seen: Seen) -> None:
     until(lambda: seen.ask("GET", f"/v1/messages/{found}").json["history"], "that it expired is written down")
 
 
+def change_some_copies(seen: Seen) -> None:
+    """The copy in the topic's own queue is leased, the copy for the subscription is not."""
+    for n, (method, path, body) in enumerate((
+        ("DELETE", "/v1/messages/{id}", None), ("DELETE", "/v1/topics/{topic}/keys/k", None),
+        ("PATCH", "/v1/messages/{id}", {"delay": "1h"}), ("PATCH", "/v1/topics/{topic}/keys/k", {"delay": "1h"}),
+        ("POST", "/v1/messages/{id}:deliver-now", None),
+    )):  # fmt: skip
+        topic = f"copied-{n}"
+        seen.ask("PUT", f"/v1/topics/{topic}", {})
+        seen.ask("PUT", f"/v1/topics/{topic}/subscriptions/billing", {})
+        found = seen.ask("POST", f"/v1/topics/{topic}/messages?key=k", b"x").json["id"]
+        seen.receive(topic, lease="10m")
+        answer = seen.ask(method, path.format(id=found, topic=topic), body)
+        changed = "cancelled" if method == "DELETE" else "rescheduled"
+        assert (answer.status, answer.json["outcome"]) == (409, "partial")
+        assert answer.json["outcomes"] == {topic: "leased", f"{topic}~billing": changed}
+
+
+def topics_in_a_state_that_forbids_a_change(seen: Seen) -> None:
+    seen.ask("POST", "/v1/topics/grouped/messages?group=g&delay=1h", b"x")
+    seen.ask("PUT", "/v1/topics/grouped", {"group_concurrency": 1})
+    seen.ask("POST", "/v1/messages:batch", [{"topic": "filled", "body": "x", "delay": "1h"}] * 1_000)
+    for name in ("one", "two"):
+        seen.ask("PUT", f"/v1/topics/filled/subscriptions/{name}", {"from": "pending"})
+    seen.ask("PUT", "/v1/topics/never-was/subscriptions/one", {})
+    seen.ask("PUT", "/v1/topics/planned", {})
+    seen.cluster.ask("n1", "PUT", "/v1/schedules/nightly", {"topic": "planned", "cron": "0 3 * * *"})
+    seen.ask("DELETE", "/v1/topics/planned")
+
+
 def topics_and_what_is_not_there(seen: Seen) -> None:
     seen.ask("POST", "/v1/receive?redirect=false", {"topics": ["settled"]})
     assert seen.ask("PUT", "/v1/topics/never-was~billing", {}).status == 404
@@ -228,6 +259,8 @@ def test_every_outcome_is_told(seen: Seen) -> None:
         ask_of(str(state), seen)
     publish_under_taken_keys(seen)
     settle_twice(seen)
+    change_some_copies(seen)
+    topics_in_a_state_that_forbids_a_change(seen)
     topics_and_what_is_not_there(seen)
     wanted = declared()
     assert len(wanted) > 100

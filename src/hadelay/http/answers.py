@@ -42,8 +42,14 @@ class Problem(msgspec.Struct):
     #: False if the request may or may not have had an effect: retry only with the same Idempotency-Key or request_id.
     outcome_known: bool
     retry_after_ms: int | msgspec.UnsetType | None = msgspec.UNSET
-    #: In a conflict: state of the message, which forbids the operation.
-    outcome: Literal["pending", "leased", "acked", "cancelled", "expired", "dead"] | msgspec.UnsetType = msgspec.UNSET
+    #: In a conflict: state that forbids the operation. Of a message also partial: only some of its copies are changed.
+    #: Of a topic: pending (it has messages), scheduled (schedules publish to it), running (a subscription is filled).
+    outcome: (
+        Literal["pending", "leased", "acked", "cancelled", "expired", "dead", "partial", "scheduled", "running"]
+        | msgspec.UnsetType
+    ) = msgspec.UNSET
+    #: With the outcome partial: outcome by topic and subscription.
+    outcomes: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
     #: In a conflict over a client key: id of the message that has the key.
     id: str | msgspec.UnsetType = msgspec.UNSET
 

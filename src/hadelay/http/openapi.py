@@ -48,6 +48,8 @@ _HEADERS = {
 _STANDARD_HEADERS = {
     "publish": ("Idempotency-Key",),
     "publish_batch": ("Idempotency-Key",),
+    "trigger_schedule": ("Idempotency-Key",),
+    "backfill_schedule": ("Idempotency-Key",),
     "receive": ("Accept-Body",),
     "receive_topics": ("Accept-Body",),
     "hour_file": ("Range",),

@@ -41,7 +41,7 @@ _SECOND, _MINUTE = 1_000, 60_000
 _FINE_MS = 2 * 3_600_000
 
 
-@routes.add("PUT", "/v1/topics/{topic}", body=PutTopic, returns={200: Topic[str]}, errors=(404, 429))
+@routes.add("PUT", "/v1/topics/{topic}", body=PutTopic, returns={200: Topic[str]}, errors=(404, 409, 429))
 async def put_topic(call: Call) -> Answer:
     """Create a topic, or change the named settings"""
     name, limit = call.path["topic"], call.context.config.max_topic_bytes
