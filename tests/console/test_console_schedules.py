@@ -54,6 +54,26 @@ def test_a_schedule_is_triggered_paused_and_resumed(node: Cluster, browser: Brow
     assert {"schedule.trigger", "schedule.pause", "schedule.resume"} <= set(actions)
 
 
+def test_pages_are_full_and_name_no_schedule_of_other_topics(guarded: Cluster, admin_token: str) -> None:
+    head = {"Authorization": f"Bearer {admin_token}"}
+    for n in range(130):
+        topic = "paged-mine" if n % 2 else "paged-other"
+        wish = {"topic": topic, "body": "x", "every": "1h"}
+        assert ask(guarded.urls["n1"], "PUT", f"/v1/schedules/page-{n:03}", wish, head).status == 200
+    some = make_token(guarded, admin_token, "read:paged-mine", name="some-pages")
+    head = {"Authorization": f"Bearer {some}"}
+    first = ask(guarded.urls["n1"], "GET", "/v1/schedules?prefix=page-&limit=40", headers=head).json
+    assert [one["schedule"] for one in first["schedules"]] == [f"page-{n:03}" for n in range(1, 81, 2)]
+    assert first["cursor"] == "page-079"
+    path = f"/v1/schedules?prefix=page-&limit=25&cursor={first['cursor']}"
+    rest = ask(guarded.urls["n1"], "GET", path, headers=head).json
+    assert (len(rest["schedules"]), rest["cursor"]) == (25, None), "a last page that is full has no cursor"
+    browser = signed_in(guarded, some)
+    page = browser.go("/console/schedules?q=page-")
+    assert page.count('href="/console/schedules/page-') == 65
+    assert "Next page" not in page
+
+
 def test_rights_are_those_of_the_schedules_topic(guarded: Cluster, admin_token: str) -> None:
     head = {"Authorization": f"Bearer {admin_token}"}
     for name, topic in (("mine", "mine-ticks"), ("theirs", "other-ticks")):

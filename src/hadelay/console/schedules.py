@@ -1,6 +1,7 @@
 """The pages Schedules and Schedule: next and last occurrences, what became of them; pause, trigger, preview."""
 
 import re
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -27,8 +28,8 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 async def overview(visit: Visit) -> Answer:
     """All schedules by name, and a preview of a pattern."""
     prefix, after = visit.query.get("q", "").strip()[:128], visit.query.get("after", "")[:128]
-    page = await visit.service.schedules.page(prefix, after, _PAGE, stale=visit.stale)
-    found = [schedule for schedule in page.schedules if visit.may("read", schedule.topic)]
+    may = partial(visit.may, "read")
+    page = await visit.service.schedules.page(prefix, after, _PAGE, stale=visit.stale, may=may)
     cron, timezone = visit.query.get("cron", "").strip()[:200], visit.query.get("timezone", "").strip()[:64] or "UTC"
     preview, problem = None, ""
     if cron:
@@ -40,7 +41,7 @@ async def overview(visit: Visit) -> Answer:
                 raise
             problem = error.detail
     values: dict[str, Any] = {
-        "schedules": found, "after": page.cursor or "", "q": prefix, "cron": cron, "timezone": timezone,
+        "schedules": page.schedules, "after": page.cursor or "", "q": prefix, "cron": cron, "timezone": timezone,
         "preview": preview, "problem": problem, "health": health, "now": now(visit),
     }  # fmt: skip
     return visit.page("schedules.html", active="schedules", title="Schedules", **values)

@@ -1,7 +1,7 @@
 """Services for schedules: set, look at, pause, trigger, backfill and preview them."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from datetime import datetime
 from itertools import islice
@@ -39,7 +39,7 @@ CATCH_UPS: tuple[CatchUp, ...] = ("one", "none", "all")
 OVERLAPS: tuple[Overlap, ...] = ("allow", "skip", "wait")
 #: Number of next occurrences in the description of a schedule.
 _NEXT = 10
-#: Number of schedules of a page that are read before other tasks of the event loop have a turn.
+#: Number of schedules that are read for a page before other tasks of the event loop have a turn.
 _AT_ONCE = 25
 
 
@@ -101,20 +101,35 @@ class ScheduleService(Service):
             raise NotFound(f"there is no schedule {name!r}")
         return found
 
-    async def page(self, prefix: str, after: str, limit: int, *, stale: bool) -> Schedules:
-        """A page of schedules by name, after the name `after`."""
+    async def page(
+        self, prefix: str, after: str, limit: int, *, stale: bool, may: Callable[[str], bool] = lambda topic: True
+    ) -> Schedules:
+        """A page of schedules by name, after the name `after`, without those of topics that `may` refuses."""
         await self._confirm(stale)
-        tables, start = self._node.ledger.tables, max(prefix.encode(), after.encode() + b"\0" * bool(after))
-        names = [raw for raw, _ in tables.range(schedules.STATE, start, None, limit)]
-        page, documents = [raw for raw in names if raw.startswith(prefix.encode())], list[Schedule[str]]()
-        for n, raw in enumerate(page):
-            if n % _AT_ONCE == _AT_ONCE - 1:
-                await asyncio.sleep(0)
-            found = schedules.find(self._node.ledger, raw.decode())
-            if found is not None:
-                documents.append(self._document(raw.decode(), found, body=False, whole=False))
-        more = len(names) == limit and len(page) == limit
-        return Schedules(documents, page[-1].decode() if more else None)
+        documents = list[Schedule[str]]()
+        async for name, found in self._seen(prefix, after, may):
+            if len(documents) == limit:
+                return Schedules(documents, documents[-1].schedule)
+            documents.append(self._document(name, found, body=False, whole=False))
+        return Schedules(documents, None)
+
+    async def _seen(
+        self, prefix: str, after: str, may: Callable[[str], bool]
+    ) -> AsyncIterator[tuple[str, schedules.Found]]:
+        """Schedules whose names begin with `prefix` and whose topics `may` allows, by name, after the name `after`."""
+        ledger, start = self._node.ledger, max(prefix.encode(), after.encode() + b"\0" * bool(after))
+        while True:
+            names = [raw for raw, _ in ledger.tables.range(schedules.STATE, start, None, _AT_ONCE)]
+            for raw in names:
+                if not raw.startswith(prefix.encode()):
+                    return
+                found = schedules.find(ledger, raw.decode())
+                if found is not None and may(found.stored.spec.topic):
+                    yield raw.decode(), found
+            if len(names) < _AT_ONCE:
+                return
+            start = names[-1] + b"\0"
+            await asyncio.sleep(0)
 
     def _document(self, name: str, found: schedules.Found, *, body: bool, whole: bool) -> Schedule[str]:
         (creator, spec, template), state = found
