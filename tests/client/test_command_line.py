@@ -325,6 +325,28 @@ def test_a_refusal_of_some_copies_shows_the_outcome_of_each(
     assert [row["outcomes"] for row in json.loads(capsys.readouterr().out)] == [outcomes] * 2
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("topic purge t", "deletes 1 scheduled, 0 ready, 999,999 blocked messages of topic t"),
+        (
+            "topic purge t --state ready --state dead",
+            "deletes 0 ready, 2 dead, up to 999,999 blocked messages of topic t",
+        ),
+        ("topic purge t --state dead", "deletes 2 dead messages of topic t"),
+        ("topic delete t --force", "1 scheduled, 0 ready, 3 leased, 2 dead, 999,999 blocked messages of topic t"),
+        ("topic delete t", "and 2 dead messages of topic t"),
+    ],
+)
+def test_a_question_counts_blocked_messages(
+    words: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topic = {"scheduled": 1, "ready": 0, "leased": 3, "dead": 2, "blocked": 999_999}
+    monkeypatch.setattr("hadelay.cli.topic.call", Mock(return_value=topic))
+    assert run(words.split()) == USAGE
+    assert said in capsys.readouterr().err
+
+
 def problem(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """What a command said of its failure: nothing but one document."""
     shown = capsys.readouterr()

@@ -252,6 +252,22 @@ def test_a_topic_is_paused_resumed_and_purged(node: Cluster, browser: Browser) -
     assert node.topic("n1", "turning")["scheduled"] == 0
 
 
+def test_a_purge_of_blocked_messages_names_and_counts_them(node: Cluster, browser: Browser) -> None:
+    node.ask("n1", "PUT", "/v1/topics/behind", {"group_concurrency": 1})
+    node.publish_many("n1", "behind", ["x"] * 20, delay="1h", group="g")
+    browser.go("/console/topics/behind")
+    assert "19 blocked messages are cancelled, too" in browser.text
+    assert "Type <b>20</b>, the count of all" in browser.page
+    browser.send("/console/topics/behind/purge", state=["scheduled", "ready"], shown="1", typed="1")
+    assert browser.answer.status == 409
+    assert "it is 20 now" in browser.text
+    browser.go("/console/topics/behind")
+    browser.send("/console/topics/behind/purge", state=["scheduled", "ready"], shown="20", typed="20")
+    assert "Purged" in browser.text
+    found = node.topic("n1", "behind")
+    assert (found["scheduled"], found.get("blocked")) == (0, None)
+
+
 def test_settings_are_checked_as_the_api_checks_them(node: Cluster, browser: Browser) -> None:
     node.ask("n1", "PUT", "/v1/topics/settled", {"lease": "30s", "ttl": "1h"})
     browser.go("/console/topics/settled")

@@ -202,9 +202,15 @@ def purge(
 
 
 def counted(remote: Remote, topic: str, states: Iterable[str]) -> str:
-    """Text with the number of a topic's messages in each of the given states."""
+    """Text with the number of a topic's messages in each of the given states. Blocked messages, which are scheduled or
+    ready, too, are named apart."""
     found = call(remote, "GET", f"/v1/topics/{segment(topic)}", needs="scheduled")
-    return f"{', '.join(f'{found[state]:,} {state}' for state in states)} messages of topic {topic}"
+    counts = [f"{found[state]:,} {state}" for state in states]
+    waiting = {"scheduled", "ready"} & set(states)
+    if waiting and found.get("blocked"):
+        # The count of blocked messages does not tell how many of them are due.
+        counts.append(f"{'up to ' if len(waiting) == 1 else ''}{found['blocked']:,} blocked")
+    return f"{', '.join(counts)} messages of topic {topic}"
 
 
 def delete(topic: Topic, /, *, force: bool = False, yes: Yes = False, remote: Remote = Remote()) -> None:

@@ -260,13 +260,13 @@ async def resume(visit: Visit) -> Answer:
 
 @pages.post("/console/topics/{topic}/purge")
 async def purge(visit: Visit) -> Answer:
-    """Cancel scheduled and ready messages. As a confirmation, the user has to type the number of messages."""
+    """Cancel scheduled and ready messages, also blocked ones. As a confirmation, the user has to type their number."""
     visit.need("admin", visit.topic)
     topic = await visit.service.topics.get_topic(visit.topic, stale=visit.stale)
     states: list[str] = [state for state in ("scheduled", "ready") if state in visit.texts("state")]
     if not states:
         raise BadRequest("choose the messages to purge: scheduled, ready, or both")
-    check_typed(visit.text("typed"), visit.text("shown"), topic.scheduled + topic.ready)
+    check_typed(visit.text("typed"), visit.text("shown"), topic.scheduled + topic.ready + topic.blocked)
     await visit.service.messages.purge(visit.topic, states, visit.actor)
     return visit.go(f"/console/topics/{visit.topic}", f"Purged: {' and '.join(states)} messages are cancelled.")
 
