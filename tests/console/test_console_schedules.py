@@ -24,6 +24,24 @@ def test_schedules_are_listed_with_their_health(node: Cluster, browser: Browser)
     assert "report-often" not in browser.text
 
 
+def test_the_list_tells_of_messages_that_died(node: Cluster, browser: Browser) -> None:
+    node.ask("n1", "PUT", "/v1/topics/dying-ticks", {"max_attempts": 1})
+    put(node, "fails", topic="dying-ticks", every="1h")
+    browser.go("/console/schedules?q=fails")
+    assert re.search(r"fails \S+ \S+ in .+ – Every .+ well", browser.text)
+    browser.go("/console/schedules/fails")
+    browser.send("/console/schedules/fails/trigger")
+    node.settle("n1", "nack", node.receive("n1", "dying-ticks", wait="5s"), reason="no route")
+
+    def told() -> bool:
+        browser.go("/console/schedules?q=fails")
+        return re.search(r" ago dead Every .+ 1 of the last messages died", browser.text) is not None
+
+    until(told, "the list has the health of the schedule's page", every=0.2)
+    assert "1 of the last messages died" in (browser.go("/console/schedules/fails"), browser.text)[1]
+    assert "last" not in node.ask("n1", "GET", "/v1/schedules?prefix=fails").json["schedules"][0]
+
+
 def test_a_pattern_is_previewed(browser: Browser) -> None:
     browser.go("/console/schedules?cron=30+2+*+*+*&timezone=Europe/Vienna")
     assert len(re.findall(r"<li><time", browser.page)) == 10

@@ -29,7 +29,7 @@ async def overview(visit: Visit) -> Answer:
     """All schedules by name, and a preview of a pattern."""
     prefix, after = visit.query.get("q", "").strip()[:128], visit.query.get("after", "")[:128]
     may = partial(visit.may, "read")
-    page = await visit.service.schedules.page(prefix, after, _PAGE, stale=visit.stale, may=may)
+    page = await visit.service.schedules.page(prefix, after, _PAGE, stale=visit.stale, may=may, last=True)
     cron, timezone = visit.query.get("cron", "").strip()[:200], visit.query.get("timezone", "").strip()[:64] or "UTC"
     preview, problem = None, ""
     if cron:

@@ -92,7 +92,7 @@ class ScheduleService(Service):
     ) -> Schedule[str]:  # fmt: skip
         await self._confirm(stale)
         found = self._found(name)
-        view = self._document(name, found, body=body, whole=True)
+        view = self._document(name, found, body=body, coming=_NEXT, last=True)
         return replace(view, warnings=warnings) if warnings else view
 
     def _found(self, name: str) -> schedules.Found:
@@ -102,15 +102,25 @@ class ScheduleService(Service):
         return found
 
     async def page(
-        self, prefix: str, after: str, limit: int, *, stale: bool, may: Callable[[str], bool] = lambda topic: True
+        self,
+        prefix: str,
+        after: str,
+        limit: int,
+        *,
+        stale: bool,
+        may: Callable[[str], bool] = lambda topic: True,
+        last: bool = False,
     ) -> Schedules:
-        """A page of schedules by name, after the name `after`, without those of topics that `may` refuses."""
+        """A page of schedules by name, after the name `after`, without those of topics that `may` refuses. last: with
+        the last messages of each schedule."""
         await self._confirm(stale)
         documents = list[Schedule[str]]()
         async for name, found in self._seen(prefix, after, may):
             if len(documents) == limit:
                 return Schedules(documents, documents[-1].schedule)
-            documents.append(self._document(name, found, body=False, whole=False))
+            documents.append(self._document(name, found, body=False, coming=1, last=last))
+            if last:
+                await asyncio.sleep(0)
         return Schedules(documents, None)
 
     async def _seen(
@@ -131,12 +141,13 @@ class ScheduleService(Service):
             start = names[-1] + b"\0"
             await asyncio.sleep(0)
 
-    def _document(self, name: str, found: schedules.Found, *, body: bool, whole: bool) -> Schedule[str]:
+    def _document(self, name: str, found: schedules.Found, *, body: bool, coming: int, last: bool) -> Schedule[str]:
+        """coming: limit of the next occurrences. last: whether the last messages are looked up."""
         (creator, spec, template), state = found
         message = codec.decode_template(template)
         row, payload = message.rows[0], bytes(message.blob[len(GAP) :])
         meta, size = unpack(payload[: int(row["meta_size"])]), int(row["body_size"])
-        coming, problem = self._next(spec, state, _NEXT if whole else 1)
+        times, problem = self._next(spec, state, coming)
         past = [made for made in state.ring if made.occurrence <= self._node.now_ms()]
         return Schedule(
             schedule=name, topic=spec.topic, version=state.version,
@@ -147,8 +158,8 @@ class ScheduleService(Service):
             start=_instant(spec.start_ms), end=_instant(spec.end_ms), max_occurrences=spec.max_occurrences,
             jitter=_duration(spec.jitter_ms or None), catch_up=CATCH_UPS[spec.catch_up],
             catch_up_window=format_duration(spec.window_ms), overlap=OVERLAPS[spec.overlap],
-            next=[format_instant(at_ms) for at_ms in coming],
-            last=[self._occurrence(made) for made in past[-_NEXT:]] if whole else None,
+            next=[format_instant(at_ms) for at_ms in times],
+            last=[self._occurrence(made) for made in past[-_NEXT:]] if last else None,
             made=state.made, missed=state.missed, overlapped=state.overlapped, refused=state.refused,
             manual=state.manual, changed_at=format_instant(state.put_ms), creator=creator or None,
             content_type=meta.ct, tags=meta.tags, meta=meta.meta, ttl=_duration(meta.ttl or None), group=spec.group,
