@@ -13,7 +13,7 @@ from hadelay.codec.formats import RESULT_ATTEMPT, SECONDS_PER_HOUR
 from hadelay.codec.schedules import State, Stored
 from hadelay.ledger import ackresults, copies, dead, idempotency, schedules, ttl, unique
 from hadelay.ledger import keys as keys_
-from hadelay.ledger.hourstate import bitmap, indexes_of
+from hadelay.ledger.hourstate import HourState, bitmap, indexes_of
 from hadelay.ledger.lookup import TTL_OF, stored_entry
 from hadelay.ledger.transitions import FLAG_KEYED, FLAG_TTL, ID_KEY, PLACE, PLACE_VALUE
 from hadelay.model import DEAD_HOURS, MOVES, NEVER_MS, Event
@@ -189,12 +189,11 @@ def _check_results(ledger: Ledger, hours: dict[int, np.ndarray], sizes: np.ndarr
     its topic."""
     found: dict[bytes, bytes] = {}
     for hour, rows in hours.items():
-        hour_state = ledger.hours.get(hour)
+        hour_state = ledger.hours.get(hour, HourState())
         results = rows[rows["attempt"] == RESULT_ATTEMPT]
-        results = results[results["index"] >= (hour_state.retire_at if hour_state else 0)]
-        assert len(results) == (hour_state.results if hour_state else 0), f"hour {hour}: {len(results)} results"
+        results = results[results["index"] >= hour_state.retire_at]
+        assert len(results) == hour_state.results, f"hour {hour}: {len(results)} results"
         for row in results:
-            assert hour_state is not None, f"hour {hour}: a result, but no state"
             assert row["index"] in hour_state.settled, f"hour {hour}: an open result"
             found[ID_KEY.pack(int(row["first_id"]))] = PLACE_VALUE.pack(hour, int(row["index"]))
             sizes[row["topic"]] += row["size"]
