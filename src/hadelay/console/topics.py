@@ -121,7 +121,7 @@ async def consumers(visit: Visit, topic: Topic[str]) -> dict[str, Any]:
     for holder in holders[:50]:
         row = rows.setdefault(holder.consumer, {"name": holder.consumer})
         row |= {"leased": holder.leased, "since_ms": holder.since_ms}
-    acks = sorted(visit.service.overview.acks(topic.topic).items(), key=lambda item: -item[1])
+    acks = sorted((await visit.service.overview.acks(topic.topic)).items(), key=lambda item: -item[1])
     for consumer, number in acks[:50]:
         rows.setdefault(consumer, {"name": consumer})["acked"] = number
     minute = visit.site.sampler.per_minute(topic.topic)

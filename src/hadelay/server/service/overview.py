@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hadelay.api.topics import Topic
-from hadelay.codec.formats import CONSUMER, TOPIC, Rows
+from hadelay.codec.formats import CONSUMER, TOPIC
 from hadelay.codec.publishcommand import hash_client_key
 from hadelay.ledger.keys import find_key
 from hadelay.ledger.topics import TopicState
@@ -26,13 +26,13 @@ from hadelay.server.service.topics import TopicService
 from hadelay.server.webhooks.pool import Webhooks
 from hadelay.server.webhooks.queues import Health
 
-#: Number of topics, and of grants, that are read before other tasks of the event loop have a turn.
-_TOPICS_AT_ONCE, _GRANTS_AT_ONCE = 1_000, 200
+#: Number of topics, of grants, and of events that are read before other tasks of the event loop have a turn.
+_TOPICS_AT_ONCE, _GRANTS_AT_ONCE, _EVENTS_AT_ONCE = 1_000, 200, 2_000
 #: Limit of grants that are searched for the leases of one topic.
 _MOST_GRANTS = 20_000
-#: Of acks per consumer: hours whose logs are searched, the running one included; limit of events per log; and the time
-#: searched, in ms.
-_ACK_HOURS, _MOST_EVENTS, _ACKS_MS = 24, 20_000, 60_000
+#: Of acks per consumer: hours whose logs are searched, the running one included; limits of events per log, and of all
+#: logs together; and the time searched, in ms.
+_ACK_HOURS, _MOST_EVENTS, _ALL_EVENTS, _ACKS_MS = 24, 20_000, 100_000, 60_000
 #: p99 of the lateness from which on a topic counts as late, in ms.
 LATE_MS = 1_000
 #: Smallest age, in ms, of the oldest ready message with which a topic counts as idle, if nothing was handed out.
@@ -228,27 +228,38 @@ class Overview(Service):
         holders = [Holder(consumer, leased, since_ms) for consumer, (leased, since_ms) in found.items()]
         return sorted(holders, key=lambda holder: (-holder.leased, holder.consumer)), len(grants) <= _MOST_GRANTS
 
-    def acks(self, name: str) -> dict[str, int]:
+    async def acks(self, name: str) -> dict[str, int]:
         """Consumer → its acks of a topic per minute, by the last minute of the dispatch logs: of messages that fell due
-        in the last 24 hours. Where a log has too many events, those of a shorter time count, per minute."""
-        node = self._node
-        topic, store = self._topic(name), node.storage.hours
-        now_ms = node.now_ms() if node.clock.ready else node.ledger.now_ms
-        since_ms, found = now_ms - _ACKS_MS, list[tuple[int, Rows]]()
-        for hour in range(node.ledger.now_hour - _ACK_HOURS + 1, node.ledger.now_hour + 1):
-            count = store.event_count(hour)
-            if count and store.events(hour, slice(count - 1, count), verify=False)["at_ms"][0] > since_ms:
-                events = store.events(hour, slice(max(0, count - _MOST_EVENTS), count), verify=False)
-                if len(events) == _MOST_EVENTS:
-                    since_ms = max(since_ms, int(events["at_ms"][0]))
-                found.append((hour, events))
+        in the last 24 hours. Where the logs have too many events, those of a shorter time count, per minute."""
+        node, topic = self._node, self._topic(name)
+        now_ms, store = node.now_ms() if node.clock.ready else node.ledger.now_ms, node.storage.hours
+        since_ms, logs = self._recent_events(now_ms - _ACKS_MS)
         acks: Counter[int] = Counter()
-        for hour, events in found:
-            acked = (events["event"] == Event.ACKED) & (events["consumer"] != NONE32) & (events["at_ms"] > since_ms)
-            entries = store.entries(hour, events["index"][acked], verify=False)
-            acks.update(events["consumer"][acked][entries["topic"] == topic.number].tolist())
+        for hour, first, count in logs:
+            for end in range(count, first, -_EVENTS_AT_ONCE):
+                events = store.events(hour, slice(max(first, end - _EVENTS_AT_ONCE), end), verify=False)
+                acked = (events["event"] == Event.ACKED) & (events["consumer"] != NONE32) & (events["at_ms"] > since_ms)
+                entries = store.entries(hour, events["index"][acked], verify=False)
+                acks.update(events["consumer"][acked][entries["topic"] == topic.number].tolist())
+                await asyncio.sleep(0)
+                if len(events) and events["at_ms"][0] <= since_ms:
+                    break
         scale = _ACKS_MS / max(1, now_ms - since_ms)
         return {node.ledger.names.name(CONSUMER, number): round(count * scale) for number, count in acks.items()}
+
+    def _recent_events(self, since_ms: int) -> tuple[int, list[tuple[int, int, int]]]:
+        """Logs with events after since_ms, as (hour, first event to read, number of events); and the time, since_ms or
+        later, after which all events are among those to read."""
+        store, running = self._node.storage.hours, self._node.ledger.now_hour
+
+        def at_ms(hour: int, number: int) -> int:
+            return int(store.events(hour, slice(number, number + 1), verify=False)["at_ms"][0])
+
+        counts = {hour: store.event_count(hour) for hour in range(running - _ACK_HOURS + 1, running + 1)}
+        recent = {hour: count for hour, count in counts.items() if count and at_ms(hour, count - 1) > since_ms}
+        most = min(_MOST_EVENTS, _ALL_EVENTS // max(1, len(recent)))
+        logs = [(hour, max(0, count - most), count) for hour, count in recent.items()]
+        return max([since_ms, *(at_ms(hour, first) for hour, first, _ in logs if first)]), logs
 
     async def hours(self) -> tuple[list[HourRow], str]:
         """Returns (hours on this node in ascending order, without hours of dead letters, at most the newest 1,000;
