@@ -12,7 +12,7 @@ def test_one_at_a_time_over_a_failover(make_cluster: Make) -> None:
     put(cluster, "lines", group_concurrency=1)
     ids = [cluster.publish(name, "lines", b"%d" % n, Hadelay_Group="a/b") for n, name in enumerate(cluster.names)]
     other = cluster.publish(cluster.leader(), "lines", b"x", Hadelay_Group="c")
-    first = cluster.receive(cluster.leader(), "lines", max=10, lease="10m")
+    first = cluster.receive(cluster.leader(), "lines", max=10, lease="10m", consumer="billing-7")
     assert [m["id"] for m in first] == [ids[0], other]
     assert first[0]["group"] == "a/b"
 
@@ -31,7 +31,10 @@ def test_one_at_a_time_over_a_failover(make_cluster: Make) -> None:
 
         until(waits, f"{name} shows how long a message has waited behind its group")
     found = cluster.ask(leader, "GET", "/v1/topics/lines/groups/a%2Fb").json
-    assert (found["blocked"], [head["state"] for head in found["heads"]]) == (2, ["leased"])
+    (head,) = found["heads"]
+    assert (found["blocked"], head["id"], head["state"], head["consumer"]) == (2, ids[0], "leased", "billing-7")
+    (leased,) = cluster.ask(leader, "GET", f"/v1/messages/{ids[0]}").json["history"]
+    assert (leased["event"], head["since"]) == ("leased", leased["at"])
     moved = cluster.ask(leader, "POST", f"/v1/messages/{ids[2]}:deliver-now", {})
     assert moved.json["blocked"] is True
     assert cluster.ask(leader, "GET", f"/v1/messages/{ids[2]}").json["state"] == "blocked"
@@ -39,6 +42,13 @@ def test_one_at_a_time_over_a_failover(make_cluster: Make) -> None:
     assert [m["id"] for m in listed] == ids[1:]
 
     cluster.ask(leader, "POST", "/v1/leases:ack", {"leases": [m["lease"] for m in first]})
+    (head,) = cluster.ask(leader, "GET", "/v1/topics/lines/groups/a%2Fb").json["heads"]
+    assert (head["id"], head["state"], head["since"], "consumer" in head) == (
+        ids[1],
+        "ready",
+        head["deliver_at"],
+        False,
+    )
     cluster.restart(old)
     for expected in ids[1:]:
         (message,) = cluster.receive(leader, "lines", max=10, wait="5s")

@@ -215,6 +215,10 @@ class GroupHead(Document, Generic[At], frozen=True):
     deliver_at: At
     #: Number of hand-outs so far.
     attempt: int
+    #: Begin of the lease of a leased message, and its consumer; due time of a ready message. Omitted for other states,
+    #: and for a lease that is not the last event in the message's history.
+    since: At | None = None
+    consumer: str | None = None
 
 
 class Group(Document, Generic[At], frozen=True):

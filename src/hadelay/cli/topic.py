@@ -162,7 +162,7 @@ def _pairs(texts: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def group(topic: Topic, group: str, /, *, remote: Remote = Remote()) -> None:
-    """Show a message group: the messages whose turn it is, and how many wait behind them.
+    """Show a message group: the messages whose turn it is, who has them since when, and how many wait behind them.
 
     Args:
         group: Name of the group.

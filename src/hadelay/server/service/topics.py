@@ -19,7 +19,7 @@ from hadelay.errors import BadRequest, Conflict, HadelayError, Impossible, NoLea
 from hadelay.ledger.describe import describe
 from hadelay.ledger.messagegroups import find_group
 from hadelay.ledger.topics import TopicState
-from hadelay.model import SEPARATOR, encode_id
+from hadelay.model import SEPARATOR, Description, Event, State, encode_id
 from hadelay.server.guard import Guard
 from hadelay.server.node import Node
 from hadelay.server.service.duecounts import DueCounts
@@ -86,12 +86,8 @@ class TopicService(Service):
             raise NotFound(
                 f"no pending message of {name!r} is in group {group!r}, or the topic has no group_concurrency"
             )
-        heads = []
-        for head in found.heads:
-            if (view := describe(ledger, head.id, now_ms)) is not None:
-                at = format_instant(view.deliver_at_ms)
-                heads.append(GroupHead(encode_id(head.id), str(view.state), at, view.attempt))  # type: ignore[arg-type]
-        return Group(name, group, found.limit, found.blocked, heads)
+        views = [describe(ledger, head.id, now_ms) for head in found.heads]
+        return Group(name, group, found.limit, found.blocked, [_head(view) for view in views if view is not None])
 
     async def put_topic(
         self, name: str, config: dict[str, Any], by: Actor, *, subscribes: bool = True, pending: bool = False
@@ -182,6 +178,17 @@ class TopicService(Service):
             dropped=topic.dropped,
             **settings_out(topic.config),
         )
+
+def _head(view: Description) -> GroupHead[str]:
+    since_ms, consumer = view.deliver_at_ms if view.state is State.READY else None, None
+    # Histories are limited: the present lease may be beyond the last event.
+    if view.state is State.LEASED and view.history and view.history[-1].event is Event.LEASED:
+        since_ms, consumer = view.history[-1].at_ms, view.history[-1].consumer
+    return GroupHead(
+        encode_id(view.id), str(view.state), format_instant(view.deliver_at_ms), view.attempt,  # type: ignore[arg-type]
+        None if since_ms is None else format_instant(since_ms), consumer,
+    )  # fmt: skip
+
 
 
 async def _known(asked: Awaitable[Any]) -> Any:
