@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from hadelay.codec.formats import DISPATCH, INDEX, Rows
 from hadelay.model import Event
+from hadelay.server.leadership import Leadership
 from hadelay.server.service.overview import Overview
 from tests.console.conftest import Browser
 from tests.system.cluster import Cluster, until
@@ -77,3 +79,25 @@ def test_the_page_of_a_topic_shows_acks_per_minute(node: Cluster, browser: Brows
     node.settle("n1", "ack", found)
     browser.go("/console/topics/minutes")
     assert re.search(r"acker n1 .+ 0 3 ", browser.text)
+
+
+def test_a_leader_reports_on_the_topics_that_a_page_asks_for() -> None:
+    found: list[Any] = []
+    delivery = SimpleNamespace(active_topics=lambda: [1, 2, 3], topic_reports=lambda some: dict.fromkeys(some, (1, 2)))
+    stub: Any = SimpleNamespace(delivery=delivery, leading=True)
+    stub._report = partial(Leadership._report, stub)
+    for numbers in (None, [3], []):
+        Leadership._on_ready(stub, "n2", numbers, lambda answer, error: found.append(answer))
+    assert [list(answer) for answer in found] == [[1, 2, 3], [3], []]
+
+
+def test_pages_of_a_follower_count_ready_messages(cluster: Cluster) -> None:
+    follower = cluster.followers()[0]
+    for path in ("far", "far/subscriptions/copies"):
+        assert cluster.ask(follower, "PUT", f"/v1/topics/{path}", {}).status == 200
+    cluster.publish_many(follower, "far", ["x"] * 4)
+    browser = Browser(cluster.urls[follower])
+    until(
+        lambda: re.search(r"copies 0 4 0 0", (browser.go("/console/topics/far"), browser.text)[1]), "copies are ready"
+    )
+    until(lambda: "Ready 4" in (browser.go("/console/topics/far~copies"), browser.text)[1], "the topic's own page")

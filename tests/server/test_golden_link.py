@@ -64,14 +64,14 @@ async def block(cluster: SimCluster) -> None:
 
 
 async def asked(cluster: SimCluster, node: Node) -> dict[str, bytes]:
-    """Of every call that a follower makes, the first frame."""
+    """Of every call that a follower makes, the first frame; also of a `ready` that is about some topics alone."""
     found: dict[str, bytes] = {}
     send = node.link._send
 
     def record(peer: str, kind: int, payload: bytes) -> bool:
-        _, op, _ = msgpack.unpackb(payload, strict_map_key=False)
+        _, op, about = msgpack.unpackb(payload, strict_map_key=False)
         if kind == CALL:
-            found.setdefault(op, numbered(payload))
+            found.setdefault("ready of a topic" if op == "ready" and about is not None else op, numbered(payload))
         return send(peer, kind, payload)
 
     async def until(op: str, work: Coroutine[Any, Any, Any]) -> None:
@@ -91,7 +91,8 @@ async def asked(cluster: SimCluster, node: Node) -> dict[str, bytes]:
     node.propose(encode_noop(), lambda result, error: None)
     cluster.world.run_for(1.0)
     node.repairer.repair(498_666, ".idx", 64, 128, lambda data: None)
-    await until("ready", service.topics.get_topic("orders", stale=False))
+    await until("ready", service.topics.list_topics(stale=False))
+    await until("ready of a topic", service.topics.get_topic("orders", stale=False))
     await until("consumers", service.topics.get_topic("orders", stale=False))
     await until("blocked", service.topics.get_topic("grouped", stale=False))
     await until("members", service.cluster.add_member("n4", "h.example:9", Actor()))

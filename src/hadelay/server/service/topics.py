@@ -47,10 +47,7 @@ class TopicService(Service):
     async def get_topic(self, name: str, *, stale: bool) -> Topic[str]:
         await self._confirm(stale)
         topic = self._topic(name)
-        # The leader looks at this topic alone; its answer to another node has all topics.
-        leading, delivery = self._node.leading, self._node.delivery
-        reports = delivery.topic_reports([topic.number]) if leading else await self.ready(stale=stale)
-        view = self.document(topic, reports)
+        view = self.document(topic, await self.ready([topic.number], stale=stale))
         if self._unasked(stale):
             return view
         if topic.blocked and (since_ms := await _known(self._ask_leader("blocked", name, self._wait_s))):
@@ -74,8 +71,9 @@ class TopicService(Service):
         """The subscriptions of a topic. Raises NotFound."""
         await self._confirm(stale)
         self._topic(name)
-        ready = await self.ready(stale=stale)
-        return [self.document(topic, ready) for topic in self._node.ledger.topics.subscriptions_of(name)]
+        found = list(self._node.ledger.topics.subscriptions_of(name))
+        ready = await self.ready([topic.number for topic in found], stale=stale) if found else {}
+        return [self.document(topic, ready) for topic in found]
 
     async def get_group(self, name: str, group: str, *, stale: bool) -> Group[str]:
         """A message group with pending messages. Raises NotFound."""
@@ -145,13 +143,14 @@ class TopicService(Service):
             self._topic(topic)
         return await self._node.reader.in_slices(lambda: self._due.count(topic, from_ms, to_ms, step_ms))
 
-    async def ready(self, *, stale: bool) -> Reports:
-        """Ask the leader for the ready messages of each topic, which only its delivery loop knows. A stale read on
-        another node does not ask: it counts ready messages as scheduled."""
+    async def ready(self, numbers: list[int] | None = None, *, stale: bool) -> Reports:
+        """Ask the leader for the ready messages of the topics `numbers`, or of each topic, which only its delivery loop
+        knows. A stale read on another node does not ask: it counts ready messages as scheduled. A leader of an earlier
+        release reports on each topic in any case."""
         if self._unasked(stale):
             return {}
         try:
-            reports: Reports = await self._ask_leader("ready", None, self._wait_s)
+            reports: Reports = await self._ask_leader("ready", numbers, self._wait_s)
         except OutcomeUnknown as error:
             # The call to the leader only reads, so its outcome is not unknown: nothing was changed.
             raise NoLeader(error.detail, retry_after_ms=100) from None
@@ -179,6 +178,7 @@ class TopicService(Service):
             **settings_out(topic.config),
         )
 
+
 def _head(view: Description) -> GroupHead[str]:
     since_ms, consumer = view.deliver_at_ms if view.state is State.READY else None, None
     # Histories are limited: the present lease may be beyond the last event.
@@ -188,7 +188,6 @@ def _head(view: Description) -> GroupHead[str]:
         encode_id(view.id), str(view.state), format_instant(view.deliver_at_ms), view.attempt,  # type: ignore[arg-type]
         None if since_ms is None else format_instant(since_ms), consumer,
     )  # fmt: skip
-
 
 
 async def _known(asked: Awaitable[Any]) -> Any:
