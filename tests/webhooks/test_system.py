@@ -114,6 +114,32 @@ def test_a_call_says_what_a_consumer_would_see(cluster: Cluster, hook: Hook) -> 
     assert 'hadelay_webhook_calls_total{outcome="2xx"}' in metrics
 
 
+def test_a_call_for_a_copy_names_the_published_message_and_its_group(cluster: Cluster, hook: Hook) -> None:
+    leader, webhook = cluster.leader(), {"url": f"{hook.url}/204"}
+    cluster.ask(leader, "PUT", "/v1/topics/shared", {"webhook": webhook})
+    early = cluster.publish(leader, "shared", b"0", "?delay=2s", Hadelay_Group="Käufer 7")
+    fill = {"webhook": webhook, "from": "pending"}
+    cluster.ask(leader, "PUT", "/v1/topics/shared/subscriptions/billing", fill)
+    late = cluster.publish(leader, "shared", b"1", "?delay=2s")
+    until(lambda: len(hook.of("shared") + hook.of("shared~billing")) == 4, "both are called about both messages")
+    own = {body: head for _, head, body in hook.of("shared")}
+    copies = {body: head for _, head, body in hook.of("shared~billing")}
+    for body, published, group in ((b"0", early, "K%C3%A4ufer%207"), (b"1", late, None)):
+        assert (own[body]["webhook-id"], own[body].get("hadelay-published-id")) == (published, None)
+        assert copies[body]["hadelay-published-id"] == published != copies[body]["webhook-id"]
+        assert [head[body].get("hadelay-group") for head in (own, copies)] == [group] * 2
+
+
+@pytest.mark.parametrize("name", ["Hadelay-Published-Id", "hadelay-group"])
+def test_a_publisher_cannot_set_headers_of_hadelay(cluster: Cluster, name: str) -> None:
+    leader, path = cluster.leader(), "/v1/topics/forged/messages"
+    answer = cluster.ask(leader, "POST", path, b"x", headers={f"Hadelay-Forward-{name}": "mine"})
+    item = {"topic": "forged", "body": "x", "forward": {name: "mine"}}
+    (result,) = cluster.ask(leader, "POST", "/v1/messages:batch", [item]).json["results"]
+    for refused in (answer.json, result["error"]):
+        assert "is not for publishers to set" in refused["detail"]
+
+
 def test_calls_have_the_topic_s_method_and_the_message_s_headers(cluster: Cluster, hook: Hook) -> None:
     webhook = {"url": f"{hook.url}/204", "method": "PUT", "headers": {"X-Tenant": "7"}, "secret": NEW}
     assert put(cluster, "methods", webhook=webhook).json["webhook"]["method"] == "PUT"

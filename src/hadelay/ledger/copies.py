@@ -40,6 +40,12 @@ def filled_from(ledger: Ledger, message_id: int) -> int | None:
     return None if stored is None else int(ID_KEY.unpack(stored)[0])
 
 
+def published_in(ledger: Ledger, copy: int, record: bytes) -> int:
+    """Id of the published message of a copy for a subscription. record: of the copy, whose record is the published
+    message's, with its id, unless a fill made the copy."""
+    return filled_from(ledger, copy) or int.from_bytes(record[16:24], "little")
+
+
 def copies_of(ledger: Ledger, message_id: int) -> list[int]:
     """Ids of the copies of a published message for subscriptions; none for other messages, and for a copy. Copies that
     are gone may be left out."""

@@ -17,7 +17,7 @@ from hadelay.codec.meta import Meta, filter_of, unpack
 from hadelay.codec.results import LeaseOutcome, LeaseResult
 from hadelay.errors import BadRequest, Conflict, DiskFull
 from hadelay.handout.polls import WAITING, Delivery, Poll
-from hadelay.ledger.copies import filled_from
+from hadelay.ledger.copies import published_in
 from hadelay.ledger.hourstate import groups
 from hadelay.ledger.transitions import excused
 from hadelay.model import SEPARATOR, encode_id
@@ -111,8 +111,7 @@ class ConsumingService(Service):
             if meta.sch is not None:
                 received.schedule, received.occurrence = meta.sch, format_instant(meta.oc)
             if SEPARATOR in received.topic:
-                other = filled_from(node.ledger, first_id)
-                received.published_id = encode_id(other or int.from_bytes(record[16:24], "little"))
+                received.published_id = encode_id(published_in(node.ledger, first_id, record))
             messages.append(received)
         answered = partial(node.delivery.answered, delivery.term, delivery.seq, delivery.positions, due_ms)
         return Handed(messages, answered)

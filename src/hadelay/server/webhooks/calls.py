@@ -60,6 +60,8 @@ class Facts(NamedTuple):
     uncounted: int  # number of earlier attempts that do not count
     redelivered: bool
     meta: Meta
+    #: Of a copy for a subscription, id of the published message.
+    published_id: str | None = None
 
 
 def call_headers(
@@ -77,12 +79,16 @@ def call_headers(
         "hadelay-deliver-at": facts.deliver_at,
         "hadelay-attempt": str(facts.attempt),
     }
+    if facts.published_id is not None:
+        headers["hadelay-published-id"] = facts.published_id
     if facts.uncounted:
         headers["hadelay-uncounted"] = str(facts.uncounted)
     if facts.redelivered:
         headers["hadelay-redelivered"] = "true"
     if meta.key is not None:
         headers["ce-subject"] = headers["hadelay-key"] = _escaped(meta.key)
+    if meta.group is not None:
+        headers["hadelay-group"] = _escaped(meta.group)
     if meta.tp is not None:
         headers["traceparent"] = meta.tp
     if meta.sch is not None:

@@ -29,8 +29,9 @@ from hadelay.codec.meta import unpack
 from hadelay.codec.results import LeaseOutcome, LeaseResult
 from hadelay.errors import HadelayError
 from hadelay.handout.polls import Delivery, Poll
+from hadelay.ledger.copies import published_in
 from hadelay.ledger.topics import TopicState
-from hadelay.model import Event, encode_id
+from hadelay.model import SEPARATOR, Event, encode_id
 from hadelay.server.node import Node
 from hadelay.server.reading import Extent, split_record
 from hadelay.server.webhooks.alerts import Alerts
@@ -260,6 +261,8 @@ class Pool:
         """Begin the call of a job. False if the host has reached its limit of concurrent calls."""
         assert job.record is not None
         packed, body = split_record(job.record)
+        copied = SEPARATOR in queue.name
+        published = encode_id(published_in(self._node.ledger, job.first_id, job.record)) if copied else None
         meta, webhook = unpack(packed), queue.webhook
         url, extra, ours = webhook.url, webhook.headers, True
         if meta.cb is not None and webhook.allow_per_message:
@@ -279,7 +282,7 @@ class Pool:
         self._hosts[host] += 1
         facts = Facts(
             encode_id(job.first_id), queue.name, f"/{self._node.config.cluster.id}/topics/{queue.name}",
-            format_instant(job.deliver_at_ms), job.attempt, job.uncounted, job.redelivered, meta,
+            format_instant(job.deliver_at_ms), job.attempt, job.uncounted, job.redelivered, meta, published,
         )  # fmt: skip
         term, seq, position, _, _ = job.lease
         self._delivery.answered(term, seq, np.array([position]), job.deliver_at_ms)
