@@ -281,6 +281,54 @@ def test_the_stream_is_closed_while_the_page_is_hidden(cluster: Cluster, ids: di
             page.evaluate(hide, False)
 
 
+def test_a_chart_has_no_holes_after_the_page_was_hidden(cluster: Cluster, ids: dict[str, str], chromium: Any) -> None:
+    """A point long after the last one: the samples between are loaded, and those of more than an hour ago are gone."""
+    start = 1_800_000_000
+
+    def series(first: int, last: int) -> dict[str, Any]:
+        at = list(range(start + first, start + last + 1, 10))
+        rates = [[float(n % 7) for n in range(len(at))]] * 2
+        return {"at": at, "rates": rates, "lateness": [*rates, rates[0]], "pending": rates, "deaths": rates[:1]}
+
+    answers = [series(0, 600), series(0, 4_500)]
+    with opened(chromium, cluster.urls["n1"]) as page:
+        # Put a class in the place of the library's that notes how many points each chart draws.
+        page.add_init_script(
+            "window.drawn = {}; Object.defineProperty(window, 'uPlot', {configurable: true, set(made) { "
+            "Object.defineProperty(window, 'uPlot', {value: class extends made { constructor(options, data, place) { "
+            "super(options, data, place); const own = this.setData, note = (some) => { "
+            "window.drawn[place.dataset.chart] = some.map((one) => one.length); }; "
+            "note(data); this.setData = (some) => { own(some); note(some); }; } }}); }});"
+        )
+        show = made_frames(page)
+        page.route("**/console/charts/overview", lambda route: route.fulfill(json=answers[0]))
+        page.goto("/console/")
+        page.wait_for_function("() => window.drawn.rates && window.drawn.rates[0] === 61 && drawn.lateness")
+        later = {"rates": [1, 2], "lateness": [1, 2, 3], "pending": [1, 2], "deaths": [0]}
+        show(point={"at": start + 610, **later})
+        assert page.evaluate("[drawn.rates, drawn.lateness]") == [[62] * 3, [62] * 4], "each chart grows by the point"
+        answers.pop(0)
+        with page.expect_response("**/console/charts/overview"):
+            show(point={"at": start + 4_500, **later})
+        page.wait_for_function("() => window.drawn.rates[0] === 360 && window.drawn.lateness[3] === 360")
+
+
+def test_a_chart_of_a_page_without_updates_begins_by_itself(
+    cluster: Cluster, ids: dict[str, str], chromium: Any
+) -> None:
+    answers: list[Any] = [{"at": [], "deaths": [[]]}, None, {"at": [1_800_000_000, 1_800_000_010], "deaths": [[0, 1]]}]
+    with opened(chromium, cluster.urls["n1"]) as page:
+        page.add_init_script("const wait = setTimeout; window.setTimeout = (run, ms) => wait(run, ms / 20);")
+        page.route(
+            "**/console/charts/overview",
+            lambda route: route.fulfill(json=answer) if (answer := answers.pop(0)) else route.fulfill(status=503),
+        )
+        page.goto("/console/dead")
+        page.wait_for_selector(".chart .empty:has-text('The chart begins in some seconds.')")
+        page.wait_for_selector(".chart .empty:has-text('could not be loaded')")
+        page.wait_for_selector(".chart canvas")
+
+
 def test_due_times_are_zoomed_by_dragging(cluster: Cluster, ids: dict[str, str], chromium: Any) -> None:
     with opened(chromium, cluster.urls["n1"]) as page:
         page.goto("/console/topics/orders")

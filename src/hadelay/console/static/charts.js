@@ -3,6 +3,8 @@
   "use strict";
   const COLOURS = ["#5b6cf0", "#1d9a5b", "#d97b16", "#c23a45"];
   const HOUR = 3600;
+  // Interval of samples in seconds, unless the node samples more rarely.
+  const SAMPLE = 10;
   const RANGES = { minute: 60, hour: HOUR, day: 24 * HOUR, week: 7 * 24 * HOUR, month: 30 * 24 * HOUR, year: 365 * 24 * HOUR };
   const home = document.querySelector("[data-charts]");
   if (!home || !window.uPlot) return;
@@ -65,8 +67,8 @@
       this.data = [[], ...this.names.map(() => [])];
       this.empty = document.createElement("p");
       this.empty.className = "empty";
-      this.empty.textContent = "The chart begins in some seconds.";
       place.append(this.empty);
+      this.say("The chart begins in some seconds.");
     }
     options() {
       return {
@@ -90,11 +92,22 @@
       const n = at === null || at === undefined ? this.data[0].length - 1 : at;
       this.values.forEach((value, k) => { value.textContent = written(this.data[k + 1][n], this.unit); });
     }
-    set(series) { this.data = [series.at, ...series[this.name]]; this.draw(); }
+    say(words) { this.empty.textContent = words; }
+    set(series) { this.data = [[...series.at], ...series[this.name]]; this.trim(); this.draw(); }
+    // Whether samples are missing between the newest point and this one: the page was hidden, for example.
+    misses(point) {
+      const [last, before = last - SAMPLE] = this.data[0].slice(-2).reverse();
+      return point.at - last > 2.5 * Math.min(Math.max(SAMPLE, last - before), HOUR / 6);
+    }
+    trim() {
+      const at = this.data[0], old = at.findIndex((one) => one > at[at.length - 1] - HOUR);
+      if (old > 0) for (const row of this.data) row.splice(0, old);
+    }
     add(point) {
       const at = this.data[0];
       if (at.length && point.at <= at[at.length - 1]) return;
-      [point.at, ...point[this.name]].forEach((value, k) => { this.data[k].push(value); if (this.data[k].length > 360) this.data[k].shift(); });
+      [point.at, ...point[this.name]].forEach((value, k) => this.data[k].push(value));
+      this.trim();
       if (this.chart) { this.chart.setData(this.data); this.tell(null); } else this.draw();
     }
   }
@@ -163,8 +176,19 @@
 
   const lines = [...document.querySelectorAll("[data-chart]")].map((place) => new Lines(place));
   const dues = [...document.querySelectorAll("[data-due]")].map((place) => new Due(place));
-  fetch(home.dataset.charts).then((answer) => answer.json()).then((series) => lines.forEach((one) => one.set(series))).catch(() => {});
-  document.addEventListener("hadelay:frame", (event) => { const point = event.detail.point; if (point) lines.forEach((one) => one.add(point)); });
+  const live = document.querySelector("[data-stream]") !== null;
+  // A page without a stream asks again until there is something to show.
+  async function load() {
+    const series = await fetch(home.dataset.charts).then((answer) => (answer.ok ? answer.json() : null)).catch(() => null);
+    if (series) lines.forEach((one) => one.set(series)); else lines.forEach((one) => one.say("The chart could not be loaded; the page tries again."));
+    if (!series || (!live && !series.at.length)) setTimeout(load, SAMPLE * 1000);
+  }
+  load();
+  document.addEventListener("hadelay:frame", (event) => {
+    const point = event.detail.point;
+    if (point && lines.length && lines[0].misses(point)) load();
+    else if (point) lines.forEach((one) => one.add(point));
+  });
 
   const redraw = () => { lines.forEach((one) => one.draw()); dues.forEach((one) => one.found && one.draw()); };
   let waiting = 0;
