@@ -57,6 +57,24 @@ def test_a_job_is_counted_begun_once_and_watched(node: Cluster, browser: Browser
     assert "No message is like that" in counted(browser, action="cancel", topic="bulk", key_prefix="none-")
 
 
+def test_a_count_that_has_changed_begins_no_job(node: Cluster, browser: Browser) -> None:
+    node.publish_many("n1", "grows", ["x"] * 30, delay="2h")
+    assert "Cancel: 30 messages" in counted(browser, action="cancel", topic="grows")
+    node.publish_many("n1", "grows", ["x"] * 15, delay="2h")
+    begin(browser, "30")
+    assert browser.answer.status == 409
+    assert "the count changed meanwhile: it is 45 now" in browser.text
+    assert node.topic("n1", "grows")["scheduled"] == 45
+    assert "Cancel: 45 messages" in counted(browser, action="cancel", topic="grows")
+    form = browser.page
+    begin(browser, "45")
+    job = re.findall(r"Job (\d+) has begun", browser.text)[0]
+    until(lambda: node.topic("n1", "grows")["scheduled"] == 0, "they are cancelled")
+    browser.page = form
+    begin(browser, "45")
+    assert f"Job {job} has begun." in browser.text, "the same form, although nothing is left to count"
+
+
 def test_dead_letters_are_redriven_and_deleted_by_group_and_by_choice(node: Cluster, browser: Browser) -> None:
     ids = [dead_letter(node, "sorted", reason=f"timeout after {n} s") for n in range(3)]
     ids += [dead_letter(node, "sorted", reason=text) for text in ("no card", "no card", "HTTP 500", "HTTP 503")]

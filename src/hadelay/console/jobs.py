@@ -1,6 +1,7 @@
 """The pages Bulk jobs and Job: count what a job would change, begin it, watch it, stop it."""
 
 import secrets
+import time
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ from hadelay.api.base import decode_hook
 from hadelay.api.jobs import CountJob, Job
 from hadelay.api.text import suggest
 from hadelay.codec.jobcommands import JobSpec
+from hadelay.console.dead import check_typed
 from hadelay.console.messages import to_instant
 from hadelay.console.visit import Pages, Visit, whole
 from hadelay.errors import BadRequest, HadelayError, NotFound
@@ -35,6 +37,8 @@ FIELDS = ("action", *_FILTER, "shift", "at", "rate")
 _SHOWN = 100
 #: Sums of a count so far, in the address of its next part; and the largest hour and index.
 _SUMS, _LARGEST = ("hour", "index", "matched", "leased"), (1 << 32) - 1
+#: Time limit of the count before a job begins, in seconds.
+_RECOUNT_S = 5.0
 
 
 @pages.get("/console/jobs")
@@ -102,10 +106,27 @@ async def begin(visit: Visit) -> Answer:
     """Begin a job, after the person typed the number of messages that the count found."""
     asked = {name: visit.text(name) for name in FIELDS}
     spec = _spec(visit, asked)
-    if visit.text("typed").replace(",", "") != visit.text("matched"):
-        raise BadRequest(f"type the count, {visit.text('matched')[:20]}, to confirm")
-    job = await visit.service.jobs.begin(spec, visit.text("request_id")[:64], visit.actor)
+    typed, shown, request_id = visit.text("typed"), visit.text("matched"), visit.text("request_id")[:64]
+    check_typed(typed, shown, counted := whole(shown, 15) or 0)
+    present = await _recount(visit, spec, counted)
+    # A form that is sent twice leads to the job of the first time, which may have changed messages meanwhile.
+    if not await visit.service.jobs.begun(request_id):
+        check_typed(typed, shown, present)
+    job = await visit.service.jobs.begin(spec, request_id, visit.actor)
     return visit.go(f"/console/jobs/{job.id}", f"Job {job.id} has begun.")
+
+
+async def _recount(visit: Visit, spec: JobSpec, counted: int) -> int:
+    """Number of messages that a job would change now. Where a count takes longer than some seconds, `counted` stands
+    in, unless more were found by then."""
+    until, matched, cursor = time.monotonic() + _RECOUNT_S, 0, (0, 0)
+    while time.monotonic() < until:
+        found, following = await visit.service.jobs.count(spec, cursor)
+        matched += found.matched
+        if following is None:
+            return matched
+        cursor = following
+    return max(matched, counted)
 
 
 @pages.get("/console/jobs/{job}")

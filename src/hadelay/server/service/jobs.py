@@ -35,12 +35,16 @@ class JobService(Service):
         Impossible, LimitReached; Conflict if the cluster's feature level is too low for bulk jobs."""
         await self._confirm()
         topics = [topic for topic, _ in await self._matching(spec)]
-        digest = blake2b(request_id.encode(), digest_size=REQUEST_BYTES).digest() if request_id else b""
-        begin = JobBegin(self._node.name, by.token[:64], digest, topics, spec)
+        begin = JobBegin(self._node.name, by.token[:64], _digest(request_id), topics, spec)
         result = await self._administer(by, f"job.{spec.action}", spec.topic, commands.encode_job_begin(begin))
         assert isinstance(result, JobBegun)
         with once_begun():
             return await self.get_job(result.job, stale=False)
+
+    async def begun(self, request_id: str) -> bool:
+        """Whether an earlier request with this request_id began a job that is still kept."""
+        await self._confirm()
+        return bool(request_id) and any(job.request == _digest(request_id) for job in self._node.ledger.jobs.values())
 
     async def _matching(self, spec: JobSpec) -> list[tuple[str, int]]:
         """(name, number) of the topics that match the specification. Raises NotFound, BadRequest."""
@@ -140,6 +144,10 @@ class JobService(Service):
             began_at=format_instant(job.began_ms), ended_at=_at(job.ended_ms or None), by=job.by, progress=progress,
             done=job.done, leased=job.leased, settled=job.settled, moved=job.moved, refused=job.refused,
         )  # fmt: skip
+
+
+def _digest(request_id: str) -> bytes:
+    return blake2b(request_id.encode(), digest_size=REQUEST_BYTES).digest() if request_id else b""
 
 
 def _at(ms: int | None) -> str | None:
