@@ -44,6 +44,12 @@ def wait_for_another(cluster: SimCluster, old: str) -> None:
     cluster.world.run_for(1.5)
 
 
+def test_a_node_that_has_just_started_knows_no_terms(cluster: SimCluster) -> None:
+    node = leads(cluster)
+    node.logbook._terms.clear()
+    assert node.logbook.terms() == []
+
+
 def test_every_node_knows_why_leadership_changed(cluster: SimCluster) -> None:
     assert re.fullmatch(r"first election|n\d has heard no leader since it started", why(cluster))
     old = leads(cluster)

@@ -85,8 +85,8 @@ class Logbook:
         """Terms with a leader, the newest first, each with the reason of the change in words; "": this node does not
         know the reason."""
         rows = sorted(self._terms.values(), key=lambda row: -row.term)
-        before = [*(row.left for row in rows[1:]), ""]
-        return [(row, left or row.why) for row, left in zip(rows, before, strict=True)]
+        left = [*(row.left for row in rows[1:]), ""]
+        return [(row, left[n] or row.why) for n, row in enumerate(rows)]
 
     def backups(self) -> list[BackupSeen]:
         """Backups that this node served or was told of, the newest first."""
