@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -479,6 +480,23 @@ def test_a_page_goes_on_when_the_leader_dies(cluster: Cluster, ids: dict[str, st
         page.goto("/console/cluster")
         assert page.locator("#terms tbody tr").count() >= 2
         assert page.locator(f"#terms tr:has-text('{leader} closed its connections')").count() == 1
+
+
+def test_a_page_goes_on_when_its_node_is_back(cluster: Cluster, ids: dict[str, str], chromium: Any) -> None:
+    here = cluster.followers()[0]
+    with opened(chromium, cluster.urls[here]) as page:
+        with page.expect_response("**/console/live/cluster"):
+            page.goto("/console/cluster")
+        cluster.kill(here, number=signal.SIGTERM)
+        # By the time that the page is asked, its first try to connect may have failed.
+        page.wait_for_selector("#live-notice:has-text('is stopping'), #live-notice:has-text('No news')")
+        with page.expect_response("**/console/live/cluster"):
+            cluster.restart(here)
+        # A node that has just started knows no leader for a moment.
+        page.wait_for_function(
+            "() => document.querySelector('#live-notice').hidden || "
+            "document.querySelector('#live-notice').textContent.startsWith('Leader changed')"
+        )
 
 
 def test_leadership_is_transferred(cluster: Cluster, ids: dict[str, str], chromium: Any) -> None:

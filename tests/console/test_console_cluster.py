@@ -181,7 +181,7 @@ def test_a_node_stops_at_once_with_streams_open(cluster: Cluster) -> None:
     began = time.monotonic()
     cluster.kill(name, number=signal.SIGTERM)
     assert time.monotonic() - began < 8
-    assert b"event: over" in connections[0][1].read()
+    assert b"event: later" in connections[0][1].read()
     for connection, _ in connections:
         connection.close()
     cluster.restart(name)

@@ -86,7 +86,7 @@ class Streams:
             with suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):
                     await self._stopping.wait()
-        await response.write(b"event: over\ndata: This node is stopping: open the console of another node.\n\n")
+        await response.write(b"event: later\ndata: This node is stopping: the page goes on when the node is back.\n\n")
 
     async def _frame(self, key: str, make: Make, since: float = 0.0) -> Frame:
         """The newest frame for `key`, rendered at most once per TICK_S for all streams together, and more rarely while

@@ -62,17 +62,20 @@
     document.dispatchEvent(new CustomEvent("hadelay:frame", { detail: frame }));
   }
 
+  function again(words) {
+    close();
+    say("link", words);
+    setTimeout(open, wait);
+    wait = Math.min(wait * 2, 30000);
+  }
+
   function open() {
     if (source || !stage || document.hidden) return;
     source = new EventSource(stage.dataset.stream);
     source.addEventListener("frame", (event) => { wait = 1000; take(JSON.parse(event.data)); });
     source.addEventListener("over", (event) => { close(); say("link", event.data); });
-    source.onerror = () => {
-      close();
-      say("link", "No news from this node at the moment; the page tries again.");
-      setTimeout(open, wait);
-      wait = Math.min(wait * 2, 30000);
-    };
+    source.addEventListener("later", (event) => again(event.data));
+    source.onerror = () => again("No news from this node at the moment; the page tries again.");
     source.onopen = () => say("link", "");
   }
 
