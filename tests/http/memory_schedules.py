@@ -29,5 +29,6 @@ def schedule_service(now_ms: Callable[[], int]) -> ScheduleService:
         name="n1", ledger=world.ledger, now_ms=now_ms, propose=propose,
         runtime=SimpleNamespace(in_thread=in_thread), raft=SimpleNamespace(read_index=lambda done: done(None)),
         group_commit=SimpleNamespace(refusals=Refusals(lambda: 0.0, lambda topic: 0)),
+        peers=SimpleNamespace(no_space=lambda: ""),
     )  # fmt: skip
     return ScheduleService(node)
