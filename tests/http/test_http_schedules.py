@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from hadelay.client.types import Occurrence
+from hadelay.codec.commands import encode_topic_put
 from hadelay.model import State
 from tests.http.conftest import Make, Node
 
@@ -36,6 +37,8 @@ async def put(node: Node, name: str = "s", query: str = "", **wish: Any) -> Any:
         (400, "max_occurrences", {"every": "1h", "max_occurrences": 10**30}), (400, "cron", {"cron": "1 " * 128}),
         (422, "no future", {"cron": "* * * * *", "start": "9999-12-31T23:00:00Z"}),
         (422, "no future", {"cron": "0 0 1 1 *", "start": "9998-06-01T00:00:00Z", "timezone": "Europe/Vienna"}),
+        (400, "ttl: must be more than 0", {"every": "1h", "ttl": "0s"}),
+        (422, "ttl: 731d is beyond max_delay", {"every": "1h", "ttl": "731d"}),
         (400, "by one of", {"every": 9, "cron": "* * * * *"}), (400, "by one of", {}),
     ],
 )  # fmt: skip
@@ -76,6 +79,25 @@ async def test_a_backfill_from_the_first_moment_of_unix_time(node: Node) -> None
     for start in ("1970-01-01T00:00:00Z", "0001-01-01T00:00:00Z"):
         answer = await node.ask("POST", "/v1/schedules/s:backfill", {"from": start, "to": "1970-01-01T02:00:01Z"})
         assert (answer.status, len(answer.json["results"])) == (200, 2), answer.json
+
+
+@pytest.mark.parametrize("end", ["2026-01-01T00:00:00Z", "2025-12-31T00:00:00Z"])
+async def test_a_backfill_of_an_empty_range_is_refused(node: Node, end: str) -> None:
+    assert (await put(node, every="1h")).status == 200
+    answer = await node.ask("POST", "/v1/schedules/s:backfill", {"from": "2026-01-01T00:00:00Z", "to": end})
+    assert (answer.status, answer.json["detail"]) == (422, "to: must be after from")
+
+
+async def test_schedules_whose_long_names_begin_alike_do_not_wait_for_each_other(node: Node) -> None:
+    node.service.schedules._node.propose(encode_topic_put("t", {"group_concurrency": 1}), lambda *_: None)
+    groups = []
+    for name in ("short", "x" * 119, "x" * 119 + ".a", "x" * 119 + ".b"):
+        answer = await put(node, name, every="1h", overlap="wait")
+        assert answer.status == 200, answer.json
+        groups.append(answer.json["group"])
+    assert groups[:2] == ["schedule.short", "schedule." + "x" * 119]
+    assert len(set(groups)) == 4
+    assert {len(group) for group in groups[1:]} == {128}
 
 
 async def test_a_backfill_of_large_messages_is_taken_in_parts(node: Node) -> None:

@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from hadelay.api.publishing import BatchItem, PublishQuery
-from hadelay.api.text import DOTS, check_new_topic, parse_duration, parse_instant
+from hadelay.api.text import DOTS, check_new_topic, format_duration, parse_duration, parse_instant
 from hadelay.codec.meta import OCTETS, Meta, mask_of, pack, unpack
 from hadelay.codec.publishcommand import hash_group
 from hadelay.errors import BadRequest, Impossible, UnsupportedMediaType
@@ -259,15 +259,20 @@ def _is_json(body: bytes) -> bool:
 
 
 def _positive(name: str, value: object, max_delay_ms: int) -> int:
-    """Parse an option that is a positive duration; returns ms, and 0 for None."""
-    if value is None:
+    """Parse an option that is a positive duration; returns ms, and 0 for None. Raises BadRequest, Impossible."""
+    return check_positive(name, None if value is None else parse_duration(name, value), max_delay_ms)
+
+
+def check_positive(name: str, ms: int | None, max_delay_ms: int) -> int:
+    """The duration `ms` of an option, and 0 for None. Raises BadRequest if it is not positive, Impossible if it is
+    longer than max_delay."""
+    if ms is None:
         return 0
-    ms = parse_duration(name, value)
     if ms <= 0:
-        raise BadRequest(f"{name}: must be more than 0, not {value}; leave it out for none")
+        raise BadRequest(f"{name}: must be more than 0, not {format_duration(ms)}; leave it out for none")
     if ms > max_delay_ms:
-        raise Impossible(f"{name}: {value} is beyond max_delay, {max_delay_ms / 86_400_000:g} days")
-    return ms
+        raise Impossible(f"{name}: {format_duration(ms)} is beyond max_delay, {max_delay_ms / 86_400_000:g} days")
+    return int(ms)  # msgspec encodes no Duration
 
 
 def _unique_ms(item: BatchItem) -> int:

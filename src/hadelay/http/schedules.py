@@ -2,6 +2,7 @@
 
 import re
 from functools import partial
+from hashlib import sha256
 from typing import Any
 
 from msgspec.structs import replace
@@ -14,7 +15,7 @@ from hadelay.codec.schedules import ANY_VERSION, MAX_TEMPLATE_BYTES, Spec, probl
 from hadelay.errors import BadRequest, Impossible, NotFound, TooLarge
 from hadelay.http.answers import NOTHING, Answer
 from hadelay.http.call import Call
-from hadelay.http.options import check_group, check_idempotency_key, check_tags, pack_meta
+from hadelay.http.options import check_group, check_idempotency_key, check_positive, check_tags, pack_meta
 from hadelay.http.publish import payload
 from hadelay.http.routes import Routes
 from hadelay.model import MAX_GROUP, Draft
@@ -27,6 +28,8 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 #: Size limit of the body of a PUT, in bytes: room for the message in base64 and a list of times.
 _MAX_BYTES = 256 << 10
 _MAX_PREVIEW = 100
+#: Number of hexadecimal digits of a hash in the message group of a schedule with a long name.
+_GROUP_HASH = 16
 
 
 def _name(call: Call) -> str:
@@ -63,12 +66,12 @@ async def put_schedule(call: Call) -> Answer:
     await _exists(call, name)
     if wish.overlap == "wait" and wish.group is not None:
         raise Impossible("group: a schedule with overlap=wait uses a group of its own; leave group out")
-    group = f"schedule.{name}"[:MAX_GROUP] if wish.overlap == "wait" else wish.group
+    group = _group_of(name) if wish.overlap == "wait" else wish.group
     spec = replace(spec_of(wish, wish.topic), group=None if group is None else check_group(group))
     body, content_type = payload(wish)
     if len(body) > MAX_TEMPLATE_BYTES:
         raise TooLarge(f"a body of {len(body)} bytes; the message of a schedule has at most {MAX_TEMPLATE_BYTES}")
-    tags, ttl_ms = check_tags(limits, wish.tags), int(wish.ttl or 0)
+    tags, ttl_ms = check_tags(limits, wish.tags), check_positive("ttl", wish.ttl, call.context.max_delay_ms)
     meta = pack_meta(limits, content_type, wish.meta, tags=list(tags), ttl=ttl_ms, sch=name, group=group)
     version = call.query.version
     if version is not None and not 0 <= version < ANY_VERSION:
@@ -79,6 +82,16 @@ async def put_schedule(call: Call) -> Answer:
             name, spec, draft, call.actor, version=version, paused=wish.paused
         )
     )  # fmt: skip
+
+
+def _group_of(name: str) -> str:
+    """Message group of a schedule with overlap=wait. A long name is cut, and ends in a hash instead, because other
+    names may begin alike."""
+    group = f"schedule.{name}"
+    if len(group) <= MAX_GROUP:
+        return group
+    digest = sha256(name.encode()).hexdigest()[:_GROUP_HASH]
+    return f"{group[: MAX_GROUP - _GROUP_HASH - 1]}.{digest}"
 
 
 def spec_of(wish: api.Times, topic: str) -> Spec:
@@ -180,10 +193,10 @@ async def trigger_schedule(call: Call) -> Answer:
 )  # fmt: skip
 async def backfill_schedule(call: Call) -> Answer:
     """Make the occurrences of a past range, also those made before, due now"""
-    name, wish = await _own(call), call.body
-    return call.answer(
-        await call.service.schedules.backfill(name, int(wish.from_), int(wish.to), _key(call), call.actor)
-    )
+    name, start, end = await _own(call), int(call.body.from_), int(call.body.to)
+    if end <= start:
+        raise Impossible("to: must be after from")
+    return call.answer(await call.service.schedules.backfill(name, start, end, _key(call), call.actor))
 
 
 def _key(call: Call) -> bytes | None:
