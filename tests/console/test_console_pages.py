@@ -293,6 +293,18 @@ def test_settings_are_checked_as_the_api_checks_them(node: Cluster, browser: Bro
     assert "topic.set" in [action for action, target, _ in audit(node) if target.startswith("settled")]
 
 
+def test_a_test_message_that_is_refused_is_not_audited_as_published(node: Cluster, browser: Browser) -> None:
+    node.ask("n1", "PUT", "/v1/topics/brimful", {"max_messages": 1})
+    browser.go("/console/topics/brimful")
+    form = browser.page
+    browser.send("/console/topics/brimful/publish", body="x", delay="1h")
+    assert "Published." in browser.text
+    browser.page = form
+    browser.send("/console/topics/brimful/publish", body="x", delay="1h")
+    assert browser.answer.status >= 400
+    assert audit(node).count(("message.publish", "brimful", "done")) == 1
+
+
 def test_a_test_message_is_published(node: Cluster, browser: Browser) -> None:
     node.ask("n1", "PUT", "/v1/topics/trying", {"lease": "1m"})
     browser.go("/console/topics/trying")

@@ -21,6 +21,7 @@ from hadelay.http.decoding import decoded
 from hadelay.http.options import draft_of, when
 from hadelay.model import FIRST, SEPARATOR, State, encode_id
 from hadelay.server.service.overview import CHOICES, ORDERS, TopicCounts
+from hadelay.server.service.part import once_begun
 from hadelay.server.webhooks.queues import Health
 from hadelay.settings.topic import CALLBACK_SETTINGS, SETTINGS, shown_name
 from hadelay.words import span
@@ -286,9 +287,10 @@ async def publish(visit: Visit) -> Answer:
     )
     times = when(context.max_delay_ms, visit.text("delay") or None, None)
     draft = draft_of(context.config, context.max_delay_ms, item, times, None, body)
-    await visit.service.access.note("message.publish", name, visit.actor)
     receipts: Receipts = await answered(lambda done: visit.service.publish([draft], None, done))
     if receipts.problems:
         raise receipts.problems[0]
+    with once_begun():
+        await visit.service.access.note("message.publish", name, visit.actor)
     again = "There was a pending message under this key." if receipts.duplicates else "Published."
     return visit.go(f"/console/messages/{encode_id(receipts.ids[0])}", again)
