@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 import time
 from pathlib import Path
 
@@ -90,6 +92,16 @@ def test_sign_in_goes_on_to_pages_of_the_console_alone(guarded: Cluster, admin_t
         browser.go("/console/sign-in")
         answer = browser.post("/console/sign-in", token=admin_token, next=wrong)
         assert answer.headers["location"] == "/console/"
+
+
+def test_sign_in_goes_on_to_the_page_that_was_asked_for(guarded: Cluster, admin_token: str) -> None:
+    for target in ("/console/jobs?action=cancel&topic=orders-*&tags=vip,eu", "/console/topics/orders~billing"):
+        browser = Browser(guarded.urls["n1"])
+        browser.go(target)
+        after = re.search(r'name="next" value="([^"]+)"', browser.page)
+        assert after
+        assert html.unescape(after[1]) == target
+        assert browser.post("/console/sign-in", token=admin_token, next=target).headers["location"] == target
 
 
 def test_forms_of_other_sessions_and_sites_are_refused(guarded: Cluster, admin_token: str) -> None:

@@ -32,7 +32,7 @@ _MAX_FORM, _MAX_FIELDS = 256 << 10, 1_100
 #: Limit of the characters of a notice, the text about an action that the next page shows.
 _MAX_NOTICE = 400
 #: Pattern of the paths to which a browser may be redirected after the sign-in.
-NEXT = re.compile(r"/console/[A-Za-z0-9._~/?&=%+:-]*")
+NEXT = re.compile(r"/console/[A-Za-z0-9._~/?&=%+:*,-]*")
 
 
 class Visit:
