@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from hadelay.codec.formats import DISPATCH, INDEX, Rows
+from hadelay.console.render import Renderer
 from hadelay.model import Event
 from hadelay.server.leadership import Leadership
 from hadelay.server.service.overview import Overview
@@ -101,3 +102,10 @@ def test_pages_of_a_follower_count_ready_messages(cluster: Cluster) -> None:
         lambda: re.search(r"copies 0 4 0 0", (browser.go("/console/topics/far"), browser.text)[1]), "copies are ready"
     )
     until(lambda: "Ready 4" in (browser.go("/console/topics/far~copies"), browser.text)[1], "the topic's own page")
+
+
+def test_no_age_is_negative() -> None:
+    """A lease may be younger than the time at which the page was made."""
+    rows = [{"name": "shop-1", "leased": 2, "since_ms": NOW_MS + 40}]
+    values = {"consumers": rows, "now_ms": NOW_MS, "receiver": ("", ""), "health": [], "all_grants": True}
+    assert "0 ms ago" in Renderer("n1").block("consumers.html", values)
