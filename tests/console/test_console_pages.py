@@ -87,6 +87,9 @@ def test_a_message_is_found_by_id_key_and_tag(node: Cluster, browser: Browser) -
     assert "The key order/4711 in several topics" in browser.text
     browser.go("/console/messages?topic=finding&from=2026-02-31T00:00")
     assert "is not a time" in browser.text
+    for query in ("tag=vip", "from=2026-02-01T00:00", "to=2026-02-01T00:00"):
+        browser.go(f"/console/messages?{query}")
+        assert "name the topic" in browser.text, query
 
 
 def test_lists_are_in_pages(node: Cluster, browser: Browser) -> None:

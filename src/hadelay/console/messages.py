@@ -49,6 +49,8 @@ async def find(visit: Visit) -> Answer:
                 return visit.go(f"/console/messages/{found[0].id}")
         elif asked["topic"]:
             found, after = await _find_many(visit, asked)
+        elif asked["tag"] or asked["from"] or asked["to"]:
+            raise BadRequest("topic: name the topic whose messages have these tags or times")
     except HadelayError as error:
         if error.http_status >= 500:
             raise
