@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
 from hadelay.codec import commands
 from hadelay.codec.commandtypes import Job
@@ -315,3 +316,15 @@ def test_a_message_of_a_deleted_topic_keeps_its_name(tmp_path: Path) -> None:
         pass
     (found,) = read(options(world, write(world, tmp_path), columns="topic,state"))
     assert found == {"topic": "gone", "state": "cancelled"}
+
+
+def test_a_blocked_message_is_shown_as_scheduled_or_ready(tmp_path: Path) -> None:
+    """Hour files do not have the bit; the description of the column says so."""
+    world = World()
+    world.one(commands.encode_topic_put("t", {"group_concurrency": 1}))
+    due, later = (replace(message("t", at, group="g"), group=7) for at in (SECOND, MINUTE))
+    assert world.states(*world.ids(due, due, later)) == ["scheduled", "blocked", "blocked"]
+    world.now = 2 * SECOND
+    found = read(options(world, write(world, tmp_path), columns="state"))
+    assert [row["state"] for row in found] == ["ready", "ready", "scheduled"]
+    assert "A blocked message is scheduled or ready here" in KINDS["messages"]["state"].doc

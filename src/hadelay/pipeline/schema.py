@@ -43,7 +43,10 @@ MESSAGES = {
     "tag_mask": Column("BIGINT", "hashes of the tags, combined by OR", null=False),
     "size": Column("INT", "size of the record, in bytes", null=False),
     "state": Column(
-        "STRING", "scheduled, ready, leased, acked, cancelled, expired, dead; moved: a later entry exists", null=False
+        "STRING",
+        "scheduled, ready, leased, acked, cancelled, expired, dead; moved: a later entry exists. A blocked "
+        "message is scheduled or ready here: hour files do not tell which messages wait behind their group",
+        null=False,
     ),
     "published_at": Column("TIMESTAMP", "cluster time of the publish's commit", log=True, null=False),
     "content_type": Column("STRING", "", log=True),
