@@ -365,10 +365,16 @@ def test_groups_of_dead_letters_are_of_more_than_the_page_lists(node: Cluster, b
 def test_wrong_addresses_are_pages_too(browser: Browser) -> None:
     for path, status in (
         ("/console/topics/none-such", 404), ("/console/messages/xyz", 400), ("/console/messages/0000000000000", 404),
-        ("/console/topics/%ff", 400), ("/console/topics/x/dead?after=zz", 400),
+        ("/console/topics/x/dead?after=zz", 400), ("/console/typo", 404), ("/console/topics/x/y/z", 404),
+        ("/console/topics/x/purge", 405), ("/console/jobs/begin", 405), ("/console/sign-out", 405),
     ):  # fmt: skip
-        browser.go(path)
+        page = browser.go(path)
         assert browser.answer.status == status, path
+        assert 'href="/console/">Back</a>' in page, path
+    assert browser.ask("GET", "/console/sign-out").headers["allow"] == "POST"
+    page = browser.go("/console/typo", Referer=f"{browser.url}/console/dead")
+    assert 'href="/console/dead">Back</a> <a class="button" href="/console/">Overview</a>' in page
+    assert browser.ask("GET", "/console/topics/%ff").status == 400
     assert browser.ask("PUT", "/console/topics").status == 405
 
 

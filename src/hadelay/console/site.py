@@ -17,7 +17,16 @@ from hadelay.console.render import SECURITY, Renderer, as_answer
 from hadelay.console.samples import Sampler
 from hadelay.console.sessions import Sessions
 from hadelay.console.visit import NEXT, Handler, LiveHandler, Visit
-from hadelay.errors import BadRequest, Forbidden, HadelayError, NoLeader, NotFound, Overloaded, Unauthorized
+from hadelay.errors import (
+    BadRequest,
+    Forbidden,
+    HadelayError,
+    MethodNotAllowed,
+    NoLeader,
+    NotFound,
+    Overloaded,
+    Unauthorized,
+)
 from hadelay.http.access import UNRESTRICTED
 from hadelay.http.answers import Answer, unexpected
 from hadelay.http.call import Call
@@ -26,6 +35,8 @@ from hadelay.server.service.node import NodeService
 
 HOME = "/console/"
 _SIGN_IN = "/console/sign-in"
+#: Limit of the parts of a path for which an unknown page is answered with a page.
+_DEEPEST = 6
 #: Pages in the order of the navigation: (name, label, icon, scope, whether the scope is needed for the whole cluster).
 _NAV = (
     ("overview", "Overview", "pulse", "read", True),
@@ -65,6 +76,11 @@ class Console:
                 self._add(method, path, handler)
             for path, live in part.pages.streams:
                 self._add("GET", path, partial(self._stream, live))
+        pages = {route.path for route in self.routes.all if route.method == "GET"}
+        for path in {route.path for route in self.routes.all} - pages:
+            self._add("GET", path, _only_a_form)
+        for depth in range(1, _DEEPEST + 1):  # after all others: the first path that matches counts
+            self._add("GET", "/console" + "".join(f"/{{p{n}}}" for n in range(depth)), _no_page)
 
     def nav(self, visit: Visit) -> list[tuple[str, str, str]]:
         """(name, label, icon) of the pages that the visitor may see."""
@@ -145,8 +161,11 @@ class Console:
             return _over(error.detail)
         if visit.partial:
             return as_answer(error.http_status, {}, self.renderer.block("error.html", {"error": error}), packs=False)
-        back = visit.call.target if visit.call.request.method == "GET" else visit.origin
-        return visit.page("error.html", status=error.http_status, error=error, back=back or HOME, active="")
+        again = error.retryable and visit.call.request.method == "GET"
+        back = (visit.call.target if again else visit.origin) or HOME
+        answer = visit.page("error.html", status=error.http_status, error=error, back=back, home=HOME, active="")
+        allow = {"Allow": error.extra["allow"]} if isinstance(error, MethodNotAllowed) else {}
+        return answer._replace(headers={**answer.headers, **allow})
 
     async def _redirect(self, call: Call) -> Answer:
         if call.target == "/" and "text/html" not in call.request.headers.get("Accept", ""):
@@ -199,6 +218,14 @@ class Console:
         self.sessions.close(visit.call.request.cookies.get(self._cookie))
         cookie = self.cookie(self._cookie, "", 0)
         return Answer(HTTPStatus.SEE_OTHER, {"Location": _SIGN_IN, "Set-Cookie": cookie, **SECURITY}, b"")
+
+
+async def _no_page(visit: Visit) -> Answer:
+    raise NotFound(f"the console has no page {visit.call.target.partition('?')[0][:100]}")
+
+
+async def _only_a_form(visit: Visit) -> Answer:
+    raise MethodNotAllowed("this address takes a form of a page, and shows nothing by itself", allow="POST")
 
 
 def _wants_stream(call: Call) -> bool:
