@@ -204,6 +204,7 @@ def test_a_node_without_a_leader_shows_what_it_has(cluster: Cluster) -> None:
         ("/console/topics/alone", "Scheduled 1"), (f"/console/messages/{message}", "Due in"),
         ("/console/messages?topic=alone", message), ("/console/dead", "dead letters"),
         ("/console/schedules", "Schedules"), ("/console/cluster", "Members"),
+        ("/console/access", "There are no tokens."), ("/console/jobs", "There are no jobs."),
     ):  # fmt: skip
         browser.go(path)
         assert browser.answer.status == 200, path

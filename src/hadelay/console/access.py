@@ -23,8 +23,8 @@ async def show(visit: Visit) -> Answer:
 async def _page(visit: Visit, secret: str = "", name: str = "") -> Answer:
     """Render the page Access. secret, name: of a token that this request created; no other answer shows the secret."""
     visit.need("admin")
-    tokens = await visit.service.access.list_tokens()
-    entries = await visit.service.access.audit(0, MAX_AUDIT)
+    tokens = await visit.service.access.list_tokens(stale=visit.stale)
+    entries = await visit.service.access.audit(0, MAX_AUDIT, stale=visit.stale)
     limit = whole(visit.query.get("before", ""), 12) or 1 << 62
     older = [entry for entry in reversed(entries) if entry.number < limit]
     now_ms = visit.service.access.now_ms()

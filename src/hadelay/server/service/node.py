@@ -42,8 +42,8 @@ class TokenService(Service):
         """Cluster time in Unix ms; while it is not known, the time of the last applied entry."""
         return self._node.now_ms() if self._node.clock.ready else self._node.ledger.now_ms
 
-    async def list_tokens(self) -> list[Token]:
-        await self._confirm()
+    async def list_tokens(self, *, stale: bool = False) -> list[Token]:
+        await self._confirm(stale)
         return list(self.tokens.values())
 
     async def create_token(
@@ -69,9 +69,9 @@ class TokenService(Service):
         """Add an entry to the audit trail, for a change whose own command is not audited."""
         await self._administer(by, action, target, commands.encode_noop())
 
-    async def audit(self, after: int, limit: int) -> list[AuditEntry]:
+    async def audit(self, after: int, limit: int, *, stale: bool = False) -> list[AuditEntry]:
         """Entries of the audit trail with a number above `after`, oldest first."""
-        await self._confirm()
+        await self._confirm(stale)
         return [entry for entry in self._node.ledger.audit.entries if entry.number > after][:limit]
 
 
