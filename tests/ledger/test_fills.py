@@ -389,3 +389,21 @@ def _copies(world: World, hour: int) -> list[int]:
     rows = world.store.entries(hour, slice(0, world.store.count(hour)))
     number = world.topic("orders~late").number
     return [int(row["first_id"]) for row in rows if row["topic"] == number]
+
+
+def test_a_message_that_was_carried_since_the_search_keeps_its_old_hour() -> None:
+    """Else the step names an entry that is gone: the fill ends, and the message has no copy."""
+    world = World()
+    (waiting,) = world.ids(message())
+    fill(world)
+    world.now += 25 * HOUR_MS
+    world.apply(commands.encode_noop())
+    job, entries = found_by(world)
+    world.maintain(Job.ROLL_FORWARD, START_HOUR)
+    refused = world.maintain(Job.RETIRE, START_HOUR)
+    assert isinstance(refused, Refused)
+    assert refused.code == "hour_open"
+    world.one(commands.encode_job_step(job.number, (0, 0), LAST, entries))
+    assert job.ended_ms
+    assert len(copies_of(world.ledger, waiting)) == 1
+    assert not isinstance(world.maintain(Job.RETIRE, START_HOUR), Refused)

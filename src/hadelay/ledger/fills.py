@@ -55,10 +55,15 @@ def _meant_by(ledger: Ledger, job: BulkJob, rows: Rows) -> Mask:
 
 
 def holds(ledger: Ledger, hour: int) -> bool:
-    """Whether a running fill still needs the hour: for acked messages that it may have to copy, or for copies. The
-    tables forget a copy with its hour, and the fill may meet its message again after a CARRY."""
+    """Whether a running fill still needs the hour: for acked messages that it may have to copy, for entries that their
+    messages have left, or for copies. The tables forget a copy with its hour, and the fill may meet its message again
+    after a CARRY."""
     hour_state = ledger.hours.get(hour)
-    return hour_state is not None and bool(hour_state.unfilled or (hour_state.filled and ledger.fills))
+    if hour_state is None:
+        return False
+    # The next step may name an entry that its message has left since the search.
+    left = hour < DEAD_HOURS and hour_state.others.get(Event.MOVED)
+    return bool(hour_state.unfilled or (ledger.fills and (hour_state.filled or left)))
 
 
 def copy_before_move(ledger: Ledger, hour: int, rows: Rows) -> None:
