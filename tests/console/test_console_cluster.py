@@ -10,6 +10,7 @@ import time
 import urllib.parse
 from datetime import UTC, datetime
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,9 @@ from hadelay.console.owntime import OwnTime
 from hadelay.console.render import size
 from hadelay.console.samples import KEPT, Sampler, _rates, _Ring, last_point
 from hadelay.console.topics import health, receiver
+from hadelay.errors import NoLeader
 from hadelay.model import hour_name
-from hadelay.server.service.overview import HourRow, TopicCounts, summarize
+from hadelay.server.service.overview import HourRow, Recent, TopicCounts, Totals, summarize
 from hadelay.server.webhooks.queues import Health
 from tests.console.conftest import ARCHIVED, Browser, make_token, signed_in
 from tests.system.cluster import Cluster, ask, until
@@ -201,7 +203,8 @@ def test_a_node_without_a_leader_shows_what_it_has(cluster: Cluster) -> None:
     until(lambda: cluster.ask(here, "GET", "/v1/cluster?stale=true").json["leader"] is None, "no leader is known")
     for path, words in (
         ("/console/", "nothing is accepted"), ("/console/topics?q=alone", "alone 1 0"),
-        ("/console/topics/alone", "Scheduled 1"), (f"/console/messages/{message}", "Due in"),
+        ("/console/topics/alone", "Scheduled 1"), ("/console/topics/alone", "Nobody knows what is ready"),
+        (f"/console/messages/{message}", "Due in"),
         ("/console/messages?topic=alone", message), ("/console/dead", "dead letters"),
         ("/console/schedules", "Schedules"), ("/console/cluster", "Members"),
         ("/console/access", "There are no tokens."), ("/console/jobs", "There are no jobs."),
@@ -322,9 +325,29 @@ async def test_the_time_of_other_tasks_is_not_the_own_time() -> None:
     assert await own.of(read([])) == "read"
     assert 0.01 <= own.spent_s < 0.07
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.3):
+        async with asyncio.timeout(2):
             await own.of(read(seen))
     assert seen == ["asked", "seen"]
+
+
+async def test_a_report_that_did_not_come_puts_off_no_other() -> None:
+    """Else the pages name no leader for half a minute after a leader that died without a word."""
+    leads = False
+
+    async def totals() -> Totals:
+        return Totals(1_000, *(0 for _ in Totals._fields[1:]))
+
+    async def recent() -> Recent:
+        if not leads:
+            await asyncio.sleep(0.1)
+            raise NoLeader("no answer")
+        return Recent(1, 0, 0, 0, 0, 0)
+
+    sampler = Sampler(SimpleNamespace(overview=SimpleNamespace(totals=totals, recent=recent)))  # type: ignore[arg-type]
+    assert (await sampler.look()).recent is None
+    leads = True
+    sampler._looked -= 3.0  # the time has passed
+    assert (await sampler.look()).recent is not None
 
 
 def test_topics_that_were_looked_at_are_few() -> None:

@@ -25,8 +25,9 @@ log = structlog.get_logger("hadelay")
 MOST = 300
 #: Interval between two frames (updates of a page) of a stream, in seconds.
 TICK_S = 2.0
-#: Pause after a rendering: this multiple of its CPU time, so 33 means at most 3 % of a core for all pages together.
-_PAUSE = 33
+#: Pause after a rendering: this multiple of its CPU time, so 33 means at most 3 % of a core for all pages together. The
+#: limit of the CPU time, in seconds, bounds the pause.
+_PAUSE, _MOST_S = 33, 0.5
 
 #: Frame, one update of a page: `html` maps ids of elements to their new HTML; console.js reads the other members.
 Frame = dict[str, Any]
@@ -69,11 +70,12 @@ class Streams:
     async def _send(
         self, response: web.StreamResponse, visit: Visit, key: str, make: Make, still_in: Callable[[], object]
     ) -> None:
-        sent, opened = dict[str, str](), time.monotonic()
+        # A page that was hidden, or lost its connection, is older than the frames that were rendered meanwhile.
+        sent, since = dict[str, str](), 0.0 if visit.query.get("again") else time.monotonic()
         while not self._stopping.is_set():
             try:
                 still_in()
-                frame = await self._frame(key, make, opened)
+                frame = await self._frame(key, make, since)
             except Unauthorized:
                 await response.write(b"event: over\ndata: You are signed out: reload the page to sign in.\n\n")
                 return
@@ -105,7 +107,7 @@ class Streams:
         try:
             return await own.of(_tried(make))
         finally:
-            self._free = max(self._free, time.monotonic()) + _PAUSE * own.spent_s
+            self._free = max(self._free, time.monotonic()) + _PAUSE * min(_MOST_S, own.spent_s)
 
 
 async def _tried(make: Make) -> Frame:

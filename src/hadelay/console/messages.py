@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from hadelay.api.messages import Message
 from hadelay.api.service import ListRequest
@@ -124,7 +125,9 @@ async def show(visit: Visit) -> Answer:
     values = await look(visit, body=True)
     message: Message[str] = values["message"]
     body = shown_body(message.body or b"", message.content_type, visit.query.get("as", ""))
-    return visit.page("message.html", active="messages", title=message.id, body=body, **values)
+    given = message.result is not UNSET
+    result = shown_body(msgspec.json.encode(message.result), "application/json", "json") if given else None
+    return visit.page("message.html", active="messages", title=message.id, body=body, result=result, **values)
 
 
 async def look(visit: Visit, *, body: bool) -> dict[str, Any]:

@@ -129,7 +129,7 @@ async def consumers(visit: Visit, topic: Topic[str]) -> dict[str, Any]:
     return {
         "consumers": list(rows.values()), "all_grants": complete, "now_ms": visit.service.access.now_ms(),
         "minute": minute, "receiver": receiver(topic, minute), "health": _health(visit, topic),
-        "waits": waits(topic, now(visit)),
+        "waits": ("off", "Nobody knows what is ready: there is no leader.") if visit.stale else waits(topic, now(visit)),
     }  # fmt: skip
 
 

@@ -3,7 +3,7 @@
   "use strict";
   const stage = document.querySelector("[data-stream]");
   const notice = document.getElementById("live-notice");
-  let source = null, wait = 1000, leader = text("leader"), pressed = false;
+  let source = null, reopens = false, wait = 1000, leader = text("leader"), pressed = false;
   //: Limit of the time for which an update waits for a person's selection, in milliseconds.
   const PATIENCE = 30000;
   // Subject of a notice -> [words, tone]; the page shows the first of SUBJECTS that has words.
@@ -71,7 +71,10 @@
 
   function open() {
     if (source || !stage || document.hidden) return;
-    source = new EventSource(stage.dataset.stream);
+    const url = new URL(stage.dataset.stream, location.href);
+    if (reopens) url.searchParams.set("again", "1");
+    reopens = true;
+    source = new EventSource(url);
     source.addEventListener("frame", (event) => { wait = 1000; take(JSON.parse(event.data)); });
     source.addEventListener("over", (event) => { close(); say("link", event.data); });
     source.addEventListener("later", (event) => again(event.data));

@@ -26,8 +26,8 @@ from hadelay.server.service.topics import TopicService
 from hadelay.server.webhooks.pool import Webhooks
 from hadelay.server.webhooks.queues import Health
 
-#: Number of topics, of grants, and of events that are read before other tasks of the event loop have a turn.
-_TOPICS_AT_ONCE, _GRANTS_AT_ONCE, _EVENTS_AT_ONCE = 1_000, 200, 2_000
+#: Number of topics, of keys, of grants, and of events that are read before other tasks of the event loop have a turn.
+_TOPICS_AT_ONCE, _KEYS_AT_ONCE, _GRANTS_AT_ONCE, _EVENTS_AT_ONCE = 1_000, 100, 200, 2_000
 #: Limit of grants that are searched for the leases of one topic.
 _MOST_GRANTS = 20_000
 #: Of acks per consumer: hours whose logs are searched, the running one included; limits of events per log, and of all
@@ -199,13 +199,13 @@ class Overview(Service):
         return [self._topics.document(topic, reports) for _, topic in best[skip:]], count
 
     async def find_key(self, key: str, limit: int, *, may: Callable[[str], bool], stale: bool) -> list[int]:
-        """Find a client key in all topics that the caller may see: ids of the messages published last, at most
-        `limit`."""
+        """Find a client key in all topics that the caller may see: the id of the message published last in each topic,
+        at most `limit` ids, in the order in which the topics were made."""
         await self._confirm(stale)
         ledger, digest, found = self._node.ledger, hash_client_key(key.encode()), list[int]()
         known = ledger.topics.all
-        for first in range(0, len(known), _TOPICS_AT_ONCE):
-            few = [topic.name for topic in known[first : first + _TOPICS_AT_ONCE] if topic.exists and may(topic.name)]
+        for first in range(0, len(known), _KEYS_AT_ONCE):
+            few = [topic.name for topic in known[first : first + _KEYS_AT_ONCE] if topic.exists and may(topic.name)]
             found += [one for name in few if (one := find_key(ledger, name, digest)) is not None]
             if len(found) >= limit:
                 break
