@@ -104,7 +104,7 @@ class RaftSettings(tuning.Raft, frozen=True, kw_only=True, forbid_unknown_fields
     #: PEM file of the certificate authority (CA) of all nodes. Use a CA for this cluster alone: every certificate that
     #: it signs is accepted as a node.
     tls_ca: str = ""
-    #: Minimum election timeout; a follower waits a random time between this and twice this for its leader. Raise it if
+    #: Minimum election timeout; a follower waits a random time between this and 4/3 of this for its leader. Raise it if
     #: pauses of machines or links cause needless elections; lower it for a quicker fail-over.
     election_min_ms: int = 300
 
