@@ -136,8 +136,8 @@ class Sampler:
         with suppress(HadelayError):
             recent = await self._service.overview.recent()
         now = time.monotonic()
-        # The leader's work for its report is part of the cost: the time until the report came is an upper bound. A report
-        # that did not come cost no work.
+        # The leader's work for its report is part of the cost: the time until the report came is an upper bound. A
+        # report that did not come cost no work.
         self._cost_s = min(0.6, own.spent_s + (0.0 if recent is None else now - began))
         self._looks.append((now, totals))
         before_s, before = next(((at, one) for at, one in self._looks if now - at <= _WINDOW_S), (now, totals))

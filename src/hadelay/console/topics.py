@@ -32,6 +32,8 @@ pages = Pages()
 _PAGE, _PAGES = 50, 40
 #: Number of ready messages that the page of a topic shows without leasing them.
 _PEEK = 5
+#: (tone, sentence) in place of why messages wait, without a leader.
+_NOBODY_KNOWS = "off", "Nobody knows what is ready: there is no leader."
 #: Age of a topic's oldest ready message, in ms, from which on its consumers, or its webhook's receiver, are too slow.
 _SLOW_MS = 10_000
 #: Topic settings that the page Topic can change; it only shows the others, which `hadelay topic set` changes.
@@ -129,7 +131,7 @@ async def consumers(visit: Visit, topic: Topic[str]) -> dict[str, Any]:
     return {
         "consumers": list(rows.values()), "all_grants": complete, "now_ms": visit.service.access.now_ms(),
         "minute": minute, "receiver": receiver(topic, minute), "health": _health(visit, topic),
-        "waits": ("off", "Nobody knows what is ready: there is no leader.") if visit.stale else waits(topic, now(visit)),
+        "waits": _NOBODY_KNOWS if visit.stale else waits(topic, now(visit)),
     }  # fmt: skip
 
 
