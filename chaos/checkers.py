@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from chaos.besides import counted, disordered, unmoved
+from chaos.changing import outdated
 from chaos.flat import BRANCHES, growing
 from chaos.history import Given, History, Put, checksum
 from chaos.lateness import late
@@ -586,6 +587,15 @@ CHECKERS: dict[str, Checker] = {
         "each": "an occurrence of a schedule never came out, and was not counted as missed or refused",
         "counts": "a schedule counts other messages than came out",
     }),
+    "S4 changes": Checker(outdated, {
+        "once": "one occurrence of a changed schedule came out as two messages (commit mode)",
+        "each": "an occurrence between two others of one version never came out (commit mode)",
+        "paused": "an occurrence came out for which the schedule was paused (commit mode)",
+        "replaced": "an occurrence came out with the interval or the message of an earlier version (commit mode)",
+        "triggered": "a trigger and its repetition made two messages, or none came out",
+        "counts": "a changed schedule counts other messages than came out (commit mode)",
+        "ended": "not all messages of a changed schedule were acked after healing",
+    }, frozenset({"once", "each", "paused", "replaced", "counts"})),
     "G2 groups": Checker(disordered, {
         "in order": "a message was handed out before the earlier ones of its group were acked (commit mode)",
         "ended": "messages of groups were published, and not all were acked after healing",

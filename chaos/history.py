@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 from zlib import crc32
@@ -14,7 +15,7 @@ import msgspec
 
 from chaos.sim.history import number_of
 
-__all__ = ["Given", "History", "Put", "Redrive", "body_of", "checksum", "number_of", "term_of"]
+__all__ = ["Given", "History", "Put", "Redrive", "body_of", "checksum", "number_of", "term_of", "unix_ms"]
 
 #: Translation of Crockford's base 32 digits, used in lease tokens, to the digits that int() reads.
 _DIGITS = str.maketrans("0123456789ABCDEFGHJKMNPQRSTVWXYZ", "0123456789abcdefghijklmnopqrstuv")
@@ -29,6 +30,10 @@ def term_of(lease: str) -> int:
     """Raft term of the grant behind a lease token: 145 bits in base 32, group u8 and term u32 first
     (docs/spec/commands.md)."""
     return int(lease.translate(_DIGITS), 32) >> 105 & 0xFFFF_FFFF
+
+
+def unix_ms(at: datetime) -> int:
+    return round(at.timestamp() * 1000)
 
 
 def checksum(body: bytes) -> str:

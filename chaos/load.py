@@ -10,13 +10,13 @@ import os
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from datetime import datetime
 from operator import gt
 from typing import Any
 
 from chaos.besides import Lines, Moves
+from chaos.changing import Changing
 from chaos.cluster import Cluster
-from chaos.history import History, body_of, checksum, number_of, term_of
+from chaos.history import History, body_of, checksum, number_of, term_of, unix_ms
 from chaos.planned import Planned
 from chaos.scenario import Load
 from hadelay.client import AsyncClient, Message, Put, Receipt
@@ -40,10 +40,6 @@ _MARK, _MARK_S = "chaos", 0.4
 _OVER = ("acked", "cancelled", "expired")
 
 
-def unix_ms(at: datetime) -> int:
-    return round(at.timestamp() * 1000)
-
-
 class Traffic:
     def __init__(
         self, urls: list[str], load: Load, history: History, seed: int, cluster: Cluster | None = None
@@ -60,7 +56,8 @@ class Traffic:
         self.limited = f"{self.name}-limited"
         #: Name of a topic without consumers: half of the messages with a TTL go there, and end when their TTL ends.
         self.unread = f"{self.name}-unread"
-        self.planned = Planned(self.name, history)
+        self.planned = Planned(f"{self.name}-planned", history)
+        self.changing = Changing(f"{self.name}-changing", history)
         self.lines, self.moves = Lines(f"{self.name}-lines", history), Moves(f"{self.name}-moves", history)
         self.publishing = True
         #: True at the end of the run: consumers only ack, and never hang up.
@@ -86,6 +83,7 @@ class Traffic:
             await admin.put_topic(topic, max_attempts=0, backoff=["100ms", "1s"])
         await admin.put_topic(self.unread, max_attempts=0)
         await self.planned.start(admin)
+        await self.changing.start(admin)
         await admin.put_topic(self.limited, max_attempts=self.load.attempts, backoff=["100ms", "1s"])
         self.history.record("topic", t=self.history.clock(), topic=self.limited, max_attempts=self.load.attempts)
         self._publishers = [self.spawn(self._publish(i)) for i in range(self.load.publishers)]
@@ -93,7 +91,10 @@ class Traffic:
         for i in range(self.load.consumers):
             every, some = _WANTED[i % len(_WANTED)] if i < choosy else ((), ())
             self.spawn(self._consume(f"{self.name}-c{i}", every, some))
-        for work in (self.planned.consume, self.lines.publish, self.lines.consume, self.moves.work):
+        for work in (
+            self.planned.consume, self.changing.consume, self.changing.operate, self.lines.publish, self.lines.consume,
+            self.moves.work,
+        ):  # fmt: skip
             self.spawn(work(self.client()))
         self.spawn(self._redrive())
         self.spawn(self._look_at_expired())

@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 from collections import defaultdict
 from collections.abc import Iterator
+from typing import Any
 
-from chaos.history import History
-from hadelay.client import AsyncClient
+from chaos.besides import insist
+from chaos.history import History, unix_ms
+from hadelay.client import AsyncClient, AsyncMessage
 from hadelay.errors import HadelayError
 
 #: Interval of the schedule, in ms.
@@ -20,15 +22,18 @@ class Planned:
     """Records each hand-out of the schedule's messages ("occurrence"); at the end ("scheduled"), what the schedule says
     that it made. Chaos neither deletes nor changes the schedule, so no occurrence may be left out."""
 
-    def __init__(self, name: str, history: History) -> None:
-        self.topic = self.schedule = f"{name}-planned"
+    #: Prefix of the names of the recorded events.
+    prefix = ""
+
+    def __init__(self, topic: str, history: History) -> None:
+        self.topic = self.schedule = topic
         self._history = history
         self._seen: set[str] = set()
         self._acked: set[str] = set()
 
     async def start(self, client: AsyncClient) -> None:
         await client.put_topic(self.topic, max_attempts=0)
-        await client.put_schedule(self.schedule, self.topic, b"planned", every=EVERY_MS / 1000, catch_up="all")
+        await client.put_schedule(self.schedule, self.topic, b"0", every=EVERY_MS / 1000, catch_up="all")
 
     async def consume(self, client: AsyncClient) -> None:
         while True:
@@ -36,20 +41,19 @@ class Planned:
                 messages = await client.receive(
                     [self.topic], max=20, wait=1.0, lease=3.0, consumer=self.topic, timeout=_REQUEST_S
                 )
-                now = self._history.clock()
-                for m in messages:
-                    assert m.occurrence is not None
-                    at_ms = round(m.occurrence.timestamp() * 1000)
-                    self._history.record("occurrence", t=now, id=m.id, at_ms=at_ms)
-                    self._seen.add(m.id)
-                outcomes = await client.ack(messages) if messages else []
             except (HadelayError, OSError):
                 await asyncio.sleep(_PAUSE_S)
                 continue
-            acked = (
-                m.id for m, outcome in zip(messages, outcomes, strict=True) if outcome in ("acked", "already_acked")
-            )
-            self._acked.update(acked)
+            for m in messages:
+                assert m.occurrence is not None
+                self._record("occurrence", id=m.id, at_ms=unix_ms(m.occurrence), body=int(m.body))
+                self._seen.add(m.id)
+            await self._ack(client, messages)
+
+    async def _ack(self, client: AsyncClient, messages: list[AsyncMessage]) -> None:
+        outcomes = await insist(lambda: client.ack(messages)) if messages else []
+        acked = (m.id for m, outcome in zip(messages, outcomes, strict=True) if outcome in ("acked", "already_acked"))
+        self._acked.update(acked)
 
     async def finish(self, client: AsyncClient) -> None:
         """Pause the schedule, wait for the messages that it made, and record its counts."""
@@ -57,19 +61,20 @@ class Planned:
         while self._history.clock() < end:
             with contextlib.suppress(HadelayError, OSError):
                 found = await client.pause_schedule(self.schedule)
-                cancelled = [m async for m in client.messages(self.topic, state="cancelled")]
-                if self._acked >= self._seen and len(self._seen) >= found.made:
+                cancelled = {m.id async for m in client.messages(self.topic, state="cancelled")}
+                # In interval mode, a message may be cancelled that was handed out a moment before.
+                seen, made = self._seen - cancelled, found.made + found.manual
+                if self._acked >= seen and len(seen) >= made:
                     break
             await asyncio.sleep(_PAUSE_S)
         else:
-            self._history.record("unscheduled", t=self._history.clock(), seen=len(self._seen))
+            self._record("unscheduled", seen=len(self._seen))
             return
-        self._history.record(
-            "scheduled", t=self._history.clock(), made=found.made, missed=found.missed, refused=found.refused
-        )
-        self._history.record(
-            "aside", t=self._history.clock(), published=found.made + len(cancelled), acked=len(self._acked)
-        )
+        self._record("scheduled", made=found.made, missed=found.missed, refused=found.refused, manual=found.manual)
+        self._history.record("aside", t=self._history.clock(), published=made + len(cancelled), acked=len(self._acked))
+
+    def _record(self, event: str, **fields: Any) -> None:
+        self._history.record(self.prefix + event, t=self._history.clock(), **fields)
 
 
 def unplanned(history: History) -> Iterator[tuple[str, str]]:

@@ -357,7 +357,10 @@ class Run:
             await asyncio.sleep(_DRAIN_LOOK_S)
             await self._ask_for_all(client, sorted(owed & self._owed())[:_AT_A_LOOK])
         traffic = self.traffic
-        await asyncio.gather(traffic.planned.finish(client), traffic.lines.finish(), traffic.moves.finish())
+        await asyncio.gather(
+            traffic.planned.finish(client), traffic.changing.finish(client), traffic.lines.finish(),
+            traffic.moves.finish(),
+        )  # fmt: skip
         self.history.record("drained", t=self.history.clock())
         await self._ask_for_all(client, sorted(self._owed())[:_ASKED_FOR], at_last=True)
         await asyncio.to_thread(self._compare)

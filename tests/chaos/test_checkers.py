@@ -124,6 +124,7 @@ def kept(history: History) -> None:
         history.record("occurrence", t=10.0, id=f"O{at_ms}", at_ms=at_ms)
     history.record("scheduled", t=19.5, made=3, missed=0, refused=0)
     history.record("aside", t=19.5, published=4, acked=3)
+    changed(history)
     # Two messages of one group; a job, begun twice by one request.
     for n, t in ((0, 10.0), (3, 11.0)):
         history.record("line-given", t=t, n=n)
@@ -139,6 +140,25 @@ def kept(history: History) -> None:
         counted(history, node)
     counted(history, "n3", ours=False, published_messages_total=90)
     history.record("drained", t=20.0)
+
+
+def changed(history: History) -> None:
+    """A schedule that got another message and another interval, was paused, triggered and resumed. The occurrences at
+    6 s and 11 s were leased just before a change."""
+    for version, since_ms, every_ms, body in ((1, 1_000, 1_000, 1), (2, 3_500, 1_000, 2), (3, 5_950, 2_000, 3)):
+        history.record("changed-set", t=9.0, version=version, since_ms=since_ms, every_ms=every_ms, body=body)
+    history.record("changed-set", t=9.0, version=4, since_ms=10_950, every_ms=0, body=3)
+    history.record("changed-set", t=9.0, version=5, since_ms=12_500, every_ms=2_000, body=3)
+    for body, times in {1: (2_000, 3_000), 2: (4_000, 5_000, 6_000), 3: (8_000, 10_000, 11_000, 14_000)}.items():
+        for at_ms in times:
+            occurs(history, at_ms, body)
+    occurs(history, 11_500, 3, "T")
+    history.record("changed-trigger", t=9.0, ids=["T", "T"])
+    history.record("changed-scheduled", t=19.5, made=9, missed=0, refused=0, manual=1)
+
+
+def occurs(history: History, at_ms: int, body: int, name: str = "") -> None:
+    history.record("changed-occurrence", t=10.0, id=name or f"C{at_ms}", at_ms=at_ms, body=body)
 
 
 def sampled(history: History, node: str = "n1", leak: str = "", rate: float = 0.0) -> None:
@@ -215,6 +235,35 @@ def leaks(kind: str, rate: float) -> Callable[[History], None]:
 def left_out(history: History) -> None:
     history.record("occurrence", t=10.0, id="O5", at_ms=5_000)
     history.of("scheduled")[0].update(made=4)
+
+
+def occurred(at_ms: int, body: int, name: str = "") -> Callable[[History], None]:
+    """One more occurrence, which the changed schedule counts if it is no second message of one that it made."""
+
+    def plant(history: History) -> None:
+        occurs(history, at_ms, body, name)
+        history.of("changed-scheduled")[0]["made"] += not name
+
+    return plant
+
+
+def triggered(*ids: str) -> Callable[[History], None]:
+    def plant(history: History) -> None:
+        history.record("changed-trigger", t=9.0, ids=ids)
+        history.of("changed-scheduled")[0].update(manual=len({"T", *ids}))
+
+    return plant
+
+
+def remove(history: History, event: str, **fields: Any) -> None:
+    """The first event of that kind with these fields."""
+    events = history.of(event)
+    events.remove(next(one for one in events if fields.items() <= one.items()))
+
+
+def never_came(history: History) -> None:
+    remove(history, "changed-occurrence", at_ms=2_000)
+    history.of("changed-scheduled")[0].update(made=8)
 
 
 #: What each branch of each check has to notice, and no other one: planted into `kept`.
@@ -303,6 +352,19 @@ PLANTED: dict[tuple[str, str], list[Callable[[History], Any]]] = {
         notes("unscheduled", t=19.5, seen=2),
         notes("occurrence", t=9.0, id="O4", at_ms=4_000),
     ],
+    ("S4 changes", "once"): [occurred(8_000, 3, "C")],
+    ("S4 changes", "each"): [never_came],
+    ("S4 changes", "paused"): [occurred(12_000, 3)],
+    ("S4 changes", "replaced"): [
+        occurred(9_000, 3),  # the interval is 2 s by then
+        lambda history: next(e for e in history.of("changed-occurrence") if e["at_ms"] == 8_000).update(body=2),
+    ],
+    ("S4 changes", "triggered"): [triggered("T", "U"), triggered("U", "U")],
+    ("S4 changes", "counts"): [
+        lambda history: history.of("changed-scheduled")[0].update(made=10),
+        lambda history: history.of("changed-scheduled")[0].update(manual=2),
+    ],
+    ("S4 changes", "ended"): [notes("changed-unscheduled", t=19.5, seen=2)],
     ("G2 groups", "in order"): [notes("line-given", t=10.2, n=3), notes("line-given", t=12.0, n=6 + 3)],
     ("G2 groups", "ended"): [notes("unended", t=20.0, topic="chaos-lines")],
     ("J1 jobs", "once"): [notes("moves", t=12.0, many=2, moved=2, cancelled=2, wrong=["M1"])],
@@ -387,6 +449,29 @@ def maybe_rescheduled(history: History) -> None:
     settle(history, "acked", 0, 1, 10.4)
 
 
+def maybe_changed_in_between(history: History) -> None:
+    """The version says that the network repeated a request: what was in force since is not known."""
+    for version, since_ms, every_ms in ((1, 1_000, 1_000), (3, 5_000, 2_000), (4, 9_000, 1_000)):
+        history.record("changed-set", t=9.0, version=version, since_ms=since_ms, every_ms=every_ms, body=1)
+    for at_ms in (2_000, 4_000, 7_000):
+        occurs(history, at_ms, 0)
+    settle_first(history)
+
+
+def changed_in_an_outage(history: History) -> None:
+    """The last occurrences before a change were not made in time, and the first ones have the later message."""
+    for version, since_ms, every_ms in ((1, 1_000, 1_000), (2, 5_000, 2_000), (3, 9_000, 1_000)):
+        history.record("changed-set", t=9.0, version=version, since_ms=since_ms, every_ms=every_ms, body=version)
+    for at_ms in (2_000, 3_000, 6_000):
+        occurs(history, at_ms, 3)
+    settle_first(history)
+
+
+def settle_first(history: History) -> None:
+    give(history)
+    settle(history, "acked", 0, 1, 11.2)
+
+
 def maybe_redriven(history: History) -> None:
     """The redrive was not answered: attempts begin anew at any time."""
     give(history, attempt=1, request="a")
@@ -406,7 +491,15 @@ def lost_answer_after_a_fault(history: History) -> None:
 
 @pytest.mark.parametrize(
     "story",
-    [handed_back_and_given_again, asked_twice, maybe_rescheduled, maybe_redriven, lost_answer_after_a_fault],
+    [
+        handed_back_and_given_again,
+        asked_twice,
+        maybe_rescheduled,
+        maybe_redriven,
+        lost_answer_after_a_fault,
+        maybe_changed_in_between,
+        changed_in_an_outage,
+    ],
 )
 def test_what_a_black_box_cannot_know_is_nobodys_fault(story: Callable[[History], Any]) -> None:
     history = History()
