@@ -167,7 +167,7 @@ def disordered(history: History) -> Iterator[tuple[str, str]]:
             f"message {n} was handed out at {t:.3f} s, and all earlier ones of its group were acked at {since[n]:.3f} s"
         )
         yield "in order", text if since[n] > t else ""
-    yield from _unended(history, "lines")
+    yield from unended(history, "lines")
 
 
 def unmoved(history: History) -> Iterator[tuple[str, str]]:
@@ -180,10 +180,10 @@ def unmoved(history: History) -> Iterator[tuple[str, str]]:
     for event in history.of("job"):
         text = f"{event['request']} began the jobs {event['numbers']}"
         yield "repeated", text if len(set(event["numbers"])) > 1 else ""
-    yield from _unended(history, "moves")
+    yield from unended(history, "moves")
 
 
-def _unended(history: History, kind: str) -> Iterator[tuple[str, str]]:
+def unended(history: History, kind: str) -> Iterator[tuple[str, str]]:
     for _ in history.of("drained"):
         yield "ended", ""
     for event in history.of("unended"):

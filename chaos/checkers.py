@@ -17,6 +17,7 @@ from itertools import pairwise
 
 from chaos.besides import counted, disordered, unmoved
 from chaos.changing import outdated
+from chaos.copies import miscopied
 from chaos.flat import BRANCHES, growing
 from chaos.history import Given, History, Put, checksum
 from chaos.lateness import late
@@ -599,6 +600,14 @@ CHECKERS: dict[str, Checker] = {
     "G2 groups": Checker(disordered, {
         "in order": "a message was handed out before the earlier ones of its group were acked (commit mode)",
         "ended": "messages of groups were published, and not all were acked after healing",
+    }),
+    "F1 copies": Checker(miscopied, {
+        "each": "a queue or subscription did not get a message that was published and not cancelled",
+        "once": "a queue or subscription got two copies of one message",
+        "early": "a copy came out before the deliver_at that the receipt of its message told",
+        "acked": "a receive that began after the ack of a copy was answered yes got that copy",
+        "cancelled": "a receive that began after a cancel by the published id ended a copy got that copy",
+        "ended": "not all copies were acked or cancelled after healing",
     }),
     "J1 jobs": Checker(unmoved, {
         "once": "a message was not moved by just the shift of a bulk job",

@@ -125,6 +125,7 @@ def kept(history: History) -> None:
     history.record("scheduled", t=19.5, made=3, missed=0, refused=0)
     history.record("aside", t=19.5, published=4, acked=3)
     changed(history)
+    copied(history)
     # Two messages of one group; a job, begun twice by one request.
     for n, t in ((0, 10.0), (3, 11.0)):
         history.record("line-given", t=t, n=n)
@@ -155,6 +156,23 @@ def changed(history: History) -> None:
     occurs(history, 11_500, 3, "T")
     history.record("changed-trigger", t=9.0, ids=["T", "T"])
     history.record("changed-scheduled", t=19.5, made=9, missed=0, refused=0, manual=1)
+
+
+def copied(history: History) -> None:
+    """Two messages and a subscription; a copy of the second one is cancelled, and the other one came twice."""
+    history.record("queues", t=8.0, queues=["f", "f~a"])
+    for n in range(2):
+        history.record("copied", t=9.0, n=n, id=f"F{n}", due_ms=9_500)
+    history.record("copy-cancelled", t=9.2, n=1, queues=["f~a"])
+    for n, queue, at in ((0, "f", 9.6), (0, "f~a", 9.7), (1, "f", 9.8), (1, "f", 12.0)):
+        copy(history, n, queue, at)
+        if (n, at) != (1, 9.8):
+            history.record("copy-acked", t=at + 0.1, id=f"F{n}{queue[1:]}")
+
+
+def copy(history: History, n: int, queue: str, at: float, **other: Any) -> None:
+    fields = {"asked": at - 0.2, "id": f"F{n}{queue[1:]}", "now_ms": int(at * 1000), **other}
+    history.record("copy-given", t=at, n=n, queue=queue, **fields)
 
 
 def occurs(history: History, at_ms: int, body: int, name: str = "") -> None:
@@ -367,6 +385,15 @@ PLANTED: dict[tuple[str, str], list[Callable[[History], Any]]] = {
     ("S4 changes", "ended"): [notes("changed-unscheduled", t=19.5, seen=2)],
     ("G2 groups", "in order"): [notes("line-given", t=10.2, n=3), notes("line-given", t=12.0, n=6 + 3)],
     ("G2 groups", "ended"): [notes("unended", t=20.0, topic="chaos-lines")],
+    ("F1 copies", "each"): [lambda history: remove(history, "copy-given", id="F0~a")],
+    ("F1 copies", "once"): [
+        lambda history: copy(history, 0, "f~a", 9.75, id="F2"),
+        lambda history: copy(history, 0, "f", 9.65, id="F2"),
+    ],
+    ("F1 copies", "early"): [lambda history: copy(history, 0, "f", 9.6, now_ms=9_490)],
+    ("F1 copies", "acked"): [lambda history: copy(history, 0, "f~a", 15.0)],
+    ("F1 copies", "cancelled"): [lambda history: copy(history, 1, "f~a", 9.9)],
+    ("F1 copies", "ended"): [notes("unended", t=20.0, topic="chaos-copies")],
     ("J1 jobs", "once"): [notes("moves", t=12.0, many=2, moved=2, cancelled=2, wrong=["M1"])],
     ("J1 jobs", "counts"): [
         notes("moves", t=12.0, many=2, moved=1, cancelled=2, wrong=[]),
