@@ -163,7 +163,7 @@ class Console:
             return as_answer(error.http_status, {}, self.renderer.block("error.html", {"error": error}), packs=False)
         again = error.retryable and visit.call.request.method == "GET"
         back = (visit.call.target if again else visit.origin) or HOME
-        answer = visit.page("error.html", status=error.http_status, error=error, back=back, home=HOME, active="")
+        answer = visit.page("error.html", status=error.http_status, error=error, back=back, active="")
         allow = {"Allow": error.extra["allow"]} if isinstance(error, MethodNotAllowed) else {}
         return answer._replace(headers={**answer.headers, **allow})
 
