@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import re
@@ -269,6 +270,26 @@ def test_a_purge_of_blocked_messages_names_and_counts_them(node: Cluster, browse
     assert "Purged" in browser.text
     found = node.topic("n1", "behind")
     assert (found["scheduled"], found.get("blocked")) == (0, None)
+
+
+def test_all_settings_are_shown_without_secrets(node: Cluster, browser: Browser) -> None:
+    secret = "whsec_" + base64.b64encode(b"s" * 32).decode()
+    hook = {"url": "https://hooks.invalid/x", "secrets": [secret], "headers": {"Authorization": "Bearer abcdefgh"}}
+    wish = {"webhook": hook, "own_queue": False, "max_attempts": 3, "group_concurrency": 2, "expires_after": "1d"}
+    assert node.ask("n1", "PUT", "/v1/topics/all-set", wish).status == 200
+    page = browser.go("/console/topics/all-set")
+    for words in ("webhook.url https://hooks.invalid/x", "own_queue false", "expires_after 1d", "alert default"):
+        assert words in browser.text
+    assert secret not in page
+    assert "abcdefgh" not in page
+    assert "on_full" not in page, "a setting of subscriptions alone"
+    fields = {"was_group_concurrency": "2", "group_concurrency": "1", "was_group_rate": "", "group_rate": "5"}
+    browser.send("/console/topics/all-set/settings", **fields)
+    assert "Changed: group_concurrency, group_rate." in browser.text
+    assert node.ask("n1", "PUT", "/v1/topics/all-set/subscriptions/one", {"on_full": "drop"}).status == 200
+    browser.go("/console/topics/all-set~one")
+    assert "on_full drop" in browser.text
+    assert "own_queue" not in browser.text
 
 
 def test_settings_are_checked_as_the_api_checks_them(node: Cluster, browser: Browser) -> None:

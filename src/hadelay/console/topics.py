@@ -23,7 +23,7 @@ from hadelay.model import FIRST, SEPARATOR, State, encode_id
 from hadelay.server.service.overview import CHOICES, ORDERS, TopicCounts
 from hadelay.server.service.part import once_begun
 from hadelay.server.webhooks.queues import Health
-from hadelay.settings.topic import CALLBACK_SETTINGS, SETTINGS, shown_name
+from hadelay.settings.topic import CALLBACK_SETTINGS, COPY_SETTINGS, FAN_OUT_SETTINGS, SETTINGS, shown_name
 from hadelay.words import span
 
 pages = Pages()
@@ -38,9 +38,9 @@ _NOBODY_KNOWS = "off", "Nobody knows what is ready: there is no leader."
 _SLOW_MS = 10_000
 #: Topic settings that the page Topic can change; it only shows the others, which `hadelay topic set` changes.
 _IN_FORM = (
-    "lease_ms", "max_attempts", "backoff", "ttl_ms", "rate", "catch_up_rate", "concurrency", "group_rate",
-    "publish_rate", "max_messages", "max_bytes", "dead_letter", "dead_retention_ms", "retention_ms", "on_success",
-    "on_failure",
+    "lease_ms", "max_attempts", "backoff", "ttl_ms", "rate", "catch_up_rate", "concurrency",
+    "group_concurrency", "group_rate", "publish_rate", "max_messages", "max_bytes", "dead_letter", "dead_retention_ms",
+    "retention_ms", "on_success", "on_failure",
 )  # fmt: skip
 
 
@@ -79,7 +79,7 @@ async def show(visit: Visit) -> Answer:
     values = {
         **await consumers(visit, topic), "topic": topic, "settings": settings, "shown": shown, "peek": peek,
         "tones": TONES, "now": now(visit), "of": of if separator else "",
-        "subscriptions": [(one, _unlike_defaults(one)) for one in found],
+        "subscriptions": [(one, _unlike_defaults(one)) for one in found], "others": _others(shown, bool(separator)),
     }  # fmt: skip
     return visit.page("topic.html", active="topics", title=visit.topic, **values)
 
@@ -200,6 +200,18 @@ def _written(value: Any) -> str:
     if isinstance(value, dict):
         return ",".join(f"{name}={one}" for name, one in value.items() if one is not None)
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _others(shown: dict[str, Any], subscription: bool) -> list[tuple[str, str, str]]:
+    """(name, help, value as text) of the settings that the form does not have, parts of a setting one by one; "" for a
+    default."""
+    found, skipped = list[tuple[str, str, str]](), FAN_OUT_SETTINGS if subscription else COPY_SETTINGS
+    for name in (name for name in SETTINGS if name not in (*_IN_FORM, *skipped)):
+        value, help = shown.get(shown_name(name)), SETTINGS[name].help
+        parts = value.items() if isinstance(value, dict) else [("", value)]
+        rows = [(f"{shown_name(name)}.{part}" if part else shown_name(name), one) for part, one in parts]
+        found += [(part, help, str(one).lower() if isinstance(one, bool) else _written(one)) for part, one in rows]
+    return found
 
 
 def _unlike_defaults(topic: Topic[str]) -> list[tuple[str, str]]:
