@@ -272,6 +272,12 @@ def test_a_purge_of_blocked_messages_names_and_counts_them(node: Cluster, browse
     assert (found["scheduled"], found.get("blocked")) == (0, None)
 
 
+def test_a_badge_says_which_limits_are_set(node: Cluster, browser: Browser) -> None:
+    node.ask("n1", "PUT", "/v1/topics/limited", {"rate": 2.5, "concurrency": 10})
+    for path in ("/console/topics/limited", "/console/topics?q=limited"):
+        assert 'title="rate 2.5 per second, concurrency 10">limit set</span>' in browser.go(path)
+
+
 def test_all_settings_are_shown_without_secrets(node: Cluster, browser: Browser) -> None:
     secret = "whsec_" + base64.b64encode(b"s" * 32).decode()
     hook = {"url": "https://hooks.invalid/x", "secrets": [secret], "headers": {"Authorization": "Bearer abcdefgh"}}
