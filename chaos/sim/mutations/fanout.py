@@ -13,7 +13,7 @@ def short_fan_out(fan_out: Original, ledger: Any, batch: Any) -> Any:
     return found if found is None else FanOut(found.own, found.copies[:-1])
 
 
-@bug("a subscription gets a second copy of a message", "", "F1 fan-out", at=(publish, "fan_out"))
+@bug("a subscription gets a second copy of a message", "", "F1 fan-out, hand-outs", at=(publish, "fan_out"))
 def filled_twice(fan_out: Original, ledger: Any, batch: Any) -> Any:
     found = fan_out(ledger, batch)
     return found if found is None else FanOut(found.own, [*found.copies, *found.copies[:1]])
@@ -26,7 +26,7 @@ def uncounted_drop(drop: Original, fan: FanOut, row: int, full: Any) -> None:
         subscription.dropped -= subscription.number in full
 
 
-@bug("a fill skips the last message of a step", "", "J2 jobs, complete", "F1 fan-out, copies", at=(fills, "step"))
+@bug("a fill skips the last message of a step", "", "J2 jobs, complete", at=(fills, "step"))
 def short_step(step: Original, ledger: Any, job: Any, found: list[tuple[int, Any]]) -> None:
     step(ledger, job, [(hour, rows[:-1]) for hour, rows in found])
 

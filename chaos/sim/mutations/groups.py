@@ -29,7 +29,7 @@ def _bug(name: str, what: str, *caught_by: str, faults: str = "", stand_ins: lis
     """Add a bug that replaces functions (owner, name, replacement) in runs with message groups."""
 
     def apply() -> Bug:
-        checks = [(groupcheck, "check", _unchecked)] if caught_by[0] in ("G2", "G3", "G4", "G5") else []
+        checks = [(groupcheck, "check", _unchecked)] if caught_by[0].startswith(("G2", "G3", "G4", "G5")) else []
         return [patch.object(*one) for one in (*stand_ins, *checks)]
 
     MUTATIONS[name] = Mutation(what, caught_by, tuple(faults.split()), apply, sync="commit")
@@ -73,27 +73,27 @@ def _undecided(self: Any, group: int, handed_ms: int | None) -> None:
 _waits: Callable[..., bool] = lambda self, head: False  # noqa: E731
 
 _bug(
-    "never_blocked", "no message of a group is blocked", "G2",
+    "never_blocked", "no message of a group is blocked", "G2 groups apart",
     stand_ins=[(_Change, "_switch", _only_cleared)],
 )  # fmt: skip
 _bug(
-    "nobody_released", "nobody takes the place of a message that ended", "G4",
+    "nobody_released", "nobody takes the place of a message that ended", "G4 groups released",
     stand_ins=[(_Change, "fill", _nothing)],
 )  # fmt: skip
 _bug(
-    "released_at_nack", "a failed message leaves its group", "G2",
+    "released_at_nack", "a failed message leaves its group", "G2 groups apart",
     stand_ins=[(messagegroups, "leave", _left)],
 )  # fmt: skip
 _bug(
-    "retry_at_the_end", "a retry goes behind the others, with n = 1", "G3",
+    "retry_at_the_end", "a retry goes behind the others, with n = 1", "G3 groups in order",
     stand_ins=[(messagegroups, "rejoin", _to_the_end)],
 )  # fmt: skip
 _bug(
-    "token_kept", "a hand-out spends no token of its group", "G5",
+    "token_kept", "a hand-out spends no token of its group", "G5 groups in pace",
     stand_ins=[(GroupRate, "decided", _undecided)],
 )  # fmt: skip
 _bug(
-    "not_displaced", "an earlier message waits for a later one", "G1",
+    "not_displaced", "an earlier message waits for a later one", "G1 groups",
     stand_ins=[(_Change, "_waits", _waits)],
 )  # fmt: skip
 _bug(
@@ -105,6 +105,6 @@ _bug(
     stand_ins=[(maintenance, "settle", _swept)],
 )  # fmt: skip
 _bug(
-    "bound_not_lowered", "the bound of a group's blocked messages stays above an earlier one", "G1",
+    "bound_not_lowered", "the bound of a group's blocked messages stays above an earlier one", "G1 groups",
     stand_ins=[(_Change, "_block", _bound_kept)],
 )  # fmt: skip

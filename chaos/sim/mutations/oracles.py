@@ -38,7 +38,12 @@ def blank_left(_: Original, node: Node, without: str) -> list[str]:
     return sorted(name for name in names if name != without and name in node.raft.membership.voters)
 
 
-@bug("the own queue of a topic forgets an earlier subscription's match", "", "F1 fan-out", at=(publish, "fan_out"))
+@bug(
+    "the own queue of a topic forgets an earlier subscription's match",
+    "",
+    "F1 fan-out, hand-outs",
+    at=(publish, "fan_out"),
+)
 def forgotten_match(fan_out: Original, ledger: Any, batch: Any) -> Any:
     found = fan_out(ledger, batch)
     if found is not None and not found.own.all():
@@ -46,7 +51,7 @@ def forgotten_match(fan_out: Original, ledger: Any, batch: Any) -> Any:
     return found
 
 
-@bug("a lease whose end is not proposed in time never ends", "overload", "I15", at=(LeaseExpiry, "_expired"))
+@bug("a lease whose end is not proposed in time never ends", "overload", "I15 liveness", at=(LeaseExpiry, "_expired"))
 def one_expire(expired: Original, expiry: LeaseExpiry, keys: Any, result: Any, error: Any) -> None:
     expired(expiry, [] if error is not None else keys, result, error)
 
@@ -56,7 +61,12 @@ def untold_deaths(told: Original, alerts: Alerts, term: int, topic: Any, watch: 
     told(alerts, term, topic, watch, topic.settled[Event.DEAD], *more)
 
 
-@bug("a checkpoint does not count what is applied while it runs", "", "I2 conservation, log", at=(Checkpoints, "begin"))
+@bug(
+    "a checkpoint does not count what is applied while it runs",
+    "",
+    "I2 conservation, log since checkpoint",
+    at=(Checkpoints, "begin"),
+)
 def uncounted_log(begin: Original, checkpoints: Checkpoints, *then: Any) -> None:
     def done() -> None:
         checkpoints.bytes_since = 0

@@ -42,7 +42,7 @@ stub(
     (File, "sync", _nothing), (Disk, "sync_dir", _nothing), (Disk, "sync_files", _nothing),
 )  # fmt: skip
 stub(
-    "swallowed_sync_error", "an error of fdatasync is ignored", "failed_sync", ("I17",),
+    "swallowed_sync_error", "an error of fdatasync is ignored", "failed_sync", ("I17 fail-stop, failed sync",),
     (SimFile, "sync", _careless(SimFile.sync)), (File, "sync", _careless(File.sync)),
 )  # fmt: skip
 stub(
@@ -58,7 +58,8 @@ stub(
     ("I13 log safety, members",), (Membership, "truncated", _nothing),
 )  # fmt: skip
 stub(
-    "founder_joins", "who is added is taken for a founder until that is committed", "members", ("I12",),
+    "founder_joins", "who is added is taken for a founder until that is committed", "members",
+    ("I12 divergence, entries",),
     (Membership, "min_incarnation", lambda self, name: self._machine.incarnation(name) or FOUNDING),
 )  # fmt: skip
 stub(
@@ -83,7 +84,7 @@ def answer_before_sync(_: Original, follower: Follower, message: Any, ready: Rea
     follower._send_ok(message.round, ready)
 
 
-@bug("the leader commits without a majority", CRASHES, "I14", at=(Replication, "count_all"))
+@bug("the leader commits without a majority", CRASHES, "I14 durability, majority", at=(Replication, "count_all"))
 def commit_alone(_: Original, leader: Replication, ready: Ready) -> None:
     for peer in leader._members.peers.values():
         leader._core.acknowledged(peer.name, leader._journal.synced_index)
@@ -110,7 +111,7 @@ def plain_library() -> Bug:
     return [patch.object(Follower, "_skip_known", take_all), patch.object(Peer, "matched", back)]
 
 
-@bug("a vote is not written down", CRASHES, "I13", "I12", "I1 ", at=(Journal, "vote"))
+@bug("a vote is not written down", CRASHES, "I13 log safety, vote on disk", at=(Journal, "vote"))
 def forgotten_vote(vote: Original, journal: Journal, term: int, voted_for: str | None) -> None:
     vote(journal, term, None)
     journal.voted_for = voted_for
@@ -153,7 +154,13 @@ def deaf_after_transfer() -> Bug:
     return [patch.object(Elections, "campaign", told), patch.object(Elections, "heard_leader", hear)]
 
 
-@bug("a vote leaves before its sync", "power_at_send kill", "I13", at=(Elections, "vote"), raft=True)
+@bug(
+    "a vote leaves before its sync",
+    "power_at_send kill",
+    "I13 log safety, vote on disk",
+    at=(Elections, "vote"),
+    raft=True,
+)
 def vote_before_sync(_: Original, elections: Elections, name: str, term: int, ready: Ready) -> None:
     if elections._members.connected(name):
         ready.send(name, messages.encode(messages.VOTE_REPLY, term))
@@ -180,7 +187,7 @@ def kept_verified(follow: Original, follower: Follower, *args: Any) -> None:
 
 
 @bug(
-    "a new leader answers reads before an entry of its own term is committed", "kill slow_sync", "I17", "stale read",
+    "a new leader answers reads before an entry of its own term is committed", "kill slow_sync", "stale read",
     at=(Replication, "begin"), raft=True,
 )  # fmt: skip
 def read_before_no_op(begin: Original, leader: Replication, now: float, ready: Ready) -> None:
@@ -211,7 +218,13 @@ def old_round(read: Original, leader: Replication, done: Any, now: float, ready:
         leader._reads[-1] = (leader._reads[-1][0] - 1, *leader._reads[-1][1:])
 
 
-@bug("after a snapshot the commit index is one too high", "kill partition", "I13", at=(Snapshots, "_switch"), raft=True)
+@bug(
+    "after a snapshot the commit index is one too high",
+    "kill partition",
+    "I13 log safety, commit index ahead",
+    at=(Snapshots, "_switch"),
+    raft=True,
+)
 def commit_past_snapshot(switch: Original, snapshots: Snapshots, *args: Any) -> None:
     switch(snapshots, *args)
     if snapshots._stats.snapshots_installed == 1:

@@ -19,14 +19,14 @@ def _known(ledger: Any, firing: Any, found: Any) -> FireOutcome:
 
 stub(
     "stale_version", "a firing of a schedule that was changed or paused meanwhile counts", "slow_link slow_sync",
-    ("S4",), (schedules, "_outcome", _known),
+    ("S4 schedules, version",), (schedules, "_outcome", _known),
 )  # fmt: skip
 stub(
     "blind_overlap", "a message is made beside a pending one that forbids it", "", ("S2 schedules, overlap",),
     (schedules, "pending_of", lambda ledger, ring: iter(())),
 )  # fmt: skip
 stub(
-    "filed_stays", "a change leaves what is filed and not due", "", ("S4",),
+    "filed_stays", "a change leaves what is filed and not due", "", ("S4 schedules, cancelled",),
     (schedules, "_cancel_filed", lambda ledger, state: (state.ring, [])),
 )  # fmt: skip
 stub(
@@ -34,12 +34,12 @@ stub(
     (plan, "_caught_up", lambda spec, late, now_ms, following: late),
 )  # fmt: skip
 stub(
-    "deaf_runner", "the leader is not told of a schedule's new next occurrence", "", ("S5",),
+    "deaf_runner", "the leader is not told of a schedule's new next occurrence", "", ("S5 schedules, overdue",),
     (ScheduleRunner, "changed", lambda runner, next_ms: None),
 )  # fmt: skip
 
 
-@bug("an applied firing is applied once more", "", "S1", "S2", at=(_APPLY, Command.SCHEDULE_FIRE))
+@bug("an applied firing is applied once more", "", "S1 schedules", at=(_APPLY, Command.SCHEDULE_FIRE))
 def fires_again(apply: Original, ledger: Any, command: Any) -> Any:
     result = apply(ledger, command)
     with patch.object(schedules, "_outcome", _known):

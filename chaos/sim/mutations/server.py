@@ -65,19 +65,23 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 stub("deaf_wheel", "the wheel is not told of new messages", "", ("forgotten",), (Dispatcher, "on_filed", _nothing))
-stub("ignored_cancel", "a cancelled message is still owed", "", ("I3",), (changes, "settle", _nothing))
 stub(
-    "ignored_purge", "a purged message is still owed", "", ("I3",),
+    "ignored_cancel", "a cancelled message is still owed", "", ("I3 phantom, cancelled",),
+    (changes, "settle", _nothing),
+)  # fmt: skip
+stub(
+    "ignored_purge", "a purged message is still owed", "", ("I3 phantom, purged",),
     (TopicBook, "end", lambda topics, topic: topics.note_work(topic)),
 )  # fmt: skip
 stub(
-    "no_ttl", "what is past its TTL is handed out", "kill pause", ("TTL",), (grant, "expired", _not_expired),
+    "no_ttl", "what is past its TTL is handed out", "kill pause", ("TTL, leased",), (grant, "expired", _not_expired),
     (leases, "expired", _not_expired), (owed, "expired", _not_expired), (ttl, "_expire", lambda *_: 0),
 )  # fmt: skip
-stub("kept_ttl", "a reschedule keeps the end of the TTL", "kill", ("TTL", "I1 "), (ttl, "begin_again", _nothing))
+stub("kept_ttl", "a reschedule keeps the end of the TTL", "kill", ("TTL, ended",), (ttl, "begin_again", _nothing))
 stub(
-    "forgotten_key", "idempotency keys are forgotten", "reset kill", ("I8", "I1 "), (idempotency, "remember", _nothing)
-)
+    "forgotten_key", "idempotency keys are forgotten", "reset kill", ("I8 duplicate, told",),
+    (idempotency, "remember", _nothing),
+)  # fmt: skip
 stub(
     "blind_key", "two messages of one client key are pending", "", ("one per key",),
     (keys, "_pending", lambda ledger, message_id: (None, False)),
@@ -99,7 +103,7 @@ stub(
     _published_as(lambda d: replace(d, meta=b"")),
 )  # fmt: skip
 stub(
-    "five_ms_early", "delays are 5 ms short", "", ("I9",),
+    "five_ms_early", "delays are 5 ms short", "", ("I9 early, delay",),
     _published_as(lambda d: replace(d, when_ms=d.when_ms - 5) if d.relative else d),
 )  # fmt: skip
 stub(
@@ -112,11 +116,11 @@ stub(
 )  # fmt: skip
 stub("old_backup", "a backup is an old checkpoint", "backup", ("backup",), (Files, "_checkpoint", AsyncMock()))
 stub(
-    "shifted_twice", "what a job rescheduled keeps its generation", "kill", ("J1",),
+    "shifted_twice", "what a job rescheduled keeps its generation", "kill", ("J1 jobs, twice",),
     (bulk, "_generations", lambda ledger, job, rows: rows["generation"]),
 )  # fmt: skip
 stub(
-    "kept_letters", "a job counts dead letters as deleted, and keeps them", "", ("J2",),
+    "kept_letters", "a job counts dead letters as deleted, and keeps them", "", ("J2 jobs, complete",),
     (dead, "delete_letters", lambda ledger, leaving: len(leaving.rows)),
 )  # fmt: skip
 stub(
@@ -138,17 +142,17 @@ def kept_progress(close: Original, self: HeldGrant, positions: Any) -> None:
     self.progress = progress
 
 
-stub("lost_timer", "no lease ever runs out", "", ("I15",), (LeaseExpiry, "add", _nothing))
+stub("lost_timer", "no lease ever runs out", "", ("I15 liveness",), (LeaseExpiry, "add", _nothing))
 
 
-@bug("apply raises an OSError that no disk raised", "", "I17", at=(publish, "filed"))
+@bug("apply raises an OSError that no disk raised", "", "I17 fail-stop, own error", at=(publish, "filed"))
 def error_in_apply(filed: Original, ledger: Any, hours: Any, rows: Any, *more: Any) -> None:
     if (rows["index"] % 97 == 96).any():
         raise FileNotFoundError(errno.ENOENT, "no such file", "hours/1")
     filed(ledger, hours, rows, *more)
 
 
-@bug("an ack is answered before its commit", CRASHES, "I5", "I6", at=(GroupCommit, "propose"))
+@bug("an ack is answered before its commit", CRASHES, "I5 resurrection", at=(GroupCommit, "propose"))
 def answered_before_commit(propose: Original, self: GroupCommit, command: bytes, done: Any, term: int = 0) -> None:
     ((kind, body),) = decode_entry(encode_entry(0, [command]))[2]
     leases = decode(kind, body)[1] if kind == Command.SETTLE else None
@@ -171,17 +175,32 @@ def dead_is_retried(
     init(self, ledger, failure, max(delay_ms, -1), *more, **how)
 
 
-@bug("hand-outs precede their commit", "partition pause kill", "I6", at=(DeliveryLoop, "_make_handout"))
+@bug(
+    "hand-outs precede their commit",
+    "partition pause kill",
+    "I6 double lease, attempts",
+    at=(DeliveryLoop, "_make_handout"),
+)
 def dispatch_before_commit(_: Original, loop: DeliveryLoop, grants: Grants) -> IntervalHandout:
     return IntervalHandout(grants, loop.has_leader_lease)
 
 
-@bug("a grant of a leader that lost office reaches the next one", CRASHES, "I16", at=(Leadership, "propose"))
+@bug(
+    "a grant of a leader that lost office reaches the next one",
+    CRASHES,
+    "I16 fenced leader, grant",
+    at=(Leadership, "propose"),
+)
 def unfenced_grant(_: Original, leadership: Leadership, command: bytes, done: Any) -> None:
     leadership.group_commit.propose(command, done)
 
 
-@bug("grants ahead of their time are answered at once", "", "I9", at=(DeferredDeliveries, "until_due"))
+@bug(
+    "grants ahead of their time are answered at once",
+    "",
+    "I9 early, cluster time",
+    at=(DeferredDeliveries, "until_due"),
+)
 def not_held_back(
     _: Original, held: DeferredDeliveries, poll: Any, delivery: Any, release: Callable[[Any], None]
 ) -> None:
@@ -206,20 +225,20 @@ def room_of_the_gone(oldest: Original, windows: Windows, topic: Any) -> Any:
         windows.size = size
 
 
-@bug("the cursor is ahead of what it stands for", "kill stop", "I10", at=(grants, "encode_cursor"))
+@bug("the cursor is ahead of what it stands for", "kill stop", "I10 late", at=(grants, "encode_cursor"))
 def cursor_ahead(encode: Original, hour: int, second: int, local: int) -> bytes:
     hours, seconds = divmod(second + 8, 3600)
     command: bytes = encode(hour + hours, seconds, local)
     return command
 
 
-@bug("attempt numbers are used again", "", "I6", at=(grant, "_lease"))
+@bug("attempt numbers are used again", "", "I6 double lease, attempts", at=(grant, "_lease"))
 def reused_attempt(lease: Original, ledger: Any, hour: int, rows: Any, *more: Any) -> None:
     lease(ledger, hour, rows, *more)
     rows["attempt"] = 1
 
 
-@bug("an acked message is still owed", "", "I2", "I5", "I6", at=(leases, "settle"))
+@bug("an acked message is still owed", "", "I2 conservation", at=(leases, "settle"))
 def dropped_ack(settle: Original, ledger: Any, leaving: Leaving, event: Any, **more: Any) -> None:
     hour, indexes = leaving.hour, leaving.rows["index"]
     if int(indexes[0]) % 7:
@@ -230,7 +249,7 @@ def dropped_ack(settle: Original, ledger: Any, leaving: Leaving, event: Any, **m
         ledger.listener.on_filed(hour, ledger.store.entries(hour, indexes))
 
 
-@bug("one message in 29 is never handed out", "", "I1 ", at=(publish, "filed"))
+@bug("one message in 29 is never handed out", "", "I1 lost", at=(publish, "filed"))
 def dropped_message(filed: Original, ledger: Any, hours: Any, rows: Any, *more: Any) -> None:
     filed(ledger, hours, rows, *more)
     lost = rows["index"] % 29 == 28
@@ -257,7 +276,7 @@ def new_chain(decide: Original, decision: Decision, row: int, key: bytes, *more:
         decision._starts.pop(row, None)
 
 
-@bug("keys of the window before are forgotten", "", "I8", at=(idempotency, "repeat"))
+@bug("keys of the window before are forgotten", "", "I8 duplicate, told", at=(idempotency, "repeat"))
 def one_window(repeat: Original, ledger: Any, *more: Any) -> Any:
     before, ledger.key_count_before = ledger.key_count_before, 0
     try:
@@ -266,7 +285,7 @@ def one_window(repeat: Original, ledger: Any, *more: Any) -> Any:
         ledger.key_count_before = before
 
 
-@bug("the key index is ahead of the checkpoint", "kill", "I12", "I1 ", at=(Tables, "put"))
+@bug("the key index is ahead of the checkpoint", "kill", "I12 divergence, results", at=(Tables, "put"))
 def keys_ahead(put: Original, tables: Tables, table: bytes, key: bytes, value: bytes) -> None:
     put(tables, table, key, value)
     if table.startswith(b"idem:"):
@@ -281,7 +300,7 @@ def wrong_local_index(scan: Original, heads: HeadsCache, hour: int, derived: Any
     derived.entries = entries
 
 
-@bug("idempotency keys live for a sixtieth of their time", CRASHES, "I8", at=(idempotency, "turn"))
+@bug("idempotency keys live for a sixtieth of their time", CRASHES, "I8 duplicate, told", at=(idempotency, "turn"))
 def short_window(turn: Original, ledger: Any) -> None:
     window_ms = ledger.settings.idempotency_window_ms
     settings, ledger.settings = (
@@ -356,7 +375,7 @@ def few_waiting(measured: Original, node: Node) -> Any:
     return shown
 
 
-@bug("a job's step counts whatever the job's cursor is", "kill", "J1", at=(_APPLY, Command.JOB_STEP))
+@bug("a job's step counts whatever the job's cursor is", "kill", "J1 jobs, counts", at=(_APPLY, Command.JOB_STEP))
 def cursor_ignored(apply_step: Original, ledger: Any, step: Any) -> Any:
     job = ledger.jobs.get(step.job)
     return apply_step(ledger, step if job is None else step._replace(expected=job.cursor))
@@ -370,7 +389,7 @@ def miscounted_job(apply_step: Original, ledger: Any, step: Any) -> Any:
     return result
 
 
-@bug("a job's last step leaves out what was found and did not fit", "", "J2", at=(Work, "take"))
+@bug("a job's last step leaves out what was found and did not fit", "", "J2 jobs, complete", at=(Work, "take"))
 def early_end(take: Original, work: Work) -> Any:
     _, ids = take(work)
     return work.scan.cursor, ids
@@ -381,7 +400,7 @@ def ignored_retry_after(called: Original, pool: Pool, feed: Any, job: Any, url: 
     called(pool, feed, job, url, host, answer._replace(retry_after_ms=None))
 
 
-@bug("a webhook's message is done however the call was answered", "", "I1 ", at=(Pool, "_called"))
+@bug("a webhook's message is done however the call was answered", "", "I1 lost", at=(Pool, "_called"))
 def any_answer_is_yes(called: Original, pool: Pool, feed: Any, job: Any, url: str, host: str, answer: Reply) -> None:
     called(pool, feed, job, url, host, answer._replace(reason="") if answer.status else answer)
 
@@ -392,7 +411,7 @@ def long_calls(set_: Original, queue: WebhookQueue, *args: Any) -> None:
     queue.lease_ms, queue.needs_s = 100, 0.0
 
 
-@bug("apply depends on the process", "", "I12")
+@bug("apply depends on the process", "", "I12 divergence, results")
 def local_apply() -> Bug:
     resolve = publish._resolve
     processes: dict[int, int] = {}
@@ -404,21 +423,21 @@ def local_apply() -> Bug:
     return [patch.object(publish, "_resolve", rounded)]
 
 
-@bug("a batch counts as one message more", "", "I2", at=(publish, "_count"))
+@bug("a batch counts as one message more", "", "I2 conservation", at=(publish, "_count"))
 def miscounted(count: Original, ledger: Any, entries: Any) -> None:
     count(ledger, entries)
     if len(entries) > 4:
         ledger.topics[int(entries["topic"][0])].published += 1
 
 
-@bug("a purged dead letter counts again when its hour is dropped", "", "I2", at=(dead, "_forget"))
+@bug("a purged dead letter counts again when its hour is dropped", "", "I2 conservation", at=(dead, "_forget"))
 def counted_twice(forget: Original, ledger: Any, hour: int, rows: Any) -> None:
     forget(ledger, hour, rows)
     for number, died_ms in rows[["topic", "deliver_at_ms"]].tolist():
         ledger.topics[number].dead -= died_ms <= ledger.topics[number].dead_mark_ms
 
 
-@bug("a refused replacement cancels the pending message", "", "I1 ", at=(Decision, "finish"))
+@bug("a refused replacement cancels the pending message", "", "I1 lost", at=(Decision, "finish"))
 def refused_replacement(finish: Original, decision: Decision) -> None:
     for row, before, first_id in decision._replaced:
         place = find_entry(decision.ledger, first_id)
@@ -427,7 +446,7 @@ def refused_replacement(finish: Original, decision: Decision) -> None:
     finish(decision)
 
 
-@bug("a repeated receive gets what was acked meanwhile", "", "I5", at=(Grants, "_renewed"))
+@bug("a repeated receive gets what was acked meanwhile", "", "I5 resurrection", at=(Grants, "_renewed"))
 def acked_again(renewed: Original, grants_: Grants, poll: Any, delivery: Any, result: Any, error: Any) -> None:
     if isinstance(result, LeaseResult):
         result.outcomes[:] = LeaseOutcome.DONE
@@ -459,12 +478,17 @@ def refused_and_stored(refuse: Original, ledger: Any, batch: Any, *more: Any) ->
     batch.take[:] = take
 
 
-@bug("a batch whose outcome is unknown is sent again", "slow_sync kill", "I8", at=(groupcommit._Batch, "answer"))
+@bug(
+    "a batch whose outcome is unknown is sent again",
+    "slow_sync kill",
+    "I8 duplicate, handed out",
+    at=(groupcommit._Batch, "answer"),
+)
 def sent_again(answer: Original, batch: Any, results: Any, error: HadelayError | None) -> None:
     answer(batch, results, NoLeader("again") if isinstance(error, OutcomeUnknown) else error)
 
 
-@bug("/metrics shows twice as many acks", "", "I18", at=(replicas, "measured"))
+@bug("/metrics shows twice as many acks", "", "I18 metrics honesty", at=(replicas, "measured"))
 def boastful_metrics(measured: Original, node: Node) -> Any:
     shown = measured(node)
     shown["settled_messages_total"]["acked",] *= 2
