@@ -108,14 +108,16 @@ class Totals:
         self.failed |= other.failed
         self.pairs = sorted({*self.pairs, *other.pairs})
 
-    @property
-    def coverage(self) -> str:
-        """Text: how many pairs of fault families met in one run, counted by mode and size of the cluster."""
-        runs = product(combinations(sorted(FAMILIES), 2), ("commit", "interval"), (3, 5))
-        every = {f"{one} × {two}, {mode}, {size}" for (one, two), mode, size in runs}
+    def coverage(self, *, raft: bool) -> str:
+        """Text: how many pairs of fault families met in one run, counted by shape. Shapes are mode and size of the
+        cluster; of Raft alone, number of voters that one fault may stop, and size."""
+        shapes = raftsim.SHAPES if raft else tuple(product(("commit", "interval"), (3, 5)))
+        pairs = combinations(sorted(raftsim.FAULTS if raft else FAMILIES), 2)
+        every = {f"{one} × {two}, {shape}, {size}" for (one, two), (shape, size) in product(pairs, shapes)}
         missing = sorted(every - set(self.pairs))
         some = f"; not {'; '.join(missing[:5])}{' …' if len(missing) > 5 else ''}" if missing else ""
-        return f"{len(every) - len(missing)} of {len(every)} pairs of faults, by mode and size{some}"
+        by = "voters down and size" if raft else "mode and size"
+        return f"{len(every) - len(missing)} of {len(every)} pairs of faults, by {by}{some}"
 
 
 class Log:
@@ -212,8 +214,8 @@ def sim(
             known.write(block, here)
             totals.join(here)
     _print_summary(totals, before, time.perf_counter() - started, log)
-    if not raft and not mutation and count > 1:
-        print(f"  {totals.coverage}")
+    if not mutation and count > 1:
+        print(f"  {totals.coverage(raft=raft)}")
     for number, invariant in totals.failed.items():
         print(f"failed: seed {number}: {invariant}: {wish.replay(number)}")
     return 1 if totals.failed else 0

@@ -68,7 +68,8 @@ class Report:
     entries: int = 0
     terms: int = 0
     drained_s: float = 0.0
-    #: Mode of hand-outs ("commit" or "interval"), number of nodes, and fault families that were used.
+    #: Mode of hand-outs ("commit" or "interval"; of Raft alone, "one down" or "two down": how many voters one fault may
+    #: stop), number of nodes, and fault families that were used.
     mode: str = ""
     size: int = 0
     struck: list[str] = field(default_factory=list)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.sim import cli
+from chaos.sim import cli, raftsim
 from chaos.sim.nemesis import FAMILIES
 from chaos.sim.run import Report, run_seed
 from tests.sim.checked import CHECKED
@@ -87,6 +88,8 @@ HAPPENS = (
 )
 
 
+#: Seed of Raft alone in which one fault may stop two of five nodes.
+TWO_DOWN = 12
 #: Seeds whose traces are compared.
 TRACED = (7, 15, 34)
 
@@ -124,6 +127,17 @@ def test_a_fault_that_every_run_has(capsys: pytest.CaptureFixture[str]):
     assert "no 'member': reset, partition" in said
     assert "faults of its own" in said
     assert cli.Wish(fault="members").replay(3).endswith("--seed 3 --fault members")
+
+
+def test_raft_alone_says_which_faults_met(capsys: pytest.CaptureFixture[str]):
+    """By shape: in some runs with five nodes, one fault may stop two of them."""
+    assert cli.sim(seed=TWO_DOWN, count=2, jobs=1, raft=True) == 0
+    said = re.search(r"(\d+) of (\d+) pairs of faults, by voters down and size", capsys.readouterr().out)
+    assert said is not None
+    pairs = math.comb(len(raftsim.FAULTS), 2)
+    assert 0 < int(said[1]) < int(said[2]) == pairs * len(raftsim.SHAPES)
+    report = raftsim.run_seed(TWO_DOWN)
+    assert (report.mode, report.size) == ("two down", 5)
 
 
 def test_a_failing_run_is_shrunk_to_what_it_takes(capsys: pytest.CaptureFixture[str]):
