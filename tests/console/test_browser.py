@@ -175,6 +175,27 @@ def test_a_live_notice_moves_nothing_and_ends(cluster: Cluster, ids: dict[str, s
         assert page.locator("details.confirm[open]").count() == 1
 
 
+def test_alarms_and_tiles_that_come_and_go_move_nothing(cluster: Cluster, ids: dict[str, str], chromium: Any) -> None:
+    with opened(chromium, cluster.urls["n1"]) as page:
+        show = made_frames(page)
+        page.goto("/console/")
+        top = page.locator("#tiles").bounding_box()["y"]
+
+        def tiles_with(alarms: int) -> float:
+            items = "".join(
+                f"<li class='bad'>n{n} does not answer: start it, or read its log.</li>" for n in range(alarms)
+            )
+            show(html={"alarms": f"<ul class='alarms'>{items}</ul>"})
+            return page.locator("#tiles").bounding_box()["y"]
+
+        assert [tiles_with(n) for n in (1, 4, 0)] == [top] * 3
+        lower = tiles_with(9)
+        assert lower > top
+        assert tiles_with(1) == lower, "the space stays"
+        page.goto("/console/topics/tenants")
+        assert page.locator("#counts .tile:has-text('Blocked')").count() == 1, "also with none blocked"
+
+
 def test_hostile_bodies_do_nothing(cluster: Cluster, ids: dict[str, str], chromium: Any) -> None:
     with opened(chromium, cluster.urls["n1"]) as page:
         for form in ("", "?as=text", "?as=hex"):

@@ -36,6 +36,8 @@
       updates.delete(id);
       if (!place) continue;
       const focused = place.contains(document.activeElement) && document.activeElement.getAttribute("href");
+      // Alarms that end leave their space: nothing below moves while somebody aims at it.
+      if (place.classList.contains("alarm-box")) place.style.minHeight = `${place.getBoundingClientRect().height}px`;
       place.innerHTML = html;
       const same = focused && [...place.querySelectorAll("a[href]")].find((one) => one.getAttribute("href") === focused);
       if (same) same.focus({ preventScroll: true });
