@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.console.conftest import make_token
-from tests.console.pages import LOOKS, PATHS, PICTURES, first_paint, landed, made_frames, opened, picture
+from tests.console.pages import LOOKS, NARROW, PATHS, PICTURES, first_paint, landed, made_frames, opened, picture
 from tests.console.seeds import fill, use
 from tests.system.cluster import Cluster, ask, until
 
@@ -226,6 +226,22 @@ def test_topics_are_searched_while_typing(cluster: Cluster, ids: dict[str, str],
         assert "trials" in page.inner_text("#topics tbody")
         page.go_back()
         page.wait_for_selector("#topics tbody tr:nth-child(3)")
+
+
+def test_topics_are_sorted_on_a_narrow_screen(cluster: Cluster, ids: dict[str, str], chromium: Any) -> None:
+    with opened(chromium, cluster.urls["n1"]) as page:
+        page.goto("/console/topics?q=e")
+        assert not page.is_visible("#sort"), "the headings sort where there is room for them"
+        page.set_viewport_size(NARROW)
+        page.select_option("#sort", "late")
+        page.wait_for_url("**sort=late*")
+        assert "q=e" in page.url
+        assert page.input_value("#sort") == "late"
+        page.select_option("#sort", "scheduled")
+        page.wait_for_function("() => document.querySelector('#topics tbody a').textContent === 'reminders'")
+        page.select_option("#show", "dead")
+        page.wait_for_url("**show=dead*")
+        assert "sort=scheduled" in page.url, "a choice keeps the order"
 
 
 def test_a_hundred_thousand_topics_are_searched_and_sorted(
