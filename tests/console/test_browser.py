@@ -393,6 +393,31 @@ def test_due_times_are_zoomed_by_dragging(cluster: Cluster, ids: dict[str, str],
         assert end - start > 300 * 86_400_000
 
 
+def test_due_times_are_zoomed_with_the_keyboard(cluster: Cluster, ids: dict[str, str], chromium: Any) -> None:
+    with opened(chromium, cluster.urls["n1"]) as page:
+        page.goto("/console/topics/orders")
+        page.wait_for_selector("[data-due] canvas")
+
+        def pressed(name: str) -> tuple[int, int]:
+            page.focus(f"button[data-move='{name}']")
+            with page.expect_response("**/console/due?**") as asked:
+                page.keyboard.press("Enter")
+            assert asked.value.status == 200
+            page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+            start, end = (int(n) for n in re.findall(r"(?:from|to)=(\d+)", asked.value.url))
+            return start, end
+
+        day = 86_400_000
+        start, end = pressed("later")
+        assert end - start == day
+        assert pressed("zoom in") == (start + day // 4, end - day // 4)
+        assert pressed("earlier") == (start, end - day // 2)
+        assert page.locator("button[aria-pressed=true]").count() == 0
+        for _ in range(16):
+            start, end = pressed("zoom out")
+        assert end - start == 20 * 365 * day, "the longest range"
+
+
 def test_many_messages_are_counted_and_then_changed(cluster: Cluster, ids: dict[str, str], chromium: Any) -> None:
     with opened(chromium, cluster.urls["n2"]) as page:
         page.goto("/console/jobs")

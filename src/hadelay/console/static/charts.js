@@ -6,6 +6,8 @@
   // Interval of samples in seconds, unless the node samples more rarely.
   const SAMPLE = 10;
   const RANGES = { minute: 60, hour: HOUR, day: 24 * HOUR, week: 7 * 24 * HOUR, month: 30 * 24 * HOUR, year: 365 * 24 * HOUR };
+  // Shortest and longest range of due times that the buttons and a drag reach, in ms.
+  const LEAST = 60000, MOST = 20 * 365 * 24 * HOUR * 1000;
   const home = document.querySelector("[data-charts]");
   if (!home || !window.uPlot) return;
 
@@ -119,6 +121,7 @@
       this.trail = [];
       this.buttons = [...document.querySelectorAll("[data-range]")];
       for (const button of this.buttons) button.addEventListener("click", () => this.choose(button.dataset.range));
+      for (const button of document.querySelectorAll("[data-move]")) button.addEventListener("click", () => this.move(button.dataset.move));
       place.addEventListener("dblclick", () => { const last = this.trail.pop(); if (last) this.load(last[0], last[1]); });
       this.choose("day");
     }
@@ -127,6 +130,20 @@
       this.trail = [];
       for (const button of this.buttons) button.setAttribute("aria-pressed", String(button.dataset.range === range));
       this.load(now, now + RANGES[range] * 1000);
+    }
+    // By half of the range, or by a factor of two.
+    move(how) {
+      if (this.from === undefined) return;
+      const half = (this.to - this.from) / 2, middle = this.from + half;
+      const [centre, reach] = { earlier: [middle - half, half], later: [middle + half, half], "zoom in": [middle, half / 2], "zoom out": [middle, half * 2] }[how];
+      this.zoom(centre - reach, centre + reach);
+    }
+    zoom(low, high) {
+      this.trail.push([this.from, this.to]);
+      for (const button of this.buttons) button.setAttribute("aria-pressed", "false");
+      const middle = (low + high) / 2, half = Math.min(Math.max((high - low) / 2, LEAST / 2), MOST / 2);
+      const from = Math.max(0, middle - half);
+      this.load(from, from + 2 * half);
     }
     async load(from, to) {
       const url = new URL(this.place.dataset.due, location.href);
@@ -155,10 +172,7 @@
             if (chart.select.width < 6) return;
             const low = chart.posToVal(chart.select.left, "x") * 1000, high = chart.posToVal(chart.select.left + chart.select.width, "x") * 1000;
             chart.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
-            this.trail.push([this.from, this.to]);
-            for (const button of this.buttons) button.setAttribute("aria-pressed", "false");
-            const middle = (low + high) / 2, half = Math.max((high - low) / 2, 30000);
-            this.load(middle - half, middle + half);
+            this.zoom(low, high);
           }],
           setCursor: [(chart) => {
             const n = chart.cursor.idx;
