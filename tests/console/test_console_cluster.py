@@ -18,7 +18,7 @@ import pytest
 from numpy.typing import NDArray
 
 from hadelay.api.topics import Topic, WebhookOut
-from hadelay.console.cluster import kind
+from hadelay.console.cluster import kind, replace
 from hadelay.console.owntime import OwnTime
 from hadelay.console.render import size
 from hadelay.console.samples import KEPT, Sampler, _rates, _Ring, last_point
@@ -126,6 +126,51 @@ def test_dangerous_changes_of_the_cluster_are_refused_in_words(node: Cluster, br
     assert browser.answer.status == 404
 
 
+def test_a_member_is_replaced_in_two_steps(cluster: Cluster) -> None:
+    leader = cluster.leader()
+    old = next(name for name in members(cluster) if name != leader)
+    browser = Browser(cluster.urls[leader])
+
+    def send(typed: str, raft: str = "127.0.0.1:9", name: str = "n7", node: str = old) -> str:
+        browser.go("/console/cluster")
+        browser.send("/console/cluster/replace", node=node, name=name, raft=raft, typed=typed)
+        return browser.text
+
+    assert f"type the name of the old node, {old}" in send("n7")
+    assert "there is no node 'n8'" in send("n8", node="n8")
+    assert "n7" not in members(cluster)
+    assert f"n7 is added, and copies the data. When the table shows it as a follower, replace {old}" in send(old)
+    assert "n7 does not vote yet" in send(old)
+    assert "n7 is a member already, at 127.0.0.1:9" in send(old, raft="127.0.0.1:8")
+    assert browser.answer.status == 409
+    assert old in members(cluster), "nothing is removed before the new one votes"
+    browser.go("/console/cluster")
+    browser.send("/console/cluster/remove", node="n7", typed="n7")
+    assert "n7 is no member any more" in browser.text
+    assert "another name" in send(old, name=old)
+    assert old in members(cluster)
+
+
+async def test_the_second_step_removes_the_old_member_once_the_new_one_votes() -> None:
+    removed: list[str] = []
+
+    async def view(*, stale: bool) -> Any:
+        return SimpleNamespace(
+            members=[SimpleNamespace(name=name, role="follower", raft=f"h:{name}") for name in ("n1", "n4")]
+        )
+
+    async def remove_member(name: str, by: Any) -> None:
+        removed.append(name)
+
+    form = {"node": "n1", "name": "n4", "raft": "h:n4", "typed": "n1"}
+    visit: Any = SimpleNamespace(
+        need=lambda scope: None, text=form.__getitem__, actor=None, go=lambda where, notice: notice,
+        service=SimpleNamespace(cluster=SimpleNamespace(view=view, remove_member=remove_member)),
+    )  # fmt: skip
+    assert str(await replace(visit)) == "n1 is replaced by n4. Stop the process of n1."
+    assert removed == ["n1"]
+
+
 def test_a_token_is_made_shown_once_used_and_revoked(guarded: Cluster, admin_token: str) -> None:
     browser = signed_in(guarded, admin_token)
     browser.go("/console/access")
@@ -164,7 +209,7 @@ def test_pages_of_the_whole_cluster_need_rights_for_it(guarded: Cluster, admin_t
     assert reader.answer.status == 200
     assert "Remove a member" not in page
     assert reader.ask("GET", "/console/access").status == 403
-    for path in ("transfer", "drain", "add", "remove"):
+    for path in ("transfer", "drain", "add", "remove", "replace"):
         assert reader.post(f"/console/cluster/{path}", re.findall(r'csrf" value="([^"]+)', page)[0]).status == 403
     for path in ("create", "revoke"):
         assert reader.post(f"/console/access/{path}", re.findall(r'csrf" value="([^"]+)', page)[0]).status == 403

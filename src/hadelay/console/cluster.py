@@ -1,4 +1,4 @@
-"""The page Cluster: members, past leaders, this node's checks and files; transfer, drain, add, remove."""
+"""The page Cluster: members, past leaders, this node's checks and files; transfer, drain, add, remove, replace."""
 
 import time
 from collections import Counter
@@ -7,7 +7,7 @@ from typing import Any
 
 from hadelay.console.overview import values_of
 from hadelay.console.visit import Pages, Visit
-from hadelay.errors import BadRequest
+from hadelay.errors import BadRequest, Conflict, NotFound
 from hadelay.http.answers import Answer
 from hadelay.server.service.overview import HourRow
 
@@ -94,3 +94,28 @@ async def remove(visit: Visit) -> Answer:
         raise BadRequest(f"type the name of the node, {name[:64]}, to confirm")
     await visit.service.cluster.remove_member(name, visit.actor)
     return visit.go("/console/cluster", f"{name} is no member any more.")
+
+
+@pages.post("/console/cluster/replace")
+async def replace(visit: Visit) -> Answer:
+    """Replace a member in two steps, each after the person typed the name of the old one: the first adds the new one,
+    and the second, once the new one votes, removes the old one."""
+    visit.need("admin")
+    old, new, raft = visit.text("node"), visit.text("name"), visit.text("raft")
+    if not old or visit.text("typed") != old:
+        raise BadRequest(f"type the name of the old node, {old[:64]}, to confirm")
+    members = {member.name: member for member in (await visit.service.cluster.view(stale=False)).members}
+    if old not in members:
+        raise NotFound(f"there is no node {old[:64]!r}; there are {', '.join(members)}")
+    if new == old:
+        raise BadRequest(f"give the new node another name than {old}")
+    if new not in members:
+        await visit.service.cluster.add_member(new, raft, visit.actor)
+        steps = f"When the table shows it as a follower, replace {old} by {new} once more: that removes {old}."
+        return visit.go("/console/cluster", f"{new} is added, and copies the data. {steps}")
+    if members[new].raft != raft:
+        raise Conflict(f"{new[:64]} is a member already, at {members[new].raft}")
+    if members[new].role not in ("leader", "follower"):
+        raise Conflict(f"{new} does not vote yet: wait until the table shows it as a follower")
+    await visit.service.cluster.remove_member(old, visit.actor)
+    return visit.go("/console/cluster", f"{old} is replaced by {new}. Stop the process of {old}.")
