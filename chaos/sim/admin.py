@@ -1,12 +1,14 @@
 """Administrator of one topic in the simulated world: sets limits, slows hand-outs down, purges, and redrives dead
 letters."""
 
+from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
 from chaos.sim import receiver
 from chaos.sim.cluster import RETENTION_S
 from chaos.sim.door import Client, Request
+from chaos.sim.evidence import forgets
 from chaos.sim.history import Message, Order
 from chaos.sim.producer import target_of
 from chaos.sim.views import may_leave
@@ -46,6 +48,8 @@ class AdminClient(Client):
         self.slows = self.random.random() < 0.4
         self.topic, self.workload = self.cluster.workload.limited, self.cluster.workload
         self._limit()
+        if self.workload.brief:
+            self._put(self.workload.brief, {"retention_ms": self.workload.retention_ms})
         for topic in self.workload.topics[-2:] if self.workload.group_concurrency else ():
             self._group(topic)
 
@@ -55,13 +59,21 @@ class AdminClient(Client):
         if topic != self.topic:
             config |= {"max_attempts": 60_000, "group_rate": self.workload.group_rate or None}
 
+        def done() -> None:
+            self.history.grouped.add(topic)
+            self.history.rated = self.history.rated if topic == self.topic else self.world.now
+
+        self._put(topic, config, done)
+
+    def _put(self, topic: str, config: dict[str, Any], done: Callable[[], None] = lambda: None) -> None:
+        """Change settings of a topic; repeat this until the cluster accepts it, and then call `done`."""
+
         def replied(result: Any, error: HadelayError | None) -> None:
             if error is None:
-                self.history.grouped.add(topic)
-                self.history.rated = self.history.rated if topic == self.topic else self.world.now
-                self.note(f"{topic} has groups now")
+                self.note(f"{topic} has {config} now")
+                done()
             elif not self.stopped:
-                self.world.after(0.2, self._group, topic)
+                self.world.after(0.2, self._put, topic, config, done)
 
         self.ask(lambda service: service.topics.put_topic(topic, config, Actor()), replied)
 
@@ -231,9 +243,12 @@ class Reader(Client):
             if error is not None:
                 self.history.count(f"read {error.type}")
                 return
-            # After a suspension for hours, the cluster may have forgotten messages that ended, but not before their
-            # retention is over.
-            kept = not self.history.slept or (ended and self.world.now < since + RETENTION_S - 1.0)
+            # The cluster may have forgotten messages that ended, after a suspension for hours or in a topic with a
+            # brief retention, but not before their retention is over.
+            brief = message.topic == self.cluster.workload.brief
+            retention_s = self.cluster.workload.retention_ms / 1000 if brief else RETENTION_S
+            kept = not forgets(self.cluster, message) or (ended and self.world.now < since + retention_s - 1.0)
+            self.history.count("read within a brief retention", bool(brief and ended and kept))
             text = f"{process.name} knows nothing of message {message.number}, {ended or 'answered as stored before'}"
             purged = self.history.meant("purge", message, -1 if by_key else message.id or 0)
             self.cluster.decide("stale read", bool(found is None and kept and not purged), text, message.id or 0)

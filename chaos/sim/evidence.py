@@ -5,7 +5,7 @@ leader, is what "not early" allows.
 """
 
 from chaos.sim.cluster import SimCluster
-from chaos.sim.history import HandOut
+from chaos.sim.history import HandOut, Message
 from chaos.sim.machines import WATCH_S
 from hadelay.ledger.describe import describe
 from hadelay.ledger.keys import KEY, KEYOF
@@ -44,6 +44,12 @@ def where(node: Node, message_id: int) -> tuple[EntryRef | None, str]:
     """Entry and state of a message on this node; state "gone" if the node does not know the message."""
     place = find_entry(node.ledger, message_id)
     return place, "gone" if place is None else state_of(node.ledger, place, node.ledger.now_ms)
+
+
+def forgets(cluster: SimCluster, message: Message) -> bool:
+    """Whether the cluster may have forgotten the message, if it ended: hours passed, or its topic's retention is
+    brief."""
+    return cluster.history.slept or message.topic == cluster.workload.brief
 
 
 def was_cold(cluster: SimCluster, at: float) -> bool:

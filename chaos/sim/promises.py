@@ -10,7 +10,7 @@ from collections import defaultdict
 
 from chaos.sim import fanout
 from chaos.sim.cluster import SimCluster
-from chaos.sim.evidence import WAITING, found_by_key_of, latest, lease_began, published_ms, where
+from chaos.sim.evidence import WAITING, forgets, found_by_key_of, latest, lease_began, published_ms, where
 from chaos.sim.grouporder import groups_apart, groups_in_order, groups_in_pace, groups_released
 from chaos.sim.history import Message, Violation, number_of
 from chaos.sim.leases import calls_apart, dead_is_over, double_leases, fenced, resurrected
@@ -49,7 +49,7 @@ def lost(cluster: SimCluster) -> None:
     for message_id, messages in by_id.items():
         place, state = where(nodes[0], message_id)
         history.count(f"ends {state}")
-        over = state == State.ACKED or (state == "gone" and history.slept)
+        over = state == State.ACKED or (state == "gone" and forgets(cluster, messages[0]))
         kept = state in WAITING or (over and message_id in acked)
         # The stored one may be one whose publisher never got an answer.
         stored = [*messages, *(other for m in messages for other in unanswered[m.topic, m.client_key])]
@@ -64,7 +64,7 @@ def _may_end(cluster: SimCluster, message: Message, message_id: int, state: str,
     purged = 0
     for order in history.meant("purge", message, message_id):
         purged |= order.states
-    gone = state == "gone" and history.slept
+    gone = state == "gone" and forgets(cluster, message)
     if state == State.CANCELLED or gone:
         by_key = (message.topic, message.client_key) in history.cancelled_keys
         replaced = by_key or history.may_be_replaced(message, message_id)
@@ -81,12 +81,13 @@ def _may_end(cluster: SimCluster, message: Message, message_id: int, state: str,
 
 
 def results_kept(cluster: SimCluster) -> None:
-    """Results: what an ack carried that was answered `acked` is what a reader gets. In the administrator's topic,
-    retention may be over."""
+    """Results: what an ack carried that was answered `acked` is what a reader gets. In the administrator's topic, and
+    in one with a brief retention, retention may be over."""
     nodes, history = latest(cluster), cluster.history
     for h in history.hand_outs if nodes and not history.slept else ():
         message = history.message_of(h.body)
-        if h.result_taken and message is not None and message.topic != cluster.workload.limited:
+        aside = (cluster.workload.limited, cluster.workload.brief)
+        if h.result_taken and message is not None and message.topic not in aside:
             found = result_of(nodes[0].ledger, h.id)
             text = f"the ack of {h.id:x} carried {h.result!r}, and the cluster has {found!r}"
             history.decide("results", found != h.result, text, h.id)
@@ -165,7 +166,8 @@ def _forgotten(cluster: SimCluster, *ids: int) -> bool:
     or whether one of them is forgotten by now."""
     for node in latest(cluster):
         first, second = sorted(published_ms(node, message_id) for message_id in ids)
-        forgotten = second - first >= cluster.window_ms if first else cluster.history.slept
+        unknown = cluster.history.slept or bool(cluster.workload.brief)
+        forgotten = second - first >= cluster.window_ms if first else unknown
         cluster.history.count("stored again when its key was forgotten", forgotten)
         return forgotten
     return True

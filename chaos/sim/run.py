@@ -43,6 +43,8 @@ _AN_HOUR_MS = 494_579 * HOUR_S * 1000
 _CLOCK_CHANGE_MS = 1_806_195_600_000
 #: Share of runs in which idempotency keys are forgotten during the faults, unless there are subscriptions.
 _BRIEF_WINDOWS = 0.3
+#: Share of runs in which one topic's settled messages are forgotten within seconds; and possible retentions, in ms.
+_FORGETFUL, _RETENTIONS_MS = 0.15, (1_500, 3_000)
 #: Share of runs with quotas, and with many messages under few client keys.
 _CROWDED = 0.15
 #: Share of runs at whose end the power of all nodes is cut once more.
@@ -109,6 +111,9 @@ class Shape:
         workload = Workload() if large else Workload(leases_ms=(300, 900, 2000), longest_ms=1500)
         if random.Random(f"crowded {seed}").random() < _CROWDED:
             workload = replace(workload, crowded=True, keyed=0.6, keys=random.Random(f"keys {seed}").choice((1, 3)))
+        retention = random.Random(f"retention_ms {seed}")
+        if retention.random() < _FORGETFUL:
+            workload = replace(workload, retention_ms=retention.choice(_RETENTIONS_MS))
         own = random.Random(f"window {seed}")
         # Clients of subscriptions repeat their requests for longer than a brief window.
         brief = own.random() < _BRIEF_WINDOWS and not subscribes(seed)

@@ -31,6 +31,8 @@ class Workload:
     #: Longest delay, in ms, and share of messages with a far longer delay, which stay until the end of the run.
     longest_ms: int = 4500
     far: float = 0.03
+    #: Retention of settled messages of the first topic, in ms; 0: for as long as their hour is kept.
+    retention_ms: int = 0
     #: Limit of the messages of one group that are leased at the same time, in the last two topics; 0: no groups.
     group_concurrency: int = 0
     #: Limit per second of hand-outs of one group, in the topic whose groups are checked for order; 0: none.
@@ -42,6 +44,11 @@ class Workload:
     @property
     def limited(self) -> str:
         return self.topics[-1]
+
+    @property
+    def brief(self) -> str:
+        """The topic whose settled messages are forgotten within seconds; "" if there is none."""
+        return self.topics[0] if self.retention_ms else ""
 
     @property
     def in_order(self) -> str:

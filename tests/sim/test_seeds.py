@@ -79,6 +79,7 @@ HAPPENS = (
     a member was added, a member was removed, a change of members was refused,
     configured, access changed, topic refused, listed, hours passed, fuzz, relayed, hung up waiting, hung up granted,
     given up, a sync held its node up, bits rotted, rot was mended, rot ended a node,
+    read within a brief retention,
     fired done, occurrences taken, schedule put, schedule pause, schedule resume, schedule delete, schedule trigger,
     events published, events taken, events cancelled, events partial, events changed,
     webhook 200, webhook 200 late, webhook 500, webhook 429, webhook silence, webhook refused, alert, blackout

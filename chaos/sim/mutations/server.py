@@ -465,6 +465,11 @@ def early_retirement(kept_until_ms: Original, runner: MaintenanceRunner, hour: i
         hour_state.settled_at_ms = settled_at_ms
 
 
+@bug("a settled message is forgotten in a tenth of its retention", "", "stale read", at=(describe, "_kept_ms"))
+def brief_retention(kept_ms: Original, topic: Any) -> Any:
+    return kept_ms(topic) // 10
+
+
 @bug("a message that was acked is shown as cancelled", "", "reads", at=(describe, "state_of"))
 def wrong_state(state_of: Original, *args: Any) -> State:
     found = state_of(*args)
