@@ -187,8 +187,7 @@ class Leadership:
 
     def _on_ready(self, peer: str, numbers: Any, reply: Reply) -> None:
         """Reply with reports of the topics `numbers`; nil: of all topics that may have something to report."""
-        wanted = self.delivery.active_topics() if numbers is None else [int(number) for number in numbers]
-        self._report(wanted, 0, {}, reply)
+        self._report(self.delivery.active_topics() if numbers is None else list(map(int, numbers)), 0, {}, reply)
 
     def _report(self, numbers: Sequence[int], start: int, found: dict[int, tuple[int, ...]], reply: Reply) -> None:
         """Reply with reports of the topics `numbers`, of which `found` has those before index `start`."""
