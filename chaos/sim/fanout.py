@@ -55,8 +55,9 @@ class FanOutClient(Client):
         self.history.fanned_out = self.sent = list[FannedOut]()
         #: Mark of this client's messages: a restored cluster knows those of the cluster before.
         self.mark = b"%d " % int(self.world.now * 1000)
-        #: Whether the subscription `filled` exists; None while it may be under way.
-        self.filled: bool | None = False
+        #: Whether the subscription `filled` exists; None while it may be under way, and in a restored cluster, whose
+        #: backup may have it.
+        self.filled: bool | None = None if self.cluster.seed < 0 else False
         #: Whether the subscription `part` exists; None while a change of it may be under way.
         self.part: bool | None = None
         rng = _stream(self.cluster.seed)
