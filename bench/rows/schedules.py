@@ -13,9 +13,9 @@ import uvloop
 
 from bench.cluster import Cluster, Void, cpu_seconds
 from bench.http1 import request
-from bench.load import Session, Tally, consume, now_ms, until
+from bench.load import Session, Tally, consume, now_ms, publish, until
 from bench.result import Row, Setup, Target
-from bench.rows.deliver import gather_until_stopped, leader_first
+from bench.rows.deliver import gather_until_stopped, leader_first, nothing_early
 
 TOPIC = "bench"
 _EVERY_SECOND = 1_000
@@ -62,19 +62,42 @@ async def _set_all(addresses: list[str], count: int, wish: dict[str, Any]) -> No
     await asyncio.gather(*(some(n) for n in range(_SETTERS)))
 
 
-async def _each_second(cluster: Cluster, seconds: float) -> tuple[Occurrences, float]:
-    """(occurrences, processor time of the leader in seconds)"""
-    addresses, stop, warm = leader_first(cluster), asyncio.Event(), Tally()
-    await _set_all(addresses, _EVERY_SECOND, {"every": "1s", "catch_up": "all"})
-    tally = Occurrences()
+async def _watched(cluster: Cluster, tally: Tally, seconds: float) -> float:
+    """Receive and ack for so long, after some seconds that do not count; processor time of the leader in seconds."""
+    addresses, stop = leader_first(cluster), asyncio.Event()
     consumers = [asyncio.create_task(consume(Session(addresses), tally, stop)) for _ in range(8)]
     await asyncio.sleep(5)
-    warm.late_ms, tally.late_ms = tally.late_ms, []
+    tally.late_ms = []
     leader = cluster.leader()
     before = cpu_seconds(leader.pid)
     await asyncio.sleep(seconds)
     took = cpu_seconds(leader.pid) - before
     await gather_until_stopped(consumers, stop)
+    return took
+
+
+async def _each_second(cluster: Cluster, seconds: float) -> tuple[Occurrences, float]:
+    """(occurrences, processor time of the leader in seconds)"""
+    await _set_all(leader_first(cluster), _EVERY_SECOND, {"every": "1s", "catch_up": "all"})
+    tally = Occurrences()
+    return tally, await _watched(cluster, tally, seconds)
+
+
+async def _published(cluster: Cluster, seconds: float) -> tuple[Tally, float]:
+    """The same with as many messages that a client publishes: in batches of 100, due at full seconds."""
+    tally, session, over = Tally(), Session(leader_first(cluster)), asyncio.Event()
+
+    async def produce() -> None:
+        while not over.is_set():
+            second = now_ms() // 1000 * 1000
+            for _ in range(_EVERY_SECOND // 100):
+                await publish(session, tally, [second + 3_000] * 100)
+            await asyncio.sleep(max(0.0, (second + 1_000 - now_ms()) / 1000))
+
+    producer = asyncio.create_task(produce())
+    took = await _watched(cluster, tally, seconds)
+    over.set()
+    await producer
     return tally, took
 
 
@@ -94,6 +117,13 @@ def schedules(setup: Setup) -> list[Row]:
             row.add("lateness p50", tally.late(0.5), "ms")
             row.add("lateness p99", tally.late(0.99), "ms")
             row.add("leader", took / max(len(tally.late_ms), 1) * 1e6, "µs")
+            row.add("leader, of a core", took / seconds * 100, "%")
+        with setup.cluster() as cluster:
+            minute = setup.seconds(60)
+            plain, took = uvloop.run(_published(cluster, minute))
+            cluster.account([TOPIC], plain.published, plain.acked)
+            nothing_early(plain)
+            row.add("leader, of a core, the same rate published", took / minute * 100, "%")
     return [row]
 
 
