@@ -67,6 +67,7 @@ ROWS: dict[str, Callable[[Setup], list[Row]]] = {
     "worst": bounds.bounds,
     "restart": size.restart,
     "idle": size.idle,
+    "idle_schedules": schedules.idle_schedules,
     "spark": spark.pipeline,
     "backup": backup.backup,
     "replace": replace.replace,

@@ -1,26 +1,34 @@
-"""Schedules: a thousand that are due each second, and a hundred thousand that are due in the same second."""
+"""Schedules: a thousand that are due each second, a hundred thousand that are due in the same second, and as many of
+which none is due."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import statistics
 import time
 from collections.abc import Iterator
-from datetime import datetime
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
 
 import uvloop
 
-from bench.cluster import Cluster, Void, cpu_seconds
+from bench.cluster import Cluster, Void, cpu_seconds, rss_anon_mb, written_bytes
 from bench.http1 import request
 from bench.load import Session, Tally, consume, now_ms, publish, until
 from bench.result import Row, Setup, Target
 from bench.rows.deliver import gather_until_stopped, leader_first, nothing_early
+from bench.rows.size import at_rest, written_out
 
 TOPIC = "bench"
 _EVERY_SECOND = 1_000
 #: Requests under way at once while schedules are set.
 _SETTERS = 64
+#: Schedules that are set and deleted before nodes are measured without any. The memory that requests take is then
+#: taken, and the audit trail is full, which each checkpoint writes.
+_WARM = 2_000
+#: Interval of checkpoints while schedules are idle, in seconds, and number of checkpoints that are measured.
+_CHECKPOINT_S, _CHECKPOINTS = 1, 5
 
 
 class Occurrences(Tally):
@@ -51,13 +59,16 @@ def _known(cluster: Cluster) -> None:
 
 
 async def _set_all(addresses: list[str], count: int, wish: dict[str, Any]) -> None:
-    body = json.dumps({"topic": TOPIC, "body": "x" * 200, **wish}).encode()
+    await _ask_all(addresses, count, "PUT", json.dumps({"topic": TOPIC, "body": "x" * 200, **wish}).encode())
+
+
+async def _ask_all(addresses: list[str], count: int, method: str, body: bytes = b"") -> None:
     names: Iterator[int] = iter(range(count))
 
     async def some(first: int) -> None:
         session = Session(addresses, first)
         for n in names:
-            await session.call(request("PUT", f"/v1/schedules/s{n}", body), 30)
+            await session.call(request(method, f"/v1/schedules/s{n}", body), 30)
 
     await asyncio.gather(*(some(n) for n in range(_SETTERS)))
 
@@ -162,4 +173,64 @@ def crowd(setup: Setup) -> list[Row]:
                 raise Void(f"{tally.early} early, {tally.duplicates} twice, {len(tally.came)} of {count}")
             row.add("seconds", (tally.last_at - due) / 1000, "s")
             row.add("set", count / took, "/s")
+    return [row]
+
+
+class _Resting(NamedTuple):
+    """What the nodes take while no schedule is due: processor time in % of a core, written bytes, memory in MB, and
+    bytes that a checkpoint writes after one publish; each of the node that takes most, but memory."""
+
+    cpu: float
+    written: int
+    memory: list[float]
+    checkpoint: float
+
+
+def _resting(cluster: Cluster, setup: Setup) -> _Resting:
+    # Quiet for long enough that no checkpoint is to come.
+    written_out(cluster, setup.seconds(20))
+    nodes = at_rest(cluster, setup.seconds(20))
+    memory = [rss_anon_mb(node.pid) for node in cluster.nodes]
+    checkpoints = [_checkpoint(cluster) for _ in range(_CHECKPOINTS)]
+    return _Resting(
+        max(cpu for cpu, _ in nodes), max(written for _, written in nodes), memory, statistics.median(checkpoints)
+    )
+
+
+def _checkpoint(cluster: Cluster) -> int:
+    """Bytes that a node writes for one message and the checkpoint after it."""
+    before = [written_bytes(node.pid) for node in cluster.nodes]
+    uvloop.run(publish(Session(leader_first(cluster)), Tally(), [now_ms() + 86_400_000]))
+    time.sleep(4 * _CHECKPOINT_S)
+    return max(written_bytes(node.pid) - was for node, was in zip(cluster.nodes, before, strict=True))
+
+
+def idle_schedules(setup: Setup) -> list[Row]:
+    count = setup.many(100_000, 5_000)
+    row = Row(
+        "idle_schedules", f"{count:,} schedules of which none is due, against none: CPU per node, writes, memory",
+        [
+            Target("cpu", 2.0, at_most=True), Target("written", 0.0, at_most=True),
+            Target("RssAnon more", 20, at_most=True), Target("checkpoint more", 1024, at_most=True),
+        ],
+    )  # fmt: skip
+    # Months away.
+    month = (datetime.now(UTC).month + 5) % 12 + 1
+    wish = {"cron": f"0 9 1 {month} *", "timezone": "Europe/Vienna"}
+    for _ in setup.each_round("idle_schedules"):
+        with setup.cluster(settings=(f"storage.checkpoint_interval_ms={_CHECKPOINT_S}s",)) as cluster:
+            _known(cluster)
+            addresses = leader_first(cluster)
+            uvloop.run(_set_all(addresses, _WARM, wish))
+            uvloop.run(_ask_all(addresses, _WARM, "DELETE"))
+            none = _resting(cluster, setup)
+            uvloop.run(_set_all(addresses, count, wish))
+            many = _resting(cluster, setup)
+            more = max(now - before for before, now in zip(none.memory, many.memory, strict=True))
+            row.add("cpu", many.cpu, "% of a core")
+            row.add("cpu, none", none.cpu, "% of a core")
+            row.add("written", float(many.written), "bytes")
+            row.add("RssAnon more", more, "MB")
+            row.add("checkpoint", many.checkpoint / 1024, "KiB")
+            row.add("checkpoint more", (many.checkpoint - none.checkpoint) / 1024, "KiB")
     return [row]

@@ -116,6 +116,17 @@ def restart(setup: Setup) -> list[Row]:
     return [row]
 
 
+def at_rest(cluster: Cluster, seconds: float) -> list[tuple[float, int]]:
+    """(processor time in % of a core, bytes written) of each node, while nothing is asked of it."""
+    before = [(cpu_seconds(node.pid), written_bytes(node.pid)) for node in cluster.nodes]
+    time.sleep(seconds)
+    after = [(cpu_seconds(node.pid), written_bytes(node.pid)) for node in cluster.nodes]
+    return [
+        ((cpu - cpu_before) / seconds * 100, written - written_before)
+        for (cpu_before, written_before), (cpu, written) in zip(before, after, strict=True)
+    ]
+
+
 def idle(setup: Setup) -> list[Row]:
     row = Row(
         "idle",
@@ -128,10 +139,7 @@ def idle(setup: Setup) -> list[Row]:
         # The checkpoint after the last message is work, not idling.
         time.sleep(setup.seconds(70))
         for _ in setup.each_round("idle"):
-            before = [(cpu_seconds(n.pid), written_bytes(n.pid)) for n in cluster.nodes]
-            time.sleep(seconds)
-            after = [(cpu_seconds(n.pid), written_bytes(n.pid)) for n in cluster.nodes]
-            both = list(zip(before, after, strict=True))
-            row.add("cpu", max((b[0] - a[0]) / seconds * 100 for a, b in both), "% of a core")
-            row.add("written", float(max(b[1] - a[1] for a, b in both)), "bytes")
+            nodes = at_rest(cluster, seconds)
+            row.add("cpu", max(cpu for cpu, _ in nodes), "% of a core")
+            row.add("written", float(max(written for _, written in nodes)), "bytes")
     return [row]
