@@ -315,7 +315,7 @@ def test_the_stream_is_closed_while_the_page_is_hidden(cluster: Cluster, ids: di
         )
         page.evaluate(hide, True)
         until(lambda: (page.wait_for_timeout(50), bool(ended))[1], "the stream is closed")
-        with page.expect_request("**/console/live/overview"):
+        with page.expect_request("**/console/live/overview?again=1"):
             page.evaluate(hide, False)
 
 
@@ -552,7 +552,7 @@ def test_a_page_goes_on_when_its_node_is_back(cluster: Cluster, ids: dict[str, s
         cluster.kill(here, number=signal.SIGTERM)
         # By the time that the page is asked, its first try to connect may have failed.
         page.wait_for_selector("#live-notice:has-text('is stopping'), #live-notice:has-text('No news')")
-        with page.expect_response("**/console/live/cluster"):
+        with page.expect_response("**/console/live/cluster?again=1"):
             cluster.restart(here)
         # A node that has just started knows no leader for a moment.
         page.wait_for_function(
