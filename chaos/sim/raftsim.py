@@ -18,6 +18,7 @@ from chaos.sim.machines import Machines, Process
 from chaos.sim.nemesis import FAMILIES, Nemesis
 from chaos.sim.run import Report, report_on
 from chaos.sim.runtime import SimWorld
+from chaos.sim.workload import HOUR_S
 from hadelay.errors import FatalError, HadelayError
 from hadelay.members import Member, Members
 from hadelay.raft.journal import Journal, JournalConfig
@@ -33,6 +34,8 @@ FAULTS_S, CONVERGES_S = 20.0, 12.0
 _OF_NODES = {"clock_step", "stop", "full_disk", "lost_answers", "members", "rot", "backup"}
 #: Fault families, and the probability that a run has each family.
 FAULTS = {name: chance for name, chance in FAMILIES.items() if name not in _OF_NODES}
+#: Share of runs in which all machines are suspended for hours.
+_SLEEPS = 0.1
 #: Shapes of the runs: how many voters one fault may stop, and number of nodes; and share of two voters among the runs
 #: with five nodes.
 TWO_DOWN = 1 / 3
@@ -104,9 +107,19 @@ class RaftSim(Machines):
         self._client()
         self._reader()
         nemesis.start()
+        self._sleep()
         self._run_until(lambda: self.world.now >= FAULTS_S, 2 * FAULTS_S)
-        self._run_until(self.converged, FAULTS_S + CONVERGES_S)
+        self._run_until(self.converged, max(self.world.now, FAULTS_S) + CONVERGES_S)
         self.check()
+
+    def _sleep(self) -> None:
+        """In some runs, suspend all machines for hours between two faults, which then end."""
+        rng = random.Random(f"{self.seed} sleep")
+        if rng.random() < _SLEEPS:
+            self._run_until(lambda: False, rng.uniform(0.3, 0.9) * FAULTS_S)
+            self.note("hours pass")
+            self.history.count("hours passed")
+            self.world.now += rng.choice((1, 20)) * HOUR_S
 
     def check(self) -> None:
         decide, rafts = self.history.decide, self.rafts()
