@@ -58,6 +58,22 @@ def test_records_need_not_wait_for_the_end_of_a_running_sync():
     assert not slow.errors
 
 
+def test_a_sync_waits_until_the_records_of_the_running_ones_are_written():
+    """Else a killed process leaves half a record in front of whole ones, and its node refuses to start."""
+    slow = Slow()
+    slow.journal.append(bytes(100), slow.journal.last_index + 1, 1)
+    slow.journal.kick()
+    slow.journal.append(bytes(100), slow.journal.last_index + 1, 1)
+    slow.journal.kick()
+    slow.world.run_for(0.0002)
+    assert len(slow.disk.flights) == 1, "the first thread had not begun"
+    slow.journal.kick()
+    slow.world.run_for(0.0002)
+    assert len(slow.disk.flights) == 2
+    slow.world.run_for(1.0)
+    assert slow.journal.all_synced
+
+
 def test_on_a_fast_disk_one_sync_covers_all_that_waits():
     fast = Slow(0.001)
     for _ in range(3):

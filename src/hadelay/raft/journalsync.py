@@ -55,6 +55,8 @@ class _Sync:
     index: int
     ends: list[tuple[Segment, int]]
     alone: bool
+    #: Whether its records are in the page cache; set by its thread.
+    written: bool = False
     ended: bool = False
 
 
@@ -147,6 +149,7 @@ class JournalSync:
             for file, parts, offset in writes:
                 if parts:
                     file.pwritev(parts, offset)
+                sync.written = True
                 file.sync()
             if names_changed:
                 self._disk.sync_dir(self.directory)
@@ -156,10 +159,11 @@ class JournalSync:
         self._runtime.in_thread(_LANES[lane], work, partial(self._ended, sync), brief=brief)
 
     def _may_overlap(self) -> bool:
-        """Whether the queued records may be synced while other syncs run: nobody waits for a moment without syncs, and
-        all syncs are of the newest segment, so no name changes."""
+        """Whether the queued records may be synced while other syncs run: nobody waits for a moment without syncs, all
+        syncs are of the newest segment, so no name changes, and the records before are written, so that a killed
+        process leaves no gap."""
         newest, room = self._segments[-1], len(self._running) < _MAX_SYNCS
-        other = any(sync.alone or sync.ends[0][0] is not newest for sync in self._running)
+        other = any(sync.alone or not sync.written or sync.ends[0][0] is not newest for sync in self._running)
         return self.slow and room and not (self._waiting or other)
 
     def _ended(self, sync: _Sync, _: object, error: BaseException | None) -> None:
