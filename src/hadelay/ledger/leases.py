@@ -21,7 +21,8 @@ from hadelay.ledger.callbacks import read_bytes, succeeded, within_bytes
 from hadelay.ledger.dead import die
 from hadelay.ledger.grants import Held, HeldGrant
 from hadelay.ledger.hourstate import groups
-from hadelay.ledger.lookup import expired, find_entry
+from hadelay.ledger.lateacks import late_acks
+from hadelay.ledger.lookup import expired
 from hadelay.ledger.state import NO_NODE, Ledger
 from hadelay.ledger.transitions import (
     FLAG_LEASE_EXPIRED,
@@ -30,15 +31,14 @@ from hadelay.ledger.transitions import (
     FailedTry,
     Leaving,
     excused,
-    failures_of,
     fitting,
     log_events,
     move,
     settle,
 )
-from hadelay.model import DEAD_HOURS, HOUR_MS, NONE32, Event
+from hadelay.model import HOUR_MS, NONE32, Event
 from hadelay.settings.topic import WEBHOOK_FLOOR_MS, Exponential
-from hadelay.version import ACK_OF_THIS_LIFE, CALLBACKS_LEVEL, OUTCOMES_LEVEL, UNCOUNTED, WEBHOOK_FLOOR
+from hadelay.version import CALLBACKS_LEVEL, OUTCOMES_LEVEL, UNCOUNTED, WEBHOOK_FLOOR
 
 Backoff = tuple[int, ...] | Exponential
 
@@ -95,7 +95,7 @@ def apply_ack(ledger: Ledger, command: SettleLeases) -> LeaseResult:
             settle(ledger, leaving, Event.ACKED, consumer=consumers[where], other_hour=delays[where])
         for grant, positions, _ in held:
             _let_go(ledger, grant, positions)
-    _late_acks(ledger, command, outcomes, held, node)
+    late_acks(ledger, command, outcomes, held, node)
     done = outcomes == LeaseOutcome.DONE
     if command.results is not None:
         keep_results(ledger, command, done)
@@ -106,67 +106,6 @@ def apply_ack(ledger: Ledger, command: SettleLeases) -> LeaseResult:
 
 def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def _late_acks(ledger: Ledger, command: SettleLeases, outcomes: NDArray[np.uint8], held: list[Held], node: int) -> None:
-    """Ack the leases that are not held any more, and set their outcomes; to AGAIN beyond MOVE_BYTES of records that
-    callbacks read."""
-    late = np.flatnonzero(outcomes == LeaseOutcome.LEASE_LOST).tolist()
-    left = MOVE_BYTES
-    if late:
-        left -= sum(int(read_bytes(ledger, grant.rows[positions]).sum()) for grant, positions, _ in held)
-    for at in late:
-        outcomes[at] = _late_ack(ledger, command.rows[at], node) if left > 0 else LeaseOutcome.AGAIN
-        if outcomes[at] == LeaseOutcome.DONE:
-            left -= int(read_bytes(ledger, command.rows[at : at + 1])[0])
-
-
-def _late_ack(ledger: Ledger, lease: np.void, node: int) -> LeaseOutcome:
-    """Ack a lease that is not held any more. The ack counts until the message is leased again.
-
-    Two kinds are honest: the lease ran out and the message waits again; or an earlier leader handed the message out
-    and fell before the grant was replicated (interval mode), so that the message was never leased here.
-    """
-    hour, index = int(lease["hour"]), int(lease["index"])
-    if hour >= DEAD_HOURS or index >= ledger.store.count(hour):
-        return LeaseOutcome.LEASE_LOST
-    ended, is_leased = ledger.outcome_of(hour, index)
-    if ended is Event.ACKED:
-        return LeaseOutcome.ALREADY_ACKED
-    if is_leased or ended not in (None, Event.MOVED):
-        return LeaseOutcome.LEASE_LOST
-    leased = ledger.store.entries(hour, slice(index, index + 1))
-    place = find_entry(ledger, int(leased["first_id"][0]))
-    if place is None:
-        return LeaseOutcome.LEASE_LOST
-    ended, is_leased = ledger.outcome_of(place.hour, place.index)
-    attempts = int(place.rows["attempt"][0]) - int(leased["attempt"][0])
-    ran_out = attempts == 1 and bool(int(place.rows["flags"][0]) & FLAG_LEASE_EXPIRED)
-    unseen = (
-        attempts == 0
-        and int(lease["term"]) < ledger.term
-        and (int(lease["term"]), int(lease["seq"])) not in ledger.grants
-        and int(place.rows["deliver_at_ms"][0]) <= ledger.now_ms
-    )
-    if not (ran_out or unseen) or _failed_since(ledger, leased) > int(ran_out):
-        return LeaseOutcome.LEASE_LOST
-    now_at = ledger.hour_state(place.hour)
-    if place.index in now_at.late:
-        return LeaseOutcome.ALREADY_ACKED
-    if ended is not None or is_leased or not ledger.topics.owed(place.rows)[0]:
-        return LeaseOutcome.LEASE_LOST
-    now_at.late.add(place.index)
-    settle(ledger, Leaving(place.hour, place.rows, node=node), Event.ACKED, attempts=leased["attempt"] + 1)
-    return LeaseOutcome.DONE
-
-
-def _failed_since(ledger: Ledger, entry: Rows) -> int:
-    """Number of failed attempts of a message since its due time, those of this entry included. The attempt number is no
-    substitute: after a redrive, it restarts at 0."""
-    if ledger.level < ACK_OF_THIS_LIFE:
-        return 0
-    due_ms = int(entry["deliver_at_ms"][0])
-    return sum(at_ms > due_ms for at_ms, *_ in failures_of(ledger, int(entry["first_id"][0])))
 
 
 def apply_nack(ledger: Ledger, command: SettleLeases) -> LeaseResult | Refused:
