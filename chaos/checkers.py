@@ -16,8 +16,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from chaos.besides import counted, disordered, unmoved
+from chaos.callbacks import untold
 from chaos.changing import outdated
 from chaos.copies import miscopied
+from chaos.fills import unfilled
 from chaos.flat import BRANCHES, growing
 from chaos.history import Given, History, Put, checksum
 from chaos.lateness import late
@@ -608,6 +610,17 @@ CHECKERS: dict[str, Checker] = {
         "acked": "a receive that began after the ack of a copy was answered yes got that copy",
         "cancelled": "a receive that began after a cancel by the published id ended a copy got that copy",
         "ended": "not all copies were acked or cancelled after healing",
+    }),
+    "F1 fills": Checker(unfilled, {
+        "each": "a new subscription got no copy of a message that was pending when it began",
+        "once": "a new subscription got two copies of a message",
+        "ended": "a new subscription was not filled after healing",
+    }),
+    "C1 callbacks": Checker(untold, {
+        "each": "an ack or a death was confirmed, and no callback came",
+        "once": "one message came to an end, and two callbacks told of it",
+        "kind": "a callback told of an ack or a death that no consumer had asked for",
+        "ended": "messages with callbacks were published, and not all had a callback after healing",
     }),
     "J1 jobs": Checker(unmoved, {
         "once": "a message was not moved by just the shift of a bulk job",

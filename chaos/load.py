@@ -14,9 +14,11 @@ from operator import gt
 from typing import Any
 
 from chaos.besides import Lines, Moves
+from chaos.callbacks import Callbacks
 from chaos.changing import Changing
 from chaos.cluster import Cluster
 from chaos.copies import Copies
+from chaos.fills import Fills
 from chaos.history import History, body_of, checksum, number_of, term_of, unix_ms
 from chaos.planned import Planned
 from chaos.scenario import Load
@@ -60,7 +62,8 @@ class Traffic:
         self.planned = Planned(f"{self.name}-planned", history)
         self.changing = Changing(f"{self.name}-changing", history)
         self.lines, self.moves = Lines(f"{self.name}-lines", history), Moves(f"{self.name}-moves", history)
-        self.copies = Copies(f"{self.name}-copies", history)
+        self.copies, self.fills = Copies(f"{self.name}-copies", history), Fills(f"{self.name}-fills", history)
+        self.callbacks = Callbacks(f"{self.name}-callbacks", history)
         self.publishing = True
         #: True at the end of the run: consumers only ack, and never hang up.
         self.draining = False
@@ -95,7 +98,8 @@ class Traffic:
             self.spawn(self._consume(f"{self.name}-c{i}", every, some))
         for work in (
             self.planned.consume, self.changing.consume, self.changing.operate, self.lines.publish, self.lines.consume,
-            self.moves.work, self.copies.publish, self.copies.consume,
+            self.moves.work, self.copies.publish, self.copies.consume, self.fills.work,
+            self.callbacks.publish, self.callbacks.consume,
         ):  # fmt: skip
             self.spawn(work(self.client()))
         self.spawn(self._redrive())

@@ -359,7 +359,7 @@ class Run:
         traffic = self.traffic
         await asyncio.gather(
             traffic.planned.finish(client), traffic.changing.finish(client), traffic.lines.finish(),
-            traffic.moves.finish(), traffic.copies.finish(),
+            traffic.moves.finish(), traffic.copies.finish(), traffic.fills.finish(), traffic.callbacks.finish(),
         )  # fmt: skip
         self.history.record("drained", t=self.history.clock())
         await self._ask_for_all(client, sorted(self._owed())[:_ASKED_FOR], at_last=True)

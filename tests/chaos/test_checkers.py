@@ -126,6 +126,14 @@ def kept(history: History) -> None:
     history.record("aside", t=19.5, published=4, acked=3)
     changed(history)
     copied(history)
+    # A filled subscription; an acked message and a dead one, whose callback came twice; the ack of a third was lost.
+    history.record("filled", t=12.0, topic="f-0", missing=[], doubled=[])
+    for n, kind in enumerate(("success", "failure", "success")):
+        history.record("settle", t=10.0, id=f"E{n}", kind=kind)
+        told_of(history, n, kind)
+    told_of(history, 1, "failure")
+    for n, kind in enumerate(("success", "failure")):
+        history.record("settled", t=10.1, id=f"E{n}", kind=kind)
     # Two messages of one group; a job, begun twice by one request.
     for n, t in ((0, 10.0), (3, 11.0)):
         history.record("line-given", t=t, n=n)
@@ -168,6 +176,10 @@ def copied(history: History) -> None:
         copy(history, n, queue, at)
         if (n, at) != (1, 9.8):
             history.record("copy-acked", t=at + 0.1, id=f"F{n}{queue[1:]}")
+
+
+def told_of(history: History, n: int, kind: str, name: str = "") -> None:
+    history.record("callback", t=10.5, id=name or f"B{n}", of=f"E{n}", kind=kind)
 
 
 def copy(history: History, n: int, queue: str, at: float, **other: Any) -> None:
@@ -394,6 +406,16 @@ PLANTED: dict[tuple[str, str], list[Callable[[History], Any]]] = {
     ("F1 copies", "acked"): [lambda history: copy(history, 0, "f~a", 15.0)],
     ("F1 copies", "cancelled"): [lambda history: copy(history, 1, "f~a", 9.9)],
     ("F1 copies", "ended"): [notes("unended", t=20.0, topic="chaos-copies")],
+    ("F1 fills", "each"): [notes("filled", t=12.0, topic="f-1", missing=["7"], doubled=[])],
+    ("F1 fills", "once"): [notes("filled", t=12.0, topic="f-1", missing=[], doubled=["7"])],
+    ("F1 fills", "ended"): [notes("unended", t=20.0, topic="chaos-fills")],
+    ("C1 callbacks", "each"): [lambda history: remove(history, "callback", of="E0")],
+    ("C1 callbacks", "once"): [lambda history: told_of(history, 1, "failure", "B9")],
+    ("C1 callbacks", "kind"): [
+        lambda history: remove(history, "callback", of="E2") or told_of(history, 2, "failure"),
+        lambda history: told_of(history, 3, "success"),
+    ],
+    ("C1 callbacks", "ended"): [notes("unended", t=20.0, topic="chaos-callbacks")],
     ("J1 jobs", "once"): [notes("moves", t=12.0, many=2, moved=2, cancelled=2, wrong=["M1"])],
     ("J1 jobs", "counts"): [
         notes("moves", t=12.0, many=2, moved=1, cancelled=2, wrong=[]),
