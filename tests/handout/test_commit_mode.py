@@ -604,6 +604,23 @@ def test_once_a_pause_or_a_purge_is_answered_nothing_is_handed_out(command: byte
     assert len(answers) == 2
 
 
+def test_a_pause_is_answered_behind_the_latest_of_the_deliveries_held_back(desk: Desk) -> None:
+    """The delivery that was granted last goes out before the other."""
+    knowing_how_long_grants_take(desk)
+    late = desk.poll(max=1)
+    desk.publish("late", at=2_040)
+    desk.run_to(1_996)
+    early = desk.poll(max=1)
+    desk.publish("early", at=2_020)
+    desk.run_to(2_000)
+    assert len(desk.ledger.grants) == 3, "both are granted; the third grant is that of the first message"
+    answers: list[float] = []
+    desk.ask(encode_topic_put("t", {"paused": True}), lambda result, error: answers.append(desk.now))
+    desk.run_to(3_000)
+    assert [desk.answer(poll).names for poll in (late, early)] == [["late"], ["early"]]  # type: ignore[union-attr]
+    assert desk.answer(early).at < desk.answer(late).at <= answers[0] < 2_042  # type: ignore[union-attr]
+
+
 def test_grants_go_on_when_a_long_term_has_used_up_their_numbers(desk: Desk) -> None:
     desk.publish("held")
     held = desk.poll()

@@ -71,6 +71,21 @@ def test_the_retention_counts_from_the_last_settlement() -> None:
     assert START_HOUR not in desk.store.hours()
 
 
+def test_an_hour_stays_for_the_longest_retention_of_its_topics() -> None:
+    desk = Desk(checking=False)
+    desk.lead()
+    kept = {"brief": 2, "long": 8, "middle": 5}
+    for topic, hours in kept.items():
+        desk.publish(topic, topic=topic, at=1_000)
+        desk.put(topic, retention_ms=hours * HOUR_MS)
+        desk.consume(topic)
+    desk.run_to(9 * HOUR_MS - 1_000)
+    assert sorted(desk.delivered()) == sorted(kept)
+    assert START_HOUR in desk.store.hours()
+    desk.run_to(9 * HOUR_MS + 60_000)
+    assert START_HOUR not in desk.store.hours()
+
+
 def test_a_long_lease_does_not_make_it_propose_for_ever() -> None:
     desk = Desk(checking=False, retention=RetentionConfig(carry_ms=2 * HOUR_MS))
     desk.lead()

@@ -124,6 +124,24 @@ def test_a_nack_of_more_than_one_apply_may_copy_is_answered_in_parts() -> None:
     assert {describe(world.ledger, i).attempt for i in large} == {1}  # type: ignore[union-attr]
 
 
+def test_a_redrive_of_more_than_one_apply_may_copy_leaves_no_letter_behind() -> None:
+    world = World()
+    world.checking = 0
+    world.one(commands.encode_topic_put("t", {"max_attempts": 1}))
+    large = world.ids(*[draft(body=bytes(1 << 20)) for _ in range(10)])
+    leases = world.lease(*large)
+    while len(leases):
+        leases = leases[np.array(world.nack(leases)) == LeaseOutcome.AGAIN]
+    assert (world.topic().dead, world.states(*large)) == (10, ["dead"] * 10)
+    world.one(commands.encode_redrive("n1", "t", [], all=True))
+    world.now += 1
+    counts = []
+    while not (result := world.maintain(Job.REDRIVE, topic="t")).done:
+        counts.append(result.count)
+    assert counts == [3, 3, 3]
+    assert (result.count, world.topic().dead, world.states(*large)) == (1, 0, ["ready"] * 10)
+
+
 def test_many_small_messages_are_nacked_in_parts_too() -> None:
     world = World()
     world.checking = False

@@ -211,6 +211,22 @@ def test_periods_survive_a_restart_and_end_in_slices() -> None:
     assert b"unique_count" not in checkpoint.dump_main(World().ledger)
 
 
+def test_a_new_period_of_a_key_whose_ended_one_is_still_stored_lasts_to_its_own_end() -> None:
+    """A publish drops a limited number of ended periods, the oldest first, so the ended period of its key may stay."""
+    world = World()
+    first = world.ids(*(once(1_000 + n, key=b"%d" % n) for n in range(30)))
+    assert world.ack(world.lease(*first)) == [0] * 30
+    world.now = 2_000
+    second = settled(world, once(5_000, key=b"29"))
+    assert world.ledger.unique_count == 12, "the publish dropped 18 of 30; 11 of the other 12 have ended"
+    assert world.maintain(Job.TTL_EXPIRE) == JobResult(True, 0)
+    assert world.ledger.unique_count == 1
+    world.now = 6_999
+    assert told(world.publish(once(key=b"29"))) == [(second, RowCode.OK, True)]
+    world.now = 7_000
+    assert not world.publish(once(key=b"29")).duplicate.any()
+
+
 def test_below_its_level_a_cluster_refuses_it() -> None:
     world = World(level=UNIQUE_LEVEL - 1)
     refused = world.one(commands.encode_publish("n1", [once(), draft()]))

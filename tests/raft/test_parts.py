@@ -11,7 +11,7 @@ import pytest
 
 from hadelay.errors import HadelayError, NoLeader, Overloaded
 from hadelay.raft import messages
-from hadelay.raft.apply import Reads
+from hadelay.raft.apply import Applier, Reads
 from hadelay.raft.election import Elections
 from hadelay.raft.follower import Follower
 from hadelay.raft.part import Peer, Ready
@@ -211,6 +211,33 @@ def test_a_transfer_without_a_follower_that_can_lead_is_refused() -> None:
     assert isinstance(told[0], Overloaded)
 
 
+# ---- apply
+
+
+def test_entries_that_were_read_ahead_and_then_cut_are_not_applied() -> None:
+    """The slice ends early. Before the next slice, another leader replaces the last entry, which was not committed."""
+    log = [(b"e8", 8, 5, None), (b"e9", 9, 5, None), (b"cut", 10, 5, None)]
+    journal = log_end(
+        last_index=10, synced_index=10, base_index=7, base_term=5,
+        entries=lambda index, max_bytes: [entry for entry in log if entry[1] >= index],
+    )  # fmt: skip
+    core, applied = Core(commit_index=9), list[bytes]()
+    machine = SimpleNamespace(apply=lambda index, term, command: applied.append(command))
+    common = shared(core, journal, machine=machine)
+    clock = iter([1.0])  # the first entry takes longer than a slice
+    common.runtime.monotonic = lambda: next(clock, 0.0)
+    nobody: Any = SimpleNamespace(applied=lambda index, now, ready: None)
+    part, ready = Applier(common, nobody), Ready()
+    part.run(0.0, ready)
+    assert applied == [b"e8"]
+    log[2] = (b"another", 10, 6, None)
+    core.commit_index = 10
+    ((_, again, args),) = ready.timers
+    again(*args, 0.0, ready)
+    part.run(0.0, ready)
+    assert applied == [b"e8", b"e9", b"another"]
+
+
 # ---- followers
 
 
@@ -238,6 +265,22 @@ def test_a_node_that_installs_files_takes_no_entries() -> None:
     core, ready = Core(), Ready()
     follower(core, log_end(), installing=True).on_append(Peer("n2"), append(prev=(9, 5)), 0.0, ready)
     assert replies(ready) == [messages.AppendReply(messages.INSTALLING, 5, 0, 0, 3)]
+
+
+def test_what_waited_for_a_transfer_is_proposed_when_it_ends_and_not_again_at_the_next_end() -> None:
+    voters, proposed = members("n3"), list[bytes]()
+    part = transfers(Core(leads=True), voters)
+    part._propose = lambda command, done: proposed.append(command)
+    for command in (b"first", b"second"):
+        ready = Ready()
+        part.begin("n3", lambda error: None, "it is drained", 0.0, ready)
+        part.hold(command, lambda result, error: None)
+        assert command not in proposed
+        ((_, give_up, args),) = ready.timers
+        give_up(*args, 1.0, ready)
+        for answer in ready.answers:
+            answer()
+    assert proposed == [b"first", b"second"]
 
 
 def test_the_commit_index_goes_no_further_than_what_was_verified() -> None:

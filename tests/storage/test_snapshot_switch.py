@@ -121,6 +121,20 @@ def test_an_export_for_which_the_disk_has_no_room_leaves_nothing() -> None:
     assert node.manifest().index == 1
 
 
+def test_an_export_that_failed_holds_no_retired_hour() -> None:
+    node = Node("n1")
+    node.fill(1)
+    gone = node.storage.hours.path(FAR + 1)
+    node.disk.capacity = node.disk.used + 1000
+    assert node.storage.manifest() is None
+    node.loop.run()
+    assert node.storage.exports.failure is not None
+    node.disk.capacity = 1 << 30
+    node.storage.hours.retire(FAR + 1)
+    node.fill(2)
+    assert not [path for path in node.disk.copy() if path.startswith(gone)]
+
+
 @pytest.mark.parametrize("step", ["begin", "write", "tables", "sync"])
 def test_a_disk_without_room_for_a_snapshot_is_left_as_it_was(step: str) -> None:
     """What came of it would keep the disk full, and the whole cluster from being published to. Once there is room, it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import random
 import subprocess
@@ -94,6 +95,42 @@ def test_layers_read_as_one_dict(steps: list[tuple]) -> None:
             }
             names = [k.to_bytes() for k in b"abcde"]
             assert tables.get_many(name, names) == [rows.get(k) for k in names]
+
+
+CHANGES = ("put", "put new", "delete", "drop", "freeze", "commit")
+
+
+@pytest.mark.parametrize("first", CHANGES)
+def test_every_order_of_five_changes_of_one_row(first: str) -> None:
+    """A new row may be one that was deleted a moment ago, in this layer or in the frozen one."""
+    for rest in itertools.product(CHANGES, repeat=4):
+        steps = (first, *rest)
+        tables, known, frozen = Tables(SimBackend(SimDisk(random.Random(1)), "/state.mdb")), b"", False
+        tables.put(b"t", b"a", known := b"0")
+        commit(tables)
+        for n, what in enumerate(steps):
+            if what == "put":
+                tables.put(b"t", b"a", known := b"%d" % (n + 1))
+            elif what == "put new" and not known:
+                tables.put_new(b"t", {b"a": (known := b"%d" % (n + 1))})
+            elif what == "delete":
+                tables.delete(b"t", b"a")
+                known = b""
+            elif what == "drop":
+                tables.drop_table(b"t")
+                known = b""
+            elif what == "freeze" and not frozen:
+                layer, frozen = tables.freeze(), True
+            elif what == "commit" and frozen:
+                tables.backend.commit(sorted(layer.dropped), layer.puts())
+                tables.committed()
+                frozen = False
+            assert (tables.get(b"t", b"a") or b"") == known, steps[: n + 1]
+        if frozen:
+            tables.backend.commit(sorted(layer.dropped), layer.puts())
+            tables.committed()
+        commit(tables)
+        assert (tables.get(b"t", b"a") or b"") == known, steps
 
 
 KEYS = [b"a", b"b", b"c", b"d", b"e", b"f"]
