@@ -263,7 +263,11 @@ class Reader(Client):
         acks = [h.ack_invoked or h.answered for h in self.history.hand_outs if h.id == message.id and h.acked]
         if acks:
             return "acked", min(acks)
-        return ("cancelled", message.cancel_invoked or 0.0) if message.cancelled is not None else ("", 0.0)
+        if message.cancelled is None:
+            return "", 0.0
+        # A message that was replaced before is cancelled as well.
+        replaced = self.history.may_be_replaced(message, message.id or 0)
+        return "cancelled", message.invoked if replaced else message.cancel_invoked or 0.0
 
     def _compare(self, message: Message, found: Found[str], ended: str, by_key: bool) -> None:
         """Check the answer to a look-up. ended: state of the message, if known. By key, the answer is the message that
