@@ -109,7 +109,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three nodes without tokens. The browser's tests fill them, and remove one at their end."""
+    """Three nodes without tokens, members all the time."""
     with Cluster(tmp_path_factory.mktemp("three")) as running:
         yield running
 

@@ -28,6 +28,13 @@ FLAGS = (
 
 
 @pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three nodes of their own: these tests fill them, and remove one at their end."""
+    with Cluster(tmp_path_factory.mktemp("browser")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
 def ids(cluster: Cluster) -> dict[str, str]:
     found = fill(cluster)
     if PICTURES:
