@@ -212,7 +212,7 @@ _CLOCK_PROBLEMS = {
 
 
 def clock_problems(node: Node) -> list[str]:
-    """What is wrong with the wall clocks, in words; empty while a majority agrees."""
+    """Describe the problems of the wall clocks in words; empty while a majority agrees."""
     skews, found = node.clock.skews(node.runtime.monotonic()), list[str]()
     for alarm in sorted(node.clock.alarms):
         kind, _, name = alarm.partition(":")

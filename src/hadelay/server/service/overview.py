@@ -279,7 +279,7 @@ class Overview(Service):
 
     @property
     def clock_problems(self) -> list[str]:
-        """What is wrong with the wall clocks, in words, as this node sees them."""
+        """Problems of the wall clocks in words, as this node sees them."""
         return clock_problems(self._node)
 
     @property
