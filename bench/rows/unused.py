@@ -3,54 +3,79 @@ version."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import uvloop
 
-from bench.cluster import cpu_seconds
+from bench.cluster import Cluster, cpu_seconds
 from bench.result import Row, Setup, Target
 from bench.rows.deliver import flow, nothing_early
-from bench.rows.publish import SECONDS, WARM_S, of_a_batch
+from bench.rows.publish import of_a_batch
 from bench.wrk_run import Missing, wrk
 
+#: Slices per version and round, and their length in seconds. The first of each version warms it, and does not count.
+_SLICES, _SLICE_S = 8, 5
+#: Distance between the ports of the two clusters.
+_PORTS = 40
+#: Puts a load on a cluster for so many seconds; returns the number of messages.
+_Load = Callable[[Cluster, float], int]
 
-def _spent(setup: Setup, load: str, source: Path | None) -> tuple[float, float]:
+
+def _flow(cluster: Cluster, seconds: float) -> int:
+    tally = uvloop.run(flow(cluster, seconds))
+    nothing_early(tally)
+    return tally.acked
+
+
+def _published(script: str, connections: int, each: int, **environment: str) -> _Load:
+    def load(cluster: Cluster, seconds: float) -> int:
+        run = wrk(cluster.leader().http, script, connections, seconds, **environment)
+        return (run.requests - run.status) * each
+
+    return load
+
+
+def _spent(cluster: Cluster, load: _Load, seconds: float) -> tuple[float, float]:
     """Processor time per message in µs: of the leader, and of a follower."""
-    with setup.cluster(source=source) as cluster:
-        leader, seconds, each = cluster.leader(), setup.seconds(SECONDS), 1
-        followers = [node for node in cluster.nodes if node is not leader]
-        script, connections, environment = "publish", 256, dict[str, str]()
-        if load == "batch":
-            script, connections, environment, each = "file", 32, of_a_batch(setup.directory), 1000
-        if load != "e2e":
-            wrk(leader.http, script, connections, WARM_S, **environment)
-        before = [cpu_seconds(node.pid) for node in (leader, *followers)]
-        if load == "e2e":
-            tally = uvloop.run(flow(cluster, seconds))
-            nothing_early(tally)
-            count = tally.acked
-        else:
-            run = wrk(leader.http, script, connections, seconds, **environment)
-            count = (run.requests - run.status) * each
-        cluster.settle()
-        own, *others = [cpu_seconds(node.pid) - spent for node, spent in zip((leader, *followers), before, strict=True)]
-        return own / count * 1e6, sum(others) / len(others) / count * 1e6
+    leader = cluster.leader()
+    followers = [node for node in cluster.nodes if node is not leader]
+    before = [cpu_seconds(node.pid) for node in (leader, *followers)]
+    count = load(cluster, seconds)
+    cluster.settle()
+    own, *others = [cpu_seconds(node.pid) - spent for node, spent in zip((leader, *followers), before, strict=True)]
+    return own / count * 1e6, sum(others) / len(others) / count * 1e6
+
+
+def _compare(setup: Setup, row: Row, name: str, load: _Load, before: Path) -> None:
+    """Both versions run all the time and get the load by turns, so that whatever else slows this machine slows both."""
+    with (
+        setup.cluster() as now,
+        Cluster.start(setup.directory / "before", setup.port + _PORTS, source=before) as then,
+    ):
+        for number in range(_SLICES + 1):
+            versions = [("now", now), ("before", then)]
+            for version, cluster in versions[:: -1 if number % 2 else 1]:
+                spent = _spent(cluster, load, setup.seconds(_SLICE_S))
+                for who, each in zip(("leader", "follower"), spent, strict=True):
+                    if number:
+                        row.add(f"{name}, {who} {version}", each, "µs/msg")
 
 
 def unused(setup: Setup) -> list[Row]:
     if setup.before is None:
         raise Missing("no version to compare with: --before DIR, a checkout (git worktree add DIR edff2a69^)")
-    loads = ("single", "batch", "e2e")
+    loads = {
+        "single": _published("publish", 256, 1),
+        "batch": _published("file", 32, 1000, **of_a_batch(setup.directory)),
+        "e2e": _flow,
+    }
     targets = [Target(f"{load}, {who}", 1.02, at_most=True) for load in loads for who in ("leader", "follower")]
     row = Row("unused", "processor time per message, nothing of the scheduler in use, against --before", targets)
-    for number in setup.each_round("unused"):
-        for load in loads:
-            # By turns, so that neither version is always the second.
-            for source in (None, setup.before)[:: -1 if number % 2 else 1]:
-                name = "now" if source is None else "before"
-                for who, spent in zip(("leader", "follower"), _spent(setup, load, source), strict=True):
-                    row.add(f"{load}, {who} {name}", spent, "µs/msg")
-    for load in loads:
+    for _ in setup.each_round("unused"):
+        for name, load in loads.items():
+            _compare(setup, row, name, load, setup.before)
+    for name in loads:
         for who in ("leader", "follower"):
-            row.ratio(f"{load}, {who}", f"{load}, {who} now", f"{load}, {who} before")
+            row.ratio(f"{name}, {who}", f"{name}, {who} now", f"{name}, {who} before")
     return [row]
