@@ -26,9 +26,8 @@ async def _kill_and_watch(cluster: Cluster, tally: Tally, kills: int, row: Row) 
         killed_at = time.time() * 1000
         await asyncio.to_thread(cluster.end, leader, signal.SIGKILL)
 
-        def next_delivery(since: float = killed_at) -> float | None:
-            recent = tally.deliveries[-20_000:]
-            return next((at for at, due in recent if due >= since and at >= since), None)
+        def next_delivery(since: float = killed_at, first: int = len(tally.deliveries)) -> float | None:
+            return next((at for at, due in tally.deliveries[first:] if due >= since and at >= since), None)
 
         if not await until(lambda: next_delivery() is not None, 20):
             raise Void(f"no delivery within 20 s of kill {number + 1}")
