@@ -98,8 +98,8 @@ class Oracles:
         node.clock._start_cold = started  # type: ignore[method-assign]
         learn = node.clock._learn
 
-        def learnt(least: float, most: float, mono: float) -> bool:
-            ready = learn(least, most, mono)
+        def learnt(least: float, most: float, ahead_ms: int, mono: float) -> bool:
+            ready = learn(least, most, ahead_ms, mono)
             low, high = node.clock._told
             if ready and high - low > NEAR_MS:
                 watch.note(f"learns cluster time from slow answers: to {(high - low) / 2:.1f} ms", node.name)

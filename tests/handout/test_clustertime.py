@@ -225,7 +225,7 @@ def test_what_waited_says_nothing_to_a_clock_that_is_not_ready() -> None:
     assert not cluster.clock.ready, "nor is it started cold: b knows the time"
     cluster.learn(T0 - 1, rtt_s=0.002)
     assert cluster.clock.ready
-    assert cluster.error_ms == 0
+    assert abs(cluster.error_ms) <= 1
 
 
 def test_of_slow_answers_the_quickest_within_a_moment_counts() -> None:
@@ -356,3 +356,33 @@ def test_a_time_that_no_clock_can_have_is_nobodys(nonsense: int) -> None:
     cluster.clock.observe_wall("b", nonsense, cluster.mono)
     assert abs(cluster.error_ms) <= 1
     assert not cluster.clock.alarms
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_round_trip_of_which_one_way_took_all_moves_no_time(there: bool) -> None:
+    """Found by killing leaders 200 times: a busy node reads a note late, so all of the round trip was its way there.
+    Half of it was taken off, and a new leader's time was milliseconds ahead of every wall clock: some came early."""
+    cluster = Cluster()
+
+    def told(now_ahead_ms: int = 0) -> None:
+        """b and c send notes that took 8 ms, and what they answer took no time; or the other way round."""
+        cluster.mono += 1.0
+        cluster.tell("a")
+        sent_ms = cluster.true_ms - (0 if there else 8)
+        for node in ("b", "c"):
+            cluster.clock.observe_wall(node, sent_ms, cluster.mono, sent_ms + now_ahead_ms, 0.008)
+
+    for ahead_ms in (0, 40, 0):  # of the wall clocks: so long as cluster time says so, the node keeps to it
+        cluster.clock = ClusterClock("a", NODES)
+        told(ahead_ms)
+        assert abs(cluster.error_ms - ahead_ms) <= 1, "as it restarts"
+        for _ in range(10):
+            told(ahead_ms)
+        assert abs(cluster.error_ms - ahead_ms) <= 1, "as a follower"
+    cluster.clock.lead(0, cluster.mono)
+    for _ in range(30):
+        cluster.mono += 1.0
+        cluster.tell("a")
+        for node in ("b", "c"):
+            cluster.clock.observe_wall(node, cluster.true_ms - (0 if there else 8), cluster.mono, None, 0.008)
+    assert abs(cluster.error_ms) <= 1, "as the leader"

@@ -26,8 +26,8 @@ _SLEW_HORIZON_MS = 2_000.0
 _FRESH_S = 10.0
 #: Number of wall clock samples kept per node; the sample with the shortest round trip gives the node's clock offset.
 _SAMPLES = 4
-#: A restarted node stops waiting for more peers when its bounds of cluster time are this many ms apart, or less; the
-#: error is at most half of that.
+#: Bounds of another node's clock are narrow if they are at most this many ms apart: wall clocks that can be equal then
+#: count as equal, and a restarted node no longer waits for more peers.
 NEAR_MS = 10.0
 #: Largest clock reading accepted, in Unix ms: the year 10000; later readings are ignored.
 _LARGEST_MS = 253_402_300_800_000
@@ -127,17 +127,26 @@ class ClusterClock:
         leader or has led)."""
         if not 0 <= (wall_ms if now_ms is None else now_ms) < _LARGEST_MS:
             return
+        width_ms, wall = rtt_s * 1000.0, wall_ms - mono * 1000.0
         if now_ms is not None:
-            least = now_ms - mono * 1000.0
-            most = least + rtt_s * 1000.0
+            least, ahead_ms = now_ms - mono * 1000.0, now_ms - wall_ms
             if not self.ready:
-                if not self._learn(least, most, mono):
+                if not self._learn(least, least + width_ms, ahead_ms, mono):
                     return  # a peer knows cluster time: no need to derive it from the wall clocks of a majority
             elif not self.leading and self._leader in ("", node):
-                self._keep_to(least, most, mono)
-        half_ms = rtt_s * 500.0 - mono * 1000.0
-        self._walls.setdefault(node, deque(maxlen=_SAMPLES)).append((rtt_s, wall_ms + half_ms, mono))
+                self._keep_to(least, least + width_ms, ahead_ms, mono)
+        likely = self._likely(wall, wall + width_ms, 0)
+        self._walls.setdefault(node, deque(maxlen=_SAMPLES)).append((rtt_s, likely, mono))
         self._steer(mono)
+
+    def _likely(self, least: float, most: float, ahead_ms: int) -> float:
+        """The likeliest value between bounds of another node's clock, minus the monotonic time, in ms. In narrow bounds
+        it is ahead_ms ahead of this node's wall clock if it can be, as if all wall clocks were equal: how a round trip
+        divides into its two ways is unknown, and on a busy node often one way took all of it. Else it is the middle."""
+        own = self._walls.get(self.node)
+        if own and most - least <= NEAR_MS and least <= own[-1][1] + ahead_ms <= most:
+            return own[-1][1] + ahead_ms
+        return (least + most) / 2
 
     def _running(self, mono: float) -> float:
         """Cluster time of a ready clock in ms, without the lower bound that `exact` applies."""
@@ -147,20 +156,21 @@ class ClusterClock:
     def _anchor(self, now_ms: float, mono: float) -> None:
         self._base_ms, self._base_mono, self._rate, self.ready = now_ms, mono, 1.0, True
 
-    def _keep_to(self, least: float, most: float, mono: float) -> None:
+    def _keep_to(self, least: float, most: float, ahead_ms: int, mono: float) -> None:
         """Move this clock into the bounds of the leader's clock. least, most: these bounds, as cluster time minus the
-        monotonic time `mono`, in ms. Inside the bounds the clock moves by a small step only, because the bounds of a
-        slow link are less exact than this clock. A clock ahead of the leader's would end delays early if this node led
-        next."""
-        held, middle = self._running(mono) - mono * 1000.0, (least + most) / 2
+        monotonic time `mono`, in ms. ahead_ms: leader's clock minus its wall clock. Inside the bounds the clock moves
+        by a small step only, because the bounds of a slow link are less exact than this clock. A clock ahead of the
+        leader's would end delays early if this node led next."""
+        held = self._running(mono) - mono * 1000.0
         if most - least <= self.skew_ms:
-            held = max(held - _FOLLOW_MS, min(held + _FOLLOW_MS, middle))
+            likely = self._likely(least, most, ahead_ms)
+            held = max(held - _FOLLOW_MS, min(held + _FOLLOW_MS, likely))
         self._anchor(max(least, min(most, held)) + mono * 1000.0, mono)
 
-    def _learn(self, least: float, most: float, mono: float) -> bool:
-        """Set the clock to the middle of the range that the bounds of all peers share, once that range is narrow or
-        `_LEARN_S` has passed. Bounds wider than the skew bound do not count, because this node may lead next. Returns
-        whether the clock is ready."""
+    def _learn(self, least: float, most: float, ahead_ms: int, mono: float) -> bool:
+        """Set the clock to the likeliest value of the range that the bounds of all peers share, once that range is
+        narrow or `_LEARN_S` has passed. Bounds wider than the skew bound do not count, because this node may lead next.
+        Returns whether the clock is ready."""
         if most - least > self.skew_ms:
             return False
         self._told_since = mono if self._told_since is None else self._told_since
@@ -168,7 +178,7 @@ class ClusterClock:
         # If the bounds of the peers do not overlap (old bounds, or another leader), use the latest bounds alone.
         self._told = low, high = (low, high) if low <= high else (least, most)
         if high - low <= NEAR_MS or mono - self._told_since >= _LEARN_S:
-            self._anchor((low + high) / 2 + mono * 1000.0, mono)
+            self._anchor(self._likely(low, high, ahead_ms) + mono * 1000.0, mono)
         return self.ready
 
     def _offsets(self, mono: float) -> dict[str, float]:
