@@ -9,17 +9,22 @@ import pytest
 from hadelay.codec import commands
 from hadelay.codec.commandtypes import Job
 from hadelay.codec.jobcommands import LAST, FillBegin, JobBegin, JobSpec
+from hadelay.codec.publishcommand import hash_group
 from hadelay.codec.results import Done, JobBegun, Refused, TargetOutcome
+from hadelay.ledger import checkpoint
 from hadelay.ledger.bulkjob import BulkJob
 from hadelay.ledger.bulkscan import JobScan
 from hadelay.ledger.copies import copies_of, published_id
 from hadelay.ledger.lookup import find_entry
+from hadelay.ledger.messagegroups import find_group
 from hadelay.model import DEAD_HOURS, HOUR_MS, KEEP, REPLACE, pack_id
 from tests.ledger.test_subscriptions import message, record_of, subscribed, topics_of
 from tests.ledger.world import START_HOUR, START_MS, World
 
 LATER = 30 * 24 * HOUR_MS
 SOON = 600_000
+MINUTE = 60_000
+GROUP = hash_group("1")
 
 
 def fill(world: World, name: str = "late", of: str = "orders", **config: Any) -> Any:
@@ -121,6 +126,26 @@ def test_the_filter_the_ttl_and_the_group_hold() -> None:
     world.now = SOON + 1_000
     world.maintain(Job.TTL_EXPIRE)
     assert world.states(copies[3][0]) == ["expired"]
+
+
+def test_a_copy_whose_ttl_was_over_before_ends_alike_on_every_node() -> None:
+    """A node that restarts forgets how far it has been through the table of TTLs; what it applies must not differ."""
+    ends = []
+    for restarts in (False, True):
+        world = World()
+        overdue, _ = world.ids(message(group=1), message(topic="brief", ttl_ms=MINUTE))
+        world.now = 2 * MINUTE
+        assert world.maintain(Job.TTL_EXPIRE).count == 1
+        fill(world, ttl_ms=MINUTE // 2, group_concurrency=1, max_attempts=3)
+        run(world)
+        if restarts:
+            world.restart()
+        assert world.maintain(Job.TTL_EXPIRE).count == 1
+        assert world.states(copy_of(world, overdue)) == ["expired"]
+        late = world.topic("orders~late")
+        assert (late.pending, find_group(world.ledger, late, GROUP)) == (0, None)
+        ends.append((checkpoint.dump(world.ledger, everything=True), world.tables.rows))
+    assert ends[0] == ends[1]
 
 
 @pytest.mark.parametrize("hours", [0, 3])

@@ -101,7 +101,7 @@ def expire_due(ledger: Ledger, command: Maintain) -> JobResult:
     and periods of `unique_for` that are over."""
     limit = min(max(command.limit, 1), MAX_SLICE)
     ids = []
-    # Begin where the last TTL_EXPIRE ended, `ttl_from`: rows added to the table `ttl` since then have later times.
+    # Begin where the last TTL_EXPIRE ended, `ttl_from`: no row is before that key.
     keys = due(ledger, ledger.now_ms, ledger.ttl_from, limit)
     for key in keys:
         ledger.tables.delete(TTL, key)
@@ -141,5 +141,8 @@ def _expire(ledger: Ledger, ids: list[int]) -> int:
 
 
 def _look_at(ledger: Ledger, at_ms: int, first_id: int) -> None:
-    ledger.tables.put(TTL, KEY.pack(at_ms, first_id), b"")
+    key = KEY.pack(at_ms, first_id)
+    ledger.tables.put(TTL, key, b"")
+    # The TTL of a copy that a fill makes may be over already.
+    ledger.ttl_from = min(ledger.ttl_from, key)
     ledger.listener.on_ttl(at_ms)
