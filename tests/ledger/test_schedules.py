@@ -187,6 +187,25 @@ def test_a_new_message_replaces_what_is_filed_at_the_same_times(world: Owner) ->
     world.restart()
 
 
+@pytest.mark.parametrize("end", [{"end_ms": START_MS + 3 * SECOND}, {"max_occurrences": 3}])
+def test_a_new_message_replaces_the_last_one_that_is_filed(world: Owner, end: dict[str, int]) -> None:
+    """Also behind its occurrence, which its jitter makes due later: a finished schedule makes no other."""
+    spec = every(jitter_ms=900, **end)
+    world.put(spec)
+    world.lead()
+    last = world.state().ring[-1]
+    due_ms = plan.jitter_ms(spec, "s", last.occurrence) + last.occurrence
+    assert (world.state().finished, due_ms - last.occurrence > 100) == (True, True)
+    world.now = last.occurrence + 50 - START_MS
+    world.put(spec, body=b"new")
+    world.lead()
+    assert (world.state().finished, world.times(), world.counts()) == (True, [1, 2, 3], (3, 0, 0, 0, 0))
+    found = describe(world.ledger, world.state().ring[-1].id, body=True)
+    assert found is not None
+    assert (world.states(last.id), found.deliver_at_ms, found.body) == (["cancelled"], due_ms, b"new")
+    assert len(world.agenda()) == 1
+
+
 def test_new_times_begin_now(world: Owner) -> None:
     world.put(every())
     world.lead()
@@ -526,6 +545,17 @@ def test_a_trigger_is_an_occurrence_of_its_own(world: Owner) -> None:
     assert world.counts() == (0, 0, 1, 0, 1)
 
 
+def test_a_trigger_whose_key_is_forgotten_by_then_is_a_new_one(world: Owner) -> None:
+    """Its key is dropped as it is applied, and the policy has to be asked: the message of its first time is pending."""
+    world.put(every(DAY, overlap=1))
+    trigger = schedules.encode_run("s", ANY_VERSION, schedules.times([(0, 0)]), b"k")
+    (first,) = world.one(trigger).ids.tolist()
+    world.now = 30 * DAY
+    refused = world.one(trigger)
+    assert isinstance(refused, Refused)
+    assert (refused.code, refused.detail, world.counts()[-1]) == ("overlap", encode_id(first), 1)
+
+
 def test_a_backfill_makes_what_is_asked_for(world: Owner) -> None:
     world.put(every(10))
     world.lead()
@@ -636,16 +666,25 @@ def test_a_restore_pauses_what_was_active(world: Owner) -> None:
     world.lead("finished")
     restored(world)
     ledgercheck.check(world.ledger)
-    assert world.agenda() == []
+    assert [name for _, name in world.agenda()] == ["finished"]
     flags = [world.state(name).flags & schedules.HELD for name in ("s", "paused", "finished")]
-    assert flags == [schedules.HELD, 0, schedules.HELD]
+    assert flags == [schedules.HELD, 0, 0]
     world.now = HOUR
-    for name in ("s", "finished"):
-        world.one(schedules.encode_state(name, False))
-        world.lead(name)
+    world.one(schedules.encode_state("s", False))
+    world.lead()
     assert world.times()[-1] == 3610
     assert world.state().flags == 0
     assert world.state("finished").finished
+
+
+def test_a_restored_schedule_that_had_finished_is_removed_in_its_time(world: Owner) -> None:
+    world.put(every(max_occurrences=1))
+    world.lead()
+    finished = world.state()
+    restored(world)
+    assert world.state() == finished
+    assert world.agenda() == [(finished.next, "s")]
+    ledgercheck.check(world.ledger)
 
 
 def restored(world: Owner) -> None:

@@ -141,10 +141,13 @@ def apply_put(ledger: Ledger, command: Put) -> Done | Refused:
     _count_put(ledger, name, found, new)
     if found is None or before is None:
         after = State(1, pause, 0, ledger.now_ms, ledger.now_ms, 0, 0, 0, 0, 0)
-    elif found.stored.spec.same_times(new.spec) and not (before.flags or pause):
+    elif found.stored.spec.same_times(new.spec) and not (before.paused or pause):
         after = before._replace(version=_following(before.version), put_ms=ledger.now_ms)
         if found.stored.template != new.template:
             after = _made_again(ledger, name, new, after)
+        if before.finished:
+            # It may go on if max_occurrences is higher now: from now, as after a change of times.
+            after = after._replace(flags=0, next=0, last=max(ledger.now_ms, after.last))
     else:
         after = _from_now(ledger, before, pause)
     _store(ledger, name, before, _finished(ledger, new.spec, after))
@@ -291,10 +294,11 @@ def apply_topic_delete(ledger: Ledger, command: tuple[str, bool]) -> Done | Refu
 
 def held(states: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes, bytes | None]]:
     """Changes (table, key, value) that pause every schedule of a restored cluster, so that the original and the
-    restored cluster do not both publish its occurrences (ADR 222). states: rows of table `schedst`."""
+    restored cluster do not both publish its occurrences (ADR 222). A finished schedule publishes none, and keeps its
+    row of the agenda, which removes it. states: rows of table `schedst`."""
     for raw, row in states:
         state = State.unpack(row)
-        if not state.paused:
+        if not state.paused and not state.finished:
             yield AGENDA, agenda_key(state.next, raw.decode()), None
             yield STATE, raw, state._replace(flags=state.flags | PAUSED | HELD).pack()
 
@@ -424,6 +428,8 @@ def apply_run(ledger: Ledger, command: Run) -> PublishResult | Refused:
         return Refused("schedule_changed", f"schedule {command.name!r} has version {before.version} by now: try again")
     times = [(at_ms or ledger.now_ms, due_ms or ledger.now_ms) for at_ms, due_ms in command.times.tolist()]
     triggers = not int(command.times["occurrence"][0])
+    # First forget the keys that the publish would forget: a forgotten key makes another message.
+    idempotency.turn(ledger)
     repeated = command.key is not None and idempotency.is_known_hash(ledger, command.key[0])
     if triggers and not repeated and not _without_overlap(ledger, found, 1):
         return Refused("overlap", encode_id(next(pending_of(ledger, before.ring)).id))
