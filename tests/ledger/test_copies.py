@@ -132,6 +132,21 @@ def test_a_leased_copy_of_a_deleted_subscription_does_not_keep_the_key() -> None
     assert world.ack(leases) == [0]
 
 
+@pytest.mark.parametrize("names", [["billing"], ["billing", "mail"]])
+def test_nor_does_it_if_it_has_the_published_id(names: list[str]) -> None:
+    world = World()
+    subscribed(world, *names)
+    world.one(commands.encode_topic_put("orders", {"own_queue": False}))
+    first = world.ids(message(key="k"))[0]
+    leases = world.lease(first)
+    world.one(commands.encode_topic_delete("orders~billing", True))
+    replaced = world.publish(message(key="k", mode=REPLACE))
+    others = None if len(names) == 1 else [first]
+    found = None if replaced.others is None else replaced.others.tolist()
+    assert (replaced.codes.tolist(), found) == ([RowCode.OK], others)
+    assert world.ack(leases) == [0]
+
+
 def test_a_copy_that_was_routed_to_another_topic_is_no_copy_any_more() -> None:
     """As a message of the topic itself, whose client key is free once it was routed."""
     world = World()

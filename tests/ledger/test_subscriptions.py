@@ -214,6 +214,24 @@ def test_a_deleted_or_purged_subscription_does_not_make_a_reschedule_partial() -
     assert [name for name, _, _ in result.copies[0]] == ["orders", "orders~audit"]
 
 
+@pytest.mark.parametrize("ends", ["delete", "purge"])
+def test_without_an_own_queue_a_subscription_that_went_does_not_make_a_reschedule_partial(ends: str) -> None:
+    """The published id is that of the first copy."""
+    world = World()
+    subscribed(world, "billing", "mail")
+    world.one(commands.encode_topic_put("orders", {"own_queue": False}))
+    published = world.ids(message(10_000))[0]
+    went = commands.encode_topic_delete if ends == "delete" else commands.encode_purge
+    world.one(went("orders~billing", 3))
+    result = world.one(commands.encode_reschedule("n1", 1_000, True, [published]))
+    assert result.outcomes.tolist() == [TargetOutcome.DONE]
+    assert result.copies[0] == [("orders~mail", published + 1, 0)]
+    assert cancelled(world, published).outcomes.tolist() == [CancelOutcome.CANCELLED]
+    assert world.states(published, published + 1) == ["cancelled", "cancelled"]
+    result = world.one(commands.encode_reschedule("n1", 1_000, True, [published]))
+    assert result.outcomes.tolist() == [TargetOutcome.CANCELLED]
+
+
 def test_copies_are_found_after_the_hour_of_the_publish_has_gone() -> None:
     world = World()
     subscribed(world, "billing", "mail", "audit")

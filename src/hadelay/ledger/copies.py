@@ -14,7 +14,7 @@ from hadelay.codec.records import check_header, decode_record
 from hadelay.ledger.lookup import EntryRef, find_entry, state_of, stored_entry
 from hadelay.ledger.state import Ledger
 from hadelay.ledger.transitions import FLAG_ROUTED, ID_KEY
-from hadelay.model import MAX_SUBSCRIPTIONS, PENDING, State, unpack_id
+from hadelay.model import MAX_SUBSCRIPTIONS, PENDING, SEPARATOR, State, unpack_id
 
 COPIES, COPYOF = b"copies", b"copyof"
 COPY = struct.Struct("<IHQ")
@@ -98,13 +98,19 @@ def published_id(ledger: Ledger, message_id: int) -> int | None:
 
 def family(ledger: Ledger, message_id: int) -> list[tuple[int, EntryRef]]:
     """(id, present entry) of the message and of its copies: not of those whose subscription was deleted or purged, nor
-    of those that died and were routed to another topic."""
+    of those that died and were routed to another topic. Without an own queue, the first copy has the id of the
+    message."""
     found = [(one, find_entry(ledger, one)) for one in (message_id, *copies_of(ledger, message_id))]
     return [
         (one, place)
         for one, place in found
-        if place is not None and (one == message_id or is_copy(ledger, place))
-    ]  # fmt: skip
+        if place is not None
+        and (is_copy(ledger, place) or (one == message_id and not _is_in_subscription(ledger, place)))
+    ]
+
+
+def _is_in_subscription(ledger: Ledger, place: EntryRef) -> bool:
+    return SEPARATOR in ledger.topics[int(place.rows["topic"][0])].name
 
 
 def is_copy(ledger: Ledger, place: EntryRef) -> bool:
