@@ -8,6 +8,8 @@ import pytest
 
 from hadelay.codec import commands
 from hadelay.codec.commandtypes import Command
+from hadelay.errors import Overloaded
+from hadelay.ledger.topicchanges import MAX_GENERATION
 from tests.handout.desk import Desk
 
 MINUTE = 60_000
@@ -52,6 +54,27 @@ def test_short_polls_count_across_changes_of_leader() -> None:
     assert exist(desk, "t") == [True]
     desk.run_to(last + 2 * MINUTE)
     assert exist(desk, "t") == [False]
+
+
+def test_a_poll_counts_although_apply_could_not_be_told_at_first() -> None:
+    desk = brief("t")
+    desk.run_to(50_000)
+    desk.poll("t", wait=0)
+    desk.refuse_with = Overloaded("the log is busy")
+    desk.run(6_000)
+    desk.refuse_with = None
+    desk.run_to(50_000 + MINUTE)
+    assert exist(desk, "t") == [True], "used less than expires_after ago"
+    desk.run(2 * MINUTE)
+    assert exist(desk, "t") == [False]
+
+
+def test_a_topic_that_has_no_life_left_stays_and_is_asked_about_now_and_then() -> None:
+    desk = brief("t")
+    desk.ledger.topics[0].generation = desk.ledger.topics.generations[0] = MAX_GENERATION
+    desk.run_to(12 * MINUTE)
+    assert exist(desk, "t") == [True]
+    assert desk.kinds().count(Command.TOPIC_EXPIRY) < 12
 
 
 def test_many_topics_end_in_bounded_commands(caplog: pytest.LogCaptureFixture) -> None:

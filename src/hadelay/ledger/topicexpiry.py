@@ -34,10 +34,11 @@ def routes(ledger: Ledger) -> set[str]:
 
 
 def is_needed(ledger: Ledger, topic: TopicState, routed: set[str]) -> bool:
-    """Whether a subscription, a schedule, a setting of another topic or a unique key needs the topic. routed: see
-    `routes`."""
+    """Whether a subscription, a schedule, a setting of another topic or a unique key needs the topic, or the topic was
+    deleted so often that it stays. routed: see `routes`."""
     return (
         topic.name in routed
+        or topic.generation == topicchanges.MAX_GENERATION
         or bool(ledger.topics.subscriptions_of(topic.name))
         or bool(schedules.of_topic(ledger, topic.name, 1))
         or unique.has_period(ledger, topic)
@@ -61,7 +62,6 @@ def apply_expiry(ledger: Ledger, command: Rows) -> JobResult:
             and ledger.now_ms >= at_ms
             and is_empty(topic)
             and not is_needed(ledger, topic, routed)
-            and topic.generation < topicchanges.MAX_GENERATION
         ):
             topicchanges.end_unused(ledger, topic)
             ended += 1

@@ -61,6 +61,10 @@ class TopicExpiry:
             self._rest()
 
     def _told(self, rows: list[tuple[int, int, int, int]], result: Any, error: HadelayError | None) -> None:
+        if error is not None:
+            # Tell apply of these polls with the next look; polls of a moment are forgotten once they are in `rows`.
+            for number in [number for number, _, ends, _ in rows if not ends]:
+                self._polled[number] = max(self._term.now(), self._polled.get(number, 0))
         asked = [self._ledger.topics[number] for number, _, ends, _ in rows if ends and error is None]
         if names := [topic.name for topic in asked if not topic.exists]:
             log.info("topics_expired", extra={"count": len(names), "topics": names[:_NAMED]})
