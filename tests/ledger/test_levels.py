@@ -7,7 +7,7 @@ from urllib.parse import SplitResult, urlsplit
 import pytest
 from msgspec.structs import replace
 
-from hadelay.codec import commands
+from hadelay.codec import commands, schedules
 from hadelay.codec.commandtypes import LEVEL_OF, Command
 from hadelay.codec.entries import encode_entry
 from hadelay.codec.results import Done, LeaseOutcome, RedriveOutcome, Refused, TargetOutcome
@@ -20,6 +20,7 @@ from hadelay.ledger.topicchanges import READY, SCHEDULED
 from hadelay.ledger.transitions import MAX_EXCUSED, failures_of
 from hadelay.model import Event
 from hadelay.settings import urls
+from hadelay.settings.topic import SETTINGS
 from hadelay.version import (
     ACK_OF_THIS_LIFE,
     BOUNDED,
@@ -69,6 +70,23 @@ def test_a_new_command_waits_for_the_switch(monkeypatch: pytest.MonkeyPatch) -> 
     assert world.one(commands.encode_feature(NEXT)) == Done(False)
     assert not isinstance(purge(world), Refused)
     assert world.states(message_id) == ["cancelled"]
+
+
+def test_the_audit_trail_says_of_newer_commands_what_older_programs_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both write down why they refused a command; an older program knows neither its number nor its setting."""
+    put = commands.encode_topic_put("t", {"on_success": "told"})
+    schedule = schedules.encode_delete("s")
+    trails = []
+    for knows in (True, False):
+        world = World(level=FIRST_LEVEL)
+        if not knows:
+            monkeypatch.delitem(commands._DECODERS, Command.SCHEDULE_DELETE)
+            monkeypatch.delitem(LEVEL_OF, Command.SCHEDULE_DELETE)
+            monkeypatch.delitem(SETTINGS, "on_success")
+        for command in (put, schedule):
+            assert isinstance(world.one(commands.encode_audited("n1", "id", "me", "act", "it", command)), Refused)
+        trails.append([entry.outcome for entry in world.ledger.audit.entries])
+    assert trails[0] == trails[1] == ["bad_config", "malformed"]
 
 
 @pytest.mark.usefixtures("newer")

@@ -3,7 +3,7 @@
 from operator import attrgetter
 from typing import Any
 
-from hadelay.codec.commandtypes import Audited
+from hadelay.codec.commandtypes import Audited, Command
 from hadelay.codec.results import Done, Refused, Result
 from hadelay.ledger.state import Ledger
 from hadelay.model import SEPARATOR
@@ -74,6 +74,9 @@ def apply_token_revoke(ledger: Ledger, token_id: str) -> Done | Refused:
 
 def note(ledger: Ledger, command: Audited, result: Result) -> Result:
     outcome = result.code if isinstance(result, Refused) else "done"
+    if outcome == "needs_upgrade":
+        # Programs of earlier releases apply the same command, and find its number, or a setting in it, unknown.
+        outcome = "bad_config" if command.kind == Command.TOPIC_PUT else "malformed"
     # Audited and AuditEntry have the same first five fields: node, token_id, token, action, target.
     ledger.audit.add(AuditEntry(ledger.audit.count + 1, ledger.now_ms, *command[:5], outcome))
     return result
