@@ -16,7 +16,7 @@ import pytest
 from msgspec import UNSET
 
 from hadelay import AsyncClient, AsyncMessage, Client, Message, Put, Receipt, SyncMessage
-from hadelay.errors import TooLarge
+from hadelay.errors import Forbidden, TooLarge
 from tests.http.conftest import Node
 
 
@@ -292,6 +292,25 @@ async def test_a_handler_is_told_that_its_lease_is_lost(node: Node) -> None:
         await consumer.close()
 
 
+async def test_a_consumer_that_was_refused_has_stopped_and_does_not_wait_for_ever(node: Node) -> None:
+    """It polls no more, so nothing would come. What was fetched before can still be settled."""
+    async with AsyncClient(node.url) as client:
+        await client.put("a")
+        consumer = client.consume("a")
+        message = await consumer.next(10)
+        assert message is not None
+        node.service.fail = Forbidden("the token is no longer valid")
+        consumer.topics = ["a", "b"]
+        with pytest.raises(Forbidden):
+            await consumer.next(10)
+        assert consumer.stopped
+        async with asyncio.timeout(5):
+            assert await consumer.next() is None
+        node.service.fail = None
+        assert await message.ack() == "acked"
+        await consumer.close()
+
+
 # ---- handlers in threads
 
 
@@ -363,6 +382,49 @@ def test_what_a_thread_does_not_finish_goes_back(url: str) -> None:
         assert time.monotonic() - began < 10
         assert client.get(receipt.id).state in ("ready", "scheduled")
         free.set()
+
+
+@pytest.mark.parametrize("what", ["StopIteration", "SystemExit", "KeyboardInterrupt"])
+def test_an_exception_that_python_itself_uses_is_a_failed_attempt_like_any_other(url: str, what: str) -> None:
+    """`next` of an empty iterator raises StopIteration, which no future takes."""
+    with Client(url) as client:
+        receipt, stop, errors = client.put("a"), threading.Event(), list[Exception]()
+
+        def handle(message: SyncMessage) -> None:
+            if message.attempt == 1:
+                raise {"StopIteration": StopIteration, "SystemExit": SystemExit}.get(what, KeyboardInterrupt)
+            stop.set()
+
+        give_up = threading.Timer(10, stop.set)
+        give_up.start()
+        client.work("a", handle, stop=stop, drain=1, on_error=lambda message, error: errors.append(error))
+        give_up.cancel()
+        assert [what in str(error) for error in errors] == [True]
+        assert client.get(receipt.id).state == "acked"
+
+
+_ON_ERROR = """
+import sys, threading
+from hadelay import Client
+stop = threading.Event()
+def handle(message):
+    if message.topic == "failed":
+        stop.set()
+    elif message.attempt == 1:
+        raise ValueError(message.text())
+with Client(sys.argv[1]) as client:
+    client.put("work", "4711")
+    client.work(["work", "failed"], handle, stop=stop, on_error=lambda message, error: client.put("failed", str(error)))
+    print(*[m.topic for m in client.messages("failed", state="acked")])
+"""
+
+
+def test_on_error_may_use_the_client(url: str) -> None:
+    """It runs in a thread, as the handler does: the event loop that all clients share must not wait for itself."""
+    done = subprocess.run(
+        [sys.executable, "-c", _ON_ERROR, url], capture_output=True, text=True, timeout=20, check=True
+    )
+    assert done.stdout == "failed\n"
 
 
 _WORKER = """

@@ -67,7 +67,7 @@ class Consumer:
 
     @property
     def stopped(self) -> bool:
-        """Whether `stop`, `drain` or `close` was called: no further message comes."""
+        """Whether `stop`, `drain` or `close` was called, or an error was raised: no further message comes."""
         return self._stopped
 
     @property
@@ -110,6 +110,7 @@ class Consumer:
             self._tasks = [asyncio.create_task(self._fetch()), asyncio.create_task(self._extend())]
         while not self._stopped and (item := await self._queue.get()) is not None:
             if isinstance(item, Exception):
+                self.stop()  # the poll has ended, so a further call would wait for ever
                 raise item
             if item.lease in self.held:
                 return item
@@ -131,7 +132,7 @@ class Consumer:
         drain: float = DRAIN_S,
     ) -> None:
         """Run `handler` for every message, until `stop`, or until cancelled. An exception nacks its message, with the
-        exception as the reason, and is given to `on_error`, or logged.
+        exception as the reason, and is given to `on_error`, which may be a coroutine function, or logged.
 
         drain: seconds for handlers to finish after that, their leases extended meanwhile. Then the handlers are
         cancelled, and their messages go back at once; that attempt does not count. A second cancellation ends the wait.
@@ -366,6 +367,8 @@ async def _handled(
             await handler(message)
     except Exception as error:
         if on_error is not None:
-            on_error(message, error)
+            told = on_error(message, error)
+            if isinstance(told, Awaitable):
+                await told
         else:
             log.error("the handler failed on message %s", message.id, exc_info=error)

@@ -185,19 +185,21 @@ class Consuming(Iterator[SyncMessage]):
     ) -> None:  # fmt: skip
         """Run `handler` in threads for every message, until `stop` is called, or the event `stop` is set.
 
-        An exception nacks its message, with the exception as the reason, and is given to `on_error`, or logged. drain:
-        after a stop or Ctrl-C, time for handlers to finish, their leases extended meanwhile. Then their messages go
-        back at once, and that attempt does not count; a thread cannot be ended, and goes on. A second Ctrl-C ends the
-        wait. Threads end with the interpreter.
+        An exception nacks its message, with the exception as the reason, and is given to `on_error`, in a thread, too,
+        or logged. drain: after a stop or Ctrl-C, time for handlers to finish, their leases extended meanwhile. Then
+        their messages go back at once, and that attempt does not count; a thread cannot be ended, and goes on. A second
+        Ctrl-C ends the wait. Threads end with the interpreter.
         """
         threads, self._begun = HandlerThreads(), True
 
         async def run(message: AsyncMessage) -> None:
             await threads.run(handler, SyncMessage._made(message, self._client))
 
-        def failed(message: AsyncMessage, error: Exception) -> None:
+        async def failed(message: AsyncMessage, error: Exception) -> None:
+            # In a thread, like the handler: `on_error` may use the client, which waits for this event loop.
             assert on_error is not None
-            on_error(SyncMessage._made(message, self._client), error)
+            tell, made = on_error, SyncMessage._made(message, self._client)
+            await threads.run(lambda given: tell(*given), (made, error))
 
         tasks: list[asyncio.Task[None] | None] = []
 

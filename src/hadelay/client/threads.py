@@ -39,10 +39,12 @@ class HandlerThreads:
             error: BaseException | None = None
             try:
                 function(argument)
-            except Exception as failure:
+            except BaseException as failure:
                 error = failure
-            except BaseException as failure:  # such as SystemExit: an event loop would stop for it
-                error = RuntimeError(f"the handler raised {failure!r} in its thread")
+            # No future takes a StopIteration, and an event loop stops for a SystemExit.
+            if isinstance(error, StopIteration) or not isinstance(error, Exception | None):
+                cause, error = error, RuntimeError(f"the handler raised {error!r} in its thread")
+                error.__cause__ = cause
             with contextlib.suppress(RuntimeError):  # the loop is closed when the interpreter ends
                 loop.call_soon_threadsafe(ended, error)
 
