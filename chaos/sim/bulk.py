@@ -1,15 +1,22 @@
-"""Client that begins and stops bulk jobs, each of which changes many messages of the topic with a limit of attempts. It
-also makes the leader propose steps of jobs again, as after a proposal with an unknown outcome."""
+"""Client that begins and stops bulk jobs, each of which changes many messages: most often of the topic with a limit of
+attempts. It also makes the leader propose steps of jobs again, as after a proposal with an unknown outcome."""
 
 import random
 from typing import Any
 
+from msgspec.structs import replace
+
 from chaos.sim.door import Client
+from chaos.sim.fanout import RED_QUEUE
+from chaos.sim.fanout import TOPIC as EVENTS
 from chaos.sim.history import Order
+from chaos.sim.scheduler import GROUP, PATIENT, PatientOwner, ScheduleOwner
+from chaos.sim.scheduler import TOPIC as TIMED
 from hadelay.api.service import Actor
 from hadelay.codec.jobcommands import JobSpec
 from hadelay.errors import HadelayError
 from hadelay.ledger.topicchanges import DEAD
+from hadelay.rights import covers
 from hadelay.server.service.node import NodeService
 
 #: Share of runs with bulk jobs: a message that a job may have changed is exempt from many checks.
@@ -18,6 +25,11 @@ SHARE = 0.25
 _CHANGES: tuple[dict[str, Any], ...] = (
     {"shift_ms": -500}, {"shift_ms": 300}, {"shift_ms": 900}, {"shift_ms": 1_400}, {"delay_ms": 400},
 )  # fmt: skip
+#: Errors of dead letters: of consumers, of the webhook's receiver, and of a lease that ended.
+_ERRORS = ("cannot be done", "HTTP 500", "nacked", "lease expired")
+#: Kind of a job → topics, besides those of the workload, in whose messages the job may be. Jobs cancel none there: a
+#: schedule counts what its changes cancel, and a subscription has the copies that it should have.
+_ELSEWHERE = {"job move": (TIMED, PATIENT, f"{EVENTS}*"), "redrive": (RED_QUEUE,)}
 
 
 class BulkClient(Client):
@@ -44,7 +56,8 @@ class BulkClient(Client):
             if rng.random() < 0.08:
                 self.ask(self._stop, lambda result, error: self.history.count("job stopped", error is None))
             else:
-                self._begin(*self._drawn())
+                kind, spec = self._drawn()
+                self._begin(kind, self._filtered(kind, spec) if self.cluster.full else spec)
         self._next()
 
     def _repeat(self) -> None:
@@ -74,8 +87,37 @@ class BulkClient(Client):
             return "job move", JobSpec("deliver_now", self.topic, some, rate=rate)
         return "job move", JobSpec("reschedule", f"{self.topic[:-1]}*", some, rate=rate, **rng.choice(_CHANGES))
 
+    def _filtered(self, kind: str, spec: JobSpec) -> JobSpec:
+        """Replace the filter of a job by one or two others, and its topic in some cases."""
+        rng, history, workload = self.random, self.history, self.cluster.workload
+        others = (workload.in_order,) if kind.startswith("job ") else ()
+        topic = rng.choice((spec.topic, spec.topic, *others, *_ELSEWHERE.get(kind, ())))
+        at_ms = self.world.wall_ms() + rng.choice((-1_500, 0, 700))
+        filters: dict[str, Any] = {"from_ms": at_ms, "to_ms": at_ms + rng.choice((500, 2_000, 20_000))}
+        if topic in (TIMED, PATIENT):
+            names = PatientOwner.names if topic == PATIENT else ScheduleOwner.names
+            filters |= {"schedule": rng.choice(names), "group": GROUP}
+        else:
+            ids = [m.id for m in history.messages[-40:] if m.id]
+            ids += [sent.id + rng.randrange(3) for sent in history.fanned_out[-10:] if sent.id]
+            filters |= {
+                "tags": (rng.choice(workload.tags),),
+                "key_prefix": rng.choice(("c", "c", "c1")),
+                "group": rng.choice(workload.groups),
+                "ids": tuple(i for i in ids if rng.random() < 0.5) or (1,),
+            }
+        if kind in ("redrive", "purge"):
+            filters["error"] = rng.choice(_ERRORS)
+        if spec.action == "reschedule" and rng.random() < 0.2:
+            spec = replace(spec, shift_ms=None, delay_ms=None, at_ms=at_ms + 1_000)
+        chosen = rng.sample(sorted(filters), rng.choice((1, 1, 2)))
+        if rng.random() < 0.5:  # filters that few jobs can have
+            chosen = sorted(filters.keys() & {"schedule", "error"}) or chosen
+        return replace(spec, topic=topic, **{"tags": (), **{name: filters[name] for name in chosen}})
+
     def _begin(self, kind: str, spec: JobSpec) -> None:
-        order = Order(kind, self.topic, self.world.now, DEAD if kind == "purge" else 0)
+        topic = self.topic if covers(spec.topic, self.topic) else spec.topic
+        order = Order(kind, topic, self.world.now, DEAD if kind == "purge" else 0)
         self.history.orders.append(order)
         request_id = f"{self.name}.{self.acts}"
 

@@ -14,7 +14,7 @@ from typing import Any
 from chaos.sim import groupcheck
 from chaos.sim.door import Door
 from chaos.sim.history import Violation
-from chaos.sim.jobcheck import left_over, pending_in
+from chaos.sim.jobcheck import left_over, not_meant, pending_in
 from chaos.sim.machines import Machine, Machines, Process
 from chaos.sim.network import NetworkProfile
 from chaos.sim.oracles import Oracles
@@ -46,8 +46,9 @@ from hadelay.settings.node import Config, RaftSettings
 _SCHEDULES = frozenset((*range(Command.SCHEDULE_PUT, Command.SCHEDULE_RUN + 1), Command.AUDITED))
 #: Of this many applied log entries, one entry's results are compared between nodes.
 _SAMPLE = 16
-#: Share of runs with a fuzz client.
-FUZZED = 0.2
+#: Share of runs with a fuzz client, and share of runs whose schedules and bulk jobs have all kinds of bounds and
+#: filters.
+FUZZED, FULL = 0.2, 0.4
 #: Retention of settled messages, in seconds: so short that it ends during most suspensions of all machines.
 RETENTION_S = 2 * HOUR_S
 #: Share of runs with short Raft logs: a node that was away for a while gets a snapshot.
@@ -79,6 +80,8 @@ class Watch(Machines):
         #: Number of a bulk job → ids of the messages in its applied steps; and all applied steps, encoded.
         self.judged: dict[int, set[int]] = {}
         self.job_steps: list[bytes] = []
+        #: Messages in the job steps of the present entry that their jobs do not mean.
+        self._strays: set[int] = set()
         #: Raft term → time at which an entry of the term was first applied.
         self.term_began: dict[int, float] = {}
         #: Log entry → true time of its proposal. For committed entries: (true time of the proposal, cluster time in the
@@ -106,6 +109,8 @@ class Watch(Machines):
         def observed(index: int, term: int, command: bytes) -> Any:
             self.timetable.begin(node.ledger)
             self.uniques.begin(node.ledger)
+            if index not in self.applied and node.ledger.jobs and not self.rotten:
+                self._strays = not_meant(node.ledger, decode_entry(command)[2])
             results = apply(index, term, command)
             # Compare results of a sample of the entries: comparing is slow, and equal states give equal results.
             mark = (term, zlib.crc32(command), 0 if index % _SAMPLE else zlib.crc32(pickle.dumps(results)))
@@ -152,6 +157,7 @@ class Watch(Machines):
         if at is not None:
             self.stamps.append((at, now_ms))
         self.term_began.setdefault(term, self.world.now)
+        alone = sum(kind in _SCHEDULES for kind, _ in commands) == 1
         for (kind, body), result in zip(commands, results, strict=True):
             if kind in (Command.EXTEND, Command.ACK, Command.SETTLE) and isinstance(result, LeaseResult):
                 self._note_leases(decode(kind, body), kind, result)
@@ -168,7 +174,7 @@ class Watch(Machines):
             elif kind == Command.PUBLISH2:
                 self.uniques.committed(body, result, node.ledger)
             elif kind in _SCHEDULES:
-                self.timetable.committed(kind, body, result, node.ledger)
+                self.timetable.committed(kind, body, result, node.ledger, alone=alone)
                 if kind == Command.AUDITED and isinstance(result, Done):
                     self._note_fill(decode(kind, body), node.ledger)
             elif kind == Command.FEATURE:
@@ -190,7 +196,12 @@ class Watch(Machines):
                     self.history.filled_from |= pending_in(ledger, job.spec.topic)
 
     def _note_step(self, step: JobStep, node: Node) -> None:
-        """J1: no message is in two steps of one bulk job. J2: a job that ends by itself has met all its messages."""
+        """J1: no message is in two steps of one bulk job. J2: a job that ends by itself has met all its messages, and
+        no others."""
+        ids = set(step.ids.tolist())
+        strays, self._strays = ids & self._strays, set()
+        text = f"job {step.job} does not mean {[f'{i:x}' for i in strays]}"
+        self.decide("J2 jobs, complete", bool(strays), text, *strays)
         if step.cursor == LAST and not self.rotten:
             left = left_over(node.ledger, node.ledger.jobs[step.job])
             text = f"job {step.job} ended, and did not meet {[f'{i:x}' for i in left[:5]]}"
@@ -200,8 +211,7 @@ class Watch(Machines):
             self.judged[step.job] = set()
         if step.job not in self.judged:
             return  # the job began before the backup from which this cluster was restored
-        ids, known = set(step.ids.tolist()), self.judged[step.job]
-        text = f"job {step.job} judges a message twice"
+        known, text = self.judged[step.job], f"job {step.job} judges a message twice"
         self.decide("J1 jobs, twice", bool(ids & known), text, *sorted(ids & known))
         known |= ids
 
@@ -294,6 +304,8 @@ class SimCluster(Watch):
         #: True: the run has a fuzz client (chaos/sim/fuzz.py), and nodes write `.heads` files (cached heads of the
         #: index's linked lists) early.
         self.fuzzed = random.Random(f"{seed} fuzz").random() < FUZZED
+        #: True: schedules and bulk jobs have all kinds of bounds and filters.
+        self.full = random.Random(f"{seed} full").random() < FULL
         #: Time, in seconds, for which all machines were suspended: their monotonic clocks drifted apart, and no node
         #: heard of a leader.
         self.slept_s = 0.0

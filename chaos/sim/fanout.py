@@ -27,7 +27,7 @@ _SUBSCRIPTIONS: dict[bool, dict[str, dict[str, Any]]] = {
     True: {"all": {"on_success": TOLD}, "red": _RED, "part": {}},
     False: {"red": _RED, "blue": {"any_tags": ["blue", "white"]}, "part": {"tags": ["green"]}},
 }
-_PART, _RED_QUEUE = f"{TOPIC}~part", f"{TOPIC}~red"
+_PART, RED_QUEUE = f"{TOPIC}~part", f"{TOPIC}~red"
 #: Subscription that is created once during the run, from the messages that are pending then; and its settings.
 _FILLED, _COLORS = f"{TOPIC}~filled", {"any_tags": ["red", "blue"]}
 #: Share of runs with subscriptions; share of these whose topic has a queue of its own; share of these with a quota of
@@ -133,7 +133,7 @@ class FanOutClient(Client):
         """Set the queues that get a message published now: those that certainly do, and those that may."""
         tags, part = sent.tags, self._passes(sent)
         if self.own_queue:
-            sent.queues = {TOPIC, f"{TOPIC}~all"} | ({_RED_QUEUE} if "red" in tags else set())
+            sent.queues = {TOPIC, f"{TOPIC}~all"} | ({RED_QUEUE} if "red" in tags else set())
         else:
             sent.queues = {f"{TOPIC}~{color}" for color in ("red", "blue") if color in tags}
         if part and self.part:
@@ -143,7 +143,7 @@ class FanOutClient(Client):
         if self.filled is not False and tags and "green" not in tags:
             (sent.queues if self.filled else sent.unsure).add(_FILLED)
         if self.drops and "red" in tags:
-            self._doubt(sent, _RED_QUEUE)
+            self._doubt(sent, RED_QUEUE)
         if not sent.queues and not sent.unsure:
             sent.queues.add(TOPIC)
 
@@ -241,7 +241,7 @@ class FanOutClient(Client):
         poll = ReceiveRequest([queue], f"{self.name} {queue}", request, 20, 0, 900)
         settles = self.good or self.random.random() < 0.8
         # The queue whose deaths ask for callbacks: some of its messages die.
-        dies = queue == _RED_QUEUE and request[-1] % 2 == 0
+        dies = queue == RED_QUEUE and request[-1] % 2 == 0
         # Cancels that were confirmed before this receive.
         cancelled = [sent.number for sent in self.sent if sent.cancelled]
 
@@ -293,7 +293,7 @@ def check_callbacks(history: History, node: Node) -> None:
     ledger = node.ledger
     topic, told = ledger.topic(TOPIC), ledger.topic(TOLD)
     counts = Counter[str]()
-    for name, event in ((TOPIC, Event.ACKED), (f"{TOPIC}~all", Event.ACKED), (_RED_QUEUE, Event.DEAD)):
+    for name, event in ((TOPIC, Event.ACKED), (f"{TOPIC}~all", Event.ACKED), (RED_QUEUE, Event.DEAD)):
         if (queue := ledger.topic(name)) is not None:
             counts[name] = queue.settled[event]
     published = 0 if told is None else told.published
@@ -334,7 +334,7 @@ def check(history: History, node: Node) -> None:
         if sent.id in history.filled_from and not ledger.fills and _FILLED in sent.unsure and not sent.cancel_invoked:
             wanted.add(_FILLED)
         wrong = not (history.slept or wanted <= found.keys()) or not found.keys() <= sent.queues | sent.unsure
-        missing += "red" in sent.tags and _RED_QUEUE not in found
+        missing += "red" in sent.tags and RED_QUEUE not in found
         text = f"event {sent.number} has copies in {sorted(found)}, not {sorted(wanted)}"
         _decide(history, "copies", wrong, text, sent.id)
         for queue in sent.acked & found.keys():
@@ -343,7 +343,7 @@ def check(history: History, node: Node) -> None:
         for queue in sent.queues & found.keys() - sent.acked:
             ended = found[queue] is State.CANCELLED and not (sent.cancel_invoked or queue == _PART)
             _decide(history, "copies", ended, f"event {sent.number} in {queue} was cancelled by nobody", sent.id)
-    red = ledger.topic(_RED_QUEUE)
+    red = ledger.topic(RED_QUEUE)
     if red is not None and not history.slept:
-        text = f"{missing} events have no copy in {_RED_QUEUE}, which counts {red.dropped} dropped ones"
+        text = f"{missing} events have no copy in {RED_QUEUE}, which counts {red.dropped} dropped ones"
         _decide(history, "copies", missing > red.dropped, text, 0)

@@ -56,7 +56,8 @@ def groups_in_order(cluster: SimCluster) -> None:
             m
             for m in history.messages
             if m.group == group and m.topic == cluster.workload.in_order and m.deliver_at_ms is not None
-            and m.id is not None and not (m.rescheduled or m.unsure or m.ttl_ms or m.cancel_invoked is not None)
+            and m.id is not None and not (history.moved(m) or m.unsure or m.ttl_ms or m.cancel_invoked is not None)
+            and not history.meant("job cancel", m, m.id)
             and (m.client_key is None or (m.topic, m.client_key) not in moved)
             and not history.may_be_replaced(m, m.id) and history.own_id(m)
         ]  # fmt: skip

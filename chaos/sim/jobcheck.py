@@ -1,34 +1,62 @@
 """Check J2 of bulk jobs: a model of which messages a job means, without the job's search (ledger/bulkscan.py)."""
 
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
 import numpy as np
 
+from hadelay.codec.commands import decode
+from hadelay.codec.commandtypes import Command
+from hadelay.codec.formats import REASON
+from hadelay.codec.jobcommands import JobSpec
 from hadelay.codec.meta import unpack
+from hadelay.codec.wire import Malformed
 from hadelay.ledger.bulkjob import BulkJob
 from hadelay.ledger.copies import filled_copies
 from hadelay.ledger.keys import KEYOF
 from hadelay.ledger.lookup import EntryRef, find_entry, state_of
 from hadelay.ledger.state import Ledger
-from hadelay.ledger.transitions import FLAG_ROUTED, ID_KEY
-from hadelay.model import DEAD_HOURS, PENDING, State
+from hadelay.ledger.transitions import FLAG_ROUTED, ID_KEY, failures_of
+from hadelay.model import DEAD_HOURS, NEVER_MS, NONE32, PENDING, State
 from hadelay.server.reading import split_record
+from hadelay.words import error_group
 
+#: Fields of a job's specification that select messages.
+FILTERS = ("tags", "key_prefix", "from_ms", "to_ms", "group", "schedule", "ids", "error")
 _WAITING = (State.SCHEDULED, State.READY, State.BLOCKED)
 
 
+def not_meant(ledger: Ledger, commands: Iterable[tuple[int, Any]]) -> set[int]:
+    """Ids of messages in steps of jobs that the jobs do not mean, by the state before the steps. A message that was
+    filed anew since its job began is none: apply leaves it alone."""
+    found = set[int]()
+    for body in [body for kind, body in commands if kind == Command.JOB_STEP]:
+        with suppress(Malformed):
+            step = decode(Command.JOB_STEP, body)
+            job = ledger.jobs.get(step.job)
+            if job is not None and job.spec.action != "fill":
+                entries = [(i, find_entry(ledger, i)) for i in step.ids.tolist()]
+                older = [(i, entry) for i, entry in entries if entry is not None and _is_older(job, entry.rows[0])]
+                found |= {i for i, entry in older if not _passes(ledger, job.spec, entry)}
+    return found
+
+
 def left_over(ledger: Ledger, job: BulkJob) -> list[int]:
-    """Ids of messages that a job should have changed before it ended. Filters by time, key, group, schedule, id and
-    error are not known here: no job of the simulator has one."""
+    """Ids of messages that a job should have changed before it ended."""
     found = []
     for hour in ledger.store.hours():
         rows = ledger.store.entries(hour, slice(0, ledger.store.count(hour)))
         if job.spec.action == "fill":
             found += [int(row["first_id"]) for row in rows if _lacks_copy(ledger, job, hour, row)]
             continue
-        for first_id, index, number, generation in rows[["first_id", "index", "topic", "generation"]].tolist():
-            if generation < job.topics.get(number, 0):
-                entry = find_entry(ledger, first_id)
-                if entry is not None and (entry.hour, entry.index) == (hour, index) and _is_meant(ledger, job, entry):
-                    found.append(first_id)
+        for row in rows:
+            if _is_older(job, row):
+                entry, place = find_entry(ledger, int(row["first_id"])), (hour, int(row["index"]))
+                if entry is None or (entry.hour, entry.index) != place:
+                    continue
+                if _may_change(ledger, job, entry) and _passes(ledger, job.spec, entry):
+                    found.append(int(row["first_id"]))
     return found
 
 
@@ -44,12 +72,40 @@ def pending_in(ledger: Ledger, name: str) -> set[int]:
     return found
 
 
-def _is_meant(ledger: Ledger, job: BulkJob, entry: EntryRef) -> bool:
+def _is_older(job: BulkJob, row: np.void) -> bool:
+    """Whether an entry is in a topic of the job, and was filed before the job began."""
+    return int(row["generation"]) < job.topics.get(int(row["topic"]), 0)
+
+
+def _passes(ledger: Ledger, spec: JobSpec, entry: EntryRef) -> bool:
+    """Whether a message passes the filters of a job."""
+    row, message_id = entry.rows[0], int(entry.rows[0]["first_id"])
+    record = ledger.store.record(entry.hour, int(row["offset"]), int(row["size"]), verify=True)
+    meta = unpack(split_record(record)[0])
+    due = range(spec.from_ms or 0, NEVER_MS if spec.to_ms is None else spec.to_ms)
+    return (
+        set(spec.tags) <= set(meta.tags)
+        and (meta.key or "").startswith(spec.key_prefix)
+        and spec.group in ("", meta.group)
+        and spec.schedule in ("", meta.sch)
+        and int(row["deliver_at_ms"]) in due
+        and (not spec.ids or message_id in spec.ids)
+        and (not spec.error or _error(ledger, message_id) == error_group(None, spec.error))
+    )
+
+
+def _error(ledger: Ledger, message_id: int) -> str:
+    """Group of the last error of a dead letter."""
+    failures = failures_of(ledger, message_id)
+    if not failures:
+        return error_group(None, None)
+    _, event, _, reason = failures[-1]
+    return error_group(event.name.lower(), None if reason == NONE32 else ledger.names.name(REASON, reason))
+
+
+def _may_change(ledger: Ledger, job: BulkJob, entry: EntryRef) -> bool:
+    """Whether the action of a job changes a message in its present state."""
     spec, row, state = job.spec, entry.rows[0], state_of(ledger, entry, ledger.now_ms)
-    if spec.tags:
-        record = ledger.store.record(entry.hour, int(row["offset"]), int(row["size"]), verify=True)
-        if not set(spec.tags) <= set(unpack(split_record(record)[0]).tags):
-            return False
     due_ms = int(row["deliver_at_ms"])
     if spec.action == "delete_dead":
         return state is State.DEAD and due_ms <= job.began_ms
@@ -60,6 +116,7 @@ def _is_meant(ledger: Ledger, job: BulkJob, entry: EntryRef) -> bool:
     if entry.hour >= DEAD_HOURS or state not in _WAITING or spec.action == "cancel":
         return state in _WAITING and spec.action == "cancel"
     wanted_ms = job.began_ms + (spec.delay_ms or 0) if spec.shift_ms is None else due_ms + spec.shift_ms
+    wanted_ms = wanted_ms if spec.at_ms is None else spec.at_ms
     moves = max(due_ms, wanted_ms) > ledger.now_ms and wanted_ms != due_ms
     return moves and wanted_ms <= ledger.now_ms + ledger.settings.max_delay_ms
 

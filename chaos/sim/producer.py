@@ -117,7 +117,7 @@ class Producer(Client):
         drafts = [
             Draft(
                 m.topic, m.when_ms, m.relative, mask_of(m.tags), m.ttl_ms,
-                pack(Meta(tags=list(m.tags), group=m.group)), m.body, None, m.client_key, m.on_conflict, m.max_wait_ms,
+                self._meta(m), m.body, None, m.client_key, m.on_conflict, m.max_wait_ms,
                 group=None if m.group is None else hash_group(m.group),
             )
             for m in messages
@@ -138,6 +138,10 @@ class Producer(Client):
             self._stored(process, batch, receipts)
 
         self.door.call(process, lambda node, done: process.service.publish(drafts, batch.key, done), replied)
+
+    def _meta(self, message: Message) -> bytes:
+        key = message.client_key.decode() if message.client_key is not None and self.cluster.full else None
+        return pack(Meta(tags=list(message.tags), key=key, group=message.group))
 
     def _again(self, batch: _Batch) -> None:
         if not self.stopped:

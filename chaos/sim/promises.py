@@ -13,6 +13,7 @@ from chaos.sim.cluster import SimCluster
 from chaos.sim.evidence import WAITING, forgets, found_by_key_of, latest, lease_began, published_ms, where
 from chaos.sim.grouporder import groups_apart, groups_in_order, groups_in_pace, groups_released
 from chaos.sim.history import Message, Violation, number_of
+from chaos.sim.jobcheck import FILTERS
 from chaos.sim.leases import calls_apart, dead_is_over, double_leases, fenced, resurrected
 from chaos.sim.replicas import conserved, diverged, honest, nothing_forgotten, one_per_key
 from chaos.sim.times import clock_runs_true, debounced, early, in_time, late
@@ -249,7 +250,8 @@ def jobs_once(cluster: SimCluster) -> None:
     (I15: the job ends.)"""
     for node in cluster.nodes()[:1]:
         for job in node.ledger.jobs.values():
-            cluster.history.count(f"job {job.spec.action} done", job.done)
+            for shape in (job.spec.action, *(name for name in FILTERS if getattr(job.spec, name))):
+                cluster.history.count(f"job {shape} done", job.done)
             judged = sum(getattr(job, name) for name in JOB_COUNTS)
             known = len(cluster.judged[job.number]) if job.number in cluster.judged else judged
             text = f"job {job.number} at {job.cursor} counts {judged} messages, and its steps had {known}"

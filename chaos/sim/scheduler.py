@@ -1,23 +1,30 @@
-"""Owner of schedules in the simulated world: sets, changes, pauses, triggers and deletes schedules, and consumes their
-messages."""
+"""Owner of schedules in the simulated world: sets, changes, pauses, triggers, backfills and deletes schedules, and
+consumes their messages."""
 
 import random
 from typing import Any
 
+from msgspec.structs import replace
+
 from chaos.sim.door import Client, Request
-from chaos.sim.timetable import DAILY
+from chaos.sim.timetable import DAILY, occurrences
+from chaos.sim.workload import HOUR_S
 from hadelay.api.service import Actor, ReceiveRequest
 from hadelay.codec.meta import Meta, pack
-from hadelay.codec.schedules import Spec, template_meta
+from hadelay.codec.schedules import Overlap, Spec, template_meta
 from hadelay.errors import HadelayError
-from hadelay.model import Draft
+from hadelay.model import Draft, decode_id
 from hadelay.server.service.node import NodeService
 
 TOPIC = "timed"
 #: Topic of the schedule whose messages wait for each other, and share of runs in commit mode with it.
 PATIENT, _WAITING = "patient", 0.3
+#: Message group of schedules that have one of their own.
+GROUP = "own"
 #: Share of runs with schedules.
 SCHEDULED = 0.5
+#: Share of specifications with a certain bound, in runs with all kinds of bounds; and share of those that are lists.
+_BOUND, _LISTED = 0.4, 0.25
 _NAMES = ("tick", "calm", "daily")
 #: Name of a schedule → specifications that it may have.
 _SPECS: dict[str, tuple[Spec, ...]] = {
@@ -38,6 +45,24 @@ _SPECS: dict[str, tuple[Spec, ...]] = {
 }
 
 
+def _bounded(rng: random.Random, spec: Spec, now_ms: int) -> Spec:
+    """Add bounds, jitter and a message group to a specification, or list its times, each in some cases."""
+    bounds: dict[str, Any] = {
+        "start_ms": now_ms + rng.choice((-5_300, 1_700, 3_100)),
+        "end_ms": now_ms + rng.choice((3_000, 9_000, 40 * HOUR_S * 1000)),
+        "max_occurrences": rng.choice((1, 4, 8)),
+        "jitter_ms": rng.choice((1, 400, 900)),
+        "group": GROUP,
+    }
+    chosen = {name: value for name, value in bounds.items() if rng.random() < _BOUND}
+    if "group" in chosen and Overlap(spec.overlap) is Overlap.WAIT:  # which has a group of the schedule's own
+        chosen["overlap"] = Overlap.ALLOW.value
+    if rng.random() < _LISTED:
+        near = rng.sample(range(now_ms - 3_000, now_ms + 12_000, 1_000), 5)
+        chosen |= {"cron": None, "every_ms": None, "at": [*sorted(near), now_ms + 3 * HOUR_S * 1000]}
+    return replace(spec, **chosen)
+
+
 class ScheduleOwner(Client):
     """Owner of schedules and consumer of their messages. In the drain (`good`: the end of the run, without faults),
     receives messages and changes no schedule."""
@@ -46,8 +71,8 @@ class ScheduleOwner(Client):
     names: tuple[str, ...] = _NAMES
 
     def start(self) -> None:
-        #: Idempotency-Key of each trigger that was answered → id of its message.
-        self.triggered: dict[bytes, str] = {}
+        #: Idempotency-Key of each trigger and backfill that was answered → ids of its messages.
+        self.ran: dict[bytes, list[int]] = {}
         self.stopped = self._rests()
         if not self.stopped:
             self._begin()
@@ -57,7 +82,7 @@ class ScheduleOwner(Client):
 
     def _begin(self) -> None:
         for name in self.names:
-            self._put(name, self.random.choice(_SPECS[name]))
+            self._put(name)
         self._next()
 
     def _next(self) -> None:
@@ -76,17 +101,25 @@ class ScheduleOwner(Client):
 
     def _change(self, rng: random.Random) -> None:
         name = rng.choice(self.names)
-        act = rng.choices(("put", "pause", "resume", "delete", "trigger"), (6, 1, 2, 1, 2))[0]
+        acts = ("put", "pause", "resume", "delete", "trigger", "backfill")
+        act = rng.choices(acts, (6, 1, 2, 1, 2, 4 * self.cluster.full))[0]
+        key = f"{self.name}.{self.acts}".encode()
         if act == "put":
-            self._put(name, rng.choice(_SPECS[name]))
+            self._put(name)
         elif act == "delete":
             self._order(act, name, lambda service: service.schedules.delete(name, Actor()))
         elif act == "trigger":
-            self._trigger(name, f"{self.name}.{self.acts}".encode())
+            self._run(name, key, None, self.world.now)
+        elif act == "backfill":
+            to_ms = self.world.wall_ms() + rng.choice((-3_000, -200, 400))
+            self._run(name, key, (to_ms - rng.choice((600, 5_000, 20_000)), to_ms), self.world.now)
         else:
             self._order(act, name, lambda service: service.schedules.pause(name, act == "pause", Actor()))
 
-    def _put(self, name: str, spec: Spec) -> None:
+    def _put(self, name: str) -> None:
+        spec = self.random.choice(_SPECS[name])
+        if self.cluster.full:
+            spec = _bounded(self.random, spec, self.world.wall_ms())
         body = b"%d" % self.random.randrange(2)
         draft = Draft(self.topic, 0, True, 0, 0, template_meta(pack(Meta(sch=name, group=spec.group))), body)
 
@@ -102,21 +135,38 @@ class ScheduleOwner(Client):
 
         self.ask(request, replied)
 
-    def _trigger(self, name: str, key: bytes) -> None:
-        """Trigger a schedule, and repeat the request with the same key while its outcome is unknown, and at times
-        although it is known."""
+    def _run(self, name: str, key: bytes, span: tuple[int, int] | None, begun: float) -> None:
+        """Trigger a schedule, or backfill the times in `span` (Unix ms, without the end). Repeat the request with the
+        same key while its outcome is unknown, and at times although it is known, until the key may be forgotten."""
+        act, timetable = "trigger" if span is None else "backfill", self.cluster.timetable
+        before = timetable.version_of(name)
 
-        def replied(made: Any, error: HadelayError | None) -> None:
-            self.note(f"trigger of schedule {name}: {error.type if error is not None else made.id}")
-            self.history.count("schedule trigger", error is None)
-            if error is None:
-                first = self.triggered.setdefault(key, made.id)
-                text = f"a trigger of {name} made {first}, and its repetition {made.id}"
-                self.cluster.decide("S1 schedules, triggers", made.id != first, text)
-            if not self.stopped and (self.random.random() < 0.7 if error is None else not error.outcome_known):
-                self._trigger(name, key)
+        async def run(service: NodeService) -> list[int]:
+            if span is None:
+                made = [await service.schedules.trigger(name, key, Actor())]
+            else:
+                made = (await service.schedules.backfill(name, *span, key, Actor())).results
+            return [decode_id(one.id) for one in made]
 
-        self.ask(lambda service: service.schedules.trigger(name, key, Actor()), replied)
+        def replied(ids: list[int], error: HadelayError | None) -> None:
+            said = error.type if error is not None else " ".join(f"{i:x}" for i in ids)
+            self.note(f"{act} of schedule {name}: {said}", *ids or ())
+            self.history.count(f"schedule {act}", error is None)
+            known = self.world.now - begun < 0.9 * self.cluster.window_ms / 1000
+            if error is None and ids and known:
+                first = self.ran.setdefault(key, ids)
+                text = f"a {act} of {name} made {first}, and its repetition {ids}"
+                self.cluster.decide("S1 schedules, triggers", ids != first, text)
+            if error is None and span is not None and before is not None and before == timetable.version_of(name):
+                wanted = list(occurrences(before[1].spec, span[0] - 1, span[1] - 1))
+                found = [timetable.made.get(i) for i in ids]
+                text = f"a backfill of {name} from {span[0]} to {span[1]} made {found}, not {wanted}"
+                self.cluster.decide("S2 schedules, counts", found != wanted, text, *ids)
+            again = self.random.random() < 0.7 if error is None else not error.outcome_known
+            if not self.stopped and known and again:
+                self._run(name, key, span, begun)
+
+        self.ask(run, replied)
 
     def _take(self) -> None:
         request = b"%d" % int(self.world.now * 1000)

@@ -26,7 +26,7 @@ from chaos.sim.nemesis import Nemesis
 from chaos.sim.timetable import Known, Timetable
 from chaos.sim.uniques import Uniques
 from hadelay.codec.entries import encode_entry
-from hadelay.codec.jobcommands import LAST, JobStep
+from hadelay.codec.jobcommands import LAST, JobSpec, JobStep
 from hadelay.codec.meta import filter_of
 from hadelay.codec.results import PublishResult, RowCode
 from hadelay.codec.schedules import Overlap
@@ -581,7 +581,7 @@ def majority_of_one(r: Record) -> None:
 @planted("J1 jobs, counts", promises.jobs_once)
 def miscounted_job(r: Record) -> None:
     counts = {"done": 2, "leased": 0, "settled": 0, "moved": 0, "refused": 0}
-    job = SimpleNamespace(number=1, spec=SimpleNamespace(action="cancel"), cursor=LAST, **counts)
+    job = SimpleNamespace(number=1, spec=JobSpec("cancel", "t"), cursor=LAST, **counts)
     r.patched(r.node.ledger, "jobs", {1: job})
     r.cluster.judged[1] = {1, 2, 3}
 
