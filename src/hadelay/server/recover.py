@@ -153,9 +153,17 @@ class Directories:
         """Whether the directories are those of a first start without `init`: the node has promised nothing, and beside
         them lie no directories that were put aside after the loss of a disk."""
         promised = journal.admitted or journal.voted_for or journal.installing or storage.applied_index
-        siblings = (path.rpartition("/") for path in {self.data, self.journal})
-        lost = any(name.startswith(f"{own}.lost-") for parent, _, own in siblings for name in self.disk.listdir(parent))
-        return not promised and not lost and (journal.last_index, journal.term) == FIRST
+        return not (promised or self._put_aside_before()) and (journal.last_index, journal.term) == FIRST
+
+    def _put_aside_before(self) -> list[str]:
+        """Directories beside this node's own that were put aside after the loss of a disk."""
+        siblings = (path.rpartition("/") for path in sorted({self.data, self.journal}))
+        return [
+            f"{parent}/{name}"
+            for parent, _, own in siblings
+            for name in self.disk.listdir(parent)
+            if name.startswith(f"{own}.lost-")
+        ]
 
     def _who_am_i(self) -> tuple[int, Journal | None]:
         """Incarnation of this node, and its journal if there is one. Puts directories aside that cannot be trusted."""
@@ -165,9 +173,14 @@ class Directories:
             refuse_strangers(self.data, identity, self.identity(identity.incarnation))
         has_journal = Journal.exists(disk, self.journal)
         if identity is None and not has_journal:
-            if config.cluster.init:
+            alone = len(config.members) == 1
+            # An earlier start may have ended after it put the directories aside: then this node is no founder.
+            lost = [] if alone else self._put_aside_before()
+            if config.cluster.init and not lost:
                 return FOUNDING, None
-            if len(config.members) == 1:
+            if config.cluster.init:
+                log.warning("init_ignored", node=config.node.name, found=lost)
+            if alone:
                 raise ConfigError(
                     f"{config.node.data_dir} is empty: start once with cluster.init = true (serve --init) to found a "
                     "cluster, or name the directory that holds it"
@@ -199,6 +212,9 @@ class Directories:
 
     def _put_aside(self, suffix: str) -> None:
         """Rename the data and journal directories by appending `suffix`, and create empty ones."""
+        # A start that was interrupted half-way may have used the suffix
+        while any(self.disk.exists(f"{directory}.{suffix}") for directory in (self.data, self.journal)):
+            suffix += "-again"
         for directory in (self.data, self.journal):
             self.disk.rename(directory, f"{directory}.{suffix}")
             self.disk.sync_dir(directory.rpartition("/")[0])
