@@ -46,3 +46,20 @@ def test_a_drain_that_cannot_hand_over_ends() -> None:
     cluster.world.run_until(cluster.world.now + 10, lambda: bool(answers))
     assert isinstance(answers[0], Overloaded)
     assert not leader.raft.elections.draining
+
+
+def test_a_drain_that_is_asked_for_twice_holds() -> None:
+    """The repetition is refused while the first one hands over; the first is answered, and the node is drained."""
+    cluster = SimCluster(1, restart=False)
+    cluster.start_all()
+    cluster.world.run_until(cluster.world.now + 10, lambda: cluster.leader() is not None)
+    leader, answers = cluster.leader(), list[tuple[str, HadelayError | None]]()
+    assert leader is not None
+    cluster.world.run_for(1.0)
+    for name in ("first", "second"):
+        leader.leadership.drain(True, lambda error, name=name: answers.append((name, error)))  # type: ignore[misc]
+    cluster.world.run_until(cluster.world.now + 10, lambda: len(answers) == 2)
+    found = dict(answers)
+    assert isinstance(found["second"], Overloaded)
+    assert found["first"] is None
+    assert leader.leadership.drained

@@ -26,6 +26,7 @@ TRANSFER_S = 5.0
 #: Number of topics that a report covers before other tasks of the event loop have a turn.
 _REPORTS_AT_ONCE = 500
 _NOT_LEADING = "this node does not lead (any more)"
+_TRANSFERRING = "a transfer is already under way"
 
 
 class TermPart(Protocol):
@@ -136,7 +137,7 @@ class Leadership:
             done(NoLeader("this node does not lead"))
             return
         if self._transferring:
-            done(Overloaded("a transfer is already under way", retry_after_ms=1_000))
+            done(Overloaded(_TRANSFERRING, retry_after_ms=1_000))
             return
         self._transferring = True
 
@@ -163,6 +164,10 @@ class Leadership:
         raft = self._raft
         if drained and raft.membership.sole_voter:
             done(Conflict(f"{raft.name} is the only voter; draining it would stop the cluster"))
+            return
+        if drained and self._transferring:
+            # The failure of this drain must not end a drain that is under way
+            done(Overloaded(_TRANSFERRING, retry_after_ms=1_000))
             return
         log.info("drained" if drained else "undrained")
         raft.elections.draining = drained
