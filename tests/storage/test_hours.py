@@ -57,7 +57,7 @@ action = st.one_of(
 def test_whatever_the_timing_files_are_those_of_the_model(actions: list[tuple], seed: int) -> None:
     disk = SimDisk(random.Random(1))
     disk.makedirs("/hours")
-    store, model = DiskHourStore(disk, "/hours", 3, far_buffer_bytes=1 << 16), MemoryHours(3)
+    store, model = DiskHourStore(disk, "/hours", 3, far_buffer_bytes=1 << 9), MemoryHours(3)
     store.set_clock(NOW)
     for step, (what, arg) in enumerate(actions):
         if what in ("file", "copy"):
@@ -304,6 +304,31 @@ def test_a_full_buffer_writes_itself_out(tmp_path: Path) -> None:
         assert store.far_bytes < 20 << 20
     assert store.count(NOW + 50) == 300
     assert store.entries(NOW + 50, slice(None))["index"].tolist() == list(range(300))
+
+
+def test_when_checkpoints_are_late_no_append_writes_much_more_than_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by filling a cluster with messages over 30 days: a full buffer was written by one append, for two seconds,
+    each few seconds, on every node, and leadership changed as often."""
+    store = DiskHourStore(Disk(), str(tmp_path), 3, far_buffer_bytes=1 << 20)
+    store.set_clock(NOW)
+    monkeypatch.setattr(store._far, "spill", lambda: pytest.fail("an append wrote the whole buffer"))
+    rng, written = np.random.default_rng(1), [0]
+    for seed in range(200):
+        store.append(*messages(rng.integers(NOW + 5, NOW + 300, 500), sizes=[20] * 500, seed=seed))
+        written.append(int(store._table.written.sum()))
+        if seed % 80 == 20:  # a checkpoint begins, and writes when there is time, which is seldom
+            store.sample()
+        if seed % 30 == 0:
+            store.write_some()
+    assert max(np.diff(written)) <= 2 * 500 + 2 * 1024
+    assert store.far_bytes < 3 << 20
+    monkeypatch.undo()
+    write_all(store)
+    assert sum(store.count(hour) for hour in range(NOW + 5, NOW + 300)) == 200 * 500
+    for hour in (NOW + 5, NOW + 150, NOW + 299):
+        assert store.entries(hour, slice(None))["index"].tolist() == list(range(store.count(hour)))
 
 
 def test_memory_of_far_hours_is_given_back(store: DiskHourStore) -> None:

@@ -66,8 +66,8 @@ class Records(NamedTuple):
 
 
 class Generation:
-    """Buffer of the messages that arrived between two checkpoints, in order of arrival, and linked per hour. While the
-    writer writes a frozen generation, new messages go to a fresh generation."""
+    """Buffer of messages in order of arrival, mostly of those between two checkpoints, linked per hour. While the
+    writer writes frozen generations, new messages go to a fresh generation."""
 
     def __init__(self, capacity: int, slots: int) -> None:
         """capacity: size limit of rows and records together, in bytes. slots: number of slots in the hour table."""
@@ -178,72 +178,109 @@ class Sample(NamedTuple):
     gone: list[int]
 
 
+class Frozen:
+    """A generation that takes no more messages, and is written hour by hour."""
+
+    def __init__(self, generation: Generation) -> None:
+        self.generation = generation
+        self.order, self.slots = generation.by_hour()
+        self.firsts = [0, *(np.flatnonzero(np.diff(self.slots)) + 1).tolist(), len(self.order)]
+        #: Number of rows written so far, in the order of hours.
+        self.written = 0
+
+    def take(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.uint32]]:
+        """(positions, slots) of the next few dozen hours, or of a part of a big hour."""
+        start, n = self.written, len(self.order)
+        rows = min(_BATCH_ROWS, max(1, _BATCH_BYTES * n // self.generation.used_bytes))
+        hour = bisect_right(self.firsts, start) + _BATCH_HOURS - 1
+        end = min(start + rows, self.firsts[hour] if hour < len(self.firsts) else n)
+        return self.order[start:end], self.slots[start:end]
+
+
 class FarWriter:
     def __init__(
-        self, table: HourTable, handles: Handles, heads: HeadsCache, path_of: Callable[[int], str], capacity: int
-    ) -> None:
-        """capacity: maximum size of one buffer, in bytes."""
+        self, table: HourTable, handles: Handles, heads: HeadsCache, path_of: Callable[[int], str], usual: int,
+        capacity: int,
+    ) -> None:  # fmt: skip
+        """usual: size of the buffer, in bytes, at which a checkpoint begins. capacity: maximum size of the buffer."""
         self._table, self._handles, self._heads, self._path_of = table, handles, heads, path_of
-        self._capacity = capacity
+        self._usual, self._capacity = usual, capacity
         self.fresh = Generation(capacity, 0)
-        self._frozen: Generation | None = None
+        #: Generations that are being written, oldest first; and the one that `write_some` is called for.
+        self._frozen: list[Frozen] = []
+        self._awaited: Frozen | None = None
         self._sample: Sample | None = None
-        self._order, self._slots = np.zeros(0, np.intp), np.zeros(0, np.uint32)
-        self._firsts: list[int] = []
-        self._next = 0
 
     def freeze(self, sample: Sample | None) -> None:
-        """Freeze the buffer, and start an empty one for new messages. `write_some` then writes the frozen buffer, and
-        fills in the CRCs in the checkpoint's `sample`."""
-        assert self._frozen is None, "one checkpoint at a time"
-        if not self.fresh.n:
-            return
-        self._frozen, self._sample = self.fresh, sample
-        self.fresh = Generation(self._capacity, self._table.size)
-        self._order, self._slots = self._frozen.by_hour()
-        self._firsts = [0, *(np.flatnonzero(np.diff(self._slots)) + 1).tolist(), len(self._order)]
-        self._next = 0
+        """Freeze the buffer, and start an empty one for new messages. `write_some` then writes what is frozen, and
+        fills in the CRCs in the checkpoint's `sample`. What an earlier sample lacks is written now."""
+        if self._sample is not None:
+            self.write_rest()
+        self._set_aside()
+        if self._frozen:
+            self._awaited, self._sample = self._frozen[-1], sample
+
+    def _set_aside(self) -> None:
+        if self.fresh.n:
+            self._frozen.append(Frozen(self.fresh))
+            self.fresh = Generation(self._capacity, self._table.size)
 
     def write_some(self) -> bool:
-        """Write the next few dozen hours of the frozen buffer, or a part of a big hour. True when the whole frozen
-        buffer is written."""
-        frozen = self._frozen
-        if frozen is None:
-            return True
-        start, n = self._next, len(self._order)
-        rows = min(_BATCH_ROWS, max(1, _BATCH_BYTES * n // frozen.used_bytes))
-        hour = bisect_right(self._firsts, start) + _BATCH_HOURS - 1
-        end = min(start + rows, self._firsts[hour] if hour < len(self._firsts) else n)
-        self._write(frozen, self._order[start:end], self._slots[start:end])
-        self._next = end
-        if end == n:
-            self._frozen = self._sample = None
-        return end == n
+        """Write the next few dozen hours of what is frozen, or a part of a big hour. True when all is written that was
+        frozen by the last `freeze`."""
+        if self._awaited is not None:
+            self._write_slice()
+        return self._awaited is None
+
+    def _write_slice(self) -> None:
+        frozen = self._frozen[0]
+        positions, slots = frozen.take()
+        self._write(frozen.generation, positions, slots)
+        frozen.written += len(positions)
+        if frozen.written == len(frozen.order):
+            del self._frozen[0]
+            if frozen is self._awaited:
+                self._awaited = self._sample = None
 
     def write_rest(self) -> None:
-        while not self.write_some():
-            pass
+        while self._frozen:
+            self._write_slice()
 
     def spill(self) -> None:
-        """Write all buffered messages now, those of the frozen buffer first."""
+        """Write all buffered messages now."""
         self.write_rest()
-        self.freeze(None)
+        self._set_aside()
         self.write_rest()
+
+    def keep_up(self, rows: int, size: int) -> None:
+        """If checkpoints are late, write twice as much of the buffer as is about to be appended: `rows` rows with
+        records of `size` bytes. Else the buffer would be full in the end, and one append write all of it, which takes
+        seconds: this node would not be heard meanwhile."""
+        if self.fresh.used_bytes >= self._usual and not self._frozen:
+            self._set_aside()
+        elif not self._frozen or (self._awaited is not None and self.fresh.used_bytes < self._usual):
+            return
+        frozen = self._frozen[0]
+        share = max(rows / frozen.generation.n, (rows * ROW_COST + size) / frozen.generation.used_bytes)
+        until = frozen.written + 2 * share * frozen.generation.n
+        while self._frozen and self._frozen[0] is frozen and frozen.written < until:
+            self._write_slice()
 
     def write_out(self, slot: int) -> None:
         """Write the buffered messages of one hour, in order of arrival."""
         table = self._table
         if table.written[slot] == table.entries[slot]:
             return
-        for generation in (self._frozen, self.fresh):
-            if generation is not None:
-                positions = generation.of(slot, int(table.written[slot]))
-                self._write(generation, positions, np.full(len(positions), slot, np.uint32))
+        for generation in self._generations():
+            positions = generation.of(slot, int(table.written[slot]))
+            self._write(generation, positions, np.full(len(positions), slot, np.uint32))
+
+    def _generations(self) -> list[Generation]:
+        return [*(frozen.generation for frozen in self._frozen), self.fresh]
 
     def waiting(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint16], npt.NDArray[np.uint32]]:
         """List all buffered rows: returns three arrays with slot, second and topic of each."""
-        generations = [generation for generation in (self._frozen, self.fresh) if generation is not None]
-        found = [generation.waiting(self._table.written) for generation in generations]
+        found = [generation.waiting(self._table.written) for generation in self._generations()]
         slots, seconds, topics = (np.concatenate(column) for column in zip(*found, strict=True))
         return slots, seconds, topics
 
@@ -274,7 +311,7 @@ class FarWriter:
                 self._heads.forget(hour)
             raise
         finally:
-            if generation is self._frozen and self._sample is not None:
+            if generation is not self.fresh and self._sample is not None:
                 self._complete(self._sample, touched)
 
     def _link(

@@ -19,9 +19,10 @@ from hadelay.codec.linking import INDEX_CRC, Heads, catch_up, no_heads
 from hadelay.errors import DamagedFile
 from hadelay.platform.disk import Disk, read_file
 
-#: Number of entries that a `.heads` file may lag behind the index before it is written again; reading so many entries
-#: takes a millisecond.
-WORTH_WRITING = 16_384
+#: Number of entries that a `.heads` file may lag behind the index before it is written again. With more hours than the
+#: cache holds, each checkpoint reads what is missing of all of them: half a millisecond for so many entries. Writing a
+#: file takes a tenth of one.
+WORTH_WRITING = 4_096
 #: Limit of the keys (topic and minute as one number) up to which entries are counted in an array: twenty times faster
 #: than by sorting, unless rows are few.
 _DENSE_KEYS = 1 << 18

@@ -26,14 +26,14 @@ _SPAN_ROWS, _SPAN_PER_ROW = 1024, 16
 class HourReader:
     """Base of DiskHourStore: the methods that read hour files and change nothing."""
 
-    def __init__(self, disk: Disk, directory: str, far_capacity: int) -> None:
+    def __init__(self, disk: Disk, directory: str, far_usual: int, far_capacity: int) -> None:
         self._disk, self._directory = disk, directory
         self._days: dict[int, str] = {}
         self._table = HourTable()
         self._handles = Handles(disk)
         self._near: dict[int, NearHour] = {}
         self._heads = HeadsCache(disk, self.path, self._read_rows)
-        self._far = FarWriter(self._table, self._handles, self._heads, self.path, far_capacity)
+        self._far = FarWriter(self._table, self._handles, self._heads, self.path, far_usual, far_capacity)
 
     def path(self, hour: int) -> str:
         n = (hour - DEAD_HOURS if hour >= DEAD_HOURS else hour) % 24

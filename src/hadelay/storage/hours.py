@@ -36,7 +36,8 @@ _FEW = 32
 
 class DiskHourStore(HourReader):
     def __init__(self, disk: Disk, directory: str, group_number: int, *, far_buffer_bytes: int = 32 << 20) -> None:
-        super().__init__(disk, directory, far_buffer_bytes + far_buffer_bytes // 4 + _LARGEST_APPEND)
+        capacity = far_buffer_bytes + far_buffer_bytes // 4 + _LARGEST_APPEND
+        super().__init__(disk, directory, far_buffer_bytes, capacity)
         self._group, self.far_buffer_bytes = group_number, far_buffer_bytes
         self._window = range(0)
         self._retired: list[int] = []
@@ -123,11 +124,12 @@ class DiskHourStore(HourReader):
     def _append_far(
         self, slots: npt.NDArray[np.uint32], hours: npt.NDArray[np.int64], rows: Rows, records: Records | None
     ) -> None:
-        table, fresh = self._table, self._far.fresh
-        # Write the buffer now if it is full, because a checkpoint has not emptied it in time.
-        if not fresh.fits(len(rows), 0 if records is None else len(records.blob)):
+        table, size = self._table, 0 if records is None else len(records.blob)
+        self._far.keep_up(len(rows), size)
+        # Write all now if the buffer is full: an append of this size came when checkpoints were late.
+        if not self._far.fresh.fits(len(rows), size):
             self._far.spill()
-            fresh = self._far.fresh
+        fresh = self._far.fresh
         assert (table.written[slots] <= table.entries[slots]).all(), "nothing is filed in a retired hour"
         groups = group(slots.astype(np.uint16) if table.size < 1 << 16 else slots) if len(rows) > 1 else None
         rows["index"], previous = chain(slots, fresh.numbers(len(rows)), fresh.tail, table.entries, groups)
@@ -241,7 +243,6 @@ class DiskHourStore(HourReader):
         """Make a checkpoint's list of the hours that changed since the last one, with lengths and CRCs. The CRCs are
         complete once `write_some` returned True."""
         table = self._table
-        self._far.write_rest()
         slots = np.flatnonzero(table.changed)
         sample = Sample(table.hours(slots), table.rows(slots), self._retired)
         self._retired = []
@@ -266,7 +267,6 @@ class DiskHourStore(HourReader):
 
     def freeze(self) -> None:
         """Freeze the buffered messages, so that `write_some` writes them; without a checkpoint."""
-        self._far.write_rest()
         self._far.freeze(None)
 
     def committed(self, sample: Sample) -> list[str]:
