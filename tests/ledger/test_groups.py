@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from hadelay.codec import commands
 from hadelay.codec.commandtypes import Job
 from hadelay.ledger.maintenance import MAX_GROUPED
+from hadelay.ledger.messagegroups import GROUP_KEY, GROUPQ, POSITION, find_group
 from hadelay.model import HOUR_MS, Draft
 from hadelay.version import GROUP_RATE_LEVEL
 from tests.ledger.world import START_HOUR, World, draft
@@ -60,6 +61,42 @@ def test_a_group_follows_a_changed_limit_at_its_next_message(before: int, after:
     w.one(commands.encode_topic_put("t", {"group_concurrency": after}))
     w.ids(grouped(3))
     assert w.topic().blocked == blocked
+
+
+def first_blocked(w: World) -> list[tuple[int, int]]:
+    """Where the search for the first blocked message begins, and where this message is: (order_ms, id)."""
+    group = find_group(w.ledger, w.topic(), 7)
+    assert group is not None
+    rows = w.tables.range(GROUPQ, limit=1)
+    return [group.lowest, *(POSITION.unpack_from(key, GROUP_KEY.size) for key, _ in rows)]
+
+
+@pytest.mark.parametrize("how", ["cancel", "shift", "expire", "release"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_no_search_passes_over_blocked_messages_that_have_gone(how: str, order: int) -> None:
+    """Until the next checkpoint each deleted row costs a search some microseconds, and a job cancels a million."""
+    w = world()
+    ids = w.ids(*[replace(grouped(100 * n), ttl_ms=50) for n in range(8)], grouped(HOUR_MS), grouped(HOUR_MS))
+    if how == "release":
+        w.now = 10
+    else:
+        lease = w.lease(ids[0], lease_ms=10 * HOUR_MS)
+    for n, gone in enumerate(ids[1:8][::order]):
+        if how == "cancel":
+            w.cancel(gone)
+        elif how == "shift":
+            w.one(commands.encode_reschedule("n1", 2 * HOUR_MS, True, [gone]))
+        elif how == "expire":
+            w.now = 100 * (n + 1) + 50
+            w.maintain(Job.TTL_EXPIRE)
+        else:
+            w.cancel(ids[n])
+        if how == "release" or order == 1 or n == 6:
+            lowest, first = first_blocked(w)
+            assert lowest == first
+    if how != "release":
+        w.ack(lease)
+        assert w.topic().blocked == (8 if how == "shift" else 1)
 
 
 @pytest.mark.parametrize("few", ["blocked", "others"])

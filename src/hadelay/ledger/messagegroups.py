@@ -10,9 +10,9 @@ group waits for the backoff; with n > 1 the order is the due time of the retry (
     groupq   {key of `group`, order u64, id u64} big-endian → hour u32, index u32 of a blocked message
     groupof  id u64 big-endian → {key of `group`, order u64} of a pending message with a group, or of its dead letter
 
-`lowest` is not above the first row of the group in `groupq`: a search begins there, and passes over no deleted row. A
-topic without the setting has rows in `groupof` only: there a group is a label. The floor in the keys is the topic's:
-after a purge or deletion nobody reads the old rows, which go as SWEEP ends their messages.
+`lowest` is the first row of the group in `groupq`, or a position before it: a search begins there, and passes over no
+deleted row. A topic without the setting has rows in `groupof` only: there a group is a label. The floor in the keys is
+the topic's: after a purge or deletion nobody reads the old rows, which go as SWEEP ends their messages.
 """
 
 import struct
@@ -93,6 +93,8 @@ class _Change:
         self.new: set[tuple[int, int]] = set()
         #: Entries (hour, index) that become blocked (True) or unblocked.
         self._switched: dict[tuple[int, int], bool] = {}
+        #: Keys of groups whose first blocked message was removed, as an ordered set.
+        self._lost_first: dict[bytes, None] = {}
 
     def read(self, keys: Iterable[bytes]) -> None:
         """Load the groups with these keys into `groups`, by one look-up."""
@@ -154,14 +156,21 @@ class _Change:
         room = min(group.limit - len(group.heads), group.blocked)
         if room <= 0:
             return
-        start = key + POSITION.pack(*group.lowest)
-        for at, place in self.tables.range(GROUPQ, start, key + BEHIND, room):
-            order_ms, first_id = POSITION.unpack_from(at, GROUP_KEY.size)
-            head = Head(order_ms, first_id, *PLACE.unpack(place))
+        # Read one row more, where the next search begins.
+        rows = self._first(key, group, min(room + 1, group.blocked))
+        for at, place in rows[:room]:
+            head = Head(*POSITION.unpack_from(at, GROUP_KEY.size), *PLACE.unpack(place))
             insort(group.heads, head)
-            group.lowest = order_ms, first_id + 1
             self._unblock(key, group, head)
             self._switch(head, blocked=False)
+
+    def _first(self, key: bytes, group: Group, limit: int) -> list[tuple[bytes, bytes]]:
+        """Rows of the first blocked messages of a group, which has at least `limit` of them. The next search begins at
+        the last of these rows."""
+        rows = self.tables.range(GROUPQ, key + POSITION.pack(*group.lowest), key + BEHIND, limit)
+        if rows:
+            group.lowest = POSITION.unpack_from(rows[-1][0], GROUP_KEY.size)
+        return rows
 
     def remove(self, key: bytes, head: Head, *, blocked: bool) -> None:
         """Remove a message, ended or filed anew, from its group; its bit in HourState.blocked is cleared."""
@@ -170,8 +179,18 @@ class _Change:
             return
         if blocked:
             self._unblock(key, group, head)
+            if head[:2] == group.lowest:
+                self._lost_first[key] = None
         else:
             group.heads = [each for each in group.heads if each.id != head.id]
+
+    def removed(self) -> None:
+        """Call this after messages were removed: finds the first blocked message of groups that lost theirs, so that no
+        later search passes over all rows that were deleted since the last checkpoint."""
+        for key in self._lost_first:
+            group = self.groups[key]
+            if group is not None and group.blocked and is_live(self.ledger, key):
+                self._first(key, group, 1)
 
     def _block(self, key: bytes, group: Group, head: Head) -> None:
         self.tables.put_new(GROUPQ, {key + POSITION.pack(*head[:2]): PLACE.pack(head.hour, head.entry)})
@@ -277,6 +296,7 @@ def leave(ledger: Ledger, hour: int, rows: Rows, blocked: BitMap, event: Event) 
     for first_id, index, stored in mine:
         key, (order_ms,) = stored[: GROUP_KEY.size], _ORDER.unpack_from(stored, GROUP_KEY.size)
         change.remove(key, Head(order_ms, first_id, hour, index), blocked=index in blocked)
+    change.removed()
     if event is not Event.MOVED:
         for key, group in change.groups.items():
             if group is not None and is_live(ledger, key):
