@@ -23,7 +23,8 @@ from hadelay.model import HOUR_MS
 from hadelay.server.service import duecounts as counting
 from hadelay.server.service.duecounts import DueCounts
 from hadelay.storage import far
-from hadelay.storage.heads import count_topics, no_counters
+from hadelay.storage.heads import count_topics
+from hadelay.storage.headsfile import no_counters
 from hadelay.storage.hours import DiskHourStore
 from tests.ledger.world import START_MS, World, draft
 from tests.memory import MemoryNames, MemoryTables

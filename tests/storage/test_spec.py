@@ -24,7 +24,7 @@ from hadelay.codec import formats as f
 from hadelay.codec.checksums import crc32c
 from hadelay.model import HOUR_MS, NONE32, Event, encode_id, hour_from_name
 from hadelay.platform.disk import Disk
-from hadelay.storage.heads import encode_heads
+from hadelay.storage.headsfile import encode_heads
 from hadelay.storage.identity import Identity
 from hadelay.storage.inspect import inspect
 from hadelay.storage.lmdbtables import LmdbBackend

@@ -21,7 +21,7 @@ from hadelay.codec.records import check_record, decode_record
 from hadelay.errors import BadRequest, DamagedFile
 from hadelay.model import MOVES, NONE32, Event, encode_id, hour_from_name, hour_name
 from hadelay.platform.disk import Disk, File, ReadOnlyDisk
-from hadelay.storage.heads import decode_heads
+from hadelay.storage.headsfile import decode_heads
 from hadelay.storage.identity import decode_identity
 from hadelay.storage.lmdbtables import LmdbBackend
 from hadelay.storage.names import KINDS, decode_names

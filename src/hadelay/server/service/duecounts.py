@@ -17,7 +17,8 @@ from hadelay.ledger.hourstate import indexes_of, is_in
 from hadelay.ledger.state import Ledger
 from hadelay.model import DEAD_HOURS, HOUR_MS
 from hadelay.server.checkpoints import Replica
-from hadelay.storage.heads import count_topics, no_counters
+from hadelay.storage.heads import count_topics
+from hadelay.storage.headsfile import no_counters
 from hadelay.storage.hours import DiskHourStore
 
 #: Limits of the work after which a count lets other tasks of the event loop run, each some milliseconds: settled
