@@ -1,6 +1,8 @@
--- One message of 200 bytes per request, due somewhere in the next hour. Each thread numbers its own requests.
+-- One message of 200 bytes per request, due within the hour that begins in ten minutes, or in BENCH_DELAY_S seconds.
+-- Each thread numbers its own requests.
 local body = string.rep("0123456789abcdefghij", 10)
 local path = "/v1/topics/bench/messages?delay="
+local delay = tonumber(os.getenv("BENCH_DELAY_S") or "600")
 local counter = 0
 local requests = {}
 
@@ -12,7 +14,7 @@ function init()
     wrk.headers["Authorization"] = "Bearer " .. token
   end
   for n = 1, 3000 do
-    requests[n] = wrk.format("POST", path .. (600 + n) .. "s", nil, body)
+    requests[n] = wrk.format("POST", path .. (delay + n) .. "s", nil, body)
   end
 end
 
