@@ -5,6 +5,7 @@ Crashes between any two steps of it, seeded: tests/sim/test_journal_torture.py.
 
 from __future__ import annotations
 
+import errno
 import random
 from contextlib import suppress
 from dataclasses import replace
@@ -13,7 +14,7 @@ from itertools import product
 import pytest
 
 from chaos.sim.disk import SimDisk
-from chaos.sim.file import SimCrash
+from chaos.sim.file import SimCrash, SimFile
 from chaos.sim.runtime import SimRuntime, SimWorld
 from hadelay.errors import ConfigError, DamagedFile, FatalError
 from hadelay.raft.journal import FIRST, Journal, JournalConfig
@@ -197,6 +198,24 @@ def test_whole_segments_go_from_the_front():
     assert journal.last_index == 301
 
 
+def test_nothing_before_a_cut_goes_until_the_cut_is_durable():
+    """A power cut undoes the cut, and the entries behind it would stand on nothing."""
+    rig = Rig()
+    rig.append(150)
+    rig.sync()
+    rig.journal.truncate(40)
+    rig.journal.compact(39, 0)
+    rig.world.run_for(0.1)
+    before = rig.reopen().base_index
+    assert (before, rig.contents()[0][0], rig.journal.last_index) == (1, 2, 151)
+    rig.journal.truncate(40)
+    rig.append(90, term=2)
+    rig.sync()
+    rig.journal.compact(39, 0)
+    rig.world.run_for(0.1)
+    assert rig.reopen().base_index == 39
+
+
 def test_it_begins_anew_behind_a_snapshot():
     rig = Rig()
     rig.append(30)
@@ -224,6 +243,28 @@ def test_a_new_incarnation_keeps_the_log_and_has_to_be_admitted():
     rig.sync()
     assert journal.admitted
     assert rig.reopen().admitted
+
+
+def test_an_admission_outlives_a_segment_that_was_begun_before_its_sync_ended():
+    """That segment's header cannot name it yet. If all voters forgot theirs, nobody could be elected."""
+    rig = Rig()
+    rig.append(5)
+    rig.journal.become(77)
+    rig.sync()
+    rig.disk.sync_delay_s = 0.1
+    rig.journal.note_admitted()
+    rig.journal.kick()
+    segments = len(rig.journal._segments)
+    rig.append(80)
+    assert len(rig.journal._segments) > segments
+    rig.world.run_for(1.0)
+    assert rig.journal.admitted
+    rig.journal.kick()
+    rig.world.run_for(1.0)
+    journal = rig.reopen()
+    assert (journal.admitted, journal.incarnation) == (True, 77)
+    journal.become(78)
+    assert not rig.reopen().admitted
 
 
 def test_who_waits_behind_a_new_incarnation_is_called_too():
@@ -262,6 +303,39 @@ def test_no_space_for_a_further_segment_is_known_before_it_is_needed():
     rig.world.run_for(0.1)
     assert not rig.journal.has_space
     rig.sync()
+
+
+@pytest.mark.parametrize("space", [1 << 20, 4096], ids=["killed before the write", "on a full disk"])
+def test_no_segment_stays_that_a_process_has_begun_and_not_written(space: int):
+    """Each would take a segment's space for good; a node on a full disk begins one each time it starts again."""
+    rig = Rig()
+    for _ in range(3):
+        rig.append(1)
+        rig.sync()
+        rig.disk.capacity = rig.disk.used + space
+        with suppress(OSError):
+            rig.append(90)  # as many as need another segment
+        rig.disk.capacity = 1 << 30
+        rig.reopen()
+        assert rig.segments() == [segment.file.path for segment in rig.journal._segments]
+    assert rig.contents()[-1][0] == rig.journal.last_index
+
+
+def test_a_spare_segment_for_which_there_is_no_room_takes_none(monkeypatch: pytest.MonkeyPatch):
+    """The kernel may allocate a part of the space and then find that there is no more."""
+    rig = Rig()
+    allocate = SimFile.allocate
+
+    def partly(file: SimFile, size: int) -> None:
+        allocate(file, size // 2)
+        raise OSError(errno.ENOSPC, "No space left on device", file.path)
+
+    used = rig.disk.used
+    monkeypatch.setattr(SimFile, "allocate", partly)
+    rig.journal.want_spare()
+    rig.world.run_for(0.1)
+    assert not rig.journal.has_space
+    assert rig.disk.used == used
 
 
 # -- torn ends and damage
@@ -382,6 +456,31 @@ def test_a_missing_segment_is_damage():
     rig.disk.unlink(rig.segments()[1])
     with pytest.raises(DamagedFile):
         rig.reopen()
+
+
+def test_a_power_cut_may_take_the_name_of_the_first_segment_behind_a_cut_and_leave_the_next():
+    """Neither was ever synced, so nothing is missing; what was cut is there again."""
+    rig = Rig()
+    rig.append(80)
+    rig.sync()
+    rig.world.run_for(0.2)
+    before = rig.contents()
+    assert len(rig.segments()) == 2
+    rig.journal.truncate(30)
+    rig.append(8, term=2, size=1500)
+    rig.journal.vote(9, "n2")
+    cut, *more = rig.journal._dirty
+    assert more
+    for segment in (cut, *more):
+        segment.write()
+    rig.disk.unlink(cut.file.path)
+    rig.disk.sync_everything()
+    journal = rig.reopen()
+    assert rig.contents() == before
+    assert (journal.term, journal.voted_for) == (0, None)
+    rig.append(1, term=9)
+    rig.sync()
+    assert rig.reopen().last_index == before[-1][0] + 1
 
 
 def test_old_segments_are_read_when_they_are_needed():

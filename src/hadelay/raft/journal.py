@@ -283,8 +283,7 @@ class Journal(JournalSync):
 
     def _shorten_tail(self) -> None:
         """Drop the oldest half of the entries in memory; entries that are not on disk yet stay."""
-        first = self.last_index + 1 - len(self._tail)
-        drop = 0
+        first, drop = self.last_index + 1 - len(self._tail), 0
         while drop < len(self._tail) and self._tail_bytes > self.config.tail_bytes // 2:
             if first + drop > self.synced_index:
                 break
@@ -294,11 +293,12 @@ class Journal(JournalSync):
 
     def compact(self, index: int, keep_bytes: int) -> None:
         """Delete whole segments of entries up to `index`; at least `keep_bytes` stay."""
-        size = self.size_bytes
-        gone: list[Segment] = []
+        size, gone = self.size_bytes, list[Segment]()
         while len(self._segments) > 1 and self._segments[0].last_index <= index:
-            size -= self._segments[0].position
-            if size < keep_bytes or self._segments[1].first_index > index + 1 or self._in_use(self._segments[0]):
+            (first, then), size = self._segments[:2], size - self._segments[0].position
+            # If a cut began `then`, a power cut undoes the cut until `then` is durable
+            needed = then.first_index > index + 1 or then.header.seq > self._durable[0]
+            if size < keep_bytes or needed or self._in_use(first):
                 break
             gone.append(self._segments.pop(0))
         if gone:

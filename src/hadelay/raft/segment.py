@@ -5,6 +5,7 @@ docs/spec/raft-journal.md describes recovery ("Reading it").
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from hadelay.errors import WAY_OUT, DamagedFile
@@ -171,10 +172,10 @@ class Segment:
         durable: furthest synced position that a *later* segment names; a later mark in this segment may name one, too.
         If neither shows that the bytes were synced, they must look like a write that a power cut stopped.
         """
-        if not self.scanned:
-            raise self._damaged("the segment after this one is missing")
         here = (self.header.seq, self.position)
         witness = max([durable, *records.marks(self.data, self.position)])
+        if witness[0] > self.header.seq:
+            raise self._damaged("the segment after this one is missing")
         if witness > here:
             raise self._damaged("a record that was synced does not verify")
         if self.torn and not records.is_torn(self.data, self.position):
@@ -191,6 +192,8 @@ def zeroed(disk: Disk, path: str, size: int) -> File:
             file.pwrite(zeroes[: size - offset], offset)
         file.sync()
     except BaseException:
+        with suppress(OSError):
+            file.truncate(0)  # a full disk may have given a part of the space, which others need
         file.close()
         raise
     return file
@@ -246,9 +249,11 @@ def end_of(disk: Disk, directory: str) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _find(disk: Disk, directory: str, owner: Identity | None) -> tuple[list[Segment], int]:
-    """Find all segments with a whole header; returns these segments, and the number in the last segment file's name."""
+def _find(disk: Disk, directory: str, owner: Identity | None) -> tuple[list[Segment], list[str], int]:
+    """Find all segments with a whole header; returns these segments, the paths of segment files of zeroes only, and the
+    number in the last segment file's name."""
     found: list[Segment] = []
+    blank: list[str] = []
     number = 0
     # Segment files sort before spare files: nothing is deleted before the owner is checked
     for name in disk.listdir(directory):
@@ -259,34 +264,31 @@ def _find(disk: Disk, directory: str, owner: Identity | None) -> tuple[list[Segm
         number = int(name.removesuffix(SUFFIX))
         file = disk.open(f"{directory}/{name}")
         header = records.decode_segment_header(file.pread(records.SEGMENT_HEADER_BYTES, 0), file.path)
-        if header is not None:
-            if owner is not None:
-                refuse_strangers(directory, Identity(header.cluster_id, header.group, header.node), owner)
-            found.append(Segment(file, header))
-    return found, number
+        if header is None:
+            if not file.pread(file.size(), 0).strip(b"\0"):
+                blank.append(file.path)
+            file.close()
+            continue
+        if owner is not None:
+            refuse_strangers(directory, Identity(header.cluster_id, header.group, header.node), owner)
+        found.append(Segment(file, header))
+    return found, blank, number
 
 
-def recover(disk: Disk, directory: str, owner: Identity | None) -> tuple[list[Segment], records.SegmentHeader, int]:
-    """Recover a journal's segments. Returns (segments that count, newest header with current term, vote and `durable`,
-    number of the last segment file). ConfigError if another node than `owner` owns the journal; None: any owner."""
-    found, number = _find(disk, directory, owner)
-    if not found:
-        raise DamagedFile(directory, 0, f"no segment has a whole header; {WAY_OUT}")
-    found, dropped = _superseded(found)
+def _read(found: list[Segment]) -> tuple[list[Segment], records.SegmentHeader]:
+    """Read segments up to the first that does not follow the segment before it. Returns (segments before that one,
+    newest header with current term, vote and `durable`)."""
     kept: list[Segment] = []
     state, durable = found[0].header, (0, 0)
     for at, segment in enumerate(found):
         header = segment.header
         if kept:
             if kept[-1].header.seq != header.previous or kept[-1].last_index < header.first_index - 1:
-                # A segment is missing: damage, unless no byte of the later segments was ever synced.
-                later = [s.header.durable for s in found[at:]]
-                later += [(r.term, r.index) for s in found[at:] for r in s.scan() if r.kind == records.MARK]
-                kept[-1].refuse_damage(max(later))
-                dropped += found[at:]
                 break
             kept[-1].cap(header.first_index - 1)
-        state, durable = header, max(durable, header.durable)
+        # A segment begun before the sync of an admission had ended does not name it in its header
+        admitted = header.admitted or (state.admitted and state.incarnation == header.incarnation)
+        state, durable = replace(header, admitted=admitted), max(durable, header.durable)
         kept.append(segment)
         if any(s.header.durable[0] > header.seq for s in found[at + 1 :]):
             segment.leave_unread(found[at + 1].first_index - 1)
@@ -300,9 +302,36 @@ def recover(disk: Disk, directory: str, owner: Identity | None) -> tuple[list[Se
                 state = replace(state, admitted=True)
             elif record.kind == records.MARK:
                 durable = max(durable, (record.term, record.index))
+    return kept, replace(state, durable=durable)
+
+
+def recover(disk: Disk, directory: str, owner: Identity | None) -> tuple[list[Segment], records.SegmentHeader, int]:
+    """Recover a journal's segments. Returns (segments that count, newest header with current term, vote and `durable`,
+    number of the last segment file). ConfigError if another node than `owner` owns the journal; None: any owner."""
+    whole, blank, number = _find(disk, directory, owner)
+    if not whole:
+        raise DamagedFile(directory, 0, f"no segment has a whole header; {WAY_OUT}")
+    absent: list[Segment] = []
+    durable = (0, 0)
+    while True:
+        found, dropped = _superseded([Segment(segment.file, segment.header) for segment in whole])
+        kept, state = _read(found)
+        durable = max(durable, state.durable)
+        behind = found[len(kept) :]
+        if not behind:
+            break
+        # A segment is missing: damage, unless no byte of the later segments was ever synced. Then these count as
+        # absent, and the segments that they replaced do not.
+        marks = [(r.term, r.index) for s in behind for r in s.scan() if r.kind == records.MARK]
+        durable = max([durable, *(s.header.durable for s in behind), *marks])
+        absent += behind
+        gone = {segment.header.seq for segment in behind}
+        whole = [segment for segment in whole if segment.header.seq not in gone]
     kept[-1].refuse_damage(durable)
     for segment in kept:
         segment.data = b""
-    for segment in dropped:
+    for segment in dropped + absent:
         delete(disk, segment)
+    for path in blank:  # a process ended before it wrote to the segment that it had begun
+        disk.unlink(path)
     return kept, replace(state, durable=durable), number
