@@ -124,8 +124,8 @@ class Journal(JournalSync):
         last = self._segments[-1].header.seq if self._segments else 0
         return replace(
             self.identity, seq=self._number, previous=last, first_index=first, prev_term=prev_term, term=self.term,
-            vote=self.voted_for or "", incarnation=self.incarnation, installing=self.installing,
-            admitted=self.admitted, durable=durable, reset=reset,
+            vote=self.voted_for or "", incarnation=self.incarnation, installing=self.installing, durable=durable,
+            reset=reset,
         )  # fmt: skip
 
     def _adopt(self, first: int, prev_term: int, entries: list[Entry], *, reset: bool = False) -> None:
@@ -216,6 +216,7 @@ class Journal(JournalSync):
     def note_admitted(self) -> None:
         """Queue an ADMITTED record: the log has admitted this incarnation of the node, which may vote from now on; and
         this journal has the entry of the admission."""
+        self.identity = replace(self.identity, admitted=True)  # in the headers of later segments
         self._append_record(records.ADMITTED, 0, self.term, b"")
         self.when_synced(self._set_admitted)
 
@@ -325,6 +326,6 @@ class Journal(JournalSync):
 
     def become(self, incarnation: int) -> None:
         """Continue as a new incarnation of this node, after this disk was rewound. Blocks for a sync."""
-        self.incarnation, self.admitted = incarnation, False
+        self.incarnation, self.admitted, self.identity = incarnation, False, replace(self.identity, admitted=False)
         self._write_all()
         self._adopt(self.last_index + 1, self.last_term, [])

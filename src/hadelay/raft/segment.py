@@ -286,9 +286,7 @@ def _read(found: list[Segment]) -> tuple[list[Segment], records.SegmentHeader]:
             if kept[-1].header.seq != header.previous or kept[-1].last_index < header.first_index - 1:
                 break
             kept[-1].cap(header.first_index - 1)
-        # A segment begun before the sync of an admission had ended does not name it in its header
-        admitted = header.admitted or (state.admitted and state.incarnation == header.incarnation)
-        state, durable = replace(header, admitted=admitted), max(durable, header.durable)
+        state, durable = header, max(durable, header.durable)
         kept.append(segment)
         if any(s.header.durable[0] > header.seq for s in found[at + 1 :]):
             segment.leave_unread(found[at + 1].first_index - 1)
