@@ -427,6 +427,24 @@ def test_on_error_may_use_the_client(url: str) -> None:
     assert done.stdout == "failed\n"
 
 
+async def test_on_error_may_be_a_coroutine_function(node: Node) -> None:
+    async with AsyncClient(node.url) as client:
+        await client.put("work", "4711")
+
+        async def handle(message: AsyncMessage) -> None:
+            if message.topic == "failed":
+                consumer.stop()
+            elif message.attempt == 1:
+                raise ValueError(message.text())
+
+        async def failed(message: AsyncMessage, error: Exception) -> None:
+            await client.put("failed", str(error))
+
+        consumer = client.consume(["work", "failed"])
+        async with asyncio.timeout(10):
+            await consumer.work(handle, on_error=failed)
+
+
 _WORKER = """
 import os, signal, sys, threading, time
 from hadelay import Client

@@ -368,7 +368,7 @@ async def _handled(
     except Exception as error:
         if on_error is not None:
             told = on_error(message, error)
-            if isinstance(told, Awaitable):
+            if asyncio.iscoroutine(told):
                 await told
         else:
             log.error("the handler failed on message %s", message.id, exc_info=error)
