@@ -33,10 +33,12 @@ MAX_SLICE = 1_000
 
 
 def begin(ledger: Ledger, first_id: int, due_ms: int, ttl_ms: int) -> None:
-    """Let a message expire ttl_ms after due_ms, whatever its expiry was before."""
+    """Let a message expire ttl_ms after due_ms, whatever its expiry was before; now, if that time has passed, as it may
+    have for a copy that a fill makes: an earlier row of the table `ttl` would be behind the search of TTL_EXPIRE."""
     forget(ledger, [first_id])
-    ledger.tables.put(TTL_OF, ID_KEY.pack(first_id), TTL_OF_VALUE.pack(due_ms + ttl_ms, ttl_ms))
-    _look_at(ledger, due_ms + ttl_ms, first_id)
+    end_ms = max(due_ms + ttl_ms, ledger.now_ms)
+    ledger.tables.put(TTL_OF, ID_KEY.pack(first_id), TTL_OF_VALUE.pack(end_ms, ttl_ms))
+    _look_at(ledger, end_ms, first_id)
 
 
 def begin_again(ledger: Ledger, rows: Rows, due_ms: I64 | int) -> None:
@@ -143,6 +145,6 @@ def _expire(ledger: Ledger, ids: list[int]) -> int:
 def _look_at(ledger: Ledger, at_ms: int, first_id: int) -> None:
     key = KEY.pack(at_ms, first_id)
     ledger.tables.put(TTL, key, b"")
-    # The TTL of a copy that a fill makes may be over already.
+    # A TTL that ends now may be behind those that TTL_EXPIRE has finished in this millisecond.
     ledger.ttl_from = min(ledger.ttl_from, key)
     ledger.listener.on_ttl(at_ms)
