@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hadelay.codec import schedules
 from hadelay.codec.commandtypes import Command
 from hadelay.codec.meta import Meta, pack
 from hadelay.codec.publishcommand import encode_publish
+from hadelay.codec.results import FireResult
 from hadelay.errors import OutcomeUnknown
 from hadelay.ledger import schedules as ledger_schedules
 from hadelay.ledger.schedules import Found
@@ -208,6 +210,60 @@ def test_a_crowd_behind_a_single_schedule_is_filed_before_its_instant(
         put(desk, schedules.Spec("t", at=[START_MS + 202 * SECOND]), name)
     desk.run_to(201 * SECOND)
     assert [counts(desk, name)[0] for name in crowd] == [1] * len(crowd)
+
+
+class PassedOver:
+    """Counts rows of the agenda that were deleted before, and over which searches pass: until the next checkpoint, each
+    costs some microseconds."""
+
+    def __init__(self, desk: Desk) -> None:
+        tables = desk.ledger.tables
+        self._range, self._delete = tables.range, tables.delete
+        self.deleted: set[bytes] = set()
+        self.count = 0
+        tables.range, tables.delete = self.range, self.delete  # type: ignore[method-assign]
+
+    def delete(self, table: bytes, key: bytes) -> None:
+        if table == ledger_schedules.AGENDA:
+            self.deleted.add(key)
+        self._delete(table, key)
+
+    def range(self, table: bytes, start: bytes = b"", end: bytes | None = None, limit: int = 1000) -> Any:
+        rows = self._range(table, start, end, limit)
+        last = rows[-1][0] if len(rows) == limit else end
+        if table == ledger_schedules.AGENDA:
+            self.count += sum(start <= key and (last is None or key < last) for key in self.deleted)
+        return rows
+
+
+def test_a_change_does_not_pass_over_all_that_was_fired(desk: Desk) -> None:
+    for n in range(20):
+        put(desk, every(SECOND), f"s{n:02}")
+    desk.run(2 * SECOND)
+    passed, desk.checking = PassedOver(desk), False
+    desk.run(60 * SECOND)
+    assert len(passed.deleted) >= 200
+    for change in ("put", "resume", "stale", "unknown"):
+        passed.count = 0
+        if change == "put":
+            put(desk, every(HOUR), "new")
+        elif change == "resume":
+            desk.do(schedules.encode_state("s07", True))
+            desk.do(schedules.encode_state("s07", False))
+        elif change == "stale":
+            desk.delivery._schedules._fired(  # type: ignore[union-attr]
+                [firing.Firing("s03", 1, found(desk, "s03").state.next, 0, 0, 0, 0, schedules.times(()))],
+                FireResult(np.ones(1, np.uint8)), None,
+            )  # fmt: skip
+        else:
+            desk.refuse_with = OutcomeUnknown("lost")
+            desk.run(6 * SECOND)
+            desk.refuse_with = None
+        desk.run(10)
+        assert passed.count < 60, change
+    desk.run(10 * SECOND)
+    assert all(found(desk, f"s{n:02}").state.last > START_MS + desk.now for n in range(20))
+    assert found(desk, "new").state.next > 0
 
 
 def test_a_zone_that_this_node_lacks_is_told_and_tried_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,7 +110,7 @@ def _store(ledger: Ledger, name: str, before: State | None, after: State) -> Non
         if had is not None:
             tables.delete(AGENDA, had)
         if has is not None:
-            tables.put(AGENDA, has, b"")
+            tables.put_new(AGENDA, {has: b""})
             ledger.listener.on_agenda(after.next)
 
 

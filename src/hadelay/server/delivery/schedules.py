@@ -8,6 +8,7 @@ from where the last reading ended.
 import logging
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from hadelay.codec.commandtypes import MAX_AHEAD_MS
@@ -37,6 +38,8 @@ _OCCURRENCES, _BYTES, _MADE_BYTES, _WORK_S = 250, 64 << 10, MAX_MOVED_BYTES, 0.0
 _PAGE, _COUNTED = 50, 1_000
 #: Pause after a proposal that failed or was refused, and while the disk is full, in seconds.
 _RETRY_S, _FULL_S = 0.1, 1.0
+#: First key of the agenda after those of the schedules whose next occurrence is to be computed.
+_COMPUTED = schedules.agenda_key(1)
 #: Longest sleep, in ms: cluster time may be slewed meanwhile. Also the time after which a schedule whose zone this node
 #: does not know is tried again.
 _SLEEP_MS = 300_000
@@ -49,9 +52,15 @@ class ScheduleRunner:
     def __init__(self, term: Term, has_space: Callable[[], bool], counts: Counter[str]) -> None:
         self._term, self._ledger, self._has_space, self._counts = term, term.ledger, has_space, counts
         self._alarm = term.alarm(self._look)
-        #: Keys of the agenda (schedules by next occurrence) up to which schedules are handled: with the full lead time;
-        #: and with the short lead time of schedules whose messages must not overlap.
-        self._ahead = self._close = b""
+        #: Key of the agenda (schedules by next occurrence) up to which schedules are handled with the full lead time. A
+        #: search passes over every schedule behind its first key that was fired since the last checkpoint, and each
+        #: costs some microseconds: so no search begins earlier than it must.
+        self._ahead = _COMPUTED
+        #: First and last key of schedules left to the short lead time, because their messages must not overlap, or
+        #: because they are removed then. None is left if the first key is above the last.
+        self._close, self._left = _COMPUTED, b""
+        #: Key up to which the schedules are handled whose next occurrence is to be computed; None: there are none.
+        self._uncomputed: bytes | None = b""
         self._proposed = False
         self._rest_until = 0.0
         #: Number of schedules due within _SURVEY_MS, as last counted; and time of that count.
@@ -59,8 +68,10 @@ class ScheduleRunner:
         self._survey_from: bytes | None = None
         #: Whether a schedule that is due within _SURVEY_MS was made or changed after the last count began.
         self._uncounted = False
-        #: Names of schedules whose pattern or time zone this node does not know, as of the last attempt.
+        #: Names of schedules whose pattern or time zone this node does not know, as of the last attempt; and their keys
+        #: of the agenda.
         self.invalid: set[str] = set()
+        self._invalid_keys: list[bytes] = []
         self._retry_invalid_ms = NEVER_MS
         #: Key of table `sched` from which on next occurrences are still to be recomputed, as this node's tzdata is
         #: newer; None: none.
@@ -69,14 +80,30 @@ class ScheduleRunner:
 
     def changed(self, next_ms: int) -> None:
         """Note a new next occurrence of some schedule, which is at next_ms (ledger.ports.LedgerListener.on_agenda)."""
-        key = schedules.agenda_key(next_ms)
-        self._ahead, self._close = min(self._ahead, key), min(self._close, key)
+        self._handle_from(schedules.agenda_key(next_ms))
         self._uncounted |= 0 < next_ms <= self._term.now() + _SURVEY_MS
         self._wake_for(next_ms, _SURVEY_MS)
 
+    def _handle_from(self, key: bytes) -> None:
+        """Handle the schedules from this key of the agenda on, also if that was done before."""
+        if key < _COMPUTED:
+            self._uncomputed = b""
+        else:
+            self._ahead = min(self._ahead, key)
+
+    def _leave(self, key: bytes) -> None:
+        """Leave the schedule at this key of the agenda to the short lead time."""
+        self._close = min(self._close, key) if self._leaves else key
+        self._left = max(self._left, key)
+
+    @property
+    def _leaves(self) -> bool:
+        return self._close <= self._left
+
     def delay_ms(self) -> int:
         """Time, in ms, by which the schedule that is overdue the longest is late; 0 if none is late."""
-        rows = schedules.agenda(self._ledger, self._close, self._term.now(), 1)
+        first = min(self._ahead, self._close) if self._leaves else self._ahead
+        rows = schedules.agenda(self._ledger, first, self._term.now(), 1)
         return max(self._term.now() - rows[0][1], 0) if rows and rows[0][1] else 0
 
     def _wake_for(self, next_ms: int, before_ms: int) -> None:
@@ -120,13 +147,17 @@ class ScheduleRunner:
         it; sleep if no schedule is due."""
         now = self._term.now()
         if now >= self._retry_invalid_ms:
-            self._ahead = self._close = b""
-            self.invalid, self._retry_invalid_ms = set(), NEVER_MS
-        batch = _Batch()
+            for key in self._invalid_keys:
+                self._handle_from(key)
+            self.invalid, self._invalid_keys, self._retry_invalid_ms = set(), [], NEVER_MS
+        batch, done = _Batch(), True
         lead_ms = LEAD_MS + 1_000 * self._crowd // PACE
-        self._close, done = self._fill(batch, until, self._close, now + MAX_AHEAD_MS, MAX_AHEAD_MS)
+        if self._uncomputed is not None:
+            key, done = self._fill(batch, until, self._uncomputed, 0, lead_ms + MORE_MS)
+            self._uncomputed = None if done else key
+        if done and self._leaves:
+            self._close, done = self._fill(batch, until, self._close, now + MAX_AHEAD_MS, MAX_AHEAD_MS)
         if done:
-            self._ahead = max(self._ahead, self._close)
             self._ahead, done = self._fill(batch, until, self._ahead, now + lead_ms, lead_ms + MORE_MS)
         tzdata = ""
         if done and self._anew is not None:
@@ -150,28 +181,29 @@ class ScheduleRunner:
                 self._add(batch, name, ahead_ms)
                 start = key + b"\0"
             if len(rows) < _PAGE:
-                return start, True
+                return max(start, schedules.agenda_key(until_ms + 1)), True
 
     def _add(self, batch: "_Batch", name: str, ahead_ms: int) -> None:
         found = schedules.find(self._ledger, name)
         batch.looked += 1
-        if found is None:
+        if found is None or name in batch.names:
             return
         (_, spec, template), state = found
         now = self._term.now()
+        if (state.finished or spec.overlap) and state.next > now + MAX_AHEAD_MS:
+            # A schedule without overlap fires only when due: apply checks whether its previous message is pending
+            self._leave(schedules.agenda_key(state.next, name))
+            return
         if state.finished:
-            if state.next <= now + MAX_AHEAD_MS:
-                batch.add(Firing(name, state.version, state.next, 0, state.last, 0, REMOVE, times(())))
+            batch.add(Firing(name, state.version, state.next, 0, state.last, 0, REMOVE, times(())))
             return
         if spec.overlap:
-            if state.next > now + MAX_AHEAD_MS:
-                # A schedule without overlap fires only when due: apply checks whether its previous message is pending
-                return
             ahead_ms = MAX_AHEAD_MS
         try:
             most = min(schedules.at_once(template), plan.FIRED)
             firing = plan.fire(name, spec, state, now, ahead_ms, most)
         except BadRequest as error:
+            self._invalid_keys.append(schedules.agenda_key(state.next, name))
             self._is_invalid(name, error)
             return
         if firing is not None:
@@ -218,26 +250,30 @@ class ScheduleRunner:
         self._proposed = True
         known = self._ledger.schedules.tzdata
         command = encode_fire(batch.firings, tzdata or ("" if known else zones.VERSION))
-        self._term.propose(command, self._fired)
+        self._term.propose(command, partial(self._fired, batch.firings))
 
-    def _fired(self, result: Any, error: HadelayError | None) -> None:
+    def _fired(self, firings: list[Firing], result: Any, error: HadelayError | None) -> None:
         self._proposed = False
         if error is not None or not isinstance(result, FireResult):
             # The proposal may still be committed: apply then rejects a second proposal for these occurrences as stale.
-            self._ahead = self._close = b""
+            self._again(firings)
             self._anew = b"" if self._ledger.schedules.tzdata < zones.VERSION else None
             self._rest(_RETRY_S)
             return
         for name in ("made", "missed", "overlapped", "refused"):
             self._counts[name] += getattr(result, name)
         if result.outcomes.any():
-            self._ahead = self._close = b""
+            self._again(firings)
             if (result.outcomes == FireOutcome.REFUSED).any():
                 log.error("schedule_fire_refused", extra={"count": int((result.outcomes == FireOutcome.REFUSED).sum())})
         self._rest(max((result.made + result.refused) / PACE, _RETRY_S if result.outcomes.any() else 0.0))
 
+    def _again(self, firings: list[Firing]) -> None:
+        for firing in firings:
+            self._handle_from(schedules.agenda_key(firing.expected, firing.name))
+
     def _sleep(self, lead_ms: int) -> None:
-        for start, before_ms in ((self._ahead, lead_ms), (self._close, MAX_AHEAD_MS)):
+        for start, before_ms in ((self._ahead, lead_ms), *([(self._close, MAX_AHEAD_MS)] if self._leaves else ())):
             if rows := schedules.agenda(self._ledger, start, NEVER_MS, 1):
                 self._wake_for(rows[0][1], before_ms)
         # Count again when schedules come that the last count left out: the lead time of a crowd depends on all of it.
@@ -255,6 +291,7 @@ class _Batch:
 
     def __init__(self) -> None:
         self.firings: list[Firing] = []
+        self.names: set[str] = set()
         #: Number of schedules examined for this command.
         self.looked = 0
         self._occurrences = self._bytes = self._made_bytes = 0
@@ -262,6 +299,7 @@ class _Batch:
     def add(self, firing: Firing, size: int = 0) -> None:
         """size: bytes of each message that the firing makes."""
         self.firings.append(firing)
+        self.names.add(firing.name)
         self._occurrences += len(firing.times)
         self._made_bytes += len(firing.times) * size
         self._bytes += 64 + len(firing.name) + firing.times.nbytes
