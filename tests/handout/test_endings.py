@@ -4,16 +4,20 @@ is handed out that is over, nothing is forgotten, and nothing is written while n
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
 from hadelay.codec import commands
 from hadelay.codec.commandtypes import Command
+from hadelay.ledger import ttl
 from hadelay.ledger.describe import describe
+from hadelay.ledger.listing import ListQuery, listing
 from hadelay.ledger.topicchanges import READY, SCHEDULED
-from hadelay.model import DEAD_HOURS, Event
+from hadelay.model import DEAD_HOURS, FIRST, Event, State
 from hadelay.settings.node import RetentionConfig
-from tests.handout.desk import START_HOUR, Desk
+from tests.handout.desk import START_HOUR, START_MS, Desk
+from tests.ledger.test_listing import drain
 
 S, M, H = 1_000, 60_000, 3_600_000
 
@@ -46,6 +50,35 @@ def test_retries_come_back_when_their_backoff_says_and_end_as_dead_letters() -> 
     assert (topic.dead, topic.open, topic.settled[Event.DEAD]) == (1, 0, 1)
     assert desk.store.hours()[-1] > DEAD_HOURS
     nothing_forgotten(desk)
+
+
+def test_no_search_passes_over_the_ttls_that_were_dropped() -> None:
+    """Until the next checkpoint a deleted row costs each search that begins before it, of leaders and of lists."""
+    desk = Desk(checking=False)
+    desk.lead()
+    desk.put(ttl_ms=20 * S)
+    desk.publish(*"abcdef")
+    desk.publish("g", at=H)
+    desk.run_to(M)
+    begun, of_table = [], desk.ledger.tables.range
+    first = ttl.KEY.pack(START_MS + 20 * S, 0)
+
+    def noted(table: bytes, start: bytes = b"", end: bytes | None = None, limit: int = 1000) -> Any:
+        if table == ttl.TTL:
+            begun.append(start)
+        return of_table(table, start, end, limit)
+
+    desk.ledger.tables.range = noted  # type: ignore[method-assign]
+    desk.depose()
+    desk.new_leader()
+    desk.run(S)
+    question = ListQuery(0, frozenset(State), 0, 1 << 50, 0, FIRST, 10)
+    assert len(drain(listing(desk.ledger, question, START_MS + M)).rows) == 7
+    assert len(begun) > 1
+    assert min(begun) > first
+    desk.run_to(H + M)
+    (last,) = [message_id for message_id, name in desk.names.items() if name == "g"]
+    assert describe(desk.ledger, last).state == "expired"  # type: ignore[union-attr]
 
 
 def test_what_expires_is_settled_by_itself_at_its_time_and_nobody_gets_it() -> None:

@@ -113,7 +113,7 @@ class _Look:
         self.to_ms = min(query.to_ms, now_ms + 1) if query.states == {State.READY} else query.to_ms
         #: True if messages are wanted that are cancelled or expired but not yet marked as settled in the bitmaps.
         self.unswept_wanted = State.CANCELLED in query.states and ledger.topics[query.topic].tombstoned > 0
-        self.unswept_wanted |= State.EXPIRED in query.states and bool(ttl.due(ledger, now_ms, b"", 1))
+        self.unswept_wanted |= State.EXPIRED in query.states and bool(ttl.due(ledger, now_ms, ledger.ttl_from, 1))
         #: Messages found so far, as (due, hours, codes, rows): at least the first `limit` + 1, if there are so many.
         self._found: list[tuple[I64, I64, NDArray[np.uint8], Rows]] = []
         self._size = 0

@@ -129,10 +129,10 @@ class TtlExpiry:
         self._term, self._ledger = term, term.ledger
         self._alarm = term.alarm(self._look)
         #: First key of table `ttl` to read: no row before this key belongs to a waiting message.
-        self._start = b""
+        self._start = self._ledger.ttl_from
         self._silent = 0
         self._rest_until_ms = 0
-        self._look_at(ttl.first_ms(self._ledger))
+        self._look_at(ttl.first_ms(self._ledger, self._start))
 
     def filed(self, at_ms: int) -> None:
         """Check table `ttl` at cluster time at_ms (Unix ms), or now if that time has passed. Called when a message is
