@@ -78,7 +78,7 @@ demo: $(READY)
 # the others.
 SIM := tests/sim tests/tasks tests/webhooks
 SIDE := tests/raft tests/chaos tests/cli tests/ledger tests/overload tests/frameworks
-REAL := tests/console tests/docs tests/security tests/system
+REAL := tests/console tests/docs tests/http tests/security tests/system
 test: $(READY) $(SPARK) $(FRAMEWORKS)
 	@$(PY) -m pytest $(SIM) >$(VENV)/sim.log 2>&1 & sim=$$!; \
 	$(PY) -m pytest $(SIDE) >$(VENV)/side.log 2>&1 & side=$$!; \

@@ -459,6 +459,6 @@ class StateAgainstModel(RuleBasedStateMachine):
 
 
 StateAgainstModel.TestCase.settings = settings(
-    max_examples=80, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=60, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestStateAgainstModel = StateAgainstModel.TestCase

@@ -11,7 +11,7 @@ import pytest
 
 from chaos.sim.raftsim import run_seed
 
-BLOCK = 50
+BLOCK = 35
 #: 115: a beat that was scheduled before the leader was deposed; 242: a leader heard again after a silence, and a reply
 #: that was owed to it; 246: syncs that overlap wrote their records in any order, and a process was killed between; 635:
 #: what was answered in one term, remembered under the next; 2100956: a power cut that waited for a frame to be sent
