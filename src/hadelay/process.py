@@ -226,18 +226,22 @@ def _watch(certificates: list[Certificates], runtime: Runtime) -> None:
 
 
 async def _ready(node: Node, ending: asyncio.Event) -> None:
-    """Wait until a leader is known and this node has applied all entries committed before now (ReadIndex)."""
+    """Wait until a leader is known and this node has applied all entries committed before now (ReadIndex), or until
+    `ending` is set: catching up may take minutes."""
     say_at = node.runtime.monotonic() + _PATIENCE_S
+    caught_up: asyncio.Future[bool] | None = None
     while not ending.is_set():
         if node.runtime.monotonic() >= say_at:
             say_at += _REMIND_S
             why = [check.detail for check in ready_checks(node) if not check.ok]
             log.warning("not_ready", why=why or ["it is catching up"])
-        if node.leadership.serves():
-            caught_up: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        if caught_up is None and node.leadership.serves():
+            caught_up = asyncio.get_running_loop().create_future()
             node.raft.read_index(lambda error, asked=caught_up: asked.set_result(error is None))  # type: ignore[misc]
-            if await caught_up:
+        if caught_up is not None and caught_up.done():
+            if caught_up.result():
                 return
+            caught_up = None
         await asyncio.sleep(0.02)
 
 
