@@ -16,7 +16,8 @@ import pytest
 from msgspec import UNSET
 
 from hadelay import AsyncClient, AsyncMessage, Client, Message, Put, Receipt, SyncMessage
-from hadelay.errors import Forbidden, TooLarge
+from hadelay.client.consumer import Consumer
+from hadelay.errors import Forbidden, OutcomeUnknown, TooLarge
 from tests.http.conftest import Node
 
 
@@ -309,6 +310,23 @@ async def test_a_consumer_that_was_refused_has_stopped_and_does_not_wait_for_eve
         node.service.fail = None
         assert await message.ack() == "acked"
         await consumer.close()
+
+
+async def test_what_a_failed_poll_may_have_been_granted_goes_back_when_the_consumer_stops() -> None:
+    """The pause before the poll is repeated is when most consumers of a failing cluster are stopped."""
+    asked: list[dict[str, object]] = []
+
+    async def poll(topics: list[str], **options: object) -> list[AsyncMessage]:
+        asked.append(options)
+        if len(asked) == 1:
+            raise OutcomeUnknown("the connection broke")
+        return []
+
+    consumer = Consumer(AsyncClient(), "a", poll, 30.0, 10, set())
+    assert await consumer.next(0.05) is None
+    await consumer.close()
+    first, last = asked
+    assert (last["request_id"], last["wait"]) == (first["request_id"], 0)
 
 
 # ---- handlers in threads

@@ -222,9 +222,7 @@ class Consumer:
             try:
                 messages = await self._ask(topics, request_id, min(room, _MAX_POLL))
             except asyncio.CancelledError:
-                # The cancelled poll may have been granted messages: repeat its request to take them.
-                with contextlib.suppress(Exception):
-                    self._take(await self._receive(topics, request_id=request_id, max=1, wait=0, timeout=_LAST_POLL_S))
+                await self._take_granted(topics, request_id)
                 if self._cancelled():
                     raise
                 request_id = ""  # the topics changed, and cancelled the request alone
@@ -235,10 +233,20 @@ class Consumer:
                     self._queue.put_nowait(error)
                     return
                 log.warning("poll failed, trying again: %s", error)
-                await asyncio.sleep(min(max((error.retry_after_ms or 0) / 1000, _PAUSE_S), _LONGEST_PAUSE_S))
+                try:
+                    await asyncio.sleep(min(max((error.retry_after_ms or 0) / 1000, _PAUSE_S), _LONGEST_PAUSE_S))
+                except asyncio.CancelledError:
+                    if not error.outcome_known:
+                        await self._take_granted(topics, request_id)
+                    raise
                 continue
             request_id = ""
             self._take(messages)
+
+    async def _take_granted(self, topics: list[str], request_id: str) -> None:
+        """Take the messages that a poll without an answer may have been granted: repeat its request."""
+        with contextlib.suppress(Exception):
+            self._take(await self._receive(topics, request_id=request_id, max=1, wait=0, timeout=_LAST_POLL_S))
 
     def _cancelled(self) -> bool:
         return bool(self._tasks[0].cancelling())
