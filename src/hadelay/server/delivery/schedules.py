@@ -69,9 +69,9 @@ class ScheduleRunner:
         #: Whether a schedule that is due within _SURVEY_MS was made or changed after the last count began.
         self._uncounted = False
         #: Names of schedules whose pattern or time zone this node does not know, as of the last attempt; and their keys
-        #: of the agenda.
+        #: of the agenda, as an ordered set.
         self.invalid: set[str] = set()
-        self._invalid_keys: list[bytes] = []
+        self._invalid_keys: dict[bytes, None] = {}
         self._retry_invalid_ms = NEVER_MS
         #: Key of table `sched` from which on next occurrences are still to be recomputed, as this node's tzdata is
         #: newer; None: none.
@@ -149,7 +149,7 @@ class ScheduleRunner:
         if now >= self._retry_invalid_ms:
             for key in self._invalid_keys:
                 self._handle_from(key)
-            self.invalid, self._invalid_keys, self._retry_invalid_ms = set(), [], NEVER_MS
+            self.invalid, self._invalid_keys, self._retry_invalid_ms = set(), {}, NEVER_MS
         batch, done = _Batch(), True
         lead_ms = LEAD_MS + 1_000 * self._crowd // PACE
         if self._uncomputed is not None:
@@ -203,7 +203,7 @@ class ScheduleRunner:
             most = min(schedules.at_once(template), plan.FIRED)
             firing = plan.fire(name, spec, state, now, ahead_ms, most)
         except BadRequest as error:
-            self._invalid_keys.append(schedules.agenda_key(state.next, name))
+            self._invalid_keys[schedules.agenda_key(state.next, name)] = None
             self._is_invalid(name, error)
             return
         if firing is not None:
@@ -232,7 +232,7 @@ class ScheduleRunner:
     def _move_next(self, batch: "_Batch", name: str) -> None:
         found = schedules.find(self._ledger, name)
         batch.looked += 1
-        if found is None or found.state.flags or not found.state.next:
+        if found is None or name in batch.names or found.state.flags or not found.state.next:
             return
         spec, state = found.stored.spec, found.state
         if spec.cron is None or spec.timezone == "UTC":
