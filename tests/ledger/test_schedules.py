@@ -598,6 +598,22 @@ def test_a_topic_with_schedules_is_deleted_by_force_alone(world: Owner) -> None:
     assert (world.state().paused, world.state("other").paused) == (True, False)
 
 
+def test_a_topic_is_deleted_without_a_look_at_the_messages_of_its_schedules(
+    world: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten thousand of 64 KiB would take each node a second."""
+    world.checking = 0
+    world.put(every())
+    world.put(every(), "paused", paused=schedules.PAUSE)
+    world.publish()
+    with monkeypatch.context() as patch:
+        patch.setattr(Stored, "unpack", None)
+        assert world.one(commands.encode_topic_delete("t", force=True)) == Done()
+    assert [world.state(name).flags for name in ("s", "paused")] == [schedules.PAUSED, schedules.PAUSED]
+    assert [world.state(name).version for name in ("s", "paused")] == [2, 1]
+    ledgercheck.check(world.ledger)
+
+
 def test_a_schedule_of_a_deleted_topic_goes_on_with_its_next_times(world: Owner) -> None:
     world.put(every())
     world.lead()

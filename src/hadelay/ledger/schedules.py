@@ -284,11 +284,12 @@ def apply_topic_delete(ledger: Ledger, command: tuple[str, bool]) -> Done | Refu
         return Refused("topic_has_schedules", f"schedules publish to {topic!r}: {shown}")
     result = topicchanges.apply_delete(ledger, command)
     for name in names if isinstance(result, Done) else ():
-        # The messages have ended with the topic.
-        found = find(ledger, name)
-        if found is not None and not found.state.paused and not found.state.flags & FINISHED:
-            after = found.state._replace(version=_following(found.state.version), flags=PAUSED, put_ms=ledger.now_ms)
-            _store(ledger, name, found.state, after)
+        # The messages have ended with the topic. Read no templates: that would take long.
+        row = ledger.tables.get(STATE, name.encode())
+        before = None if row is None else State.unpack(row)
+        if before is not None and not before.flags & (PAUSED | FINISHED):
+            after = before._replace(version=_following(before.version), flags=PAUSED, put_ms=ledger.now_ms)
+            _store(ledger, name, before, after)
     return result
 
 
