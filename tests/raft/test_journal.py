@@ -216,6 +216,20 @@ def test_nothing_before_a_cut_goes_until_the_cut_is_durable():
     assert rig.reopen().base_index == 39
 
 
+def test_segments_that_were_to_be_deleted_do_not_count_behind_a_crash():
+    """The newest segment stands on none of them, and their deletion had not begun."""
+    rig = Rig()
+    rig.append(100)
+    rig.sync()
+    rig.journal.become(76)
+    last = rig.journal.last_index
+    rig.journal.compact(last, 0)
+    rig.journal.become(77)
+    journal = rig.reopen()
+    assert (journal.base_index, journal.last_index, journal.incarnation) == (last, last, 77)
+    assert rig.segments() == [segment.file.path for segment in journal._segments]
+
+
 def test_it_begins_anew_behind_a_snapshot():
     rig = Rig()
     rig.append(30)
@@ -450,6 +464,27 @@ def test_a_power_cut_while_it_closes_is_no_damage(queued: int):
         rig.disk.power_cut()
         rig.reopen()
         assert rig.contents()[:3] == before
+
+
+@pytest.mark.parametrize("how", ["close", "become"])
+def test_a_power_cut_takes_no_names_of_segments_that_count_as_synced(how: str):
+    """Their names were never synced on their own: the journal ends, or begins a new incarnation, before."""
+    for step in range(1, 40):
+        rig = Rig()
+        rig.disk.random.seed(step)
+        rig.append(3)
+        rig.sync()
+        rig.append(150)
+        assert len(rig.journal._segments) > 2
+        rig.disk.crash_in = step
+        with suppress(SimCrash):
+            rig.journal.close() if how == "close" else rig.journal.become(77)
+        rig.disk.crash_in = 0
+        rig.runtime.crash()
+        rig.disk.power_cut()
+        rig.start()
+        rig.journal = Journal.open(rig.disk, DIRECTORY, rig.runtime, OWNER, rig.config)
+        assert [entry[0] for entry in rig.contents()[:3]] == [2, 3, 4]
 
 
 def test_a_missing_segment_is_damage():

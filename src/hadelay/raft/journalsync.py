@@ -243,7 +243,9 @@ class JournalSync:
         for segment in self._dirty:
             segment.write()
             segment.file.sync()
-            self._durable = (segment.header.seq, segment.written)
+        if self._dirty:
+            self._disk.sync_dir(self.directory)  # segments begun since the last sync have names that are not durable
+            self._durable = (self._dirty[-1].header.seq, self._dirty[-1].written)
         self._dirty.clear()
         self._synced = self._appended
         self.synced_index = self.last_index

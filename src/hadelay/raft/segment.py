@@ -228,7 +228,10 @@ def _superseded(found: list[Segment]) -> tuple[list[Segment], list[Segment]]:
     counting: list[Segment] = []
     dropped: list[Segment] = []
     for segment in reversed(found):
-        if counting and (counting[-1].header.reset or counting[-1].first_index <= segment.first_index):
+        later = counting[-1] if counting else None
+        # Without a previous segment, `later` stands on none: earlier ones are leftovers of a compaction
+        alone = later is not None and (later.header.reset or not later.header.previous)
+        if later is not None and (alone or later.first_index <= segment.first_index):
             dropped.append(segment)
         else:
             counting.append(segment)
