@@ -5,6 +5,7 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from hadelay.codec.commands import decode
 from hadelay.codec.commandtypes import Command
@@ -29,16 +30,21 @@ _WAITING = (State.SCHEDULED, State.READY, State.BLOCKED)
 
 def not_meant(ledger: Ledger, commands: Iterable[tuple[int, Any]]) -> set[int]:
     """Ids of messages in steps of jobs that the jobs do not mean, by the state before the steps. A message that was
-    filed anew since its job began is none: apply leaves it alone."""
+    filed anew since its job began is none: apply leaves it alone, as a step that is proposed again. A retry may have
+    changed a due time since the search; such a message counts as meant."""
     found = set[int]()
     for body in [body for kind, body in commands if kind == Command.JOB_STEP]:
         with suppress(Malformed):
             step = decode(Command.JOB_STEP, body)
             job = ledger.jobs.get(step.job)
-            if job is not None and job.spec.action != "fill":
+            if job is not None and job.cursor == step.expected and job.spec.action != "fill":
                 entries = [(i, find_entry(ledger, i)) for i in step.ids.tolist()]
                 older = [(i, entry) for i, entry in entries if entry is not None and _is_older(job, entry.rows[0])]
-                found |= {i for i, entry in older if not _passes(ledger, job.spec, entry)}
+                untimed = replace(job.spec, from_ms=None, to_ms=None)
+                for i, entry in older:
+                    spec = untimed if entry.rows[0]["attempt"] else job.spec
+                    if not _passes(ledger, spec, entry):
+                        found.add(i)
     return found
 
 
