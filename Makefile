@@ -77,8 +77,8 @@ demo: $(READY)
 # Side by side: some of the tests wait for processes and disks while the simulators compute. Each part takes as long as
 # the others.
 SIM := tests/sim tests/tasks tests/webhooks
-SIDE := tests/raft tests/chaos tests/cli tests/ledger tests/overload tests/frameworks
-REAL := tests/console tests/docs tests/http tests/security tests/system
+SIDE := tests/raft tests/chaos tests/cli tests/ledger tests/overload tests/frameworks tests/security
+REAL := tests/console tests/docs tests/http tests/system
 test: $(READY) $(SPARK) $(FRAMEWORKS)
 	@$(PY) -m pytest $(SIM) >$(VENV)/sim.log 2>&1 & sim=$$!; \
 	$(PY) -m pytest $(SIDE) >$(VENV)/side.log 2>&1 & side=$$!; \
