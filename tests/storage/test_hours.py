@@ -331,19 +331,6 @@ def test_when_checkpoints_are_late_no_append_writes_much_more_than_itself(
         assert store.entries(hour, slice(None))["index"].tolist() == list(range(store.count(hour)))
 
 
-def test_a_sample_after_one_that_was_not_finished_has_all_checksums(store: DiskHourStore) -> None:
-    for seed in range(2):
-        store.append(*messages(np.full(40, NOW + 30 + seed, np.int64), sizes=[20] * 40, seed=seed))
-        store.append(*messages(np.full(40, NOW + 40, np.int64), sizes=[20] * 40, seed=seed))
-        sample = store.sample()
-    while not store.write_some():
-        pass
-    sums = store.checksums()
-    for hour, row in zip(sample.hours.tolist(), sample.rows, strict=True):
-        assert int(row["idx_crc"]) == sums[hour_name(hour) + ".idx"][1]
-        assert int(row["log_crc"]) == sums[hour_name(hour) + ".log"][1]
-
-
 def test_memory_of_far_hours_is_given_back(store: DiskHourStore) -> None:
     rng = np.random.default_rng(1)
     store.append(*messages(rng.integers(NOW + 5, NOW + 9000, 3000), sizes=[40] * 3000))

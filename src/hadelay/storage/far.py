@@ -213,15 +213,12 @@ class FarWriter:
 
     def freeze(self, sample: Sample | None) -> None:
         """Freeze the buffer, and start an empty one for new messages. `write_some` then writes what is frozen, and
-        fills in the CRCs in the checkpoint's `sample`. Call `complete` before the sample is taken."""
+        fills in the CRCs in the checkpoint's `sample`. What an earlier sample lacks is written now."""
+        if self._sample is not None:
+            self.write_rest()
         self._set_aside()
         if self._frozen:
             self._awaited, self._sample = self._frozen[-1], sample
-
-    def complete(self) -> None:
-        """Write what an earlier sample lacks, whose checkpoint failed."""
-        if self._sample is not None:
-            self.write_rest()
 
     def _set_aside(self) -> None:
         if self.fresh.n:

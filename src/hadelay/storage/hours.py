@@ -243,7 +243,6 @@ class DiskHourStore(HourReader):
         """Make a checkpoint's list of the hours that changed since the last one, with lengths and CRCs. The CRCs are
         complete once `write_some` returned True."""
         table = self._table
-        self._far.complete()
         slots = np.flatnonzero(table.changed)
         sample = Sample(table.hours(slots), table.rows(slots), self._retired)
         self._retired = []
@@ -268,7 +267,6 @@ class DiskHourStore(HourReader):
 
     def freeze(self) -> None:
         """Freeze the buffered messages, so that `write_some` writes them; without a checkpoint."""
-        self._far.complete()
         self._far.freeze(None)
 
     def committed(self, sample: Sample) -> list[str]:
