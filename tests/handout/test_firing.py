@@ -183,6 +183,21 @@ def test_a_crowd_is_filed_before_its_instant(desk: Desk) -> None:
     assert desk.delivery.schedule_delay_ms() == 0
 
 
+def test_commits_do_not_slow_the_pace_at_which_a_crowd_is_filed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that computes slowly proposes few at a time, and waits for each commit."""
+    monkeypatch.setattr(firing, "PACE", 200)
+    monkeypatch.setattr(firing, "_OCCURRENCES", 10)
+    desk = Desk(commit_ms=20, checking=False)
+    desk.lead()
+    desk.run(10)
+    for n in range(3_000):
+        spec = schedules.Spec("t", at=[START_MS + 90 * SECOND])
+        template = encode_publish("n1", [Draft("t", 0, True, 0, 0, schedules.template_meta(pack(Meta(sch="c"))), b"")])
+        desk.propose(schedules.encode_put(f"c{n}", 0, 0, schedules.Stored("", spec, template)), lambda *answer: None)
+    desk.run_to((90 - firing.LEAD_MS // SECOND + 1) * SECOND)
+    assert desk.ledger.topic("t").published == 3_000  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("apart_s", [0, 1, 6])
 def test_each_schedule_of_a_crowd_counts_once(desk: Desk, monkeypatch: pytest.MonkeyPatch, apart_s: int) -> None:
     """A crowd is counted in pages, and made within seconds or not: three schedules at one per second are filed three

@@ -30,6 +30,9 @@ LEAD_MS, MORE_MS = 5_000, 5_000
 #: Limit of messages made per second; if many schedules are due at the same time, their messages are made earlier by the
 #: time that this takes.
 PACE = 2_000
+#: Time in seconds that commits and searches may take without slowing the pace; also, messages may be made ahead of the
+#: pace for so long.
+_SLACK_S = 0.1
 #: Period ahead, in ms, in which due schedules are counted; and pause between two counts, in ms.
 _SURVEY_MS, _SURVEYED_MS = 65_000, 5_000
 #: Limits of one proposed command: occurrences, bytes, bytes of the messages that apply makes, seconds to compute it.
@@ -63,6 +66,8 @@ class ScheduleRunner:
         self._uncomputed: bytes | None = b""
         self._proposed = False
         self._rest_until = 0.0
+        #: Monotonic time up to which the messages made so far use up the pace.
+        self._paced_until = 0.0
         #: Number of schedules due within _SURVEY_MS, as last counted; and time of that count.
         self._crowd, self._surveyed_ms = 0, 0
         self._survey_from: bytes | None = None
@@ -266,7 +271,9 @@ class ScheduleRunner:
             self._again(firings)
             if (result.outcomes == FireOutcome.REFUSED).any():
                 log.error("schedule_fire_refused", extra={"count": int((result.outcomes == FireOutcome.REFUSED).sum())})
-        self._rest(max((result.made + result.refused) / PACE, _RETRY_S if result.outcomes.any() else 0.0))
+        mono = self._term.runtime.monotonic()
+        self._paced_until = max(self._paced_until, mono - _SLACK_S) + (result.made + result.refused) / PACE
+        self._rest(max(self._paced_until - mono, _RETRY_S if result.outcomes.any() else 0.0))
 
     def _again(self, firings: list[Firing]) -> None:
         for firing in firings:
