@@ -5,7 +5,7 @@ For unit tests of the core, and a model for storage itself: the same calls must 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from itertools import islice
 
 import numpy as np
@@ -221,6 +221,12 @@ class MemoryTables:
     ) -> list[tuple[bytes, bytes]]:
         rows = self.rows.get(table, {})
         return [(key, rows[key]) for key in sorted(rows) if key >= start and (end is None or key < end)][:limit]
+
+    def range_slices(
+        self, table: bytes, start: bytes, end: bytes | None, limit: int
+    ) -> Generator[None, None, list[tuple[bytes, bytes]]]:
+        yield
+        return self.range(table, start, end, limit)
 
 
 class MemoryNames:

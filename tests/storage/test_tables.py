@@ -190,6 +190,26 @@ def test_a_table_that_is_consumed_from_its_head_stays_in_order_over_checkpoints(
     assert [key for key, _ in tables.range(b"t", b"", None, 2_000)] == sorted(model)
 
 
+def test_a_search_that_passes_over_many_deleted_keys_pauses() -> None:
+    """The event loop goes on in the pauses, and the table may change in them."""
+    tables = Tables(SimBackend(SimDisk(random.Random(1)), "/state.mdb"))
+    keys = [b"%06d" % n for n in range(50_000)]
+    tables.put_many(b"t", dict.fromkeys(keys, b""))
+    tables.delete_many(b"t", keys[:-10])
+    slices, pauses, found = tables.range_slices(b"t", b"", None, 20), 0, None
+    while found is None:
+        try:
+            next(slices)
+            pauses += 1
+            if pauses == 20:
+                tables.freeze()
+                tables.delete(b"t", keys[-5])
+        except StopIteration as done:
+            found = done.value
+    assert pauses > 40
+    assert [key for key, _ in found] == [key for key in keys[-10:] if key != keys[-5]]
+
+
 def test_a_new_row_that_is_deleted_leaves_nothing_to_write() -> None:
     tables = Tables(SimBackend(SimDisk(random.Random(1)), "/state.mdb"))
     rows = {b"%d" % n: b"value" for n in range(2_000)}

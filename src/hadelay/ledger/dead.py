@@ -16,6 +16,7 @@ Purging is a watermark: letters that died at or before `topic.dead_mark_ms` are 
 """
 
 import struct
+from collections.abc import Generator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +53,8 @@ KEY = struct.Struct(">IQQ")
 #: Limits of one command, which takes some milliseconds: dead letters looked at, and bytes of records copied.
 MAX_SLICE = 1_000
 REDRIVE_BYTES = 4 << 20
+#: Dead letters in the order of their deaths: (cursor behind the letter, message id) of each.
+Letters = list[tuple[bytes, int]]
 
 
 def die(ledger: Ledger, leaving: Leaving) -> None:
@@ -293,8 +296,21 @@ def apply_alerted(ledger: Ledger, command: tuple[str, int]) -> JobResult | Refus
     return JobResult(topic.alerted == topic.settled[Event.DEAD], max(told, 0))
 
 
-def listing(ledger: Ledger, topic: TopicState, after: bytes, limit: int) -> list[tuple[bytes, int]]:
-    """(cursor, message id) of the next dead letters after the cursor `after` (b"": all), by time of death."""
-    start = max(KEY.pack(topic.number, topic.dead_mark_ms + 1, 0), KEY.pack(topic.number, 0, 0)[:4] + after + b"\0")
-    found = ledger.tables.range(DEAD, start, KEY.pack(topic.number + 1, 0, 0), limit)
-    return [(at[4:], KEY.unpack(at)[2]) for at, _ in found]
+def listing(ledger: Ledger, topic: TopicState, after: bytes, limit: int) -> Letters:
+    """The next dead letters after the cursor `after` (b"": all)."""
+    return _letters(ledger.tables.range(DEAD, *_bounds(topic, after), limit))
+
+
+def listing_slices(ledger: Ledger, topic: TopicState, after: bytes, limit: int) -> Generator[None, None, Letters]:
+    """`listing` as a generator that yields after each slice: letters redriven or deleted since the last checkpoint are
+    passed over one by one. Letters that it returns may be gone by then."""
+    return _letters((yield from ledger.tables.range_slices(DEAD, *_bounds(topic, after), limit)))
+
+
+def _bounds(topic: TopicState, after: bytes) -> tuple[bytes, bytes]:
+    first = max(KEY.pack(topic.number, topic.dead_mark_ms + 1, 0), KEY.pack(topic.number, 0, 0)[:4] + after + b"\0")
+    return first, KEY.pack(topic.number + 1, 0, 0)
+
+
+def _letters(rows: list[tuple[bytes, bytes]]) -> Letters:
+    return [(at[4:], KEY.unpack(at)[2]) for at, _ in rows]

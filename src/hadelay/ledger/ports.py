@@ -1,6 +1,6 @@
 """Interfaces of the state machine to its files, tables and dictionary, and to the listener for its changes."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -78,6 +78,10 @@ class TableStore(Protocol):
     def range(
         self, table: bytes, start: bytes = b"", end: bytes | None = None, limit: int = 1000
     ) -> list[tuple[bytes, bytes]]: ...
+
+    def range_slices(
+        self, table: bytes, start: bytes, end: bytes | None, limit: int
+    ) -> Generator[None, None, list[tuple[bytes, bytes]]]: ...
 
 
 class NameStore(Protocol):

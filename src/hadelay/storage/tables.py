@@ -4,7 +4,7 @@ Only the checkpoint's transaction writes to the backend. After an earlier write 
 later entries, and lose a message.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NoReturn, Protocol
 
@@ -215,11 +215,22 @@ class Tables:
     ) -> list[tuple[bytes, bytes]]:
         """Up to `limit` pairs with start ≤ key < end, ascending. Each call skips keys deleted since the last checkpoint
         one by one, so a caller that consumes a table has to start after the last consumed key."""
-        sources = self._sources(table)
+        slices = self.range_slices(table, start, end, limit)
+        while True:
+            try:
+                next(slices)
+            except StopIteration as done:
+                return done.value  # type: ignore[no-any-return]
+
+    def range_slices(
+        self, table: bytes, start: bytes, end: bytes | None, limit: int
+    ) -> Generator[None, None, list[tuple[bytes, bytes]]]:
+        """`range` as a generator that yields after each slice, of some milliseconds, and returns the pairs. The table
+        may change between slices; a pair may then be gone when it is returned."""
         found: list[tuple[bytes, bytes]] = []
         size = limit
         while True:
-            pages = [source(start, size) for source in sources]
+            pages = [source(start, size) for source in self._sources(table)]
             # A page with `size` rows may lack further keys of its source (backend or layer): use only keys up to the
             # lowest last key of such pages.
             known = min((page[-1][0] for page in pages if len(page) == size), default=None)
@@ -238,6 +249,7 @@ class Tables:
             start = known + b"\0"
             # Read larger pages next, to skip long runs of deleted keys quickly
             size = max(size, min(4 * size, _MAX_PAGE))
+            yield
 
     def next_key(self, table: bytes, start: bytes) -> bytes | None:
         """The first key ≥ start, even if deleted since the last checkpoint, at a cost that does not depend on these."""

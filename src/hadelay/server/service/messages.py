@@ -187,8 +187,9 @@ class MessageService(Service):
         """Returns (dead letters after `after` in the order of their deaths, position after which the next page begins).
         The position is None if there is no next page. after: empty for the first page. Raises NotFound."""
         await self._confirm(stale)
-        node, letters = self._node, list[DeadLetter[str]]()
-        found, room = dead.listing(node.ledger, self._topic(topic), after, limit), _DEAD_PAGE_BYTES
+        node, letters, room = self._node, list[DeadLetter[str]](), _DEAD_PAGE_BYTES
+        state = self._topic(topic)
+        found = await node.reader.in_slices(lambda: dead.listing_slices(node.ledger, state, after, limit))
         for n, (at, first_id) in enumerate(found):
             if n % _LETTERS == _LETTERS - 1:
                 await asyncio.sleep(0)
