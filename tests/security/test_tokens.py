@@ -391,6 +391,18 @@ async def test_a_relayed_poll_takes_its_token_along() -> None:
         assert len(leads.service.polls) == 1
 
 
+async def test_a_relayed_poll_keeps_its_token_when_leadership_moves() -> None:
+    """The node that is asked follows the redirect of a leader that was deposed."""
+    async with guarded() as leads, guarded() as deposed, guarded() as follows:
+        for node in (leads, deposed, follows):
+            node.service.add("worker", "consume")
+        follows.service.leader = Leader("n2", deposed.url, False)
+        deposed.service.leader = Leader("n1", leads.url, False)
+        path = "/v1/topics/t/receive?redirect=false"
+        status, answer, _ = await follows.ask(secret("worker"), "POST", path, b'{"wait": 0}')
+        assert (status, len(leads.service.polls)) == (200, 1), answer
+
+
 async def test_the_client_says_who_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     async with guarded() as node:
         shop = node.service.add("shop", "publish", "consume")

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 import aiohttp
@@ -16,6 +17,8 @@ T = TypeVar("T")
 
 _RELAYED = ("Content-Type", "Accept", "Accept-Body", "Authorization")
 _ANSWERED = ("Content-Type", "Retry-After", "Location")
+#: Limit of redirects of one poll: each node names the leader that it knows, and leadership may move meanwhile.
+_MOST_REDIRECTS = 3
 
 
 _RECEIVE_AGAIN = "repeat the receive at another node, with the same request_id"
@@ -78,25 +81,17 @@ class Relay:
                 "this node has no free socket to relay the receive: ask the leader itself",
                 retry_after_ms=1_000,
             )
-        if self._session is None:
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), auto_decompress=False)
         sent = {name: headers[name] for name in _RELAYED if name in headers} | {"Via": f"1.1 {self._node}"}
-        if self._tls is not None and not leader.url.startswith("https:"):
-            sent.pop("Authorization", None)  # if this node uses TLS, send the token only over TLS
-        config = self._config
-        timeout = aiohttp.ClientTimeout(
-            total=None, sock_connect=config.no_leader_wait_ms / 1000, sock_read=(wait_ms + config.io_timeout_ms) / 1000
-        )
+        url = leader.url + path
         self.count += 1
         try:
-            async with self._session.request(
-                method, leader.url + path, data=data, headers=sent, timeout=timeout,
-                ssl=self._tls.client if self._tls is not None else True,
-            ) as answer:  # fmt: skip
-                body = await answer.read()
-                kept = {name: answer.headers[name] for name in _ANSWERED if name in answer.headers}
-                return Answer(answer.status, kept, body)
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.TooManyRedirects) as error:
+            for _ in range(_MOST_REDIRECTS + 1):
+                answer = await self._send(method, url, data, sent, wait_ms)
+                if answer.status != HTTPStatus.TEMPORARY_REDIRECT or "Location" not in answer.headers:
+                    return answer
+                # Not left to aiohttp, which would drop the token: the address of another node is another origin.
+                url = answer.headers["Location"]
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise NoLeader(f"the leader {leader.name} cannot be reached: {error}", retry_after_ms=200) from None
         except aiohttp.ClientError as error:
             raise OutcomeUnknown(
@@ -105,6 +100,26 @@ class Relay:
             ) from None
         finally:
             self.count -= 1
+        raise NoLeader(f"leadership is moving: {_MOST_REDIRECTS} redirects, no answer", retry_after_ms=200)
+
+    async def _send(self, method: str, url: str, data: bytes | None, headers: dict[str, str], wait_ms: int) -> Answer:
+        """Send a poll to one node, and return its answer, which may be a redirect."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), auto_decompress=False)
+        if self._tls is not None and not url.startswith("https:"):
+            # If this node uses TLS, send the token only over TLS.
+            headers = {name: text for name, text in headers.items() if name != "Authorization"}
+        config = self._config
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=config.no_leader_wait_ms / 1000, sock_read=(wait_ms + config.io_timeout_ms) / 1000
+        )
+        async with self._session.request(
+            method, url, data=data, headers=headers, timeout=timeout, allow_redirects=False,
+            ssl=self._tls.client if self._tls is not None else True,
+        ) as answer:  # fmt: skip
+            body = await answer.read()
+            kept = {name: answer.headers[name] for name in _ANSWERED if name in answer.headers}
+            return Answer(answer.status, kept, body)
 
     async def close(self) -> None:
         if self._session is not None:
