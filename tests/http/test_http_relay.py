@@ -12,7 +12,7 @@ import pytest
 
 from hadelay.api.service import Handed, Leader, ReceiveRequest
 from hadelay.errors import NoLeader
-from tests.http.conftest import Make, Node, read_answer
+from tests.http.conftest import Make, Node, read_answer, until
 from tests.http.test_http_connections import open_warm, post
 
 MESSAGES = "/v1/topics/orders/messages"
@@ -94,6 +94,21 @@ async def test_a_leader_whose_connections_are_not_taken(make_node: Make) -> None
         assert (answer.status, answer.json["outcome_known"]) == (503, True)
         for one in crowd:
             one.close()
+
+
+async def test_a_relayed_poll_is_sent_away_when_the_node_stops(make_node: Make) -> None:
+    """Like other polls. The leader may have leased messages already."""
+    follower, leader = await make_node(), await make_node()
+    follower.service.leader = Leader("n2", leader.url, False)
+    reader, writer = await open_warm(follower)
+    writer.write(post("/v1/topics/orders/receive?redirect=false", b'{"wait": "20s"}', b""))
+    await until(lambda: leader.server.waiting == 1)
+    stopping = asyncio.create_task(follower.server.stop(20))
+    status, headers, body = await asyncio.wait_for(read_answer(reader), 5)
+    assert (status, headers["connection"]) == (504, "close"), body
+    assert b"with the same request_id" in body
+    await asyncio.wait_for(stopping, 5)
+    await until(lambda: leader.server.waiting == 0)
 
 
 async def test_a_poll_waits_no_longer_because_the_leader_changed(node: Node) -> None:

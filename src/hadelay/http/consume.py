@@ -81,8 +81,9 @@ async def _from_leader(call: Call, ask: ReceiveRequest) -> Answer:
 async def _elsewhere(call: Call, leader: Leader) -> Answer:
     if call.query.redirect:
         return Answer(307, {"Location": leader.url + call.target}, b"")
-    request, path = call.request, call.target.partition("?")[0]
-    return await call.context.relay.ask(leader, request.method, path, call.data, request.headers, call.body.wait or 0)
+    request, path, context = call.request, call.target.partition("?")[0], call.context
+    answer = context.relay.ask(leader, request.method, path, call.data, request.headers, call.body.wait or 0)
+    return await context.polls.run(answer)
 
 
 def _request(call: Call, topics: list[str]) -> ReceiveRequest:

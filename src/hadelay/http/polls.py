@@ -98,6 +98,8 @@ class Relay:
                 f"the connection to the leader {leader.name} broke before its answer ({error}): messages may be leased "
                 "to this consumer. Receive again with the same request_id"
             ) from None
+        except asyncio.CancelledError:
+            raise Granting from None  # the leader may have leased messages already
         finally:
             self.count -= 1
         raise NoLeader(f"leadership is moving: {_MOST_REDIRECTS} redirects, no answer", retry_after_ms=200)
