@@ -103,6 +103,9 @@ async def test_counts_come_in_parts(node: Node) -> None:
         ({"action": "cancel", "filter": {}}, 400, "topic"), (job(topic="nobody"), 404, "nobody"),
         ({"action": "cancel", "filter": {"topic": "orders", "tag": "a"}}, 400, "tag"),
         ({"action": "cancel", "filter": {"topic": "orders", "tags": ["a,b"]}}, 400, "tag"),
+        ({"action": "cancel", "filter": {"topic": "orders", "to": 10**15 - 1}}, 400, "filter.to"),
+        ({"action": "cancel", "filter": {"topic": "orders", "to": "9999-12-31T23:59:59-01:00"}}, 400, "filter.to"),
+        ({"action": "cancel", "filter": {"topic": "orders", "from": "1969-12-31T23:59:59Z"}}, 400, "filter.from"),
     ],
 )  # fmt: skip
 async def test_what_cannot_be_meant(node: Node, wish: dict[str, Any], status: int, hint: str) -> None:

@@ -38,6 +38,8 @@ SMALLEST_INSTANT_MS = 10**11
 _LONGEST_TEXT = 100
 #: Limit of times and durations in ms: above every max_delay, and far below the maximum of a 64-bit integer.
 LARGEST_MS = 10**15
+#: End of the times that `format_instant` can write, in Unix ms: the year 10000.
+END_OF_YEARS_MS = 253_402_300_800_000
 
 DURATION_HELP = 'write it as "250ms", "15m", "2h30m" or "7d"; a bare number is seconds'
 INSTANT_HELP = 'write it as RFC 3339, "2026-11-20T18:00:00Z", with any offset, or as Unix milliseconds'

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from hadelay.api import jobs as api
 from hadelay.api.messages import ReadQuery
-from hadelay.api.text import LONGEST_TOPIC, check_topic, parse_duration, parse_id, parse_instant
+from hadelay.api.text import END_OF_YEARS_MS, LONGEST_TOPIC, check_topic, parse_duration, parse_id, parse_instant
 from hadelay.codec.checksums import crc32c
 from hadelay.codec.jobcommands import MAX_IDS, ON_DEAD, JobCursor, JobSpec
 from hadelay.errors import BadRequest, NotFound
@@ -113,6 +113,9 @@ def spec_of(wish: api.JobWish | api.CountJob, config: HttpConfig) -> JobSpec:
         raise BadRequest(f"filter.topic: {of.topic[:80]!r} is neither a name nor a pattern such as orders-*")
     if len(of.ids) > MAX_IDS:
         raise BadRequest(f"filter.ids: {len(of.ids)} given; at most {MAX_IDS} are allowed")
+    for name, at in (("from", of.from_), ("to", of.to)):
+        if at is not None and not 0 <= at < END_OF_YEARS_MS:
+            raise BadRequest(f"filter.{name}: a time from 1970 to 9999")  # later ones could not be shown with the job
     return JobSpec(
         wish.action,
         of.topic,
