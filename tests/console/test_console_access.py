@@ -178,6 +178,24 @@ def test_a_token_sees_its_topics_alone(guarded: Cluster, admin_token: str) -> No
     assert publisher.answer.status == 403, "who may publish may not read bodies"
 
 
+def test_a_token_for_a_topic_sees_and_changes_the_copies_for_its_subscriptions(
+    guarded: Cluster, admin_token: str
+) -> None:
+    for path in ("copied", "copied/subscriptions/billing"):
+        assert ask(guarded.urls["n1"], "PUT", f"/v1/topics/{path}", {}, bearer(admin_token)).status == 200
+    message = publish(guarded, admin_token, "copied")
+    browser = signed_in(guarded, make_token(guarded, admin_token, "read:copied", "publish:copied"))
+    page = browser.go(f"/console/messages/{message}")
+    copy = re.findall(r'class="mono" href="/console/messages/(\w+)"', page.partition('id="copies"')[2])[0]
+    browser.go(f"/console/messages/{copy}")
+    assert (browser.answer.status, "Due in" in browser.text) == (200, True), browser.text
+    browser.send(f"/console/messages/{copy}/cancel")
+    assert "The message is cancelled." in browser.text
+    other = signed_in(guarded, make_token(guarded, admin_token, "read:other-*"))
+    other.go(f"/console/messages/{copy}")
+    assert other.answer.status == 403
+
+
 def test_actions_are_audited_under_the_tokens_name(guarded: Cluster, admin_token: str) -> None:
     message = publish(guarded, admin_token, "audited")
     browser = signed_in(guarded, make_token(guarded, admin_token, "read", "publish", name="night-shift"))

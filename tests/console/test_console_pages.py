@@ -165,6 +165,18 @@ def test_a_message_is_rescheduled_delivered_and_cancelled(node: Cluster, browser
     assert done[:4] == [("message.reschedule", "done")] * 3 + [("message.cancel", "done")]
 
 
+@pytest.mark.parametrize(("when", "status"), [
+    (10**15 - 1, 422), ("9999-12-31T23:59:59-01:00", 422), ("0001-01-01T00:00:00+01:00", 200),
+])  # fmt: skip
+def test_a_message_is_rescheduled_beyond_the_calendar(
+    node: Cluster, browser: Browser, when: object, status: int
+) -> None:
+    message = node.publish("n1", "far", b"x", "?delay=1h")
+    browser.go(f"/console/messages/{message}")
+    browser.send(f"/console/messages/{message}/reschedule", when=when)
+    assert browser.answer.status == status, browser.text
+
+
 def test_a_notice_is_shown_once(node: Cluster, browser: Browser) -> None:
     message = node.publish("n1", "notices", b"x", "?delay=1h")
     browser.go(f"/console/messages/{message}")

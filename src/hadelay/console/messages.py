@@ -18,7 +18,7 @@ from hadelay.console.render import millis
 from hadelay.console.visit import Pages, Visit
 from hadelay.errors import BadRequest, Conflict, HadelayError, NotFound
 from hadelay.http.answers import Answer
-from hadelay.http.messages import need_publish
+from hadelay.http.messages import need_publish, need_read
 from hadelay.http.options import check_tags, when
 from hadelay.model import FIRST, PENDING, State, encode_id
 from hadelay.server.service.messages import partly
@@ -133,10 +133,12 @@ async def show(visit: Visit) -> Answer:
 async def look(visit: Visit, *, body: bool) -> dict[str, Any]:
     """Values for a message's page. Raises NotFound; Forbidden without the right to read the message's topic."""
     message = await visit.service.messages.describe(parse_id(visit.path["id"]), body=body, stale=visit.stale)
-    visit.access.need_of("read", message.topic, "message")
+    need_read(visit.access, message.topic)
     topic: dict[str, Any] = {}
-    with suppress(NotFound):  # the topic is deleted: show the page without the topic's settings
-        topic = msgspec.to_builtins(await visit.service.topics.get_topic(message.topic, stale=visit.stale))
+    # Without the settings if the topic is deleted, or is a subscription of which the token may read copies alone.
+    with suppress(NotFound):
+        if visit.may("read", message.topic):
+            topic = msgspec.to_builtins(await visit.service.topics.get_topic(message.topic, stale=visit.stale))
     document, at = msgspec.to_builtins(msgspec.structs.replace(message, body=None)), now(visit)
     said = verdict(document, topic, [], at)
     return {
@@ -196,7 +198,7 @@ async def _target(visit: Visit, *, changes: bool = True) -> Message[str]:
     if changes:
         need_publish(visit.access, message)
     else:
-        visit.access.need_of("read", message.topic, "message")
+        need_read(visit.access, message.topic)
     return message
 
 
@@ -220,9 +222,11 @@ async def reschedule(visit: Visit) -> Answer:
     message, text = await _target(visit), visit.text("when")
     if not text:
         raise BadRequest("when: expected a delay such as 15m, or a time such as 2026-12-24T18:00:00Z")
-    relative = _DURATION.fullmatch(text) is not None and len(text) < 12
-    at = text if relative else format_instant(to_instant("when", text, 0))
-    times = when(visit.call.context.max_delay_ms, at if relative else None, None if relative else at)
+    if _DURATION.fullmatch(text) is not None and len(text) < 12:
+        times = when(visit.call.context.max_delay_ms, text, None)
+    else:
+        at_ms = to_instant("when", text, 0)
+        times = (at_ms, False) if at_ms > 0 else (0, True)
     _, due_ms, *_ = await visit.service.messages.reschedule(parse_id(message.id), *times, visit.actor)
     return _back(visit, f"Rescheduled: the message falls due at {format_instant(due_ms)}.")
 

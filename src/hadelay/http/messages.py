@@ -56,6 +56,13 @@ def need_publish(access: RequestRights, message: api.Message[str]) -> None:
         access.need_of("publish", topic, "message")
 
 
+def need_read(access: RequestRights, topic: str) -> None:
+    """Raises Forbidden if the token may not read a message of the topic. A token that may read a topic may also read
+    the copies for its subscriptions."""
+    if not access.may("read", topic):
+        access.need_of("read", topic.partition(SEPARATOR)[0], "message")
+
+
 def _target(call: Call) -> Target:
     path = call.path
     if "id" in path:
@@ -82,8 +89,7 @@ async def get_message(call: Call) -> Answer:
             message = await context.polls.run(reading, "ask another node")
     else:
         message = await reading
-    if not call.access.may("read", message.topic):
-        call.access.need_of("read", message.topic.partition(SEPARATOR)[0], "message")
+    need_read(call.access, message.topic)
     try:
         return call.answer(message)
     except OverflowError:  # the result has an integer beyond 64 bits, for which MessagePack has no form
