@@ -26,7 +26,7 @@ routes = Routes()
 
 _ID, _KEY = "/v1/messages/{id}", "/v1/topics/{topic}/keys/{key}"
 _READ: Any = {
-    "query": api.MessageQuery, "returns": {200: api.Message[str]}, "errors": (404, 422, 503), "short": True,
+    "query": api.MessageQuery, "returns": {200: api.Message[str]}, "errors": (404, 422, 429, 503), "short": True,
     "scope": "read",
 }  # fmt: skip
 _CANCEL: Any = {"returns": {200: api.Outcome}, "errors": (404, 409), "short": True, "scope": "publish"}
