@@ -23,6 +23,7 @@ from hadelay.server.link import REPLY
 from hadelay.server.node import Node
 from hadelay.server.service.consuming import ConsumingService
 from hadelay.server.service.messages import MessageService
+from hadelay.server.service.node import TokenService
 from hadelay.server.service.part import Service
 from hadelay.server.service.schedules import ScheduleService
 from hadelay.server.service.topics import TopicService
@@ -163,6 +164,16 @@ def test_settings_that_cannot_be_read_back_are_set_all_the_same() -> None:
     node = alone()
     assert isinstance(asked(scripted(TopicService, node, Done()).put_topic("t", {}, Actor())), OutcomeUnknown)
     assert isinstance(asked(scripted(TopicService, node).put_topic("t", {}, Actor())), NoLeader)
+
+
+def test_a_token_that_cannot_be_read_back_is_made_or_revoked_all_the_same() -> None:
+    """No other answer has its secret: who creates it again leaves a token behind that nobody knows."""
+    node = alone()
+    for answer in (OutcomeUnknown, NoLeader):
+        results = [Done()] * (answer is OutcomeUnknown)
+        created = scripted(TokenService, node, *results).create_token("ci", bytes(32), ["read"], None, Actor())
+        assert isinstance(asked(created), answer)
+        assert isinstance(asked(scripted(TokenService, node, *results).revoke_token("00" * 6, Actor())), answer)
 
 
 @pytest.mark.parametrize("granting", [True, False])

@@ -19,7 +19,7 @@ from hadelay.server.service.files import Files
 from hadelay.server.service.jobs import JobService
 from hadelay.server.service.messages import MessageService
 from hadelay.server.service.overview import Overview
-from hadelay.server.service.part import Service
+from hadelay.server.service.part import Service, once_begun
 from hadelay.server.service.schedules import ScheduleService
 from hadelay.server.service.topics import TopicService
 from hadelay.server.webhooks.pool import Webhooks
@@ -52,7 +52,8 @@ class TokenService(Service):
         """Create a token, which this node knows when the call returns. Raises BadRequest, LimitReached."""
         command = commands.encode_token_create(name, digest, scopes, lifetime_ms)
         await self._administer(by, "token.create", f"{digest.hex()[:12]} {name}: {' '.join(scopes)}", command)
-        await self._confirm()
+        with once_begun():
+            await self._confirm()
         token = next((token for token in self.tokens.values() if token.hash == digest), None)
         if token is None:
             raise Conflict("the token was created, but someone else revoked it at once")
@@ -63,7 +64,8 @@ class TokenService(Service):
         found = self.tokens.get(token_id)
         target = token_id if found is None else f"{token_id} {found.name}"
         await self._administer(by, "token.revoke", target, commands.encode_token_revoke(token_id))
-        await self._confirm()
+        with once_begun():
+            await self._confirm()
 
     async def note(self, action: str, target: str, by: Actor) -> None:
         """Add an entry to the audit trail, for a change whose own command is not audited."""
