@@ -21,6 +21,7 @@ from hadelay.handout.polls import Poll
 from hadelay.model import Draft
 from hadelay.server.link import REPLY
 from hadelay.server.node import Node
+from hadelay.server.service.cluster import Clusters
 from hadelay.server.service.consuming import ConsumingService
 from hadelay.server.service.messages import MessageService
 from hadelay.server.service.node import TokenService
@@ -234,3 +235,28 @@ def test_nobody_receives_under_the_name_of_who_pushes() -> None:
     receive = ConsumingService(leader).receive(ReceiveRequest(["orders"], CONSUMER, b"1", 1, 0, 5_000))
     with pytest.raises(BadRequest, match="reserved for webhooks"):
         asyncio.run(asyncio.wait_for(receive, 1.0))
+
+
+def test_a_transfer_is_answered_with_the_new_leader_by_a_node_that_has_not_heard_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster, leader = led(3)
+    follower = next(node for node in cluster.nodes() if node is not leader)
+    clusters = Clusters(follower)
+
+    async def at_once(*_: Any) -> None:
+        """The answer comes before the follower hears of a new term."""
+
+    async def moved() -> str:
+        monkeypatch.setattr(clusters, "_propose", at_once)
+        monkeypatch.setattr(clusters, "_ask_leader", at_once)
+        transfer = asyncio.create_task(clusters.transfer(None, Actor()))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        leader.leadership.transfer(None, lambda error: None)
+        cluster.world.run_for(2.0)
+        return await transfer
+
+    new = asyncio.run(moved())
+    assert cluster.leader() is not leader
+    assert new == follower.raft.leader != leader.name

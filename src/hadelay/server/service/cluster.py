@@ -41,11 +41,12 @@ class Clusters(Service):
             raise gone  # no wait for a leader on a drained node: consumers have to poll another node
         return await self._find_leader()
 
-    async def _find_leader(self) -> Leader:
+    async def _find_leader(self, term: int = 0) -> Leader:
+        """The known leader of `term` or a later one; waits for it as `find_leader` does."""
         node = self._node
         deadline = node.runtime.monotonic() + node.config.http.no_leader_wait_ms / 1000
         while True:
-            name = node.raft.leader
+            name = node.raft.leader if node.raft.term >= term else None
             if name == node.name and node.leading:
                 return Leader(name, node.config.advertise, True)
             peer = node.peers.peers.get(name or "")
@@ -108,9 +109,11 @@ class Clusters(Service):
         if to == node.raft.leader and to is not None:
             return to
         await self._administer(by, "cluster.transfer", to or "", commands.encode_noop())
+        term = node.raft.term
         await self._ask_leader("transfer", to, TRANSFER_S)
         with once_begun():
-            return (await self._find_leader()).name
+            # Wait for a later term: this node may not have heard of the new leader yet
+            return (await self._find_leader(term + 1)).name
 
     async def drain(self, node: str, undo: bool, by: Actor) -> None:
         """Drain `node` until it restarts: hand its leadership over, refuse publishes and polls. undo: end the drain."""
