@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from hadelay import Client
 from tests.frameworks.support import HERE, PATH, Running, survives, write_page
 from tests.system.cluster import Cluster, until
 
@@ -216,6 +217,12 @@ def test_the_page(running: Running, tmp_path: Path) -> None:
     assert "remind the customer of order 4711" in log
     assert "remind the customer of order 1\n" in log
     assert re.search(r"^SUCCESSFUL .* 1\n4711$", log, re.M)
+    running.start(["-m", "hadelay", "work", "timetable:app"], cwd=tmp_path, **variables)
+    with Client(running.servers) as client:
+        until(lambda: list(client.schedules("task.timetable.")), "the worker stores the schedule")
+        client.trigger("task.timetable.every_morning")
+        until(lambda: running.log.read_text().count("remind the customer of order 4711") == 2, "the schedule calls")
+        client.delete_schedule("task.timetable.every_morning")
 
 
 def test_none_lost_none_early_none_twice_but_in_killed_hands(shop: Any, running: Running) -> None:
