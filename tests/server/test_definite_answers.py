@@ -16,7 +16,7 @@ from hadelay.codec.commands import encode_audited, encode_feature, encode_incarn
 from hadelay.codec.commandtypes import Command
 from hadelay.codec.leasetokens import encode_leases
 from hadelay.codec.results import Done, LeaseOutcome, LeaseResult, RedriveOutcome, RedriveResult, Refused
-from hadelay.errors import BadRequest, DiskFull, HadelayError, NoLeader, OutcomeUnknown, Overloaded
+from hadelay.errors import BadRequest, DiskFull, HadelayError, NoLeader, NotFound, OutcomeUnknown, Overloaded
 from hadelay.handout.polls import Poll
 from hadelay.model import Draft
 from hadelay.server.link import REPLY
@@ -33,6 +33,7 @@ from hadelay.settings.cluster import Settings
 from tests.server.test_groupcommit import Timers, Wire, door, group_commit
 from tests.server.test_link import Pair
 from tests.server.test_lost_disks import wait_for_leader
+from tests.sim.test_members import Town
 
 Answers = list[tuple[Any, HadelayError | None]]
 
@@ -235,6 +236,22 @@ def test_nobody_receives_under_the_name_of_who_pushes() -> None:
     receive = ConsumingService(leader).receive(ReceiveRequest(["orders"], CONSUMER, b"1", 1, 0, 5_000))
     with pytest.raises(BadRequest, match="reserved for webhooks"):
         asyncio.run(asyncio.wait_for(receive, 1.0))
+
+
+def test_a_removal_that_was_not_answered_is_done_when_it_is_asked_for_again() -> None:
+    town = Town()
+    town.add("n4")
+    town.world.run_for(1.0)
+    leader, answers = town.on(town.first), list[HadelayError | None]()
+    for _ in range(2):
+        leader.leadership.ask_leader("members", ["remove", "n4", ""], 10.0, lambda _, error: answers.append(error))
+    town.until(lambda: len(answers) == 2)
+    assert [type(error) for error in answers] == [Overloaded, type(None)], "the removal may still be undone"
+    founder = town.others[0]
+    town.must("remove", founder)
+    for name in ("n4", founder):
+        assert town.change("remove", name) is None
+    assert isinstance(town.change("remove", "n9"), NotFound)
 
 
 def test_a_transfer_is_answered_with_the_new_leader_by_a_node_that_has_not_heard_of_it(

@@ -42,6 +42,9 @@ class MemberChanges:
         if not self._node.leading:
             done(None, NoLeader("this node does not lead", retry_after_ms=50))
             return
+        if op == "remove" and self._was_removed(name):
+            done(None, None)  # the answer to an earlier request may have been lost
+            return
         try:
             members = self._added(name, address) if op == "add" else self._removed(name)
         except HadelayError as refused:
@@ -103,9 +106,18 @@ class MemberChanges:
     def _unreachable(mine: str, theirs: str) -> bool:
         return split_address(mine)[0] in _UNSPECIFIED or (is_loopback(mine) and not is_loopback(theirs))
 
+    def _was_removed(self, name: str) -> bool:
+        """Whether the list without the node `name` is committed, and the node once was a member, as far as this node
+        knows: the log remembers added nodes, and the configuration file has founders."""
+        membership = self._raft.membership
+        known = name in self._node.ledger.incarnations or name in self._node.config.members
+        return known and membership.committed and name not in membership.names
+
     def _removed(self, name: str) -> Members:
         members = self._raft.membership.members
         found = next((member for member in members if member.name == name), None)
+        if found is None and not self._raft.membership.committed:
+            raise Overloaded("another member change is under way: try again later", retry_after_ms=500)
         if found is None:
             raise NotFound(f"there is no node {name!r}; there are {', '.join(member.name for member in members)}")
         rest = tuple(member for member in members if member is not found)
