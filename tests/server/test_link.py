@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
+from chaos.sim.cluster import SimCluster
 from hadelay.codec.results import Done, PublishResult, Refused
 from hadelay.errors import Conflict, HadelayError, NoLeader, OutcomeUnknown
+from hadelay.raft import messages
 from hadelay.server.link import CALL, Link
 from tests.server.test_groupcommit import Timers
+from tests.server.test_lost_disks import wait_for_leader
 
 
 class Pair:
@@ -114,3 +118,33 @@ def test_an_answer_meant_for_the_process_before_is_not_taken_for_ours() -> None:
     kept[1]("the new answer", None)
     pair.timers.turn()
     assert answers == [("the new answer", None)]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        [],
+        ["names"],
+        ["state-9", "state-10"],
+        ["state-9", "state-9"],
+        ["state-9", "complete"],
+        ["state-9", "hours"],
+        ["state-9", "hours/a/b"],
+        ["state-9", "hours/a\0b"],
+        ["state-9", "hours/" + "a" * 300],
+    ],
+)
+def test_an_offer_of_files_that_no_node_has_ends_the_link_and_no_node(files: list[str]) -> None:
+    cluster = SimCluster(3, restart=False)
+    cluster.start_all()
+    wait_for_leader(cluster)
+    cluster.world.run_for(1.0)
+    leader = cluster.leader()
+    assert leader is not None
+    raft = next(node.raft for node in cluster.nodes() if node is not leader)
+    offer = raft.term, raft.applied_index + 9, raft.term, b"", [[name, 1, 1] for name in files]
+    raft.frame(leader.name, messages.encode(messages.SNAPSHOT, *offer))
+    assert not raft.stopped
+    assert not raft.applier.installing
+    cluster.world.run_for(3.0)
+    assert raft.peers[leader.name].up

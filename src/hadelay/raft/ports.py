@@ -87,7 +87,8 @@ class Machine(Protocol):
     def release(self, manifest: Manifest) -> None: ...
 
     def install(self, manifest: Manifest) -> Installer:
-        """Prepare to receive the files of a snapshot. DiskFull when the disk has no room for the files."""
+        """Prepare to receive the files of a snapshot. DiskFull when the disk has no room for the files;
+        BadFrame when the files are not those of a snapshot."""
         ...
 
 
