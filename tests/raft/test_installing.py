@@ -7,6 +7,7 @@ from itertools import count
 from unittest.mock import Mock
 
 import pytest
+from google_crc32c import value as crc32c
 
 from hadelay.errors import DiskFull, FatalError, HadelayError
 from hadelay.raft import messages
@@ -192,3 +193,29 @@ def test_a_node_whose_journal_cannot_begin_anew_ends(monkeypatch: pytest.MonkeyP
     lone.disk.capacity = lone.disk.used
     send(lone, other)
     assert isinstance(lone.fatal[0], OSError)
+
+
+def test_a_chunk_that_is_longer_than_its_file_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Storage would end the node: nothing may be written behind the end of a file."""
+    lone, other, write = Lone(), Machine(), Mock()
+    lone.append([], term=1, prev=(1, 0))
+    offer(lone, other)
+    manifest = other.checkpoint
+    assert manifest is not None
+    monkeypatch.setattr(Installer, "write", write)
+    data = manifest.blob + b"more"
+    lone.node.frame("n2", messages.encode(messages.CHUNK_REPLY, manifest.index, "state", 0, crc32c(data), data))
+    write.assert_not_called()
+    assert not lone.node.applier.installing
+    assert lone.wire.take(messages.SNAPSHOT_DONE) == [("n2", messages.encode(messages.SNAPSHOT_DONE, 0))]
+
+
+def test_who_claims_to_have_more_than_the_leader_is_sent_what_follows_the_log() -> None:
+    lone = Lone()
+    lone.lead()
+    lone.machine.take_checkpoint()
+    lone.node.event(lone.node.snapshots.offer, lone.node.peers["n2"])
+    lone.node.frame("n2", messages.encode(messages.SNAPSHOT_DONE, 1 << 40))
+    lone.run(0.1)
+    assert not lone.fatal
+    assert lone.node.peers["n2"].next == lone.node.last_index + 1

@@ -110,7 +110,7 @@ class Snapshots(RaftPart):
             return
         self.release(peer)
         if index and self._core.leads:
-            peer.probe(index + 1)
+            peer.probe(min(index, self._journal.last_index) + 1)
             ready.notify(Notice.PUMP, peer)
 
     def on_offer(self, peer: Peer, offer: messages.SnapshotOffer, now: float, ready: Ready) -> None:
@@ -170,7 +170,8 @@ class Snapshots(RaftPart):
             return
         pull.heard = now
         self._stats.snapshot_received_bytes += len(reply.data)
-        if not reply.data or crc32c(reply.data) != reply.crc:
+        left = pull.files[0].length - pull.offset
+        if not 0 < len(reply.data) <= left or crc32c(reply.data) != reply.crc:
             self.give_up(ready)
         elif self._take(pull, reply.name, reply.offset, reply.data, ready):
             pull.offset += len(reply.data)
