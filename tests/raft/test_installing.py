@@ -219,3 +219,20 @@ def test_who_claims_to_have_more_than_the_leader_is_sent_what_follows_the_log() 
     lone.run(0.1)
     assert not lone.fatal
     assert lone.node.peers["n2"].next == lone.node.last_index + 1
+
+
+def test_the_files_of_an_interrupted_pull_do_not_hold_up_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    lone, had = Lone(), list[str]()
+    lone.append([], term=1, prev=(1, 0))
+
+    def have(self: Installer, name: str) -> int:
+        had.append(name)
+        return 7
+
+    monkeypatch.setattr(Installer, "have", have)
+    files = [*([f"hours/{n}", 7, 0] for n in range(1_000)), ["state", 9, 0]]
+    lone.node.frame("n2", messages.encode(messages.SNAPSHOT, 1, 50, 1, b"", files))
+    assert 100 < len(had) < 300
+    lone.run(0.01)
+    assert len(had) == len(files)
+    assert lone.wire.take(messages.CHUNK) == [("n2", messages.encode(messages.CHUNK, 50, "state", 7, 2))]

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 _PATIENCE_S = 15.0
 #: Delay before an unanswered snapshot offer is repeated, in seconds: a new node may not know the leader yet.
 _OFFER_S = 2.0
+#: Limit of complete files that an interrupted pull passes over in one turn of the event loop: a year has 26,000 files.
+_PASSED_AT_ONCE = 200
 
 
 class _Pull:
@@ -140,8 +142,12 @@ class Snapshots(RaftPart):
         """Request the next missing chunk; when all files are complete, begin the switch to the snapshot."""
         if pull is not self._pull or pull.finishing:
             return
-        files = pull.files
+        files, passed = pull.files, 0
         while files and pull.offset >= files[0].length:
+            if passed == _PASSED_AT_ONCE:
+                ready.later(0.0, self._request, pull)
+                return
+            passed += 1
             if not files[0].length and not self._take(pull, files[0].name, 0, b"", ready):
                 return
             files.popleft()
