@@ -318,6 +318,21 @@ def test_an_answer_to_a_heartbeat_from_before_a_read_does_not_confirm_it():
     assert answers == [None]
 
 
+def test_a_read_ends_when_the_entries_that_it_waits_for_may_never_come():
+    """The leader has confirmed it, and was cut off before its entries arrived."""
+    lone = Lone()
+    lone.append([], term=1, prev=(1, 0))
+    answers = outcome(lone.node.read_index)
+    lone.run(0.001)
+    lone.node.frame("n2", messages.encode(messages.READ_REPLY, 1, True, 9))
+    for _ in range(100):
+        lone.append([], term=1, prev=(1, 0))
+        lone.run(0.1)
+    assert not answers, "as long as there is a leader, the node may be catching up"
+    lone.run(1.0)
+    assert isinstance(answers[0], NoLeader)
+
+
 def test_reads_share_one_round():
     cluster = Cluster()
     leader = cluster.leader()

@@ -40,7 +40,8 @@ class Applier(RaftPart):
         self._ready: deque[Entry] = deque()
         #: Waiting proposals by the index of their entry: in ascending order, also of their deadlines.
         self._waiters: dict[int, _Waiter] = {}
-        self._reads: list[tuple[int, Finished]] = []
+        #: Waiting reads, as (index to be applied first, deadline, done); the deadline counts only without a leader.
+        self._reads: list[tuple[int, float, Finished]] = []
         self._scheduled = False
 
     @property
@@ -129,14 +130,23 @@ class Applier(RaftPart):
         if self.applied >= index:
             done(None)
         else:
-            self._reads.append((index, done))
+            deadline = self._runtime.monotonic() + self._config.propose_timeout_ms / 1000
+            self._reads.append((index, deadline, done))
 
     def _answer_reads(self) -> None:
         if self._reads:
-            ready = [done for index, done in self._reads if index <= self.applied]
+            ready = [done for index, _, done in self._reads if index <= self.applied]
             self._reads = [read for read in self._reads if read[0] > self.applied]
             for done in ready:
                 done(None)
+
+    def expire_reads(self, now: float) -> None:
+        """Called while no leader is known: refuse reads that have waited too long, because the entries that they wait
+        for may never come."""
+        late = [done for _, deadline, done in self._reads if deadline <= now]
+        self._reads = [read for read in self._reads if read[1] > now]
+        for done in late:
+            done(NoLeader("no leader is known", retry_after_ms=100))
 
     def end(self, error: HadelayError) -> None:
         """Answer all waiting proposals and reads with an error, because the node stops."""
@@ -144,7 +154,7 @@ class Applier(RaftPart):
         reads, self._reads = self._reads, []
         for waiter in waiters.values():
             waiter.done(None, OutcomeUnknown("the node stopped; the command may or may not take effect"))
-        for _, done in reads:
+        for *_, done in reads:
             done(error)
 
 

@@ -349,6 +349,8 @@ class RaftNode(Events):
 
     def _housekeeping(self, now: float, ready: Ready) -> None:
         self.applier.expire(now)
+        if self.core.leader is None:
+            self.applier.expire_reads(now)
         self.journal.want_spare()
         ready.later(_HOUSEKEEPING_S, self._housekeeping)
 
