@@ -549,6 +549,21 @@ def test_a_crash_at_any_step_of_an_installation(steps):
     cluster.settle()
 
 
+def test_a_vote_that_waits_for_a_rewound_disk_does_not_leave():
+    for rewound_first in (False, True):
+        lone = Lone()
+        lone.append([(2, 1, b"a0")], term=1, prev=(1, 0))
+        frames = [
+            ("n3", messages.encode(messages.VOTE, 9, 9, 9, True)), ("n2", messages.encode(messages.REWOUND, 1, 5, 9)),
+        ]  # fmt: skip
+        for frame in reversed(frames) if rewound_first else frames:
+            lone.node.frame(*frame)
+        lone.run(0.2)
+        assert lone.node.journal.incarnation > 1
+        assert not lone.wire.take(messages.VOTE_REPLY)
+        assert not lone.fatal
+
+
 def test_a_manifest_that_names_files_outside_is_a_bad_frame():
     lone = Lone()
     lone.append([], term=1, prev=(0, 0))

@@ -102,6 +102,7 @@ class Admission(RaftPart):
     def _renew(self, above: int, ready: Ready) -> None:
         if not self._renewing:
             self._renewing = True
+            self._journal.admitted = False  # at once: no vote that waits for the disk may leave
             self._core.step_down()
             ready.durable(self._renewed, above)
             ready.sync = True

@@ -199,7 +199,7 @@ class Elections(RaftPart):
         ready.durable(self._send_vote, name, term)
 
     def _send_vote(self, name: str, term: int, now: float, ready: Ready) -> None:
-        if self._core.term == term and self._members.connected(name):
+        if self._core.term == term and self._journal.admitted and self._members.connected(name):
             ready.send(name, messages.encode(messages.VOTE_REPLY, term))
 
     def on_vote_reply(self, peer: Peer, term: int, now: float, ready: Ready) -> None:
