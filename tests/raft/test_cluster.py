@@ -575,6 +575,14 @@ def test_a_manifest_that_names_files_outside_is_a_bad_frame():
     assert not lone.fatal
 
 
+def test_entries_with_a_gap_between_them_are_a_bad_frame():
+    lone = Lone()
+    lone.append([(2, 1, b"a0"), (4, 1, b"a1"), (4, 1, b"a2")], term=1, prev=(1, 0))
+    assert lone.wire.dropped == ["n2"]
+    assert lone.log() == []
+    assert not lone.fatal
+
+
 def test_frames_of_kinds_that_nobody_knows_yet_are_passed_over():
     lone = Lone()
     lone.node.frame("n2", bytes((40,)) + msgpack.packb(["from", "the future"]))

@@ -103,8 +103,8 @@ class Follower(RaftPart):
             entries: list[Entry] = list(decode_entries(m.frame, m.records))
         except ValueError as error:
             raise BadFrame(f"malformed append frame: {error}") from error
-        if entries[0][1] != m.prev_index + 1 or entries[-1][1] != m.prev_index + len(entries):
-            raise BadFrame("append: the entries do not follow directly on the frame's prev_index")
+        if any(entry[1] != index for index, entry in enumerate(entries, m.prev_index + 1)):
+            raise BadFrame("append: the entries do not follow directly on the frame's prev_index, and on one another")
         self.verified = max(self.verified, m.prev_index)
         if m.prev_index < self._journal.last_index:
             entries = self._skip_known(entries, now, ready)
