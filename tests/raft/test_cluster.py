@@ -564,6 +564,18 @@ def test_a_vote_that_waits_for_a_rewound_disk_does_not_leave():
         assert not lone.fatal
 
 
+def test_a_pause_of_the_leader_is_no_round_trip():
+    """Followers would wait ten times as long before an election, once this node leads again."""
+    lone = Lone()
+    lone.lead()
+    lone.runtime.pause()
+    lone.run(20.0)
+    for peer in lone.peers:
+        reply = messages.encode_append_reply(messages.OK, lone.node.term, 0, 0, lone.node.replication.round)
+        lone.node.frame(peer, reply)
+    assert 0 < lone.node.replication._rtt_ms() <= 25
+
+
 def test_a_manifest_that_names_files_outside_is_a_bad_frame():
     lone = Lone()
     lone.append([], term=1, prev=(0, 0))

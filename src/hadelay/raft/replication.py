@@ -177,9 +177,12 @@ class Replication(RaftPart):
             peer.pulled = now
 
     def _measure(self, peer: Peer, now: float) -> None:
+        # A longer round trip ends leadership, so a longer time is mostly that of a paused process. Followers would wait
+        # ten times as long before the next election.
+        longest = self._elections.least_timeout()
         for round, sent in self._round_sent:
             if round == peer.round:
-                peer.rtt += (now - sent - peer.rtt) / 8
+                peer.rtt += (min(now - sent, longest) - peer.rtt) / 8
 
     def count(self, peer: Peer) -> bool:
         """Pass the last index that both `peer` and this node have on disk to PySyncObj's commit rule. Returns whether
