@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 from collections.abc import Iterable, Iterator
@@ -11,12 +12,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from hadelay import Client, Put
 from hadelay.client import PutResult, Receipt
+from hadelay.client.wire import batches
 from hadelay.errors import BadRequest, LimitReached, NotFound, Overloaded
 from hadelay.pipeline import publish, schedule
 from hadelay.pipeline.schedule import ScheduleOptions
@@ -192,6 +195,19 @@ def test_wrong_options_of_the_writer_are_refused_in_words() -> None:
 
 
 # ---- tables
+
+
+def test_a_row_that_no_request_can_carry_is_rejected_alone() -> None:
+    """The client would refuse the whole request."""
+    keys, delays = ["4711 ", "a\nb", "k2", "k3"], [1.0, 1.0, math.nan, 1.0]
+    found = list(publish.messages(table(4, idempotency_key=keys, delay=delays, deliver_at=None), options()))
+    reasons = ["idempotency_key '4711 ': must not", "idempotency_key 'a\\nb': must not", "nan cannot be sent"]
+    assert [str(reason).startswith(text) for reason, text in zip(found, reasons, strict=False)] == [True] * 3
+    assert found[3] == Put(topic="t", delay=1.0, idempotency_key="k3")
+    times = ["\N{SUPERSCRIPT TWO}", "9" * 40, "9" * 5_000]
+    puts = [put for put in publish.messages(table(deliver_at=times), options()) if isinstance(put, Put)]
+    assert [put.at for put in puts] == times, "the cluster refuses each by itself"
+    msgspec.msgpack.encode(list(batches(puts)))
 
 
 def test_names_of_columns_may_differ(tmp_path: Path) -> None:

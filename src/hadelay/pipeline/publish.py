@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hadelay.client import Client, Put, Receipt
+from hadelay.client.wire import own_or_new_key, plain
 from hadelay.errors import HadelayError
 from hadelay.pipeline.schema import PUBLISHED, WriteOptions, check_published
 from hadelay.storage.locations import Location, absolute
@@ -31,6 +32,8 @@ from hadelay.storage.locations import Location, absolute
 _ROWS = 10_000
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _REASONS = 100
+#: Columns with durations, which may be numbers; and number of digits from which on a due time is no Unix time.
+_DURATIONS, _LONG = ("delay", "max_wait", "unique_for", "ttl"), 18
 #: Maximum time by which a new leader's clock may be behind the previous leader's.
 _SKEW = timedelta(seconds=1)
 
@@ -160,14 +163,19 @@ def _message(row: dict[str, Any], options: WriteOptions) -> Put | str:
         return "deliver_at and delay are null: say when"
     if not topic:
         return "topic is null"
-    if isinstance(at, str) and at.isdigit():
+    if isinstance(at, str) and at.isascii() and at.isdigit() and len(at) < _LONG:
         at = int(at)  # due times from CSV files may be numbers as text
     if isinstance(tags, str):
         tags = [tag.strip() for tag in tags.split(",") if tag.strip()]
     if None in (*(row.get("meta") or {}).values(), *(row.get("forward") or {}).values(), *(tags or ())):
         return "a value of meta, forward or tags is null"
     body = b"" if body is None else body
-    return Put(topic=topic, body=body, at=at, tags=tags, idempotency_key=f"{options.key_prefix}{key}", **row)
+    try:
+        own = own_or_new_key(f"{options.key_prefix}{key}")
+        plain([row.get(name) for name in _DURATIONS])
+    except ValueError as error:
+        return str(error)
+    return Put(topic=topic, body=body, at=at, tags=tags, idempotency_key=own, **row)
 
 
 def _values(column: pa.Array) -> list[Any]:
