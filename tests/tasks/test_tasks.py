@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -257,3 +258,20 @@ def test_put_sync_in_a_program_with_an_event_loop() -> None:
     called.clear()
     asyncio.run(main())
     assert len(called) == 1
+
+
+async def test_a_task_that_returned_nothing_has_the_result_none() -> None:
+    own = App("http://127.0.0.1:1")
+
+    @own.task(result=True)
+    def nothing() -> None: ...
+
+    @own.task(result=True)
+    def untyped():  # type: ignore[no-untyped-def]
+        ...
+
+    ended = SimpleNamespace(state="acked", history=[], result=msgspec.UNSET)  # of an ack without a result
+    client = SimpleNamespace(wait_for=lambda *_, **__: ended)
+    own._client = client, own.urls  # type: ignore[assignment]
+    assert nothing.result_sync("id") is None  # type: ignore[func-returns-value]
+    assert untyped.result_sync("id") is None

@@ -202,7 +202,8 @@ class App:
 
 def _finished(info: MessageInfo) -> Finished:
     reasons = [event.reason for event in info.history if event.reason]
-    return Finished(info.state, info.result, reasons[-1] if reasons else None)
+    # An ack of a task that returned None carries no result.
+    return Finished(info.state, None if info.result is msgspec.UNSET else info.result, reasons[-1] if reasons else None)
 
 
 def _module(function: Callable[..., Any]) -> str:
