@@ -15,9 +15,7 @@ import pytest
 from hadelay.client import AsyncClient, AsyncMessage, Client, Put, sync
 from hadelay.client.consumer import Consumer
 from hadelay.client.message import reason_of
-from hadelay.errors import (
-    BadRequest,
-)
+from hadelay.errors import BadRequest, Conflict
 from tests.http.conftest import Node, until
 
 
@@ -394,3 +392,23 @@ async def test_acks_leave_together(node: Node, monkeypatch: pytest.MonkeyPatch) 
                 break
     assert outcomes == ["acked"] * 100
     assert node.server.metrics.requests["ack", 200] < 50
+
+
+@pytest.mark.parametrize("busy", [False, True])
+async def test_work_raises_a_refusal_as_it_is(busy: bool) -> None:
+    """Not in a group, as a task group would: programs catch the classes of hadelay.errors."""
+
+    async def first() -> list[AsyncMessage]:
+        return [a_message("1")]
+
+    async def refused() -> list[AsyncMessage]:
+        raise Conflict("the topic has a webhook")
+
+    async def handle(message: Any) -> None:
+        await asyncio.Event().wait()
+
+    client, script = AsyncClient("http://127.0.0.1:9"), Scripted(*([first] if busy else []), refused)
+    client.receive, client.nack = script.receive, script.nack  # type: ignore[method-assign, assignment]
+    with pytest.raises(Conflict, match="webhook"):
+        await client.work("a", handle, concurrency=2, drain=0.05)
+    assert script.settled == ([(["1"], False)] if busy else [])

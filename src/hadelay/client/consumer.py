@@ -138,6 +138,7 @@ class Consumer:
         cancelled, and their messages go back at once; that attempt does not count. A second cancellation ends the wait.
         """
         running: set[asyncio.Task[None]] = set()
+        refusal: Exception | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
                 try:
@@ -145,6 +146,8 @@ class Consumer:
                         task = tasks.create_task(_handled(message, handler, on_error))
                         running.add(task)
                         task.add_done_callback(running.discard)
+                except Exception as error:
+                    refusal = error  # raised below: the task group would put the error into an ExceptionGroup
                 finally:
                     await self.drain(drain)
                     for task in running:
@@ -152,6 +155,8 @@ class Consumer:
         finally:
             self._give_up()  # gives back unsettled messages, also those whose tasks were cancelled before they began
             await self.close()
+        if refusal is not None:
+            raise refusal
 
     def stop(self) -> None:
         """Stop fetching, and end the iteration. Fetched messages that were not handed out go back at once, and their

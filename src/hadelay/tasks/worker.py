@@ -37,7 +37,11 @@ def main() -> int:
     except (ConfigError, TypeError) as error:
         print(f"hadelay work: {error}", file=sys.stderr)
         return UNUSABLE
-    asyncio.run(_run(app, start, supervisor))
+    try:
+        asyncio.run(_run(app, start, supervisor))
+    except HadelayError as error:
+        log.error("the worker process ends: %s", error)
+        return 1
     return 0
 
 
