@@ -67,7 +67,7 @@ async def serve(address: str, counts: Counts, workers: int) -> asyncio.Server:
     """Answer at host:port. OSError if the address is taken."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, IndexError):
             async with asyncio.timeout(_REQUEST_S):
                 head = await reader.readuntil(b"\r\n\r\n")
                 path = head.split(b" ", 2)[1].partition(b"?")[0]

@@ -40,7 +40,7 @@ def supervise(
     Raises BadRequest. topics: default: those of the app."""
     if concurrency < 1 or processes < 1:
         raise BadRequest("--concurrency and --processes are at least 1")
-    if health is not None and not re.fullmatch(r"(.+:)?\d{1,5}", health):
+    if health is not None and not (re.fullmatch(r"(.+:)?\d{1,5}", health) and int(health.rpartition(":")[2]) < 1 << 16):
         raise BadRequest(f"--health {health}: expected HOST:PORT, such as 127.0.0.1:8081")
     try:
         start = Start(app, concurrency, seconds_of(drain), seconds_of(lease), list(topics))
@@ -103,7 +103,7 @@ class Supervisor:
         while not self._stops or orphans:
             begun, only, changed = time.monotonic(), bool(self._stops), self._changed
             start = msgspec.structs.replace(self._start, orphans=sorted(orphans), only_orphans=only)
-            code, orphans = await self._run(number, start)
+            code, orphans = await self._run(number, start, changed)
             if self._stops:
                 if only:
                     break  # the leases run out by themselves
@@ -120,8 +120,9 @@ class Supervisor:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), None if code == UNUSABLE else pause_s)
 
-    async def _run(self, number: int, start: Start) -> tuple[int, set[str]]:
-        """Run one worker until it ends; returns its exit code, and the leases that it had when it crashed."""
+    async def _run(self, number: int, start: Start, changed: asyncio.Event) -> tuple[int, set[str]]:
+        """Run one worker until it ends; returns its exit code, and the leases that it had when it crashed. changed: set
+        when the worker should end."""
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
@@ -130,6 +131,10 @@ class Supervisor:
                 env=self._environment,
             )  # fmt: skip
         self._running.add(process)
+        if changed.is_set() and not start.only_orphans:
+            # `_terminate` missed this process: the signal, or the change, came while it was being created.
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
         send(ours, start)
         leases = set(start.orphans)  # the worker reports their ends, too
         reader, writer = await asyncio.open_connection(sock=ours, limit=LINE_BYTES)
