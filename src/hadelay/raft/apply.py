@@ -141,8 +141,7 @@ class Applier(RaftPart):
                 done(None)
 
     def expire_reads(self, now: float) -> None:
-        """Called while no leader is known: refuse reads that have waited too long, because the entries that they wait
-        for may never come."""
+        """Called while no leader is known: refuse reads that have waited too long; their entries may never come."""
         late = [done for _, deadline, done in self._reads if deadline <= now]
         self._reads = [read for read in self._reads if read[1] > now]
         for done in late:

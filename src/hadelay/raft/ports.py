@@ -87,8 +87,7 @@ class Machine(Protocol):
     def release(self, manifest: Manifest) -> None: ...
 
     def install(self, manifest: Manifest) -> Installer:
-        """Prepare to receive the files of a snapshot. DiskFull when the disk has no room for the files;
-        BadFrame when the files are not those of a snapshot."""
+        """Prepare to receive a snapshot. DiskFull when the disk has no room for its files; BadFrame for other files."""
         ...
 
 

@@ -177,8 +177,7 @@ class Replication(RaftPart):
             peer.pulled = now
 
     def _measure(self, peer: Peer, now: float) -> None:
-        # A longer round trip ends leadership, so a longer time is mostly that of a paused process. Followers would wait
-        # ten times as long before the next election.
+        # A longer time is that of a paused process: followers would wait ten times as long before an election
         longest = self._elections.least_timeout()
         for round, sent in self._round_sent:
             if round == peer.round:

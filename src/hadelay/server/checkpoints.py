@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 
 from hadelay.api.service import Histogram
 from hadelay.ledger import checkpoint
 from hadelay.ledger.state import Ledger
 from hadelay.platform.disk import Disk
+from hadelay.raft.messages import BadFrame
 from hadelay.raft.node import RaftNode
 from hadelay.settings.node import Config
+from hadelay.storage.snapshots import Manifest
 from hadelay.storage.store import Storage
 
 log = logging.getLogger(__name__)
@@ -30,6 +33,8 @@ _APART = 0.3
 _DURATIONS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 #: A node will soon run out of space and stop when less than storage.min_free_bytes divided by this number is free.
 _LAST_PART = 8
+#: Allowed names of a snapshot's files: the exported tables, names, and files of hours.
+_SNAPSHOT_FILE = re.compile(r"state-\d{1,20}|names|hours/\w[\w.-]{0,63}", re.ASCII)
 _REFUSES = "publishes are refused (507) until disk space is free; receives and plain acks still work"
 #: Text for the log: what happens to a node with a full disk.
 ENDS = (
@@ -145,3 +150,11 @@ class Checkpoints:
         ended_soon, self._ends_soon = self._ends_soon, self.free_bytes < self.config.min_free_bytes // _LAST_PART
         if self._ends_soon and not ended_soon:
             log.error("space_nearly_gone", extra={"free_bytes": self.free_bytes, "next": ENDS})
+
+
+def check_files(manifest: Manifest) -> None:
+    """Raise BadFrame unless the files are those of a snapshot from another node."""
+    names = [file.name for file in manifest.files]
+    states = sum(name.startswith("state-") for name in names)
+    if states != 1 or len(set(names)) != len(names) or not all(map(_SNAPSHOT_FILE.fullmatch, names)):
+        raise BadFrame("snapshot offer: the files are not one export of tables, names and files of hours")

@@ -5,7 +5,6 @@ that HTTP calls, `process` the real world.
 """
 
 import logging
-import re
 import struct
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -24,10 +23,9 @@ from hadelay.platform.disk import Disk
 from hadelay.platform.network import Network
 from hadelay.platform.runtime import Runtime
 from hadelay.raft.journal import FIRST, Journal
-from hadelay.raft.messages import BadFrame
 from hadelay.raft.node import RaftNode
 from hadelay.raft.ports import RaftTuning
-from hadelay.server.checkpoints import Checkpoints, Replica
+from hadelay.server.checkpoints import Checkpoints, Replica, check_files
 from hadelay.server.clustertime import ClusterClock
 from hadelay.server.delivery.loop import DeliveryLoop
 from hadelay.server.groupcommit import GroupCommit
@@ -50,8 +48,6 @@ log = logging.getLogger(__name__)
 
 #: Payload of a heartbeat: cluster time, and the term of the leader.
 _TIME = struct.Struct("<qQ")
-#: Allowed names of a snapshot's files: the exported tables, names, and files of hours.
-_SNAPSHOT_FILE = re.compile(r"state-\d{1,20}|names|hours/\w[\w.-]{0,63}", re.ASCII)
 
 
 class Node:
@@ -250,10 +246,7 @@ class Node:
         self.storage.exports.release(manifest)
 
     def install(self, manifest: Manifest) -> Installer:
-        names = [file.name for file in manifest.files]
-        states = sum(name.startswith("state-") for name in names)
-        if states != 1 or len(set(names)) != len(names) or not all(map(_SNAPSHOT_FILE.fullmatch, names)):
-            raise BadFrame("snapshot offer: the files are not one export of tables, names and files of hours")
+        check_files(manifest)
         return self.storage.install(manifest, self.installed)
 
     def installed(self) -> None:
