@@ -389,3 +389,21 @@ def test_topic_defaults_lists_how_topics_retry_and_converts_old_ones(dev: Dev) -
         {"topic": "old", **new}, {"topic": "mine", **new, "max_attempts": 7},
     ]  # fmt: skip
     assert answer(dev, "topic", "get", "old")["defaults"] == 3
+
+
+@pytest.mark.parametrize(
+    ("mark", "size", "told"),
+    [
+        ("", 10, "out.jsonl.cursor cannot be read"), ("[]", 10, "out.jsonl.cursor cannot be read"),
+        ('{"topic": "t"}', 10, "out.jsonl.cursor cannot be read"),
+        ('{"topic": "t", "cursor": "1", "bytes": 10, "count": 1}', 9, "out.jsonl is shorter than"),
+    ],
+)  # fmt: skip
+def test_an_export_whose_files_were_changed_begins_anew_only_if_told_to(
+    tmp_path: Path, mark: str, size: int, told: str
+) -> None:
+    file = tmp_path / "out.jsonl"
+    file.write_bytes(bytes(size))
+    file.with_name("out.jsonl.cursor").write_text(mark)
+    with pytest.raises(BadRequest, match=told):
+        dead.export("t", file)

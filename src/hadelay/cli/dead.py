@@ -101,10 +101,16 @@ def _resume(mark: Path, topic: str, restart: bool, file: Path) -> tuple[str | No
         if file.exists() and not restart:
             raise BadRequest(f"{file} exists, but not from an interrupted export: --restart overwrites it")
         return None, 0, 0
-    known = json.loads(mark.read_text())
-    if known["topic"] != topic:
-        raise BadRequest(f"{file} is an export of topic {known['topic']}: use another file, or --restart")
-    return known["cursor"], known["bytes"], known["count"]
+    try:
+        known = json.loads(mark.read_text())
+        of, cursor, size, count = known["topic"], known["cursor"], known["bytes"], known["count"]
+    except (ValueError, KeyError, TypeError):
+        raise BadRequest(f"{mark} cannot be read: --restart exports {file} from the beginning") from None
+    if of != topic:
+        raise BadRequest(f"{file} is an export of topic {of}: use another file, or --restart")
+    if not file.exists() or file.stat().st_size < size:
+        raise BadRequest(f"{file} is shorter than {mark} says: --restart exports it from the beginning")
+    return cursor, size, count
 
 
 def _export(remote: Remote, topic: str, out: BinaryIO, mark: Path | None, cursor: str | None, done: int) -> int:
