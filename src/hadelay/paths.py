@@ -1,6 +1,6 @@
 """Paths, queries and redirects of the HTTP API, for the client and the command line."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -41,3 +41,12 @@ def encrypted_too(url: str, location: str) -> str:
             f"{url} redirects to {location[:200]}, which is not encrypted: set http.advertise there to https://"
         )
     return location
+
+
+def reachable(advertised: Iterable[str], given: Iterable[str], token: str) -> list[str]:
+    """Addresses of nodes to ask: those that nodes advertise, then those that the user gave. With a token, and an
+    address of https among the given ones, unencrypted addresses that nodes advertise are left out."""
+    own = list(given)
+    encrypted = bool(token) and any(url.startswith("https:") for url in own)
+    found = (url.rstrip("/") for url in advertised if url and (not encrypted or url.startswith("https:")))
+    return list(dict.fromkeys([*found, *own]))

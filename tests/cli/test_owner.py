@@ -19,6 +19,7 @@ from hadelay.cli import dead
 from hadelay.cli.output import Remote
 from hadelay.errors import BadRequest
 from hadelay.handout.polls import Poll
+from hadelay.paths import reachable
 from hadelay.server.delivery.askers import Askers
 from tests.cli.support import Dev, cluster, environment, hadelay
 from tests.commands import started
@@ -407,3 +408,13 @@ def test_an_export_whose_files_were_changed_begins_anew_only_if_told_to(
     file.with_name("out.jsonl.cursor").write_text(mark)
     with pytest.raises(BadRequest, match=told):
         dead.export("t", file)
+
+
+def test_a_token_for_https_is_not_sent_in_the_clear() -> None:
+    there = ["http://n1:8400/", "https://n2:8400", ""]
+    for given, token, asked in (
+        (["https://n0"], "secret", ["https://n2:8400", "https://n0"]),
+        (["https://n0"], "", ["http://n1:8400", "https://n2:8400", "https://n0"]),
+        (["http://n0"], "secret", ["http://n1:8400", "https://n2:8400", "http://n0"]),
+    ):
+        assert reachable(there, given, token) == asked

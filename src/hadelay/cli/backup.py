@@ -16,7 +16,7 @@ from hadelay.cli.output import Printing, Remote, emit_json, note, progress, show
 from hadelay.cli.remote import call
 from hadelay.cli.serve import Settings
 from hadelay.errors import BadRequest, ConfigError, DamagedFile, DiskFull, HadelayError, NoLeader, NotFound, Overloaded
-from hadelay.paths import segment
+from hadelay.paths import reachable, segment
 from hadelay.pipeline.objects import Objects
 from hadelay.platform.disk import Disk
 from hadelay.settings.load import load
@@ -121,7 +121,7 @@ def _nodes(remote: Remote) -> list[str]:
     members = call(remote, "GET", "/v1/cluster", needs="members")["members"]
     live = [member for member in members if member["http"] and member["role"] in ("leader", "follower")]
     live.sort(key=lambda member: (member["role"] == "leader", member["lag"]))
-    return list(dict.fromkeys([*(member["http"].rstrip("/") for member in live), *remote.addresses()]))
+    return reachable((member["http"] for member in live), remote.addresses(), remote.token)
 
 
 class Copying:

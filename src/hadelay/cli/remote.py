@@ -18,7 +18,7 @@ from hadelay import errors
 from hadelay.api.problems import NO_NEWS, NONSENSE, Headers, NotANode, not_a_node, refusal
 from hadelay.cli.output import Remote
 from hadelay.errors import HadelayError
-from hadelay.paths import encrypted_too, relayed, with_query
+from hadelay.paths import encrypted_too, reachable, relayed, with_query
 
 #: Timeout of connecting, in seconds; the answer has its own timeout.
 _CONNECT_S = 3.0
@@ -79,7 +79,7 @@ def _cause(problems: Sequence[Exception], key: str | None) -> Exception:
 def call_member(remote: Remote, member: Mapping[str, Any], method: str, path: str, **options: Any) -> Any:
     """`call` to one member of the cluster: at its advertised address, or, because this machine may not resolve that
     name, at any of --servers where the member answers."""
-    servers = ",".join(filter(None, (member["http"], *remote.addresses())))
+    servers = ",".join(reachable([member["http"]], remote.addresses(), remote.token))
     return call(replace(remote, servers=servers), method, path, node=member["name"], **options)
 
 

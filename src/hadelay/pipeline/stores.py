@@ -22,6 +22,7 @@ from hadelay.codec.checksums import crc32c
 from hadelay.codec.formats import DISPATCH_SIZE, INDEX_SIZE
 from hadelay.errors import BadRequest, DamagedFile, NotFound
 from hadelay.model import hour_from_name, hour_name
+from hadelay.paths import reachable
 from hadelay.pipeline.hourfiles import ROW, WAY_OUT, Bytes, HourFiles, Listing, NameMap, Store, damage, find_damage
 from hadelay.pipeline.schema import Options
 from hadelay.storage.lmdbtables import read_checkpoint
@@ -238,8 +239,7 @@ class HttpStore:
         members = self._ask_json("/v1/cluster")[0]["members"]
         members.sort(key=lambda m: (m["role"] == "leader", m["name"]))
         # Also try the URLs that the user gave, last: the URLs that members advertise may not be reachable from here.
-        advertised = [member["http"].rstrip("/") for member in members if member["http"]]
-        self.urls = list(dict.fromkeys([*advertised, *self.urls]))
+        self.urls = reachable((member["http"] for member in members), self.urls, self.token)
         cluster, answer = self._ask_json("/v1/cluster", "/v1/hours")
         hours = []
         for hour in answer["hours"]:
