@@ -11,9 +11,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from chaos.freeports import free_ports
+from hadelay.codec.formats import INDEX
 from hadelay.version import VERSION
 from tests.cli.support import Dev, cluster, environment, hadelay, start
 from tests.system.cluster import alive
@@ -181,10 +183,23 @@ def test_inspect_says_where_a_byte_is_wrong(dev: Dev, tmp_path: Path) -> None:
     assert "CRC" in json.loads(done.stdout.splitlines()[0])["damage"]
 
 
+def test_inspect_shows_a_damaged_time_as_a_number(dev: Dev, tmp_path: Path) -> None:
+    source = next(path for path in (dev.directory / "n1").rglob("*.idx") if path.stat().st_size)
+    damaged = tmp_path / source.name
+    rows = np.frombuffer(source.read_bytes(), INDEX, 1).copy()
+    rows["deliver_at_ms"] = 1 << 60
+    damaged.write_bytes(rows.tobytes())
+    done = hadelay("inspect", damaged)
+    assert (done.returncode, str(1 << 60) in done.stdout, "CRC" in done.stdout) == (1, True, True), done.stderr
+
+
 def test_inspect_of_something_else(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("hello")
     assert hadelay("inspect", tmp_path / "x.txt").returncode == 2
     assert hadelay("inspect", tmp_path / "nothing").returncode == 3
+    (tmp_path / "copy.heads").write_bytes(bytes(64))
+    done = hadelay("inspect", tmp_path / "copy.heads")
+    assert (done.returncode, "copy.heads: " in done.stderr, "Traceback" in done.stderr) == (2, True, False), done.stderr
 
 
 def test_bench_on_a_running_cluster(dev: Dev) -> None:

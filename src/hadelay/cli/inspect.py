@@ -6,6 +6,7 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
+from hadelay.api.text import END_OF_YEARS_MS
 from hadelay.cli.output import Printing, emit_json, note, table
 from hadelay.errors import BadRequest, DamagedFile, NotFound
 from hadelay.platform.disk import ReadOnlyDisk
@@ -60,7 +61,10 @@ def _directory(path: Path, printing: Printing) -> int:
 def _rows(path: Path) -> Iterator[Row]:
     with open(path, "rb") as file:
         journal = file.read(len(MAGIC)) == MAGIC
-    return _journal(path) if journal else storage_rows(str(path))
+    try:
+        yield from _journal(path) if journal else storage_rows(str(path))
+    except ValueError as error:
+        raise BadRequest(f"{path}: {error}: name a file of a data directory as it is named there") from None
 
 
 def _journal(path: Path) -> Iterator[Row]:
@@ -97,7 +101,7 @@ def _print(rows: list[Row], columns: tuple[str, ...], printing: Printing) -> Non
 
 
 def _cell(name: str, value: Any) -> Any:
-    if name.endswith("_ms") and isinstance(value, int) and value > 0:
+    if name.endswith("_ms") and isinstance(value, int) and 0 < value < END_OF_YEARS_MS:  # others are of damaged rows
         return f"{datetime.fromtimestamp(value // 1000, UTC):%Y-%m-%d %H:%M:%S}.{value % 1000:03}"
     if isinstance(value, bytes):
         return _text(value[:_SHOWN]) + ("…" if len(value) > _SHOWN else "")
