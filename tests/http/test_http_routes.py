@@ -322,6 +322,7 @@ async def test_a_masked_header_stays_with_its_origin(node: Node, url: str, kept:
         ({"webhook": {"url": "http://x", "secret": "short"}}, 400, "16 to 256"),
         ({"webhook": {"url": "http://x", "secret": "****abcd"}}, 400, "leave secrets out"),
         ({"webhook": {"url": "http://x", "headers": {"Host": "y"}}}, 400, "set by hadelay"),
+        ({"webhook": {"url": "http://x", "headers": {"Hadelay-Attempt": "1"}}}, 400, "Hadelay-Attempt: names that"),
         ({"dispatch_sync": "never"}, 400, "dispatch_sync: 'never': choose commit or interval"),
         ({"lease": -1}, 400, "lease: '-1' is negative"),
         ({"lease": 0}, 400, "lease"),

@@ -131,3 +131,13 @@ def test_a_topics_header_replaces_a_messages_in_any_case() -> None:
     assert [(name.lower(), text) for name, text in sent.items() if name.lower().startswith("x-")] == [
         ("x-other", "message"), ("x-trace", "topic"),
     ]  # fmt: skip
+
+
+def test_no_header_of_a_topic_or_message_stands_beside_one_of_the_cluster() -> None:
+    """Topics may have such headers from before they were refused."""
+    meta = Meta(fw={"traceparent": "message"}, tp=TRACE)
+    facts = Facts("ID", "orders", "/c/topics/orders", "2026-11-20T18:00:00.000Z", 7, 0, False, meta)
+    own = [("Hadelay-Attempt", "1"), ("Traceparent", "topic"), ("X-Own", "topic")]
+    sent = call_headers(facts, [], own, 0, b"")
+    assert len({name.lower() for name in sent}) == len(sent)
+    assert (sent["hadelay-attempt"], sent["traceparent"], sent["X-Own"]) == ("7", TRACE, "topic")

@@ -30,6 +30,9 @@ def settings_in(body: PutTopic) -> dict[str, Any]:
         if "secrets" in webhook:
             raise BadRequest("webhook: give either secret or secrets, not both")
         webhook["secrets"] = [webhook.pop("secret")]
+    for name in (webhook or {}).get("headers", ()):
+        if name.lower().startswith("hadelay-"):
+            raise BadRequest(f"webhook: headers: {name}: names that begin with hadelay- are the cluster's own")
     return config
 
 

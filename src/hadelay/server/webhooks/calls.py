@@ -67,12 +67,10 @@ class Facts(NamedTuple):
 def call_headers(
     facts: Facts, keys: Sequence[bytes], extra: Sequence[tuple[str, str]], now_ms: int, body: bytes
 ) -> dict[str, str]:
-    """Headers of a call about a message. extra: the topic's own headers, which replace the message's. Without keys
-    there is no signature."""
+    """Headers of a call about a message. extra: the topic's own headers, which replace the message's; neither replaces
+    the others. Without keys there is no signature."""
     meta, named = facts.meta, {name.lower() for name, _ in extra}
     headers = {
-        **{name: text for name, text in meta.fw.items() if name not in named},
-        **dict(extra),
         **_event(facts.id, facts.source, EVENT_TYPE, facts.deliver_at),
         "content-type": meta.ct or OCTETS,
         "hadelay-topic": facts.topic,
@@ -98,7 +96,9 @@ def call_headers(
         headers["hadelay-tags"] = ",".join(_escaped(tag) for tag in meta.tags)
     for name, value in meta.meta.items():
         headers[f"hadelay-meta-{quote(name, safe='')}"] = _escaped(value)
-    return _signed(headers, keys, now_ms, body)
+    headers = _signed(headers, keys, now_ms, body)
+    own = {name: text for name, text in meta.fw.items() if name not in named} | dict(extra)
+    return {name: text for name, text in own.items() if name.lower() not in headers} | headers
 
 
 def alert_headers(alert_id: str, source: str, now_ms: int, keys: Sequence[bytes], body: bytes) -> dict[str, str]:
