@@ -92,7 +92,7 @@ class Bindings:
         while True:
             await asyncio.sleep(_REFRESH_S)
             with suppress(HadelayError):  # the next refresh tries again
-                await self._client._async().put_many([self._put(binding) for binding in self._made])
+                await self._client._async().put_many([self._put(binding) for binding in list(self._made)])
 
     def _put(self, binding: Binding) -> Put:
         lifetime_s = _DURABLE_S if binding.temporary_ms is None else _TEMPORARY_S
