@@ -1,8 +1,9 @@
-"""Parts of the integrations that need no cluster: bindings of Celery."""
+"""Parts of the integrations that need no cluster: bindings of Celery, the end of a call of taskiq."""
 
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,9 @@ import pytest
 from hadelay import Put
 from hadelay.celery.address import Address
 from hadelay.celery.bindings import Binding, Bindings
+from hadelay.errors import NoLeader
+from hadelay.taskiq.broker import HadelayBroker
+from hadelay.taskiq.delivery import Delivery
 
 
 class Publisher:
@@ -46,3 +50,34 @@ async def test_bindings_may_change_while_they_are_refreshed(monkeypatch: pytest.
             await asyncio.sleep(0.001)
     assert not refreshing.done()
     refreshing.cancel()
+
+
+async def test_a_call_counts_as_running_until_its_ack() -> None:
+    """What taskiq keeps of a failed call, in a cycle of references, must not hold its place."""
+    ended = list[int]()
+
+    async def ack(*_: object) -> str:
+        assert not ended
+        return "acked"
+
+    delivery = Delivery(SimpleNamespace(ack=ack, _settled=True), lambda: ended.append(1))  # type: ignore[arg-type]
+    await delivery.ack()
+    assert ended == [1]
+    del delivery
+    await asyncio.sleep(0.01)
+    assert ended == [1]
+
+
+@pytest.mark.parametrize(
+    "body", [b"nonsense", b'{"task_id": "1", "task_name": "gone", "labels": {}, "args": [], "kwargs": {}}']
+)
+async def test_a_call_of_taskiq_that_cannot_be_given_back_leaves_the_worker_alone(body: bytes) -> None:
+    """An error of `listen` ends the worker process, with the calls that run."""
+
+    async def unreachable(**_: object) -> str:
+        raise NoLeader("no leader")
+
+    broker = HadelayBroker("http://127.0.0.1:1")
+    message = SimpleNamespace(id="0", body=body, nack=unreachable, schedule=None)
+    assert await broker._call(message) is None  # type: ignore[arg-type]
+    broker.client.close()

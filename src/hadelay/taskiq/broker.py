@@ -12,6 +12,7 @@ from hadelay.client.anyloop import awaited
 from hadelay.client.message import GIVE_BACK
 from hadelay.client.queues import key_of
 from hadelay.client.wire import seconds_of, servers
+from hadelay.errors import HadelayError
 from hadelay.taskiq.delivery import Delivery
 
 log = logging.getLogger(__name__)
@@ -99,11 +100,11 @@ class HadelayBroker(AsyncBroker):
             call = self.formatter.loads(message.body)
         except Exception as error:
             log.error("message %s is no call of taskiq: %s", message.id, error)
-            await message.nack(reason="not a call of taskiq", dead=True)
+            await _refuse(message, "not a call of taskiq", dead=True)
             return None
         if self.find_task(call.task_name) is None:
             log.error("message %s comes again: this worker has no task %s", message.id, call.task_name)
-            await message.nack(reason=f"this worker has no task {call.task_name}"[:100])
+            await _refuse(message, f"this worker has no task {call.task_name}"[:100])
             return None
         if message.schedule is None:
             return message.body
@@ -118,6 +119,14 @@ class HadelayBroker(AsyncBroker):
                 *(message.nack(0, reason=GIVE_BACK.reason, count=False) for message in left), return_exceptions=True
             )
             await self._receiver.close()
+
+
+async def _refuse(message: AsyncMessage, reason: str, *, dead: bool = False) -> None:
+    """Nack a message that this worker cannot run. An error is only logged: it would end the worker process."""
+    try:
+        await message.nack(reason=reason, dead=dead)
+    except HadelayError as error:
+        log.warning("message %s was not given back, and is handed out again when its lease ends: %s", message.id, error)
 
 
 def _number(label: Any) -> float | None:

@@ -18,7 +18,7 @@ _ACKED: ContextVar[bool] = ContextVar("hadelay_taskiq_acked", default=False)
 
 
 class Delivery:
-    """A message in taskiq's worker. ended: called when taskiq has dropped the message."""
+    """A message in taskiq's worker. ended: called once, when the message is acked or taskiq has dropped it."""
 
     def __init__(self, message: AsyncMessage, ended: Callable[[], None]) -> None:
         self._message, self._ended, self._loop = message, ended, asyncio.get_running_loop()
@@ -26,16 +26,25 @@ class Delivery:
     async def ack(self) -> None:
         _ACKED.set(True)
         result = _RESULT.get()
-        if result is None:
-            await self._message.ack()
-        else:
-            await self._message.ack(msgspec.Raw(result))
+        try:
+            if result is None:
+                await self._message.ack()
+            else:
+                await self._message.ack(msgspec.Raw(result))
+        finally:
+            # The end of this object may come much later: the traceback of a failed call leads to it, in a cycle.
+            ended, self._ended = self._ended, _nothing
+            ended()
 
     def __del__(self) -> None:
         """Taskiq forgets a message whose middleware raised an error, or whose call acks by itself and did not. Without
         a nack, the lease would be extended for ever."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(_forgotten, self._message, self._ended)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _forgotten(message: AsyncMessage, ended: Callable[[], None]) -> None:
