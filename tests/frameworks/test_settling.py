@@ -1,16 +1,20 @@
-"""Parts of the integrations that need no cluster: bindings of Celery, the end of a call of taskiq."""
+"""Parts of the integrations that need no cluster: bindings of Celery, the end of a call of taskiq, ETAs of Dramatiq."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import dramatiq
 import pytest
 
 from hadelay import Put
 from hadelay.celery.address import Address
 from hadelay.celery.bindings import Binding, Bindings
+from hadelay.dramatiq.broker import _Consumer
 from hadelay.errors import NoLeader
 from hadelay.taskiq.broker import HadelayBroker
 from hadelay.taskiq.delivery import Delivery
@@ -66,6 +70,47 @@ async def test_a_call_counts_as_running_until_its_ack() -> None:
     del delivery
     await asyncio.sleep(0.01)
     assert ended == [1]
+
+
+@dataclass
+class Fetched:
+    """A message of Dramatiq's consumer, which notes for how long it goes back."""
+
+    body: bytes
+    snoozed: list[float] = field(default_factory=list)
+
+    def snooze(self, delay: float, *, reason: str) -> str:
+        self.snoozed.append(delay)
+        return "nacked"
+
+
+@pytest.mark.parametrize(
+    ("eta", "snoozed"), [(-1, None), (60, 60), (10_000 * 86_400, 30 * 86_400), (None, None), ("soon", None)]
+)
+def test_a_message_of_dramatiq_with_an_eta_waits_in_the_cluster(eta: Any, snoozed: float | None) -> None:
+    at = round((time.time() + eta) * 1000) if isinstance(eta, int) else eta
+    message = Fetched(dramatiq.Message("default", "remind", (4711,), {}, {"eta": at, "retries": 1}).encode())
+    client = SimpleNamespace(consume=lambda *_, **__: SimpleNamespace(next=lambda timeout: message))
+    found = next(_Consumer(client, "t", 1, 1.0, 30))  # type: ignore[arg-type]
+    if snoozed is None:
+        assert found is not None
+        assert (found.options, message.snoozed) == ({"retries": 1}, [])
+    else:
+        assert found is None
+        assert message.snoozed == [pytest.approx(snoozed, abs=5)]
+
+
+@pytest.mark.parametrize("options", [{"eta": 4_000_000_000_000}, None, "nonsense"])
+def test_a_message_of_dramatiq_that_cannot_be_given_back_leaves_its_consumer_alone(options: Any) -> None:
+    """An error would end the consumer, which extends the leases of the other messages of its queue."""
+
+    def unreachable(*_: object, **__: object) -> str:
+        raise NoLeader("no leader")
+
+    body = dramatiq.Message("default", "remind", (4711,), {}, options).encode() if options != "nonsense" else b"[]"
+    message = SimpleNamespace(id="0", body=body, snooze=unreachable, nack=unreachable)
+    client = SimpleNamespace(consume=lambda *_, **__: SimpleNamespace(next=lambda timeout: message))
+    assert next(_Consumer(client, "t", 1, 1.0, 30)) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

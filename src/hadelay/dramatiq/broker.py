@@ -1,6 +1,7 @@
 """The broker: publishes messages, and hands them to Dramatiq's worker."""
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -16,6 +17,9 @@ from hadelay.client.wire import servers
 from hadelay.errors import HadelayError
 
 log = logging.getLogger(__name__)
+
+#: Limit of a snooze of a message with an ETA, in seconds: clusters refuse times that are too far ahead.
+_LONGEST_SNOOZE_S = 30 * 86_400
 
 
 class HadelayBroker(Broker):
@@ -110,11 +114,17 @@ class _Consumer(Consumer):
         if message is None:
             return None
         try:
-            return Leased(Message.decode(message.body), message)
-        except DecodeError:
+            decoded = Message.decode(message.body)
+            eta_ms = decoded.options.pop("eta", None)
+        except (DecodeError, AttributeError, TypeError):
             log.error("message %s is no message of Dramatiq: it is a dead letter now", message.id)
-            message.nack(reason="not a message of Dramatiq", dead=True)
+            _given_back(partial(message.nack, reason="not a message of Dramatiq", dead=True))
             return None
+        # Dramatiq would keep a message with an ETA in memory, and then publish it again, under the key of this message.
+        if isinstance(eta_ms, int | float) and (wait_s := eta_ms / 1000 - time.time()) > 0:
+            _given_back(partial(message.snooze, min(wait_s, _LONGEST_SNOOZE_S), reason="the eta of the message"))
+            return None
+        return Leased(decoded, message)
 
     def ack(self, message: Leased) -> None:
         leased = message.leased
@@ -138,6 +148,15 @@ class _Consumer(Consumer):
 
     def close(self) -> None:
         self._consuming.close()
+
+
+def _given_back(settle: Callable[[], str]) -> None:
+    """Give a message back. An error is only logged: Dramatiq would close the consumer, and no lease of the queue would
+    be extended any more."""
+    try:
+        settle()
+    except HadelayError as error:
+        log.warning("a message was not given back, and is handed out again when its lease ends: %s", error)
 
 
 def _settled(settle: Callable[[], str]) -> None:
