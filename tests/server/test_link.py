@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 
@@ -148,3 +149,25 @@ def test_an_offer_of_files_that_no_node_has_ends_the_link_and_no_node(files: lis
     assert not raft.applier.installing
     cluster.world.run_for(3.0)
     assert raft.peers[leader.name].up
+
+
+@pytest.mark.parametrize(
+    ("op", "payload"),
+    [
+        ("ready", [float("inf")]),
+        ("ready", [1 << 63, -1]),
+        ("ready", ["9" * 5_000]),
+        ("bytes", [(1 << 64) - 1, ".log", -1, 1]),
+        ("bytes", [-(1 << 63), ".idx", -1, 1]),
+    ],
+)
+def test_a_call_with_numbers_that_mean_nothing_ends_no_leader(op: str, payload: list[Any]) -> None:
+    cluster = SimCluster(3, restart=False)
+    cluster.start_all()
+    wait_for_leader(cluster)
+    cluster.world.run_for(1.0)
+    leader = cluster.leader()
+    assert leader is not None
+    peer = next(name for name in cluster.names if name != leader.name)
+    leader.raft.frame(peer, bytes((CALL,)) + msgpack.packb([1, op, payload]))
+    assert not leader.raft.stopped

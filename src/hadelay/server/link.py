@@ -71,7 +71,7 @@ class Link:
                 self._finish(message[0], message[1], None)
             elif kind == REFUSAL:
                 self._finish(message[0], None, _error(*message[1:]))
-        except (ValueError, TypeError, LookupError, msgpack.UnpackException):
+        except (ValueError, TypeError, LookupError, OverflowError, RecursionError, msgpack.UnpackException):
             return
 
     def _serve(self, peer: str, number: int, op: str, argument: Any) -> None:
