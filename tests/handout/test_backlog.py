@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from hadelay.codec.commands import encode_maintain, encode_topic_delete
@@ -102,6 +104,34 @@ def test_a_deleted_topic_with_a_backlog() -> None:
     desk.consume()
     desk.run(3_000)
     assert desk.delivered() == ["new"]
+
+
+@pytest.mark.parametrize("limit", [{"paused": True}, {"concurrency": 1}])
+def test_a_question_for_the_oldest_leaves_no_poll_without_messages(limit: dict[str, Any]) -> None:
+    """The question drops messages that are gone. Here they were all of the window, and others were left on disk."""
+    desk = Desk(window=10)
+    desk.lead()
+    desk.publish("held")
+    first = desk.poll(max=1)
+    desk.run(10)
+    desk.put(**limit)
+    gone = [f"gone{n}" for n in range(10)]
+    desk.publish(*gone)
+    desk.publish("left")
+    poll = desk.poll()
+    desk.run(10)
+    desk.cancel(*gone)
+    assert desk.delivery.ready_counts()[0][0] == 1
+    desk.run(10)
+    assert desk.answer(poll) is None
+    received = desk.answer(first)
+    assert received is not None
+    if "paused" in limit:
+        desk.put(paused=None)
+    else:
+        desk.ack(received)
+    desk.run(50)
+    assert desk.answer(poll).names == ["left"]  # type: ignore[union-attr]
 
 
 def test_the_sweeper_finds_what_a_bug_forgot(caplog: pytest.LogCaptureFixture) -> None:

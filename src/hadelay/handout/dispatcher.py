@@ -214,6 +214,8 @@ class Dispatcher(LedgerListener):
 
     def _oldest_ready_ms(self, number: int) -> int:
         window, entry = self.windows.oldest(self.windows.topic(number))
+        if self.scans.jobs:
+            self.wake()  # the look may have begun a scan
         if entry is not None and (window.rescan_from is None or entry >> 32 <= window.rescan_from // SECONDS_PER_HOUR):
             row = self.store.entries(entry >> 32, np.array([entry & NONE32]), verify=False)
             return int(row["deliver_at_ms"][0])

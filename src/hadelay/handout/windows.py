@@ -224,6 +224,8 @@ class Windows:
             self.size -= gone
             if gone < len(some):
                 return window, window.entries[0]
+        # A poll may wait whose topic is stopped by a limit: without a scan, it would find this window empty later.
+        self.rescan_if_low(window)
         return window, None
 
     @staticmethod
