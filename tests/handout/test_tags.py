@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hadelay.codec.meta import Filter
+from hadelay.codec.meta import Filter, mask_of
 from hadelay.errors import DamagedFile, LimitReached, OutcomeUnknown
+from hadelay.handout.matching import Offer
 from tests.handout.desk import START_HOUR, Desk
 
 
@@ -165,3 +166,35 @@ def test_only_those_that_match_pass_the_record() -> None:
     assert desk.answer(poll).names == ["m7"]  # type: ignore[union-attr]
     matcher = desk.core.matcher
     assert matcher.checked == matcher.false_positives + 1
+
+
+#: So many tags that their mask has all bits: messages with them pass the mask of every filter.
+MANY = [f"other{n}" for n in range(200)]
+
+
+def test_messages_that_only_seem_to_match_are_read_in_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages with many tags pass the masks of filters that they do not match: a window full of them held the loop."""
+    monkeypatch.setattr("hadelay.handout.matching._READS", 100)
+    assert mask_of(MANY) == (1 << 64) - 1
+    desk = Desk(checking=False)
+    desk.lead()
+    desk.publish_many(1_000, tags=MANY)
+    desk.publish("wanted", tags=["mine"])
+    matcher, reads = desk.core.matcher, [0]
+    match = matcher.match
+
+    def counted(room: int, now_ms: int) -> list[Offer]:
+        before = matcher.checked
+        offers = match(room, now_ms)
+        reads.append(matcher.checked - before)
+        return offers
+
+    monkeypatch.setattr(matcher, "match", counted)
+    poll = desk.poll(tags=["mine"])
+    desk.run(20)
+    assert desk.answer(poll).names == ["wanted"]  # type: ignore[union-attr]
+    assert sum(reads) == 1_001
+    assert max(reads) <= 100
+    desk.consume()
+    desk.run(100)
+    assert len(desk.delivered()) == 1_001

@@ -226,7 +226,10 @@ class Dispatcher(LedgerListener):
         `matcher.settle`. now_ms: cluster time, perhaps earlier than at the last `advance`."""
         if self.turns.now_ms < self.resume_ms:
             return []
-        return self.matcher.match(OFFERED + self.matcher.rests.size - len(self.windows.in_flight), now_ms)
+        offers = self.matcher.match(OFFERED + self.matcher.rests.size - len(self.windows.in_flight), now_ms)
+        if self.matcher.unfinished:
+            self.wake()
+        return offers
 
     def _damaged(self, damage: Damage) -> None:
         key = damage.hour, damage.second

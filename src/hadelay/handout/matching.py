@@ -21,6 +21,8 @@ GRANT_BYTES = 4 << 20
 _TOGETHER_MS = 8
 #: Limit of entries checked at once when skipping a run of entries that need no delivery any more.
 _MAX_AHEAD = 4_096
+#: Limit of records read per turn to compare their tags with filters: some 10 ms of work; the next turn goes on.
+_READS = 512
 
 
 class OfferPart(NamedTuple):
@@ -48,22 +50,30 @@ class Matcher:
         self.rests = Rests(windows, windows.owed.ledger)
         #: Number of messages that fitted a filter by tag mask; number of these that did not fit by their tags.
         self.checked = self.false_positives = 0
+        self._reads_left = 0
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the last `match` ended early, because it read many records: call `match` again soon."""
+        return self._reads_left <= 0
 
     def match(self, room: int, now_ms: int) -> list[Offer]:
         """Make offers to waiting polls, of at most `room` messages together. now_ms: cluster time; messages due later
         are offered ahead of time, and handed out when due."""
         offers: list[Offer] = []
+        self._reads_left = _READS
         self.rests.release(now_ms)
 
         def offer(queue: WaitQueue, room: int) -> int:
             poll = next(iter(queue.waiters))
             made = self._offer(poll, queue, room, now_ms)
-            if made is None:
-                return 0
-            self._waiting.unwait(poll)
-            poll.phase = PROPOSED
-            offers.append(made)
-            return len(made.entries)
+            if made is not None:
+                self._waiting.unwait(poll)
+                poll.phase = PROPOSED
+                offers.append(made)
+            if self.unfinished:
+                return room  # serve nothing more in this turn
+            return 0 if made is None else len(made.entries)
 
         self._turns.serve(room, offer)
         return offers
@@ -107,7 +117,7 @@ class Matcher:
         queues = self._waiting.queues[poll]
         for queue in queues if poll.listed else (first, *(queue for queue in queues if queue is not first)):
             for window in queue.windows:
-                while want > 0 and size > 0 and window.entries:
+                while want > 0 and size > 0 and window.entries and not self.unfinished:
                     if (most := min(want, self._turns.allowed(window).most)) <= 0:
                         break
                     part, cost = self._take(window, most, size, until_ms, bool(parts))
@@ -182,9 +192,10 @@ class Matcher:
             return waiting[:want], waiting[want:]
         chosen: list[int] = []
         for at, n in enumerate(waiting):
-            if len(chosen) == want:
+            if len(chosen) == want or self.unfinished:
                 return chosen, waiting[at:]
             self.checked += 1
+            self._reads_left -= 1
             if self._owed.passes(queue.filter, hour, rows[n]):
                 chosen.append(n)
             else:
