@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from hadelay.codec.meta import Filter, mask_of
@@ -198,3 +200,26 @@ def test_messages_that_only_seem_to_match_are_read_in_several_turns(monkeypatch:
     desk.consume()
     desk.run(100)
     assert len(desk.delivered()) == 1_001
+
+
+def test_the_sweeper_counts_the_records_that_it_reads() -> None:
+    desk = Desk(checking=False)
+    desk.lead()
+    desk.publish_many(1_000, tags=MANY)
+    for n in range(8):
+        desk.poll(tags=[f"mine{n}"])
+    desk.run(3_000)
+    desk.publish("last")  # a turn of the loop, after which the sweeper looks at the others
+    desk.run(10)
+    owed, reads = desk.core.scans._owed, [0]
+    passes = owed.passes
+
+    def counted(*args: Any) -> bool:
+        reads[-1] += 1
+        return passes(*args)
+
+    owed.passes = counted  # type: ignore[method-assign]
+    while not desk.core.scans.sweep():
+        reads.append(0)
+    assert sum(reads) == 8_000
+    assert max(reads) <= 1_000

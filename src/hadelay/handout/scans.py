@@ -26,6 +26,8 @@ SLICE = 8_192
 _SECOND_COST = 128
 #: Cost of comparing rows with a window, counted in rows: a fixed cost, plus one row per _ENTRIES_PER_ROW entries.
 _WINDOW_COST, _ENTRIES_PER_ROW = 64, 8
+#: Cost of reading a record to compare its tags with a filter, counted in rows.
+_READ_COST = 64
 #: Limit of slices that a new leader scans before it hands out newly due messages: messages that fell due without a
 #: leader come first. Later slices are scanned beside the hand-outs.
 _HEAD_START = 8
@@ -219,6 +221,7 @@ class Scans:
                 entries = entries_of(hour, some["index"])
                 wanted = window.queue.filter
                 missing = np.flatnonzero(self._windows.missing(window, entries)).tolist()
+                spent += 0 if wanted is None else _READ_COST * len(missing)
                 if lost := [entries[n] for n in missing if self._owed.passes(wanted, hour, some[n])]:
                     count += len(lost)
                     self._windows.put(window, second, lost)
