@@ -226,3 +226,24 @@ def test_groups_of_purged_topics_are_passed_over() -> None:
     d.publish("y", "z", topic="t1", group="g")
     d.delivery.groups.wake()
     assert all(d.delivery.groups.waits_since_ms(number) for number in (1, 2, 3))
+
+
+def test_the_last_second_of_an_hour_is_loaded_after_the_next_hour_was_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both came while the leader slept, and a message of that second was blocked before all of them were loaded: the
+    leader knew the first hour no more, and failed."""
+    monkeypatch.setattr("hadelay.handout.preload.SLICE", 2)
+    d = desk(sweep_ms=2 * HOUR_MS)
+    d.run_to(HOUR_MS - 60)
+    d.delivery._handout.ahead_ms = 80
+    for n in range(20):
+        d.publish(f"m{n}", at=HOUR_MS - 10, group=f"g{n}")
+    d.publish("next", at=HOUR_MS + 20)
+    loading = d.core._preload.loading
+    d.until(lambda: bool(loading) and loading[0][1].left <= 10)
+    d.publish("first", at=HOUR_MS - 30, group="g19")
+    d.consume(max=1)
+    d.run(2_000)
+    came = d.delivered()
+    assert sorted(came) == sorted([*(f"m{n}" for n in range(20)), "first", "next"])
+    assert came.index("first") < came.index("m19")
+    assert d.delivery.sweeper_found == 0

@@ -97,7 +97,7 @@ class Preload:
             return
         if self._read_ahead is not None:
             self._read_ahead.index(hour)
-        first = min(self.first_second, self._turns.now_ms // 1000, *self._seconds) // SECONDS_PER_HOUR
+        first = min(self.first_second, self._turns.now_ms // 1000, *self._seconds, *self._unloaded) // SECONDS_PER_HOUR
         self._open = {known: settled for known, settled in self._open.items() if known >= first}
         self._open[hour] = BitMap()
         for slot in (np.flatnonzero(self._store.heads(hour).count[from_second:]) + from_second).tolist():
