@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from hadelay.codec.commands import encode_maintain, encode_topic_delete
+from hadelay.codec.commands import encode_maintain, encode_purge, encode_topic_delete
 from hadelay.codec.commandtypes import Job
 from hadelay.handout import scans
+from hadelay.ledger.topicchanges import READY, SCHEDULED
 from hadelay.model import HOUR_MS
 from tests.handout.desk import START_HOUR, Desk
 
@@ -132,6 +133,43 @@ def test_a_question_for_the_oldest_leaves_no_poll_without_messages(limit: dict[s
         desk.ack(received)
     desk.run(50)
     assert desk.answer(poll).names == ["left"]  # type: ignore[union-attr]
+
+
+def test_a_purge_leaves_nothing_of_a_loaded_second_in_memory() -> None:
+    """Each purge left the emptied seconds behind, and every turn of the loop looked at all of them."""
+    desk = Desk()
+    desk.lead()
+    for n in range(5):
+        desk.publish_many(20, at=desk.now + 5_000, spread_ms=4_000)
+        desk.run(20)
+        assert desk.core._preload._seconds
+        desk.do(encode_purge("t", SCHEDULED | READY) if n % 2 else encode_topic_delete("t", force=True))
+        desk.run(20)
+        assert not desk.core._preload._seconds
+    desk.publish("new", at=desk.now + 5_000)
+    desk.consume()
+    desk.run(10_000)
+    assert desk.delivered() == ["new"]
+
+
+@pytest.mark.parametrize("when", [1_000, 5_300])
+def test_a_purge_beside_messages_that_found_no_room(monkeypatch: pytest.MonkeyPatch, when: int) -> None:
+    """All of the second's messages in memory are purged, and only then are the others left to a scan."""
+    monkeypatch.setattr("hadelay.handout.preload.PRELOAD_ROWS", 10)
+    desk = Desk()
+    desk.lead()
+    desk.publish_many(15, topic="purged", at=5_500)
+    names = [f"m{n}" for n in range(5)]
+    desk.publish(*names, at=5_900)
+    desk.publish("soon", at=5_100, topic="purged")
+    desk.run_to(when)
+    desk.do(encode_purge("purged", SCHEDULED | READY))
+    desk.consume()
+    desk.run_to(6_100)
+    assert desk.delivered() == names
+    desk.run_to(30_000)
+    assert desk.delivery.ready_counts() == {}
+    assert desk.delivery.sweeper_found == 0
 
 
 def test_the_sweeper_finds_what_a_bug_forgot(caplog: pytest.LogCaptureFixture) -> None:

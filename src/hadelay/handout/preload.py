@@ -139,8 +139,7 @@ class Preload:
         if walk.done:
             self.loading.popleft()
             second.loaded = True
-            if second.next_ms == NEVER_MS:
-                del self._seconds[second.second]
+            self._drop_if_empty(second)
             if walk.damage is not None:
                 self._on_damage(walk.damage)
 
@@ -152,6 +151,10 @@ class Preload:
             indexes, topics = indexes[owed], topics[owed]
         if len(indexes):
             self._make_ready(second.hour, second.second, indexes, topics)
+        self._drop_if_empty(second)
+
+    def _drop_if_empty(self, second: Second) -> None:
+        """Drop a loaded second without messages in memory; leave those that found no room to scans."""
         if second.overflow:
             self._spilled.setdefault(second.second, Counter()).update(second.overflow)
             second.overflow = Counter()
@@ -254,5 +257,9 @@ class Preload:
         return any(second.second == at and walk.will_reach(index) for second, walk in self.loading)
 
     def forget(self, topic: int) -> None:
-        for second in self._seconds.values():
+        for counts in self._spilled.values():
+            counts.pop(topic, None)
+        for second in list(self._seconds.values()):
             second.forget(topic)
+            if second.loaded:
+                self._drop_if_empty(second)
