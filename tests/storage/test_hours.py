@@ -331,6 +331,20 @@ def test_when_checkpoints_are_late_no_append_writes_much_more_than_itself(
         assert store.entries(hour, slice(None))["index"].tolist() == list(range(store.count(hour)))
 
 
+def test_what_an_append_froze_counts_as_buffered_until_a_checkpoint_begins(tmp_path: Path) -> None:
+    """An entry with several appends may pass the limit at one of them, and freeze the buffer at the next: the limit
+    still begins a checkpoint after the entry."""
+    store = DiskHourStore(Disk(), str(tmp_path), 3, far_buffer_bytes=1 << 16)
+    store.set_clock(NOW)
+    rng = np.random.default_rng(1)
+    for seed in range(7):
+        store.append(*messages(rng.integers(NOW + 5, NOW + 300, 100), sizes=[20] * 100, seed=seed))
+    assert len(store._far._generations()) == 2
+    assert store.far_bytes >= 1 << 16
+    store.sample()
+    assert store.far_bytes == 0
+
+
 def test_memory_of_far_hours_is_given_back(store: DiskHourStore) -> None:
     rng = np.random.default_rng(1)
     store.append(*messages(rng.integers(NOW + 5, NOW + 9000, 3000), sizes=[40] * 3000))

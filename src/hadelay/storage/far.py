@@ -220,6 +220,13 @@ class FarWriter:
         if self._frozen:
             self._awaited, self._sample = self._frozen[-1], sample
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of messages in memory that no call of `freeze` has asked to be written: of the buffer, and of what an
+        append has frozen."""
+        waiting = [] if self._awaited is not None else self._frozen
+        return self.fresh.used_bytes + sum(frozen.generation.used_bytes for frozen in waiting)
+
     def _set_aside(self) -> None:
         if self.fresh.n:
             self._frozen.append(Frozen(self.fresh))

@@ -49,7 +49,7 @@ class DiskHourStore(HourReader):
     def far_bytes(self) -> int:
         """Bytes buffered since the last checkpoint began, for far hours (not mapped into memory); `far_buffer_bytes`
         triggers a checkpoint."""
-        return self._far.fresh.used_bytes
+        return self._far.waiting_bytes
 
     def append(
         self, hours: int | npt.NDArray[np.int64], rows: Rows, blob: bytearray, headers: Rows | None = None,
