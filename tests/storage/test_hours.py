@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import NOW, events, messages
+from support import NOW, Loop, checkpoint, events, messages, open_storage
 
 from chaos.sim.disk import SimDisk
 from hadelay.codec.checksums import crc32c
@@ -343,6 +343,31 @@ def test_what_an_append_froze_counts_as_buffered_until_a_checkpoint_begins(tmp_p
     assert store.far_bytes >= 1 << 16
     store.sample()
     assert store.far_bytes == 0
+
+
+@pytest.mark.parametrize("phase", ["before", "writing", "syncing"])
+def test_who_asks_for_all_hours_leaves_no_message_to_be_written_at_once(tmp_path: Path, phase: str) -> None:
+    """While a checkpoint wrote or synced its files, nothing was written in slices: the checksums then wrote all that
+    had come since, a second or two of the loop."""
+    loop = Loop()
+    storage = open_storage(Disk(), str(tmp_path), loop)
+    far, ended = NOW + 10 + np.arange(400) % 200, list[BaseException | None]()
+    storage.hours.append(*messages(far, sizes=[20] * 400))
+    if phase != "before":
+        storage.checkpoint(1, 1, b"", {}, ended.append)
+    while phase == "syncing" and not storage.hours.write_some():
+        pass
+    storage.hours.append(*messages(far, sizes=[20] * 400, seed=1))
+    storage.write_out(ended.append)
+    loop.run()
+    assert ended == [None] * (1 if phase == "before" else 2)
+    assert all(storage.hours.sums(hour) is not None for hour in storage.hours.hours())
+    before = {hour: storage.hours.sums(hour) for hour in storage.hours.hours()}
+    checkpoint(storage, loop, 2)
+    storage.close()
+    storage = open_storage(Disk(), str(tmp_path), loop)
+    assert {hour: storage.hours.sums(hour) for hour in storage.hours.hours()} == before
+    storage.close()
 
 
 def test_memory_of_far_hours_is_given_back(store: DiskHourStore) -> None:

@@ -185,9 +185,16 @@ class Storage:
 
     def write_out(self, done: Done) -> None:
         """Write the buffered messages in slices, so that a later call of `checksums` has little left to write."""
-        if not self.checkpointing:
+
+        def rest(error: BaseException | None) -> None:
+            if error is not None:
+                done(error)
+                return
             self.hours.freeze()
-        self._write_frozen(done)
+            self._write_frozen(done)
+
+        # Finish what a checkpoint is writing, before the messages that came after its sample are frozen.
+        self._write_frozen(rest)
 
     def set_identity(self, *, incarnation: int | None = None, feature_level: int | None = None) -> None:
         """Durably change the incarnation or the feature level in the identity file."""
