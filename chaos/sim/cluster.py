@@ -32,7 +32,7 @@ from hadelay.codec.jobcommands import LAST, JobStep
 from hadelay.codec.results import Done, JobResult, LeaseOutcome, LeaseResult
 from hadelay.errors import DamagedFile, HadelayError
 from hadelay.ledger.state import Ledger
-from hadelay.raft.journal import Journal
+from hadelay.raft.journal import FIRST, Journal
 from hadelay.raft.node import RaftNode
 from hadelay.raft.ports import FOUNDING
 from hadelay.server.node import Node
@@ -382,7 +382,11 @@ class SimCluster(Watch):
             self._fatal(process, error)
             return
         machine.founded = True
-        self._look_at_journal(machine, node.raft.journal)
+        journal = node.raft.journal
+        anew = journal.incarnation != FOUNDING and (journal.last_index, journal.term) == FIRST
+        if anew and machine.name in self.rotten:
+            self._forget(machine)  # it had noted the damage that it found, but crashed before it ended itself
+        self._look_at_journal(machine, journal)
         self.safety.reopened(machine.name, node.raft.journal)
         # Even the smallest segment has room for the largest entry that a leader makes.
         node.raft.config = replace(
