@@ -19,6 +19,7 @@ from hadelay.codec.checksums import crc32c
 from hadelay.codec.formats import INDEX, INDEX_SIZE, RECORD_SIZE, SECONDS_PER_HOUR
 from hadelay.codec.linking import INDEX_CRC, catch_up, chain, link, no_heads
 from hadelay.platform.disk import Handles
+from hadelay.storage.appends import Records
 from hadelay.storage.heads import HeadsCache, bad_entry
 from hadelay.storage.hourtable import IDX, LOG, HourTable, places
 
@@ -39,30 +40,6 @@ def _memory(size: int) -> mmap.mmap:
 
 def _array(n: int, dtype: Any) -> npt.NDArray[Any]:
     return np.frombuffer(_memory(n * np.dtype(dtype).itemsize), dtype)
-
-
-class Records(NamedTuple):
-    """Records of one append, concatenated in the order of its rows."""
-
-    blob: bytearray
-    #: RECORD rows, one per record, to be completed and written over the first bytes of each record; None for complete
-    #: records.
-    headers: npt.NDArray[np.void] | None = None
-    #: Which rows share the record of the row before them (copies for subscriptions); None: no row does.
-    copies: npt.NDArray[np.bool_] | None = None
-
-    def sizes(self, rows: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
-        """Bytes that each row adds to the log: 0 for a row that shares the record of the row before it."""
-        sizes = rows["size"].astype(np.int64)
-        if self.copies is not None:
-            sizes[self.copies] = 0
-        return sizes
-
-    def share(self, rows: npt.NDArray[np.void]) -> None:
-        """Give each row without a record of its own the offset of the record that it shares."""
-        if self.copies is not None:
-            own = ~self.copies
-            rows["offset"] = rows["offset"][own][own.cumsum() - 1]
 
 
 class Generation:

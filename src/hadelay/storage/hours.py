@@ -15,11 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from hadelay.codec.checksums import crc32c
-from hadelay.codec.formats import DISPATCH_SIZE, INDEX_SIZE, RECORD_MAGIC, RECORD_SIZE, RECORD_VERSION
-from hadelay.codec.linking import DISPATCH_CRC, INDEX_CRC, RECORD_CRC, chain, group, link, place
+from hadelay.codec.formats import DISPATCH_SIZE, INDEX_SIZE
+from hadelay.codec.linking import DISPATCH_CRC, INDEX_CRC, chain, group, link, place
 from hadelay.model import hour_name
 from hadelay.platform.disk import Disk
-from hadelay.storage.far import Records, Sample
+from hadelay.storage.appends import Records
+from hadelay.storage.far import Sample
 from hadelay.storage.hourreader import HourReader, Rows
 from hadelay.storage.hourtable import DSP, FILES, IDX, LOG
 from hadelay.storage.hourtable import place as place_of
@@ -27,11 +28,7 @@ from hadelay.storage.near import NearHour
 
 #: Maximum size, in bytes, of the records and rows of one append. A journal entry has at most 4 MiB.
 _LARGEST_APPEND = 16 << 20
-#: Maximum number of rows of one append; more, which only copies for subscriptions can be, are appended in parts.
-_MOST_ROWS = 1 << 16
 _ROW = f"V{INDEX_SIZE}"
-#: Number of records below which a loop is faster than numpy.
-_FEW = 32
 
 
 class DiskHourStore(HourReader):
@@ -67,7 +64,7 @@ class DiskHourStore(HourReader):
         afterwards.
         """
         records = Records(blob, headers, copies)
-        for start, end, part in _parts(rows, records):
+        for start, end, part in records.parts(rows):
             self._append(hours if isinstance(hours, int) else hours[start:end], rows[start:end], part)
         return rows["index"]
 
@@ -107,7 +104,7 @@ class DiskHourStore(HourReader):
             rows["offset"] = starts + int(table.log_bytes[slot])
             records.share(rows)
             self._name(hour, rows)
-            _write_headers(records, rows, starts)
+            records.write_headers(rows, starts)
             table.log_crc[slot] = crc32c(records.blob, int(table.log_crc[slot]))
         derived = self._heads.get(hour, first)
         link(rows, derived.heads)
@@ -138,7 +135,7 @@ class DiskHourStore(HourReader):
             rows["offset"] = place(slots, sizes, table.log_bytes, groups)
             records.share(rows)
             self._name(hours, rows)
-            _write_headers(records, rows, sizes.cumsum() - sizes)
+            records.write_headers(rows, sizes.cumsum() - sizes)
         fresh.add(slots, previous, rows, records)
         table.changed[slots] = True
 
@@ -157,7 +154,7 @@ class DiskHourStore(HourReader):
             chosen = np.flatnonzero(~near if hour is None else hours == hour)
             if not len(chosen):
                 continue
-            part, some = rows.take(chosen), _part(records, ends, sizes, chosen)
+            part, some = rows.take(chosen), records.part(ends, sizes, chosen)
             if hour is None:
                 far = hours[chosen]
                 self._append_far(self._table.slots(far).astype(np.uint32), far, part, some)
@@ -327,61 +324,3 @@ def file_checksums(hours: npt.NDArray[np.int64], rows: Rows) -> Iterator[tuple[s
         yield name + ".idx", (entries * INDEX_SIZE, idx_crc)
         if events:
             yield name + ".dsp", (events * DISPATCH_SIZE, dsp_crc)
-
-
-def _write_headers(records: Records, rows: Rows, starts: npt.NDArray[np.int64]) -> None:
-    """Complete the record headers, if there are any, and write each at the start of its record. starts: of each row,
-    the offset of its record in `records.blob`."""
-    blob, headers, copies = records
-    if headers is None:
-        return
-    own = slice(None) if copies is None else ~copies
-    headers["magic"], headers["version"] = RECORD_MAGIC, RECORD_VERSION
-    headers["first_id"] = rows["first_id"][own]
-    RECORD_CRC.seal(headers)
-    # View the blob as overlapping 48-byte elements, one at every byte offset: one assignment then writes all headers.
-    anywhere = np.ndarray((len(blob) - RECORD_SIZE + 1,), f"V{RECORD_SIZE}", blob, 0, (1,))
-    anywhere[starts[own]] = headers.view(f"V{RECORD_SIZE}")
-
-
-def _parts(rows: Rows, records: Records) -> Iterator[tuple[int, int, Records]]:
-    """Split an append that is too large for the buffer of far hours: yields (start, end, records) of its parts. No part
-    begins with a row that shares the record of the row before it."""
-    copies = records.copies
-    if copies is None or len(rows) <= _MOST_ROWS:
-        yield 0, len(rows), records
-        return
-    sizes, firsts, start = records.sizes(rows), np.flatnonzero(~copies), 0
-    ends = sizes.cumsum()
-    while start < len(rows):
-        end = start + _MOST_ROWS
-        end = len(rows) if end >= len(rows) else int(firsts[firsts.searchsorted(end, "right") - 1])
-        yield start, end, _part(records, ends, sizes, np.arange(start, end))
-        start = end
-
-
-def _part(
-    records: Records, ends: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], chosen: npt.NDArray[np.intp]
-) -> Records:
-    """The records of the chosen rows. chosen: ascending, copies together with the rows whose records they share."""
-    blob, headers, copies = records
-    if copies is None:
-        return Records(_cut(blob, ends, sizes, chosen), None if headers is None else headers.take(chosen))
-    part = copies[chosen]
-    own = (~copies).cumsum() - 1
-    return Records(_cut(blob, ends, sizes, chosen), None if headers is None else headers.take(own[chosen[~part]]), part)
-
-
-def _cut(
-    blob: bytearray, ends: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], chosen: npt.NDArray[np.intp]
-) -> bytearray:
-    """Join the records of the chosen rows. blob: all records. chosen: ascending."""
-    if len(chosen) < _FEW:
-        spans = zip(ends[chosen].tolist(), sizes[chosen].tolist(), strict=True)
-        with memoryview(blob) as view:
-            return bytearray().join([view[end - size : end] for end, size in spans])
-    breaks = np.flatnonzero(chosen[1:] - chosen[:-1] != 1)
-    firsts, lasts = chosen[np.append(0, breaks + 1)], chosen[np.append(breaks, -1)]
-    starts = ends[firsts] - sizes[firsts]
-    with memoryview(blob) as view:
-        return bytearray().join([view[at:end] for at, end in zip(starts.tolist(), ends[lasts].tolist(), strict=True)])
