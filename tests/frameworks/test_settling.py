@@ -56,6 +56,22 @@ async def test_bindings_may_change_while_they_are_refreshed(monkeypatch: pytest.
     refreshing.cancel()
 
 
+def test_bindings_may_be_made_while_those_of_a_queue_are_deleted() -> None:
+    bindings = Bindings(Publisher(), Address("", None, "shop.", None))  # type: ignore[arg-type]
+
+    class Looked:
+        """A binding; when it is looked at, another thread binds a queue."""
+
+        @property
+        def queue(self) -> str:
+            bindings._made.add(Binding("reply", "", f"new-{len(bindings._made)}", 1))
+            return "other"
+
+    bindings._made.update([Looked(), Looked()])  # type: ignore[list-item]
+    bindings.remove("gone")
+    assert len(bindings._made) == 4
+
+
 async def test_a_call_counts_as_running_until_its_ack() -> None:
     """What taskiq keeps of a failed call, in a cycle of references, must not hold its place."""
     ended = list[int]()

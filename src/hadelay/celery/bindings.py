@@ -61,7 +61,7 @@ class Bindings:
 
     def remove(self, queue: str) -> None:
         """Delete the bindings of a queue that this process made."""
-        for binding in [one for one in self._made if one.queue == queue]:
+        for binding in [one for one in list(self._made) if one.queue == queue]:
             self._made.discard(binding)
             self._read.pop(binding.exchange, None)
             # If the cluster cannot be reached, the binding ends by itself.
