@@ -23,6 +23,7 @@ from hadelay.ledger import dead, topicchanges
 from hadelay.ledger.describe import describe
 from hadelay.ledger.transitions import failures_of
 from hadelay.model import DEAD_HOURS, NONE32, Event
+from tests.ledger.test_listing import drain
 from tests.ledger.test_scenarios import START_HOUR, Player, clock, ms_of
 from tests.ledger.world import World, draft
 from tests.scenarios import check
@@ -53,7 +54,7 @@ class FailuresPlayer(Player):
         topic = ledger.topic(names[0])
         assert topic is not None
         said = [f"{topic.dead} kept, {topic.settled[Event.DEAD]} died"]
-        for at, first_id in dead.listing(ledger, topic, b"", 100):
+        for at, first_id in drain(dead.listing(ledger, topic, b"", 100)):
             died_ms = int.from_bytes(at[:8], "big")
             said.append(f"{self.called(first_id)}: died {clock(died_ms)}")
             for at_ms, event, attempt, number in failures_of(ledger, first_id):

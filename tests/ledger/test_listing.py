@@ -25,7 +25,7 @@ ALL = frozenset(State)
 FOREVER = 1 << 50
 
 
-def drain(pages: Any) -> ListPage:
+def drain(pages: Any) -> Any:
     while True:
         try:
             next(pages)

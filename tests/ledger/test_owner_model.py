@@ -23,6 +23,7 @@ from hadelay.ledger.apply import apply_entry
 from hadelay.ledger.describe import describe
 from hadelay.model import HOUR_MS, Draft
 from hadelay.settings.cluster import Settings
+from tests.ledger.test_listing import drain
 from tests.ledger.world import START_MS, World
 
 TOPICS = ("a", "b")
@@ -320,7 +321,7 @@ class Owner(RuleBasedStateMachine):
             return
         self.one(commands.encode_redrive("n1", name, [], all=True))
         by_id = {m.id: m for m in self.messages}
-        letters = [by_id[i] for _, i in dead.listing(self.world.ledger, self.world.topic(name), b"", 1_000)]
+        letters = [by_id[i] for _, i in drain(dead.listing(self.world.ledger, self.world.topic(name), b"", 1_000))]
         assert {m.id for m in letters} == {m.id for m in self.messages if m.topic == name and m.state == "dead"}
         # It ends in a later ms: in this one letters may still die.
         while self.one(commands.encode_maintain(Job.REDRIVE, topic=name, limit=limit)).count:

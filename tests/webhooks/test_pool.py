@@ -10,8 +10,10 @@ import pytest
 
 from chaos.sim.cluster import SimCluster
 from chaos.sim.file import SimFile
-from hadelay.codec.commands import encode_cancel, encode_purge, encode_topic_delete
+from chaos.sim.tables import SimBackend
+from hadelay.codec.commands import encode_cancel, encode_purge, encode_redrive, encode_topic_delete
 from hadelay.codec.results import CancelOutcome
+from hadelay.ledger.dead import DEAD
 from hadelay.ledger.topicchanges import READY, SCHEDULED
 from hadelay.server.delivery.loop import DeliveryLoop
 from hadelay.server.reading import VerifiedReader
@@ -250,6 +252,41 @@ def test_a_death_during_an_alert_is_in_the_next_alert() -> None:
     assert died is not None
     assert one.at < died < (one.answered or 0.0)
     assert [msgspec.json.decode(call.request.body)["died"] for call in (one, two)] == [1, 1]
+
+
+def test_an_alert_about_many_letters_that_are_gone_does_not_hold_up_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The receiver of alerts is down; meanwhile all letters are redriven."""
+    world = World(Limited(1))
+    hook(world, "t", max_attempts=1, alert={"url": "http://alert/"})
+    world.script |= {"http://t/": ["500"], "http://alert/": ["500"]}
+    node = world.settle()
+    topic = node.ledger.topic("t")
+    assert topic is not None
+    world.publish("t", *[b"x"] * 600)
+    world.until(lambda: topic.dead == 600, 120)
+    node.checkpoints.begin()
+    world.until(lambda: not node.storage.checkpointing)
+    never = {"checkpoint_bytes": 1 << 40, "far_buffer_bytes": 1 << 40, "checkpoint_interval_ms": 1 << 40}
+    node.checkpoints.config = msgspec.structs.replace(node.checkpoints.config, **never)
+    world.put("t", paused=True)
+    world.do(lambda node, done: node.propose(encode_redrive("n1", "t", [], all=True), done))
+    world.until(lambda: topic.dead == 0)
+    slices = [0]
+    scan = SimBackend.scan
+
+    def counted(backend: SimBackend, table: bytes, start: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+        if table == DEAD:
+            slices[-1] += 1
+            node.runtime.call_soon(slices.append, 0)
+        return scan(backend, table, start, limit)
+
+    before = len(world.calls)
+    monkeypatch.setattr(SimBackend, "scan", counted)
+    world.script["http://alert/"] = ["200"]
+    world.until(lambda: len(world.calls) > before, 120)
+    assert msgspec.json.decode(world.calls[-1].request.body)["died"] == 600
+    assert sum(slices) > 1
+    assert max(slices) == 1
 
 
 def test_the_health_of_a_receiver() -> None:

@@ -296,21 +296,9 @@ def apply_alerted(ledger: Ledger, command: tuple[str, int]) -> JobResult | Refus
     return JobResult(topic.alerted == topic.settled[Event.DEAD], max(told, 0))
 
 
-def listing(ledger: Ledger, topic: TopicState, after: bytes, limit: int) -> Letters:
-    """The next dead letters after the cursor `after` (b"": all)."""
-    return _letters(ledger.tables.range(DEAD, *_bounds(topic, after), limit))
-
-
-def listing_slices(ledger: Ledger, topic: TopicState, after: bytes, limit: int) -> Generator[None, None, Letters]:
-    """`listing` as a generator that yields after each slice: letters redriven or deleted since the last checkpoint are
-    passed over one by one. Letters that it returns may be gone by then."""
-    return _letters((yield from ledger.tables.range_slices(DEAD, *_bounds(topic, after), limit)))
-
-
-def _bounds(topic: TopicState, after: bytes) -> tuple[bytes, bytes]:
-    first = max(KEY.pack(topic.number, topic.dead_mark_ms + 1, 0), KEY.pack(topic.number, 0, 0)[:4] + after + b"\0")
-    return first, KEY.pack(topic.number + 1, 0, 0)
-
-
-def _letters(rows: list[tuple[bytes, bytes]]) -> Letters:
-    return [(at[4:], KEY.unpack(at)[2]) for at, _ in rows]
+def listing(ledger: Ledger, topic: TopicState, after: bytes, limit: int) -> Generator[None, None, Letters]:
+    """The next dead letters after the cursor `after` (b"": all). A generator that yields after each slice: letters
+    redriven or deleted since the last checkpoint are passed over one by one. Letters may be gone when it returns."""
+    start = max(KEY.pack(topic.number, topic.dead_mark_ms + 1, 0), KEY.pack(topic.number, 0, 0)[:4] + after + b"\0")
+    found = yield from ledger.tables.range_slices(DEAD, start, KEY.pack(topic.number + 1, 0, 0), limit)
+    return [(at[4:], KEY.unpack(at)[2]) for at, _ in found]

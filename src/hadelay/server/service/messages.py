@@ -189,7 +189,7 @@ class MessageService(Service):
         await self._confirm(stale)
         node, letters, room = self._node, list[DeadLetter[str]](), _DEAD_PAGE_BYTES
         state = self._topic(topic)
-        found = await node.reader.in_slices(lambda: dead.listing_slices(node.ledger, state, after, limit))
+        found = await node.reader.in_slices(lambda: dead.listing(node.ledger, state, after, limit))
         for n, (at, first_id) in enumerate(found):
             if n % _LETTERS == _LETTERS - 1:
                 await asyncio.sleep(0)

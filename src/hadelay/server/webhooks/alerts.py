@@ -8,6 +8,7 @@ hundred; the topic's next call waits for webhooks.alert_interval_ms.
 from __future__ import annotations
 
 import struct
+from collections.abc import Generator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,7 +19,7 @@ import structlog
 from hadelay.api.text import format_instant
 from hadelay.codec.commands import encode_alerted
 from hadelay.errors import HadelayError
-from hadelay.ledger.dead import KEY, listing
+from hadelay.ledger.dead import KEY, Letters, listing
 from hadelay.ledger.topics import TopicState
 from hadelay.model import Event, encode_id
 from hadelay.server.node import Node
@@ -98,16 +99,36 @@ class Alerts:
         return (self._config.alert_url, self._config.alert_secret) if self._config.alert_url else None
 
     def _tell(self, term: int, topic: TopicState, watch: _Watch) -> None:
+        letters = self._letters(topic, watch, untold(topic))
+        self._search(term, topic, watch, topic.settled[Event.DEAD], self._now(), letters)
+
+    def _search(
+        self,
+        term: int,
+        topic: TopicState,
+        watch: _Watch,
+        upto: int,
+        end: bytes,
+        letters: Generator[None, None, Letters],
+    ) -> None:
+        """Search for the letters of an alert, one slice per turn of the event loop; then send the alert. It reports the
+        topic's deaths before number `upto`, which are before position `end`."""
         if term != self._term:
             return
-        target = self._target(topic)
-        count = untold(topic)
-        if target is None or not count:
+        try:
+            next(letters)
+        except StopIteration as found:
+            self._send(topic, watch, upto, end, found.value)
+        else:
+            self._node.runtime.call_soon(self._search, term, topic, watch, upto, end, letters)
+
+    def _send(self, topic: TopicState, watch: _Watch, upto: int, end: bytes, letters: Letters) -> None:
+        target, count = self._target(topic), upto - topic.alerted
+        if target is None or count <= 0:
             watch.scheduled = False
+            self.on_topic(topic)
             return
         url, secret = target
-        letters = self._letters(topic, watch, count)
-        upto = topic.settled[Event.DEAD]
         cluster_id = self._node.config.cluster.id
         body = msgspec.json.encode(
             {
@@ -124,18 +145,18 @@ class Alerts:
             f"/{cluster_id}/topics/{topic.name}",
             self._node.now_ms(), [key_of(secret)] if secret else [], body,
         )  # fmt: skip
-        cursor = letters[-1][0] if 0 < len(letters) < MOST_IDS else self._now()
-        self._call(CallRequest(url, headers, body, _TIMEOUT_S), partial(self._told, term, topic, watch, upto, cursor))
+        cursor = letters[-1][0] if 0 < len(letters) < MOST_IDS else end
+        told = partial(self._told, self._term, topic, watch, upto, cursor)
+        self._call(CallRequest(url, headers, body, _TIMEOUT_S), told)
 
-    def _letters(self, topic: TopicState, watch: _Watch, count: int) -> list[tuple[bytes, int]]:
-        """List the first dead letters that no alert has reported and that are not deleted yet: (position in the list of
-        dead letters, message id) of each."""
+    def _letters(self, topic: TopicState, watch: _Watch, count: int) -> Generator[None, None, Letters]:
+        """Search for the first dead letters that no alert has reported and that are not deleted yet."""
         if watch.cursor is not None:
-            return listing(self._node.ledger, topic, watch.cursor, MOST_IDS)
+            return (yield from listing(self._node.ledger, topic, watch.cursor, MOST_IDS))
         told = max(topic.dead - count, 0)
         if told > _COUNT_OFF:
             return []
-        return listing(self._node.ledger, topic, b"", told + MOST_IDS)[told:]
+        return (yield from listing(self._node.ledger, topic, b"", told + MOST_IDS))[told:]
 
     def _told(self, term: int, topic: TopicState, watch: _Watch, upto: int, cursor: bytes, answer: Reply) -> None:
         if term != self._term:
