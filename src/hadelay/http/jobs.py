@@ -115,7 +115,8 @@ def spec_of(wish: api.JobWish | api.CountJob, config: HttpConfig) -> JobSpec:
         raise BadRequest(f"filter.ids: {len(of.ids)} given; at most {MAX_IDS} are allowed")
     for name, at in (("from", of.from_), ("to", of.to)):
         if at is not None and not 0 <= at < END_OF_YEARS_MS:
-            raise BadRequest(f"filter.{name}: expected a time from 1970 to 9999")  # later ones could not be shown with the job
+            # Times beyond could not be shown with the job.
+            raise BadRequest(f"filter.{name}: expected a time from 1970 to 9999")
     return JobSpec(
         wish.action,
         of.topic,
