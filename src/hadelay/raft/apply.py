@@ -40,7 +40,8 @@ class Applier(RaftPart):
         self._ready: deque[Entry] = deque()
         #: Waiting proposals by the index of their entry: in ascending order, also of their deadlines.
         self._waiters: dict[int, _Waiter] = {}
-        #: Waiting reads, as (index to be applied first, deadline, done); the deadline counts only without a leader.
+        #: Waiting reads, as (index up to which entries must be applied before the read, monotonic deadline, done). The
+        #: deadline counts only while no leader is known.
         self._reads: list[tuple[int, float, Finished]] = []
         self._scheduled = False
 

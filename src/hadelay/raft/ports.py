@@ -87,7 +87,8 @@ class Machine(Protocol):
     def release(self, manifest: Manifest) -> None: ...
 
     def install(self, manifest: Manifest) -> Installer:
-        """Prepare to receive a snapshot. DiskFull when the disk has no room for its files; BadFrame for other files."""
+        """Prepare to receive a snapshot. DiskFull when the disk has no room for its files; BadFrame when the manifest
+        does not list the files of a snapshot."""
         ...
 
 

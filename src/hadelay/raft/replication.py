@@ -177,7 +177,7 @@ class Replication(RaftPart):
             peer.pulled = now
 
     def _measure(self, peer: Peer, now: float) -> None:
-        # A longer time is that of a paused process: followers would wait ten times as long before an election
+        # Limit the time: this process may have been paused, and the election timeout is ten times the round trip.
         longest = self._elections.least_timeout()
         for round, sent in self._round_sent:
             if round == peer.round:

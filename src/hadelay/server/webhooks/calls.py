@@ -67,8 +67,8 @@ class Facts(NamedTuple):
 def call_headers(
     facts: Facts, keys: Sequence[bytes], extra: Sequence[tuple[str, str]], now_ms: int, body: bytes
 ) -> dict[str, str]:
-    """Headers of a call about a message. extra: the topic's own headers, which replace the message's; neither replaces
-    the others. Without keys there is no signature."""
+    """Headers of a call about a message. extra: the topic's own headers, which replace the message's own headers; no
+    own header replaces one of the cluster's. Without keys there is no signature."""
     meta, named = facts.meta, {name.lower() for name, _ in extra}
     headers = {
         **_event(facts.id, facts.source, EVENT_TYPE, facts.deliver_at),
