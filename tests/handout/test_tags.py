@@ -202,6 +202,27 @@ def test_messages_that_only_seem_to_match_are_read_in_several_turns(monkeypatch:
     assert len(desk.delivered()) == 1_001
 
 
+def test_a_poll_without_a_filter_does_not_wait_for_those_that_read_many_records(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The filtered topics take turns: each comes to its message in the end."""
+    monkeypatch.setattr("hadelay.handout.matching._READS", 100)
+    desk = Desk(checking=False, commit_ms=50)
+    desk.lead()
+    due = desk.now + 3_000
+    for topic in "abcde":
+        desk.publish("wanted", topic=topic, at=due, tags=["mine"])
+        desk.publish_many(500, topic=topic, at=due, tags=MANY)
+    desk.publish("plain", topic="plain", at=due)
+    polls = [desk.poll(topic, tags=["mine"]) for topic in "abcde"]
+    plain = desk.poll("plain")
+    desk.run_to(due + 400)
+    answer = desk.answer(plain)
+    assert answer is not None
+    assert answer.at - due <= desk.commit_ms
+    assert [desk.answer(poll).names for poll in polls] == [["wanted"]] * 5  # type: ignore[union-attr]
+
+
 def test_the_sweeper_counts_the_records_that_it_reads() -> None:
     desk = Desk(checking=False)
     desk.lead()

@@ -21,7 +21,8 @@ GRANT_BYTES = 4 << 20
 _TOGETHER_MS = 8
 #: Limit of entries checked at once when skipping a run of entries that need no delivery any more.
 _MAX_AHEAD = 4_096
-#: Limit of records read per turn to compare their tags with filters: some 10 ms of work; the next turn goes on.
+#: Limit of records read per turn to compare their tags with filters: some 10 ms of work. The next turn goes on; polls
+#: without a filter are served all the same.
 _READS = 512
 
 
@@ -54,7 +55,7 @@ class Matcher:
 
     @property
     def unfinished(self) -> bool:
-        """Whether the last `match` ended early, because it read many records: call `match` again soon."""
+        """Whether the last `match` read so many records that polls with filters have to wait: call it again soon."""
         return self._reads_left <= 0
 
     def match(self, room: int, now_ms: int) -> list[Offer]:
@@ -64,19 +65,23 @@ class Matcher:
         self._reads_left = _READS
         self.rests.release(now_ms)
 
-        def offer(queue: WaitQueue, room: int) -> int:
+        def offer(queue: WaitQueue, room: int) -> int | None:
+            if self._waits(queue):
+                return None
             poll = next(iter(queue.waiters))
             made = self._offer(poll, queue, room, now_ms)
-            if made is not None:
-                self._waiting.unwait(poll)
-                poll.phase = PROPOSED
-                offers.append(made)
-            if self.unfinished:
-                return room  # serve nothing more in this turn
-            return 0 if made is None else len(made.entries)
+            if made is None:
+                return 0
+            self._waiting.unwait(poll)
+            poll.phase = PROPOSED
+            offers.append(made)
+            return len(made.entries)
 
         self._turns.serve(room, offer)
         return offers
+
+    def _waits(self, queue: WaitQueue) -> bool:
+        return queue.filter is not None and self.unfinished
 
     def settle(self, offer: Offer, granted: NDArray[np.bool_] | None, now_ms: int) -> None:
         """Finish an offer. granted: mask of the offer's messages that were granted; None if that is unknown, or none.
@@ -117,7 +122,7 @@ class Matcher:
         queues = self._waiting.queues[poll]
         for queue in queues if poll.listed else (first, *(queue for queue in queues if queue is not first)):
             for window in queue.windows:
-                while want > 0 and size > 0 and window.entries and not self.unfinished:
+                while want > 0 and size > 0 and window.entries and not self._waits(queue):
                     if (most := min(want, self._turns.allowed(window).most)) <= 0:
                         break
                     part, cost = self._take(window, most, size, until_ms, bool(parts))

@@ -75,25 +75,28 @@ class Turns:
             self.go_on(topic)
         return bool(full)
 
-    def serve(self, room: int, offer: Callable[[WaitQueue, int], int]) -> None:
+    def serve(self, room: int, offer: Callable[[WaitQueue, int], int | None]) -> None:
         """Let topics take turns until no message is left or `room` messages are handed out. offer(queue, room) serves
-        the queue's first poll and returns the number of messages."""
-        ring = self._ring
+        the queue's first poll and returns the number of messages; None: the topic's turn has to wait for the next
+        call."""
+        ring, later = self._ring, deque[TopicTurn]()
         while ring and room > 0:
             topic = ring[0]
             topic.deficit += _QUANTUM
-            idle = False
-            while topic.deficit > 0 and room > 0 and not idle:
-                queue = self._next_queue(topic)
-                if queue is None:
-                    idle = True
-                else:
-                    room -= offer(queue, room)
-            if idle:
-                ring.popleft()
-                topic.active, topic.deficit = False, 0
+            while topic.deficit > 0 and room > 0:
+                if (queue := self._next_queue(topic)) is None:
+                    topic.active, topic.deficit = False, 0
+                    ring.popleft()
+                    break
+                if (made := offer(queue, room)) is None:
+                    topic.deficit -= _QUANTUM
+                    later.append(ring.popleft())
+                    break
+                room -= made
             else:
                 ring.rotate(-1)
+        later.rotate(-1)  # the first of them has used up what the others lack
+        ring.extend(later)
 
     def _next_queue(self, topic: TopicTurn) -> WaitQueue | None:
         """The topic's next queue that has a poll and messages that the limits allow; None without one."""
