@@ -49,11 +49,13 @@ def double_leases(cluster: SimCluster) -> None:
         message = cluster.history.message_of(hand_outs[0].body)
         redrives = cluster.history.meant("redrive", message, message_id) if message is not None else []
         excused = {h.attempt for h in hand_outs if h.excused}
+        # Of attempts before a backup, a restored cluster does not know which were excused.
+        seen = next((n for n, h in enumerate(hand_outs) if h.attempt == 1), len(hand_outs)) if cluster.group else 0
         for n, h in enumerate(hand_outs):
-            for earlier in hand_outs[:n]:
+            for at, earlier in enumerate(hand_outs[:n]):
                 if not any(order.between(earlier.answered, h.answered) for order in redrives):
                     judge(earlier, h, cluster)
-                    if message is not None:
+                    if message is not None and at >= seen:
                         _beyond(earlier, h, message, cluster, excused)
 
 
