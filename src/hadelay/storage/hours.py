@@ -44,8 +44,8 @@ class DiskHourStore(HourReader):
 
     @property
     def far_bytes(self) -> int:
-        """Bytes buffered since the last checkpoint began, for far hours (not mapped into memory); `far_buffer_bytes`
-        triggers a checkpoint."""
+        """Bytes of far hours (not mapped into memory) that wait in memory for the next checkpoint; `far_buffer_bytes`
+        triggers one."""
         return self._far.waiting_bytes
 
     def append(

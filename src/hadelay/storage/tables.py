@@ -17,7 +17,7 @@ from hadelay.storage.sortedkeys import SortedKeys
 
 #: Approximate memory, in bytes, of a dict entry without its key and value.
 _ROW_COST = 150
-#: Limit of the keys that `range` reads at once to skip deleted keys, unless the caller's `limit` is higher.
+#: Limit of the keys that `range` reads at once.
 _MAX_PAGE = 1_024
 
 #: Names of tables that store a checkpoint. CHECKPOINT: rows b"row" (msgpack) and b"core" (the ledger's bytes). HOURS:
@@ -228,7 +228,7 @@ class Tables:
         """`range` as a generator that yields after each slice, of some milliseconds, and returns the pairs. The table
         may change between slices; a pair may then be gone when it is returned."""
         found: list[tuple[bytes, bytes]] = []
-        size = limit
+        size = min(limit, _MAX_PAGE)
         while True:
             pages = [source(start, size) for source in self._sources(table)]
             # A page with `size` rows may lack further keys of its source (backend or layer): use only keys up to the
@@ -248,7 +248,7 @@ class Tables:
                 return found
             start = known + b"\0"
             # Read larger pages next, to skip long runs of deleted keys quickly
-            size = max(size, min(4 * size, _MAX_PAGE))
+            size = min(4 * size, _MAX_PAGE)
             yield
 
     def next_key(self, table: bytes, start: bytes) -> bytes | None:
