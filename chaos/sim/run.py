@@ -274,6 +274,9 @@ def sleep(cluster: SimCluster, hours: int) -> None:
     cluster.note(f"{hours} hours pass")
     cluster.history.count("hours passed")
     cluster.history.slept = True
+    # A request under way may be committed now, when its idempotency key is forgotten.
+    for message in cluster.history.messages:
+        message.repeated_late |= message.stored is None and not message.absent
     cluster.slept_s += hours * HOUR_S
     cluster.naps_ms.append(cluster.world.wall_ms())
     cluster.world.now += hours * HOUR_S
