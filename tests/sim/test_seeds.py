@@ -1,4 +1,4 @@
-"""The simulator at work: 160 seeds keep every promise, one seed is one trace, and a failure can be replayed."""
+"""The simulator at work: 120 seeds keep every promise, one seed is one trace, and a failure can be replayed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from chaos.sim.nemesis import FAMILIES
 from chaos.sim.run import Report, run_seed
 from tests.sim.checked import CHECKED
 
-SEEDS = int(os.environ.get("HADELAY_SIM_SEEDS", "160"))
+SEEDS = int(os.environ.get("HADELAY_SIM_SEEDS", "120"))
 #: Kinds of faults that few seeds draw: some more seeds have them, so that they are met however many seeds are run.
 RARE = ("rot", "backup", "members")
 
@@ -44,7 +44,9 @@ def test_seeds_keep_every_promise():
 
 #: Seeds in which a check was wrong, and nothing of the cluster. Any seed would show a check that is wrong again: these
 #: are run with the long suite.
-FALSE_ALARMS = (266, 1305, 20027, 8100083, 8100240, 8100724, 9600104, 9600155)
+FALSE_ALARMS = (
+    266, 1305, 20027, 8100083, 8100240, 8100724, 9600104, 9600155, 281100671, 290000616, 291000198, 291001128,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,9 @@ def test_a_seed_that_failed_once_holds(seed: int):
     second. 8100240: after hours pass, a message is due when the drain is over. 8100724: a message that its group blocks
     is left at the end. 9600104: a stored message is published again when its idempotency key is forgotten, and another
     one has its client key by then. 9600155: a cluster whose time began anew is backed up and restored. 1305:
-    a backup has a subscription that the client of the restored cluster did not create."""
+    a backup has a subscription that the client of the restored cluster did not create. 281100671: a fill copies a
+    message whose entry is about to end. 290000616: a node crashes while it notes that its files are damaged. 291000198:
+    an attempt before a backup did not count. 291001128: a repeated publish waits out hours in a log."""
     assert not run_seed(seed).failure
 
 
