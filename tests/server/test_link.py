@@ -13,6 +13,7 @@ from hadelay.codec.results import Done, PublishResult, Refused
 from hadelay.errors import Conflict, HadelayError, NoLeader, OutcomeUnknown
 from hadelay.raft import messages
 from hadelay.server.link import CALL, Link
+from hadelay.server.node import Node
 from tests.server.test_groupcommit import Timers
 from tests.server.test_lost_disks import wait_for_leader
 
@@ -121,6 +122,17 @@ def test_an_answer_meant_for_the_process_before_is_not_taken_for_ours() -> None:
     assert answers == [("the new answer", None)]
 
 
+def three_nodes() -> tuple[SimCluster, Node]:
+    """(a cluster, its leader)"""
+    cluster = SimCluster(3, restart=False)
+    cluster.start_all()
+    wait_for_leader(cluster)
+    cluster.world.run_for(1.0)
+    leader = cluster.leader()
+    assert leader is not None
+    return cluster, leader
+
+
 @pytest.mark.parametrize(
     "files",
     [
@@ -136,12 +148,7 @@ def test_an_answer_meant_for_the_process_before_is_not_taken_for_ours() -> None:
     ],
 )
 def test_an_offer_of_files_that_no_node_has_ends_the_link_and_no_node(files: list[str]) -> None:
-    cluster = SimCluster(3, restart=False)
-    cluster.start_all()
-    wait_for_leader(cluster)
-    cluster.world.run_for(1.0)
-    leader = cluster.leader()
-    assert leader is not None
+    cluster, leader = three_nodes()
     raft = next(node.raft for node in cluster.nodes() if node is not leader)
     offer = raft.term, raft.applied_index + 9, raft.term, b"", [[name, 1, 1] for name in files]
     raft.frame(leader.name, messages.encode(messages.SNAPSHOT, *offer))
@@ -162,12 +169,7 @@ def test_an_offer_of_files_that_no_node_has_ends_the_link_and_no_node(files: lis
     ],
 )
 def test_a_call_with_numbers_that_mean_nothing_ends_no_leader(op: str, payload: list[Any]) -> None:
-    cluster = SimCluster(3, restart=False)
-    cluster.start_all()
-    wait_for_leader(cluster)
-    cluster.world.run_for(1.0)
-    leader = cluster.leader()
-    assert leader is not None
+    cluster, leader = three_nodes()
     peer = next(name for name in cluster.names if name != leader.name)
     leader.raft.frame(peer, bytes((CALL,)) + msgpack.packb([1, op, payload]))
     assert not leader.raft.stopped
