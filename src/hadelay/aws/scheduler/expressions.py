@@ -1,0 +1,157 @@
+"""Schedule expressions: at(…), rate(…) and cron(…) with AWS's six fields, as times of a schedule.
+
+AWS counts weekdays from 1 (Sunday), has a ? in one of the two fields for days, and a year at the end. The year becomes
+bounds of the schedule, so only years without gaps are possible.
+"""
+
+import re
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from hadelay.aws.errors import AwsError
+from hadelay.aws.scheduler.protocol import invalid
+from hadelay.errors import BadRequest
+from hadelay.timing import cron, zones
+
+_FORMS = "at(2026-12-24T18:00:00), rate(5 minutes) or cron(0 9 ? * MON-FRI *)"
+_EXPRESSION = re.compile(r"(at|rate|cron)\((.*)\)", re.DOTALL)
+_RATE = re.compile(r"([1-9]\d{0,8}) +(minute|hour|day)s?", re.ASCII)
+_AT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d)?", re.ASCII)
+_UNITS_MS = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
+#: Longest time between two occurrences: 100 years, in ms.
+_LONGEST_MS = 36_500 * 86_400_000
+#: Years that AWS accepts in a cron expression.
+_YEARS = range(1970, 2200)
+_YEAR = re.compile(r"(\*|\d{4})(?:-(\d{4}))?(?:/(\d{1,3}))?", re.ASCII)
+_WEEKDAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
+#: A term of the weekdays: a day, or a range, with a step; or the last or n-th such day of the month.
+_DAY = rf"([1-7]|{'|'.join(_WEEKDAYS)})"
+_DAYS = re.compile(rf"\*(?P<every>/\d+)?|{_DAY}(?:(?P<rest>L|#[1-5])|(?:-{_DAY})?(?P<step>/\d+)?)", re.ASCII)
+#: Last value of minutes, hours, days and months, for steps from a value on, as 5/15.
+_LAST = (59, 23, 31, 12)
+
+
+class Times(NamedTuple):
+    """When a schedule fires: exactly one of at_ms, every_ms and cron. Times are Unix ms."""
+
+    at_ms: int | None = None
+    every_ms: int | None = None
+    #: A pattern of five fields, as schedules have it.
+    cron: str | None = None
+    #: Bounds by the years of a cron expression.
+    start_ms: int | None = None
+    end_ms: int | None = None
+
+
+def parse(expression: str, timezone: str) -> Times:
+    """Raises AwsError."""
+    found = _EXPRESSION.fullmatch(expression.strip())
+    if found is None:
+        raise invalid(f"ScheduleExpression: {expression[:80]!r} is none of {_FORMS}")
+    try:
+        zones.zone(timezone)
+    except BadRequest as error:
+        raise invalid(f"ScheduleExpressionTimezone: {error.detail.partition(': ')[2]}") from None
+    kind, text = found[1], found[2].strip()
+    if kind == "at":
+        return Times(at_ms=_local_ms(text, timezone))
+    if kind == "rate":
+        rate = _RATE.fullmatch(text)
+        if rate is None:
+            raise invalid(f"ScheduleExpression: rate({text[:80]}): write a whole number and minutes, hours or days")
+        every_ms = int(rate[1]) * _UNITS_MS[rate[2]]
+        if every_ms > _LONGEST_MS:
+            raise invalid(f"ScheduleExpression: rate({text[:80]}): at most {_LONGEST_MS // 86_400_000} days")
+        return Times(every_ms=every_ms)
+    return _cron(text, timezone)
+
+
+def _local_ms(text: str, timezone: str) -> int:
+    try:
+        if not _AT.fullmatch(text):
+            raise ValueError("no time")
+        at = datetime.fromisoformat(text)
+        if (at_s := int(at.replace(tzinfo=zones.zone(timezone)).timestamp())) < 0:
+            raise ValueError("before 1970")
+        return at_s * 1_000
+    except (ValueError, OverflowError):
+        raise invalid(f"ScheduleExpression: at({text[:80]}): write the time as 2026-12-24T18:00:00") from None
+
+
+def _cron(text: str, timezone: str) -> Times:
+    fields = text.upper().split()
+    if len(fields) != 6:
+        raise _wrong(text, "write six fields: minutes, hours, day of the month, month, day of the week, year")
+    day, weekday = fields[2], fields[4]
+    if (day == "?") == (weekday == "?"):
+        raise _wrong(text, "write ? in exactly one of day of the month and day of the week")
+    fields[4] = weekday if weekday == "?" else ",".join(_weekdays(text, term) for term in weekday.split(","))
+    five = [_stepped(field, last) for field, last in zip(fields[:4], _LAST, strict=True)] + fields[4:5]
+    first, last = _years(text, fields[5])
+    pattern = " ".join("*" if field == "?" else field for field in five)
+    try:
+        cron.parse(pattern, timezone)
+    except BadRequest as error:
+        raise _wrong(text, error.detail.removeprefix(f"cron: {pattern!r}: ")) from None
+    return Times(
+        cron=pattern,
+        start_ms=None if first == _YEARS[0] else _year_ms(first, timezone),
+        end_ms=None if last == _YEARS[-1] else _year_ms(last + 1, timezone) - 1,
+    )
+
+
+def _weekdays(text: str, term: str) -> str:
+    """A term of the weekdays, counted from 0. A range may begin before Sunday and end after it: FRI-MON."""
+    found = _DAYS.fullmatch("7" if term == "L" else term)
+    if found is None:
+        form = "write 1 (Sunday) to 7, or SUN to SAT, a list, a range, a step, 6L (the last Friday) or 6#3 (the third)"
+        raise _wrong(text, f"weekday {term[:40]!r}: {form}")
+    first, last = (None if day is None else _counted_from_0(day) for day in (found[2], found[4]))
+    if first is None:
+        return term
+    if found["rest"]:
+        return f"{first}{found['rest']}"
+    step = int((found["step"] or "/1")[1:])
+    if last is None and not found["step"]:
+        return str(first)
+    last = 6 if last is None else last
+    if step < 1:
+        raise _wrong(text, f"weekday {term[:40]!r}: a step is a whole number of 1 or more")
+    if first <= last:
+        return f"{first}-{last}{found['step'] or ''}"
+    return ",".join(str(day % 7) for day in range(first, last + 8, step))
+
+
+def _counted_from_0(day: str) -> int:
+    return _WEEKDAYS.index(day) if day in _WEEKDAYS else int(day) - 1
+
+
+def _stepped(field: str, last: int) -> str:
+    """The field with each step from a value on, as 5/15, with its end: 5-59/15."""
+    return re.sub(r"(?<![-\w])([A-Z0-9]+)/", rf"\1-{last}/", field)
+
+
+def _years(text: str, field: str) -> tuple[int, int]:
+    """First and last year of a field."""
+    found: set[int] = set()
+    for term in field.split(","):
+        part = _YEAR.fullmatch(term)
+        if part is None or (part[1] == "*" and part[2]) or part[3] == "0":
+            raise _wrong(text, f"the year {term[:40]!r}: write *, 2026, 2026-2028 or 2026,2027")
+        first = _YEARS[0] if part[1] == "*" else int(part[1])
+        last = int(part[2]) if part[2] else _YEARS[-1] if part[1] == "*" or part[3] else first
+        found |= set(range(first, last + 1, int(part[3] or 1)))
+    if not found or not found <= set(_YEARS):
+        raise _wrong(text, f"years are from {_YEARS[0]} to {_YEARS[-1]}, in ascending ranges")
+    first, last = min(found), max(found)
+    if len(found) <= last - first:
+        raise _wrong(text, "years with gaps are not supported: make a schedule for each range of years")
+    return first, last
+
+
+def _year_ms(year: int, timezone: str) -> int:
+    return int(datetime(year, 1, 1, tzinfo=zones.zone(timezone)).astimezone(UTC).timestamp()) * 1_000
+
+
+def _wrong(text: str, words: str) -> AwsError:
+    return invalid(f"ScheduleExpression: cron({text[:80]}): {words}")

@@ -1,0 +1,276 @@
+"""Checks requests that AWS SDKs sign (Signature Version 4), and finds the rights of their tokens.
+
+    https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html
+
+The access key id is the token's id, and the secret access key is derived from the token (rights.py). The signature
+covers method, path, query, the signed headers and the body. The body is always hashed here: what a client says about
+its hash only has to agree.
+
+The host of a request that a proxy or another node passed on is that of X-Forwarded-Host. The header is not trusted for
+anything: a signature for another name of the cluster is as good.
+"""
+
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import NamedTuple
+from urllib.parse import quote, unquote_to_bytes
+
+from multidict import CIMultiDictProxy
+
+from hadelay.api.service import Actor
+from hadelay.errors import NoLeader, Unauthorized
+from hadelay.rights import Rights, Token, aws_secret
+from hadelay.rules.access import UNRESTRICTED, RequestRights
+from hadelay.server.service.node import TokenService
+
+_ALGORITHM = "AWS4-HMAC-SHA256"
+#: Longest time between the signature and the check of a request, in ms, either way.
+MAX_SKEW_MS = 300_000
+#: Limits: characters of an Authorization header, signed headers, and cached signing keys of a node.
+_MAX_HEADER, _MAX_SIGNED, _MAX_KEYS = 2_048, 64, 1_024
+_AUTHORIZATION = re.compile(
+    rf"{_ALGORITHM} +Credential=(?P<id>[^/,\s]{{1,128}})/(?P<day>\d{{8}})/(?P<region>[A-Za-z0-9-]{{1,64}})"
+    r"/(?P<service>[a-z0-9-]{1,64})/aws4_request, *SignedHeaders=(?P<headers>[!-+.-:<-~;-]+), *"
+    r"Signature=(?P<signature>[0-9a-f]{64})",
+    re.ASCII,
+)
+_DATE = re.compile(r"\d{8}T\d{6}Z", re.ASCII)
+#: Services whose requests are taken; they are part of the signing key.
+_SERVICES = ("sqs", "scheduler")
+#: Header with the host by which the client came, of a request that a proxy or another node passed on.
+FORWARDED_HOST = "X-Forwarded-Host"
+#: Headers with this prefix must be signed; proxies and load balancers add none of them.
+_SIGNED_PREFIX = "x-amz-"
+#: Characters that a path keeps, and a name or value of a query, when they are percent-encoded (RFC 3986, unreserved).
+_PATH_SAFE, _QUERY_SAFE = "/-_.~", "-_.~"
+
+
+class NotSigned(Unauthorized):
+    """A request whose signature is missing or wrong. code: AWS's name of the error. reason: see http/access.py."""
+
+    def __init__(self, code: str, detail: str, reason: str, status: int = HTTPStatus.FORBIDDEN) -> None:
+        super().__init__(detail)
+        self.code, self.reason = code, reason
+        self.http_status = status  # type: ignore[misc]
+
+
+def _malformed(what: str) -> NotSigned:
+    return NotSigned("IncompleteSignatureException", what, "malformed", HTTPStatus.BAD_REQUEST)
+
+
+class SignedRequest(NamedTuple):
+    """A request as the client sent it. target: path and query, still percent-encoded."""
+
+    method: str
+    target: str
+    headers: CIMultiDictProxy[str]
+    body: bytes
+
+
+class Claim(NamedTuple):
+    """The parts of an Authorization header."""
+
+    key_id: str
+    #: Day, region and service of the signing key.
+    day: str
+    region: str
+    service: str
+    #: Names of the signed headers, in lower case and sorted.
+    headers: tuple[str, ...]
+    signature: str
+
+    @property
+    def scope(self) -> str:
+        return f"{self.day}/{self.region}/{self.service}/aws4_request"
+
+
+def parse_claim(header: str) -> Claim:
+    """Parse an Authorization header. Raises NotSigned."""
+    found = _AUTHORIZATION.fullmatch(header.strip()) if len(header) <= _MAX_HEADER else None
+    names = [] if found is None else found["headers"].split(";")
+    if found is None or not all(names) or len(names) > _MAX_SIGNED or names != sorted({n.lower() for n in names}):
+        what = (
+            f"the Authorization header must be {_ALGORITHM} Credential=ID/DAY/REGION/SERVICE/aws4_request, "
+            f"SignedHeaders=…, Signature=… (Signature Version 4), with at most {_MAX_SIGNED} sorted names of headers"
+        )
+        raise _malformed(what)
+    scope = found["day"], found["region"], found["service"]
+    return Claim(found["id"], *scope, tuple(names), found["signature"])
+
+
+def canonical_request(request: SignedRequest, signed: Iterable[str]) -> str:
+    """The canonical form of a request, of which the signature is made. signed: names of the signed headers."""
+    path, _, query = request.target.partition("?")
+    lines = [f"{name}:{','.join(map(_squeezed, _values(request, name)))}\n" for name in signed]
+    payload = hashlib.sha256(request.body).hexdigest()
+    return "\n".join(
+        (request.method, _canonical_path(path), _canonical_query(query), "".join(lines), ";".join(signed), payload)
+    )
+
+
+def _values(request: SignedRequest, name: str) -> list[str]:
+    first = request.headers.get(FORWARDED_HOST, "").partition(",")[0]
+    return [first] if name == "host" and first else request.headers.getall(name, [])
+
+
+def _canonical_path(path: str) -> str:
+    """The path without empty, . and .. segments, percent-encoded once more than it was sent, as all services but S3
+    have it."""
+    segments = list[str]()
+    for segment in path.split("/"):
+        if segment == "..":
+            del segments[-1:]
+        elif segment not in ("", "."):
+            segments.append(segment)
+    end = "/" if segments and path.endswith("/") else ""
+    return quote(f"/{'/'.join(segments)}{end}", safe=_PATH_SAFE, errors="surrogateescape")
+
+
+def _canonical_query(query: str) -> str:
+    pairs = (pair.partition("=") for pair in query.split("&") if pair)
+    encoded = ((_encoded(name), _encoded(value)) for name, _, value in pairs)
+    return "&".join(f"{name}={value}" for name, value in sorted(encoded))
+
+
+def _encoded(text: str) -> str:
+    return quote(unquote_to_bytes(text.encode("utf-8", "surrogateescape")), safe=_QUERY_SAFE)
+
+
+def _squeezed(value: str) -> str:
+    return " ".join(value.split())
+
+
+def string_to_sign(date: str, scope: str, canonical: str) -> str:
+    """date: value of the header X-Amz-Date."""
+    digest = hashlib.sha256(canonical.encode("utf-8", "surrogateescape")).hexdigest()
+    return f"{_ALGORITHM}\n{date}\n{scope}\n{digest}"
+
+
+def signing_key(secret: str, day: str, region: str, service: str) -> bytes:
+    key = f"AWS4{secret}".encode()
+    for part in (day, region, service, "aws4_request"):
+        key = hmac.digest(key, part.encode(), "sha256")
+    return key
+
+
+def signature(key: bytes, text: str) -> str:
+    return hmac.digest(key, text.encode(), "sha256").hex()
+
+
+def check_form(request: SignedRequest) -> tuple[Claim, str]:
+    """The claim of a request, and the value of its header X-Amz-Date. Raises NotSigned for ways to sign that are not
+    supported, and for a request of which a part that matters is not signed."""
+    headers = request.headers
+    if "x-amz-signature" in request.target.lower().partition("?")[2]:
+        what = "presigned URLs are not supported: sign the request by its Authorization header"
+        raise _malformed(what)
+    given = headers.getall("Authorization", ())
+    if len(given) != 1:
+        what = "two Authorization headers" if given else "the request is not signed"
+        what += ": give the SDK the id and the aws_secret that `hadelay token create --aws` prints"
+        raise NotSigned("MissingAuthenticationTokenException", what, "no_token")
+    if "X-Amz-Security-Token" in headers:
+        what = "session tokens are not used here: unset AWS_SESSION_TOKEN, and use the keys of a token of this cluster"
+        raise NotSigned("UnrecognizedClientException", what, "malformed")
+    claim = parse_claim(given[0])
+    needed = {"host", "x-amz-date"} | {name.lower() for name in headers if name.lower().startswith(_SIGNED_PREFIX)}
+    if missing := sorted(needed - set(claim.headers)):
+        what = f"these headers must be there, and in SignedHeaders: {', '.join(missing)[:200]}"
+        raise _malformed(what)
+    dates = headers.getall("X-Amz-Date", ())
+    if len(dates) != 1 or not _DATE.fullmatch(dates[0]) or not dates[0].startswith(claim.day):
+        what = "the header X-Amz-Date must be one time, as 20261120T180000Z, of the day in the Credential"
+        raise _malformed(what)
+    _check_payload(headers.get("X-Amz-Content-Sha256"), request.body)
+    return claim, dates[0]
+
+
+def _check_payload(said: str | None, body: bytes) -> None:
+    """Raises NotSigned unless the hash that the client says, if any, is that of the body."""
+    if said is not None and said != hashlib.sha256(body).hexdigest():
+        odd = said.startswith(("UNSIGNED", "STREAMING"))
+        what = f"{said[:60]}: the whole body must be signed" if odd else "x-amz-content-sha256 is not the body's hash"
+        raise NotSigned("InvalidSignatureException", what, "signature")
+
+
+def check_date(date: str, now_ms: int) -> None:
+    """Raises NotSigned if the request was signed too long ago, or in the future."""
+    try:
+        at = datetime.strptime(date, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+    except ValueError:
+        what = f"X-Amz-Date: {date} is no time"
+        raise _malformed(what) from None
+    ahead_ms = int(at.timestamp()) * 1_000 - now_ms
+    if abs(ahead_ms) > MAX_SKEW_MS:
+        what = "Signature not yet current" if ahead_ms > 0 else "Signature expired"
+        now = datetime.fromtimestamp(now_ms // 1_000, UTC).strftime("%Y%m%dT%H%M%SZ")
+        what += f": {date}, but here it is {now}; at most 5 minutes apart: set the client's clock"
+        raise NotSigned("InvalidSignatureException", what, "signature")
+
+
+class Signatures:
+    """Finds the rights of signed requests. required: whether requests need a token; else all are taken unchecked."""
+
+    def __init__(self, service: TokenService, *, required: bool) -> None:
+        self._service, self._required = service, required
+        self._tokens: Mapping[str, Token] | None = None
+        self._rights: dict[str, RequestRights] = {}
+        self._keys: dict[tuple[str, str, str, str], bytes] = {}
+
+    def signed(self, request: SignedRequest) -> RequestRights:
+        """Rights of a request. Raises NotSigned; NoLeader while tokens are unknown."""
+        if not self._required:
+            return UNRESTRICTED
+        claim, date = check_form(request)
+        if claim.service not in _SERVICES:
+            what = f"the Credential is for the service {claim.service!r}, not for {' or '.join(_SERVICES)}"
+            raise NotSigned("InvalidSignatureException", what, "signature")
+        token = self._token(claim.key_id)
+        check_date(date, self._service.now_ms())
+        text = string_to_sign(date, claim.scope, canonical_request(request, claim.headers))
+        if not hmac.compare_digest(signature(self._key(token, claim), text), claim.signature):
+            what = (
+                f"the signature is wrong: use the aws_secret of the token {token.name!r} ({token.id}); a proxy must "
+                "pass on the Host, the path and the body as the client sent them"
+            )
+            raise NotSigned("InvalidSignatureException", what, "signature")
+        return self._rights_of(token)
+
+    def _token(self, key_id: str) -> Token:
+        """The valid token of an access key id."""
+        if not self._service.knows_tokens:
+            # Tokens may have been revoked while this node was down.
+            raise NoLeader("this node has just started and does not know the tokens yet", retry_after_ms=500)
+        if self._service.tokens is not self._tokens:
+            self._tokens, self._rights, self._keys = self._service.tokens, {}, {}
+        token = self._tokens.get(key_id)
+        if token is None:
+            what = f"there is no token {key_id[:40]!r}: it was revoked, or it belongs to another cluster"
+            raise NotSigned("UnrecognizedClientException", what, "unknown")
+        if not token.holds(self._service.now_ms()):
+            what = f"the token {token.name!r} ({token.id}) has expired"
+            raise NotSigned("ExpiredTokenException", what, "expired")
+        if token.aws_key is None:
+            what = f"the token {token.name!r} ({token.id}) has no aws_secret: make one by `hadelay token create --aws`"
+            raise NotSigned("UnrecognizedClientException", what, "unknown")
+        return token
+
+    def _key(self, token: Token, claim: Claim) -> bytes:
+        name = token.id, claim.day, claim.region, claim.service
+        key = self._keys.get(name)
+        if key is None:
+            if len(self._keys) >= _MAX_KEYS:
+                self._keys.clear()
+            assert token.aws_key is not None
+            key = self._keys[name] = signing_key(aws_secret(token.aws_key), *name[1:])
+        return key
+
+    def _rights_of(self, token: Token) -> RequestRights:
+        found = self._rights.get(token.id)
+        if found is None:
+            found = self._rights[token.id] = RequestRights(Actor(token.id, token.name), Rights(token.scopes))
+        return found

@@ -1,0 +1,167 @@
+"""Dead letters: the sources of a queue for them, and tasks that move them back, or to another queue, by bulk jobs.
+
+A queue for dead letters holds them as messages, which a job `transfer` moves. Of a queue without a RedrivePolicy, whose
+topic keeps its dead letters itself, a job `redrive` brings them back.
+"""
+
+from datetime import datetime
+from typing import Any, Literal
+
+from hadelay.api.jobs import Job
+from hadelay.aws import arns
+from hadelay.aws.door import Ask
+from hadelay.aws.errors import AwsError
+from hadelay.aws.sqs.attributes import FIFO
+from hadelay.aws.sqs.protocol import Document, OfQueue, invalid, named, operations, within
+from hadelay.aws.sqs.queues import page
+from hadelay.codec.jobcommands import JobSpec
+from hadelay.errors import NotFound
+from hadelay.rules.access import need_begin, need_job
+
+#: Limits of SQS: messages per second of a task, and tasks in a list.
+_FASTEST, _MOST = 500, 10
+_ACTIONS = ("transfer", "redrive")
+_STATES = {"queued": "RUNNING", "running": "RUNNING", "done": "COMPLETED", "stopped": "CANCELLED"}
+
+
+class ListDeadLetterSourceQueues(OfQueue):
+    MaxResults: int | None = None
+    NextToken: str | None = None
+
+
+class StartMessageMoveTask(Document):
+    SourceArn: str
+    DestinationArn: str | None = None
+    MaxNumberOfMessagesPerSecond: int | None = None
+
+
+class ListMessageMoveTasks(Document):
+    SourceArn: str
+    MaxResults: int | None = None
+
+
+class CancelMessageMoveTask(Document):
+    TaskHandle: str
+
+
+@operations.add("ListDeadLetterSourceQueues", ListDeadLetterSourceQueues)
+async def list_dead_letter_source_queues(ask: Ask, document: ListDeadLetterSourceQueues) -> Any:
+    name = named(ask, document.QueueUrl)
+    names = [one for one in await _sources(ask, name) if ask.may_any(one)]
+    return page(ask, names, "queueUrls", document.MaxResults, document.NextToken)
+
+
+async def _sources(ask: Ask, name: str) -> list[str]:
+    """Names of the queues whose dead letters go to this queue. Raises NotFound if it does not exist."""
+    known = await ask.call.service.topics.all_settings()
+    if name not in known:
+        raise NotFound(f"there is no queue {name!r}")
+    return [one for one, settings in known.items() if settings.dead_letter == name]
+
+
+async def _existing(ask: Ask, name: str, member: str) -> list[str]:
+    """Names of the queues whose dead letters go to this queue. Raises AwsError if it does not exist."""
+    try:
+        return await _sources(ask, name)
+    except NotFound:
+        raise AwsError("ResourceNotFoundException", f"{member}: there is no queue {name!r}", 404) from None
+
+
+@operations.add("StartMessageMoveTask", StartMessageMoveTask)
+async def start_message_move_task(ask: Ask, document: StartMessageMoveTask) -> Any:
+    name, rate = arns.queue_of_arn(document.SourceArn, "SourceArn"), document.MaxNumberOfMessagesPerSecond
+    need_job(ask.access, "transfer", name)
+    within("MaxNumberOfMessagesPerSecond", rate, 1, _FASTEST, 1)
+    sources = await _existing(ask, name, "SourceArn")
+    into = await _destination(ask, document.DestinationArn, name)
+    topic = await ask.call.service.topics.get_topic(name, stale=False)
+    if not sources and not topic.dead:
+        raise invalid(f"SourceArn: {name} is a dead-letter queue of no queue: set the RedrivePolicy of its sources")
+    if not sources and into:
+        raise invalid(f"DestinationArn: {name} keeps its own dead letters, which go back to it: leave this member out")
+    action: Literal["transfer", "redrive"] = "transfer" if sources else "redrive"
+    need_begin(ask.access, action, name, into, "DestinationArn")
+    spec = JobSpec(action, name, rate=None if rate is None else float(rate), into=into)
+    request = "" if ask.retry_key is None else ask.retry_key.decode()
+    jobs = ask.call.service.jobs
+    if not await jobs.begun(request) and any(not job.ended_at for job in await _tasks(ask, name)):
+        raise invalid(f"SourceArn: a task already runs for {name}: wait for its end, or cancel it")
+    job = await jobs.begin(spec, request, ask.access.actor)
+    return {"TaskHandle": str(job.id)}
+
+
+async def _destination(ask: Ask, arn: str | None, source: str) -> str:
+    """Name of the queue that gets the messages; "": the queues in which they died. Raises AwsError, Forbidden."""
+    if arn is None:
+        return ""
+    name = arns.queue_of_arn(arn, "DestinationArn")
+    ask.access.need("publish", name)
+    await _existing(ask, name, "DestinationArn")
+    if name == source:
+        raise invalid("DestinationArn: the source and the destination are the same queue")
+    if name.endswith(FIFO) != source.endswith(FIFO):
+        raise invalid(f"DestinationArn: {name} and {source} must both be FIFO queues, or neither")
+    return name
+
+
+async def _tasks(ask: Ask, name: str) -> list[Job[str]]:
+    """Jobs that are tasks of this queue, the latest first."""
+    jobs = await ask.call.service.jobs.list_jobs(stale=False)
+    return [job for job in reversed(jobs) if job.action in _ACTIONS and job.filter.topic == name]
+
+
+@operations.add("ListMessageMoveTasks", ListMessageMoveTasks)
+async def list_message_move_tasks(ask: Ask, document: ListMessageMoveTasks) -> Any:
+    name = arns.queue_of_arn(document.SourceArn, "SourceArn")
+    need_job(ask.access, "transfer", name)
+    await _existing(ask, name, "SourceArn")
+    most = within("MaxResults", document.MaxResults, 1, _MOST, 1)
+    tasks = (await _tasks(ask, name))[:most]
+    topic = await ask.call.service.topics.get_topic(name, stale=False)
+    waiting = topic.ready + topic.blocked + topic.scheduled
+    return {"Results": [_shown(name, job, waiting if job.action == "transfer" else topic.dead) for job in tasks]}
+
+
+def _shown(name: str, job: Job[str], left: int) -> dict[str, Any]:
+    """left: number of messages that a running task may still move."""
+    state, met = _STATES[job.state], job.done + job.refused
+    if state == "COMPLETED" and job.refused:
+        state = "FAILED"
+    found: dict[str, Any] = {
+        "Status": state,
+        "SourceArn": arns.queue_arn(name),
+        "ApproximateNumberOfMessagesMoved": job.done,
+        "ApproximateNumberOfMessagesToMove": met if job.ended_at else met + left,
+        "StartedTimestamp": int(datetime.fromisoformat(job.began_at).timestamp() * 1000),
+    }
+    if job.into:
+        found["DestinationArn"] = arns.queue_arn(job.into)
+    if job.rate is not None:
+        found["MaxNumberOfMessagesPerSecond"] = int(job.rate)
+    if state == "FAILED":
+        why = "the destination is missing or full" if job.into else "their source is unknown, missing or full"
+        found["FailureReason"] = f"{job.refused} messages stay in the queue: {why}"
+    return found | ({"TaskHandle": str(job.id)} if state == "RUNNING" else {})
+
+
+@operations.add("CancelMessageMoveTask", CancelMessageMoveTask)
+async def cancel_message_move_task(ask: Ask, document: CancelMessageMoveTask) -> Any:
+    handle = document.TaskHandle
+    if not (handle.isascii() and handle.isdigit() and len(handle) < 16):
+        raise invalid(f"TaskHandle: {handle[:40]!r} is no handle of a task")
+    missing = AwsError("ResourceNotFoundException", f"TaskHandle: there is no running task {handle}", 404)
+    number, jobs = int(handle), ask.call.service.jobs
+    try:
+        job = await jobs.get_job(number, stale=False)
+    except NotFound:
+        raise missing from None
+    need_job(ask.access, job.action, job.filter.topic)
+    if job.action not in _ACTIONS or _STATES[job.state] != "RUNNING":
+        raise missing
+    return {"ApproximateNumberOfMessagesMoved": (await jobs.stop(number, ask.access.actor)).done}
+
+
+@operations.add("AddPermission", OfQueue)
+@operations.add("RemovePermission", OfQueue)
+async def permission(ask: Ask, document: OfQueue) -> None:
+    raise AwsError("UnsupportedOperation", "rights are scopes of tokens, not policies of queues: hadelay token create")

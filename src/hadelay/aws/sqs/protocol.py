@@ -1,0 +1,124 @@
+"""AWS JSON 1.0 as SQS speaks it: operations by name, documents, and errors with the codes of both protocols of SQS."""
+
+import re
+from functools import partial
+from html import escape
+
+import msgspec
+
+from hadelay.api.text import check_topic
+from hadelay.aws import arns
+from hadelay.aws.door import Ask, Protocol, new_id
+from hadelay.aws.errors import AwsError
+from hadelay.aws.operations import Operations, decoded, said
+from hadelay.errors import BadRequest, Conflict, Impossible, LimitReached, NotFound, TooLarge
+from hadelay.http.answers import Answer
+from hadelay.http.call import Call
+
+_JSON = "application/x-amz-json-1.0"
+_TARGET = "AmazonSQS."
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
+#: Beginning of SQS's errors in XML.
+_XML = '<?xml version="1.0"?><ErrorResponse xmlns="http://queue.amazonaws.com/doc/2012-11-05/"><Error><Type>'
+#: Codes of the old Query protocol for codes of the JSON protocol, where they differ: SDKs compare them, too.
+_OLD_CODES = {
+    "QueueDoesNotExist": "AWS.SimpleQueueService.NonExistentQueue",
+    "QueueNameExists": "QueueAlreadyExists",
+    "InvalidParameterValueException": "InvalidParameterValue",
+    "MissingRequiredParameterException": "MissingParameter",
+    "UnknownOperationException": "InvalidAction",
+} | {
+    code: f"AWS.SimpleQueueService.{code}"
+    for code in (
+        "BatchEntryIdsNotDistinct", "BatchRequestTooLong", "EmptyBatchRequest", "InvalidBatchEntryId",
+        "MessageNotInflight", "PurgeQueueInProgress", "TooManyEntriesInBatchRequest", "UnsupportedOperation",
+    )
+}  # fmt: skip
+
+
+class Document(msgspec.Struct):
+    """A request's document. SQS ignores members that it does not know."""
+
+
+class OfQueue(Document):
+    QueueUrl: str
+
+
+operations = Operations()
+
+
+async def handle(ask: Ask) -> Answer:
+    """Run the operation that a request names. Raises AwsError, HadelayError."""
+    target = ask.call.request.headers.get("X-Amz-Target", "")
+    if not target:
+        raise AwsError(
+            "UnsupportedOperation",
+            "this is SQS's old Query protocol, or no request of an SDK (it has no X-Amz-Target): use an SDK of "
+            "November 2023 or later, which speaks AWS JSON 1.0",
+        )
+    operation = operations.all.get(target.removeprefix(_TARGET)) if target.startswith(_TARGET) else None
+    if operation is None:
+        raise AwsError("UnknownOperationException", f"X-Amz-Target: there is no operation {target[:80]!r} here")
+    decode = partial(msgspec.json.decode, ask.body or b"{}", type=operation.kind)
+    found = await operation.run(ask, decoded(decode, _wrong, "SerializationException"))
+    if isinstance(found, Answer):
+        return found
+    return Answer(200, {"Content-Type": _JSON}, msgspec.json.encode({} if found is None else found))
+
+
+def _wrong(member: str, text: str) -> AwsError:
+    if missing := _MISSING.fullmatch(text):
+        return AwsError("MissingRequiredParameterException", f"{missing[1]}: this member is required")
+    return invalid(said(member, text))
+
+
+def within(member: str, value: int | None, least: int, most: int, default: int) -> int:
+    """A number, or the default. Raises AwsError."""
+    if value is not None and not least <= value <= most:
+        raise invalid(f"{member}: {value} is not allowed; {least} to {most}")
+    return default if value is None else value
+
+
+def invalid(words: str) -> AwsError:
+    """The error of a member with an invalid value."""
+    return AwsError("InvalidParameterValueException", words)
+
+
+def old_code(code: str) -> str:
+    """A code as the Query protocol has it; in batch results, both protocols have this code."""
+    return _OLD_CODES.get(code, code)
+
+
+def _refusal(call: Call, error: AwsError) -> Answer:
+    old, fault = old_code(error.code), "Sender" if error.status < 500 else "Receiver"
+    if not call.request.headers.get("X-Amz-Target"):
+        text = (
+            f"{_XML}{fault}</Type><Code>{old}</Code><Message>{escape(error.words)}</Message><Detail/>"
+            f"</Error>"
+            f"<RequestId>{new_id()}</RequestId></ErrorResponse>"
+        )
+        return Answer(error.status, {"Content-Type": "text/xml"}, text.encode())
+    body = msgspec.json.encode({"__type": f"com.amazonaws.sqs#{error.code}", "message": error.words})
+    return Answer(error.status, {"Content-Type": _JSON, "x-amzn-query-error": f"{old};{fault}"}, body)
+
+
+#: Codes of SQS for errors of the services.
+CODES = {
+    NotFound: "QueueDoesNotExist",
+    LimitReached: "RequestThrottled",
+    TooLarge: "InvalidParameterValueException",
+    BadRequest: "InvalidParameterValueException",
+    Impossible: "InvalidParameterValueException",
+    Conflict: "UnsupportedOperation",
+}
+PROTOCOL = Protocol(_refusal, CODES)
+
+
+def named(ask: Ask, url: str, scope: str = "") -> str:
+    """Name of the queue of a URL. scope: needed for the queue; "" for any scope. Raises AwsError, Forbidden."""
+    name = check_topic(arns.queue_of_url(url))
+    if scope:
+        ask.access.need(scope, name)
+    else:
+        ask.need_any(name)
+    return name

@@ -1,0 +1,141 @@
+"""ReceiveMessage: leases messages at the leader, to which other nodes relay the request as it came."""
+
+import os
+import time
+from hashlib import blake2b
+from typing import Any
+
+from msgspec import field
+
+from hadelay.api.consuming import Received
+from hadelay.api.service import Leader, ReceiveRequest
+from hadelay.api.text import parse_id, parse_instant
+from hadelay.aws.arns import ACCOUNT
+from hadelay.aws.door import Ask
+from hadelay.aws.errors import AwsError
+from hadelay.aws.sqs import values
+from hadelay.aws.sqs.attributes import FIFO, SHORTEST_MS, find
+from hadelay.aws.sqs.protocol import OfQueue, invalid, named, operations, within
+from hadelay.aws.sqs.sending import TRACE, sequence
+from hadelay.aws.sqs.values import SYSTEM
+from hadelay.errors import HadelayError
+from hadelay.http.answers import Answer
+from hadelay.http.consume import hand_out
+
+_FIRST = "ApproximateFirstReceiveTimestamp"
+#: System attributes that a receive may ask for.
+_KNOWN = frozenset(
+    (
+        "All", "SenderId", "SentTimestamp", "ApproximateReceiveCount", _FIRST, "SequenceNumber",
+        "MessageDeduplicationId", "MessageGroupId", TRACE, "DeadLetterQueueSourceArn",
+    )
+)  # fmt: skip
+
+
+class ReceiveMessage(OfQueue):
+    AttributeNames: list[str] = field(default_factory=list)
+    MessageSystemAttributeNames: list[str] = field(default_factory=list)
+    MessageAttributeNames: list[str] = field(default_factory=list)
+    MaxNumberOfMessages: int | None = None
+    VisibilityTimeout: int | None = None
+    WaitTimeSeconds: int | None = None
+    ReceiveRequestAttemptId: str | None = None
+
+
+@operations.add("ReceiveMessage", ReceiveMessage)
+async def receive_message(ask: Ask, document: ReceiveMessage) -> Any:
+    name = named(ask, document.QueueUrl, "consume")
+    queue = await find(ask, name, stale=True)
+    system = frozenset((*document.AttributeNames, *document.MessageSystemAttributeNames))
+    if unknown := sorted(system - _KNOWN):
+        raise AwsError("InvalidAttributeName", f"AttributeNames: there is no attribute {unknown[0][:80]!r}")
+    wait_s = document.WaitTimeSeconds
+    if wait_s is None:
+        wait_s = int(queue.own("ReceiveMessageWaitTimeSeconds", "0"))
+    request = ReceiveRequest(
+        [name],
+        ask.access.actor.token or "sqs",
+        _request_id(ask, name, document.ReceiveRequestAttemptId),
+        within("MaxNumberOfMessages", document.MaxNumberOfMessages, 1, 10, 1),
+        1000 * within("WaitTimeSeconds", wait_s, 0, 20, 0),
+        check_timeout(ask, document.VisibilityTimeout),
+        group_max=10 if name.endswith(FIFO) else 1,
+        node=ask.relayed_by,
+    )
+    handed = await hand_out(ask.call, ask.access, request, lambda leader: _elsewhere(ask, leader, request.wait_ms))
+    if isinstance(handed, Answer):
+        return handed
+    found = [
+        await _message(ask, message, published_ms, system, document.MessageAttributeNames)
+        for message, published_ms in zip(handed.messages, handed.published_ms, strict=True)
+    ]
+    handed.answered()
+    return {"Messages": found} if found else {}
+
+
+async def _elsewhere(ask: Ask, leader: Leader, wait_ms: int) -> Answer:
+    if ask.relayed_by:
+        return Answer(307, {"Location": leader.url + ask.call.target}, b"")
+    return await ask.relay(leader, wait_ms)
+
+
+def _request_id(ask: Ask, queue: str, attempt: str | None) -> bytes:
+    """Id of a receive, which is the same in all tries of one call, and an attempt's in one queue only."""
+    if attempt is not None and not (0 < len(attempt) <= 128 and attempt.isascii() and attempt.isprintable()):
+        raise invalid("ReceiveRequestAttemptId: 1 to 128 printable characters of ASCII")
+    key = attempt.encode() if attempt is not None else ask.retry_key
+    return os.urandom(16) if key is None else blake2b(queue.encode() + b"\0" + key, digest_size=16).digest()
+
+
+def check_timeout(ask: Ask, seconds: int | None) -> int | None:
+    """A visibility timeout in ms; None for that of the queue. Raises AwsError."""
+    longest = ask.call.context.config.max_lease_ms // 1000
+    return None if seconds is None else 1000 * within("VisibilityTimeout", seconds, 0, longest, 0) or SHORTEST_MS
+
+
+async def _message(
+    ask: Ask, message: Received[str], published_ms: int, system: frozenset[str], names: list[str]
+) -> dict[str, Any]:
+    text, own = values.unpack(bytes(message.body), message.content_type, message.meta)
+    found: dict[str, Any] = {
+        "MessageId": message.id,
+        "ReceiptHandle": message.lease,
+        "MD5OfBody": values.md5(text),
+        "Body": text,
+    }
+    if attributes := await _system(ask, message, published_ms, system):
+        found["Attributes"] = attributes
+    if chosen := values.wanted(own, names):
+        found |= {"MessageAttributes": chosen, "MD5OfMessageAttributes": values.md5_of(chosen)}
+    return found
+
+
+async def _system(ask: Ask, message: Received[str], published_ms: int, wanted: frozenset[str]) -> dict[str, str]:
+    if not wanted:
+        return {}
+    found = {"SenderId": ACCOUNT, "SentTimestamp": str(published_ms), "ApproximateReceiveCount": str(message.attempt)}
+    if message.group is not None:
+        found["MessageGroupId"] = message.group
+    if message.topic.endswith(FIFO):
+        found["SequenceNumber"] = sequence(parse_id(message.id))
+    for name in ("MessageDeduplicationId", TRACE):
+        if (text := message.meta.get(SYSTEM + name)) is not None:
+            found[name] = text
+    every = "All" in wanted
+    if every or _FIRST in wanted:
+        found[_FIRST] = str(await _first_ms(ask, message))
+    return {name: text for name, text in found.items() if every or name in wanted}
+
+
+async def _first_ms(ask: Ask, message: Received[str]) -> int:
+    """Time at which a message was first received, in Unix ms. Histories are limited: of a message with a long one, the
+    first of its known hand-outs."""
+    if message.attempt > 1:
+        try:
+            view = await ask.call.service.messages.describe(parse_id(message.id), body=False, stale=True)
+        except HadelayError:
+            view = None
+        for event in (view.history if view is not None else None) or ():
+            if event.event == "leased":
+                return parse_instant("at", event.at)
+    return int(time.time() * 1000)

@@ -1,0 +1,181 @@
+"""SendMessage and SendMessageBatch."""
+
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any
+
+from msgspec import field
+from msgspec.structs import replace
+
+from hadelay.api.publishrequest import BatchItem, PublishQuery
+from hadelay.api.service import Receipts, answered
+from hadelay.aws.door import Ask
+from hadelay.aws.errors import AwsError
+from hadelay.aws.sqs import values
+from hadelay.aws.sqs.attributes import Queue, find
+from hadelay.aws.sqs.batches import check_entries, results
+from hadelay.aws.sqs.protocol import Document, OfQueue, invalid, named, operations
+from hadelay.aws.sqs.values import OPTION, SYSTEM, Value
+from hadelay.codec.publishcommand import hash_key
+from hadelay.errors import HadelayError
+from hadelay.model import PERIOD, Draft, encode_id
+from hadelay.rules import publishing
+
+#: Time for which a FIFO queue drops repetitions of a deduplication id, as in AWS.
+_UNIQUE_MS = 300_000
+#: Limits of the ids of groups and of deduplication, in characters, and of a trace header.
+_LONGEST, _TRACE = 128, 1_024
+TRACE = "AWSTraceHeader"
+#: Options of a publish that a message attribute gives; SQS has members of its own for the others.
+_OPTIONS = frozenset(PublishQuery.__struct_fields__) - {"delay", "group"}
+
+
+class Message(Document, kw_only=True):
+    MessageBody: str
+    DelaySeconds: int | None = None
+    MessageAttributes: dict[str, Value] = field(default_factory=dict)
+    MessageSystemAttributes: dict[str, Value] = field(default_factory=dict)
+    MessageDeduplicationId: str | None = None
+    MessageGroupId: str | None = None
+
+
+class SendMessage(Message, kw_only=True):
+    QueueUrl: str
+
+
+class SendEntry(Message, kw_only=True):
+    Id: str
+
+
+class SendMessageBatch(OfQueue):
+    Entries: list[SendEntry]
+
+
+@operations.add("SendMessage", SendMessage)
+async def send_message(ask: Ask, document: SendMessage) -> Any:
+    queue = await find(ask, named(ask, document.QueueUrl, "publish"), stale=True)
+    receipts = await _commit(ask, [_draft(ask, queue, document)])
+    if receipts.problems:
+        raise receipts.problems[0]
+    return _answer(queue, document, receipts.ids[0])
+
+
+@operations.add("SendMessageBatch", SendMessageBatch)
+async def send_message_batch(ask: Ask, document: SendMessageBatch) -> Any:
+    check_entries(document.Entries)
+    queue = await find(ask, named(ask, document.QueueUrl, "publish"), stale=True)
+    drafts: dict[int, Draft] = {}
+    bad: dict[int, AwsError | HadelayError] = {}
+    for at, entry in enumerate(document.Entries):
+        try:
+            drafts[at] = _draft(ask, queue, entry)
+        except (AwsError, HadelayError) as error:
+            bad[at] = error
+    receipts = await _commit(ask, list(drafts.values())) if drafts else Receipts([], [])
+    bad |= {at: receipts.problems[n] for n, at in enumerate(drafts) if n in receipts.problems}
+    good = {at: _answer(queue, document.Entries[at], receipts.ids[n]) for n, at in enumerate(drafts) if at not in bad}
+    return results(document.Entries, good, bad)
+
+
+async def _commit(ask: Ask, drafts: list[Draft]) -> Receipts:
+    found: Receipts = await answered(
+        lambda done: ask.call.service.publish(drafts, ask.retry_key, done, ask.access.actor.token)
+    )
+    return found
+
+
+def _answer(queue: Queue, message: Message, message_id: int) -> dict[str, str]:
+    found = {"MessageId": encode_id(message_id), "MD5OfMessageBody": values.md5(message.MessageBody)}
+    if message.MessageAttributes:
+        found["MD5OfMessageAttributes"] = values.md5_of(message.MessageAttributes)
+    if message.MessageSystemAttributes:
+        found["MD5OfMessageSystemAttributes"] = values.md5_of(message.MessageSystemAttributes)
+    if queue.fifo:
+        found["SequenceNumber"] = sequence(message_id)
+    return found
+
+
+def sequence(message_id: int) -> str:
+    """Sequence number of a message of a FIFO queue."""
+    return f"{message_id:020d}"
+
+
+def _draft(ask: Ask, queue: Queue, message: Message) -> Draft:
+    """Raises AwsError, and the errors of draft_of."""
+    context, config = ask.call.context, ask.call.context.config
+    if not message.MessageBody:
+        raise AwsError("MissingRequiredParameterException", "MessageBody: the body is empty")
+    values.check_text(message.MessageBody, "MessageBody")
+    values.check_values(message.MessageAttributes)
+    most = int(queue.own("MaximumMessageSize", str(config.max_body_bytes)))
+    if (size := values.size_of(message.MessageBody, message.MessageAttributes)) > most:
+        raise invalid(f"MessageBody: {size:,} bytes, attributes included; a message of this queue has at most {most:,}")
+    body, kind = values.pack(message.MessageBody, message.MessageAttributes)
+    if len(body) > config.max_body_bytes:
+        raise invalid(
+            f"MessageBody: {len(body):,} bytes with its attributes as JSON; at most {config.max_body_bytes:,}"
+        )
+    options = _options(message.MessageAttributes)
+    if (delay := message.DelaySeconds) is not None and delay < 0:
+        raise invalid(f"DelaySeconds: {delay} is negative")
+    times = publishing.due_time(context.max_delay_ms, delay, options.pop("deliver_at", None))
+    group, unique = _fifo(queue, message)
+    meta = _system(message) | ({} if unique is None else {f"{SYSTEM}MessageDeduplicationId": unique[0]})
+    item = BatchItem(queue.name, content_type=kind, group=group, meta=meta, **options)
+    trace = publishing.check_traceparent(ask.call.request.headers.get("traceparent", "").encode("utf-8", "replace"))
+    draft = publishing.draft_of(config, context.max_delay_ms, item, times, trace, body)
+    for topic in publishing.callback_topics(draft):
+        ask.access.need("publish", topic)
+    if unique is None:
+        return draft
+    if draft.key is not None:
+        raise invalid("hadelay.key: messages of a FIFO queue have no key besides their deduplication id")
+    return replace(draft, key=unique[1], on_conflict=PERIOD, unique_ms=_UNIQUE_MS)
+
+
+def _options(given: Mapping[str, Value]) -> dict[str, Any]:
+    """Options of the publish in message attributes, such as hadelay.key. Raises AwsError."""
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if name.startswith(OPTION):
+            option = name.removeprefix(OPTION)
+            if option not in _OPTIONS or value.StringValue is None:
+                known = ", ".join(sorted(OPTION + one for one in _OPTIONS))
+                raise invalid(f"MessageAttributes.{name[:80]}: unknown option, or no text; there is {known}")
+            found[option] = value.StringValue
+    if "tags" in found:
+        found["tags"] = found["tags"].split(",")
+    return found
+
+
+def _system(message: Message) -> dict[str, str]:
+    """What the message's meta keeps of its system attributes. Raises AwsError."""
+    given = message.MessageSystemAttributes
+    if unknown := sorted(given.keys() - {TRACE}):
+        raise invalid(f"MessageSystemAttributes: {unknown[0][:80]!r} is not {TRACE}")
+    text = given[TRACE].StringValue if given else None
+    if given and (not text or len(text) > _TRACE or given[TRACE].DataType != "String"):
+        raise invalid(f"MessageSystemAttributes.{TRACE}: a String of 1 to {_TRACE} characters")
+    return {SYSTEM + TRACE: text} if text else {}
+
+
+def _fifo(queue: Queue, message: Message) -> tuple[str | None, tuple[str, bytes] | None]:
+    """(group, (deduplication id, its key) of a message of a FIFO queue). Raises AwsError."""
+    group, given = message.MessageGroupId, message.MessageDeduplicationId
+    for member, text in (("MessageGroupId", group), ("MessageDeduplicationId", given)):
+        if text is not None and not (0 < len(text) <= _LONGEST and text.isascii() and text.isprintable()):
+            raise invalid(f"{member}: 1 to {_LONGEST} printable characters of ASCII, not {text[:40]!r}")
+    if not queue.fifo:
+        if given is not None:
+            raise invalid("MessageDeduplicationId: only messages of a FIFO queue have one; its name ends with .fifo")
+        return group, None
+    if group is None:
+        raise AwsError("MissingRequiredParameterException", "MessageGroupId: a message of a FIFO queue needs a group")
+    if given is None:
+        if queue.own("ContentBasedDeduplication") != "true":
+            raise invalid(
+                "MessageDeduplicationId: this queue has no ContentBasedDeduplication, so each message needs an id"
+            )
+        given = sha256(message.MessageBody.encode()).hexdigest()
+    scope = group if queue.own("DeduplicationScope") == "messageGroup" else ""
+    return group, (given, hash_key(b"sqs", f"{scope}\0{given}".encode()))
