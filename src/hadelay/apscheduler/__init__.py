@@ -1,0 +1,8 @@
+"""A job store of APScheduler 3 that lets the cluster keep the times (docs/howto/apscheduler.md)."""
+
+try:
+    from hadelay.apscheduler.store import HadelayJobStore as HadelayJobStore
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] != "apscheduler":
+        raise
+    raise ImportError("hadelay.apscheduler needs apscheduler: install hadelay[apscheduler]") from error

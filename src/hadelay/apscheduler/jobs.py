@@ -1,0 +1,49 @@
+"""Jobs of APScheduler as JSON, in the bodies of messages. Nothing is pickled: a job is the name of a function, and
+arguments that JSON has."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from apscheduler.job import Job
+
+from hadelay.apscheduler import triggers
+
+#: Attributes of a job that are stored as they are.
+_PLAIN = ("id", "name", "executor", "misfire_grace_time", "coalesce", "max_instances")
+
+
+def encode(job: Job) -> dict[str, Any]:
+    """Raises ValueError for a job that another process could not run."""
+    if not job.func_ref:
+        raise ValueError(
+            f"job {job.id}: {job.func!r} has no name that another process could import: use a function of a module, or "
+            "a text such as shop.jobs:clean"
+        )
+    state = job.__getstate__()  # of a bound method, the arguments begin with the object
+    given = {"args": [*state["args"]], "kwargs": dict(state["kwargs"])}
+    try:
+        same = msgspec.json.decode(msgspec.json.encode(given)) == given
+    except (TypeError, ValueError, msgspec.MsgspecError):
+        same = False
+    if not same:
+        raise ValueError(
+            f"job {job.id}: its arguments are no JSON values, which other processes could read: give texts, numbers, "
+            f"lists and dictionaries, not {given}"
+        )
+    return {
+        **{name: getattr(job, name) for name in _PLAIN},
+        "func": job.func_ref,
+        **given,
+        "trigger": triggers.to_json(job.trigger),
+    }
+
+
+def decode(document: Mapping[str, Any], scheduler: Any, alias: str) -> Job:
+    """The job, without its next_run_time. LookupError if this process has no such function."""
+    job = Job.__new__(Job)
+    plain = {name: document[name] for name in (*_PLAIN, "func", "kwargs")}
+    trigger = triggers.from_json(document["trigger"])
+    job.__setstate__({**plain, "args": tuple(document["args"]), "trigger": trigger, "next_run_time": None})
+    job._scheduler, job._jobstore_alias = scheduler, alias
+    return job
