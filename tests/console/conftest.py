@@ -41,6 +41,8 @@ class Browser:
     url: str
     cookies: dict[str, str] = field(default_factory=dict)
     page: str = ""
+    #: Path of the present page, which forms name as the page that they come from.
+    at: str = ""
     answer: Answer = field(default_factory=lambda: Answer(0, {}, b""))
     #: Set-Cookie headers of the last answers, in full.
     baked: list[str] = field(default_factory=list)
@@ -65,6 +67,7 @@ class Browser:
 
     def go(self, path: str, **headers: str) -> str:
         """Text of the page at `path`, after redirects."""
+        self.at = path
         return self._land(self.ask("GET", path, **headers))
 
     def send(self, path: str, csrf: str | None = None, **fields: Any) -> str:
@@ -74,7 +77,22 @@ class Browser:
     def post(self, path: str, csrf: str | None = None, **fields: Any) -> Answer:
         token = self.token() if csrf is None else csrf
         data = urllib.parse.urlencode({"csrf": token, **fields}, doseq=True).encode()
-        return self.ask("POST", path, data, Content_Type="application/x-www-form-urlencoded")
+        referer = f"{self.url}{self.at}" if self.at else ""
+        return self.ask("POST", path, data, Content_Type="application/x-www-form-urlencoded", Referer=referer)
+
+    def refused(self, path: str, **fields: Any) -> tuple[int, str, str]:
+        """Send a form as console.js does, which is refused: (status, field, problem in words)."""
+        data = urllib.parse.urlencode({"csrf": self.token(), **fields}, doseq=True).encode()
+        kind = "application/x-www-form-urlencoded"
+        answer = self.ask("POST", path, data, Content_Type=kind, Accept="application/json")
+        assert answer.status >= 400, answer
+        return answer.status, answer.json["field"], answer.json["words"]
+
+    @property
+    def problem(self) -> str:
+        """Problem of the form that was sent last, as the page after the redirect shows it; "" without one."""
+        found = re.search(r'<p class="notice bad" role="alert">([^<]*)', self.page)
+        return html.unescape(found[1]) if found else ""
 
     def token(self) -> str:
         found = re.search(r'name="csrf" value="([^"]+)"', self.page)
@@ -84,7 +102,8 @@ class Browser:
         for _ in range(5):
             if answer.status != 303:
                 break
-            answer = self.ask("GET", answer.headers["location"])
+            self.at = urllib.parse.urljoin(self.at or "/", answer.headers["location"]).partition("#")[0]
+            answer = self.ask("GET", self.at)
         self.answer, self.page = answer, answer.body.decode()
         return self.page
 

@@ -12,6 +12,8 @@ import numpy as np
 
 PICTURES = os.environ.get("HADELAY_SCREENSHOTS")
 WIDE, NARROW = {"width": 1280, "height": 860}, {"width": 360, "height": 740}
+#: Widths between these, at which nothing may be cut off either.
+WIDTHS = (1024, 1440)
 #: Sizes of the window, each in both colour schemes.
 LOOKS = [(size, scheme) for size in (WIDE, NARROW) for scheme in ("light", "dark")]
 PATHS = {
@@ -21,7 +23,12 @@ PATHS = {
     "letters": "/console/topics/payments/dead", "cluster": "/console/cluster", "access": "/console/access",
     "scheduled": "/console/messages/{scheduled}", "schedules": "/console/schedules?cron=0+9+*+*+mon-fri",
     "schedule": "/console/schedules/report", "jobs": "/console/jobs?action=cancel&topic=orders",
-    "job": "/console/jobs/{job}", "group": "/console/topics/tenants/group?q=customer-17",
+    "job": "/console/jobs/{job}", "long": "/console/topics/{long}", "longest": "/console/messages/{longest}",
+    "group": "/console/topics/tenants/group?q=customer-17",
+    "list": "/console/messages", "consumers": "/console/consumers", "groups": "/console/groups",
+    "schedule-form": "/console/schedules/report/edit", "settings": "/console/topics/reminders?open=settings",
+    "search": "/console/search?q=e", "retrying": "/console/topics/{long}/retrying",
+    "batches": "/console/batches", "batch": "/console/batches/import-7",
 }  # fmt: skip
 #: Pictures of docs/images; the others are for the eyes of who changes a page.
 IN_DOCS = {
@@ -47,7 +54,7 @@ def opened(chromium: Any, url: str) -> Iterator[Any]:
         context.close()
 
 
-def landed(page: Any, selector: str) -> None:
+def reached(page: Any, selector: str) -> None:
     """Wait for an element of the next page, and for the scripts of that page: keys pressed before go nowhere."""
     page.wait_for_selector(selector)
     page.wait_for_load_state("load")
@@ -77,6 +84,19 @@ _TELL = (
     "new PerformanceObserver((list) => { if (list.getEntriesByName('first-contentful-paint').length) "
     "console.log('painted'); }).observe({type: 'paint', buffered: true})"
 )
+
+
+#: Script that finds what sticks out: of a card, of a tile, of the page.
+_CUT = """() => [
+  ...[...document.querySelectorAll('.card')].filter((one) => one.scrollWidth > one.clientWidth + 1),
+  ...[...document.querySelectorAll('.tile dd')].filter((one) => one.scrollWidth > one.clientWidth + 1),
+  ...(document.documentElement.scrollWidth > innerWidth ? [document.body] : []),
+].map((one) => `${one.tagName} ${one.className} ${one.textContent.trim().slice(0, 60)}`)"""
+
+
+def fits(page: Any) -> list[str]:
+    """Elements that are cut off, or wider than their place, at the present width."""
+    return list(page.evaluate(_CUT))
 
 
 def first_paint(page: Any, path: str) -> tuple[float, float]:

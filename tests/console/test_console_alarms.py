@@ -1,60 +1,61 @@
-"""Alarms of the Overview: members, disks, clocks, certificates."""
+"""What needs attention, at real nodes: the same rows in the API, the command line and the console."""
 
 from __future__ import annotations
 
-import time
-from types import SimpleNamespace
-from typing import Any
+import json
+from pathlib import Path
 
-from hadelay.api.cluster import CheckOut, Cluster, Dispatch, Member
-from hadelay.console.overview import alarms
-from hadelay.console.samples import Look
-from hadelay.server.service.cluster import clock_problems
-from hadelay.server.service.overview import Totals
-from tests.console.conftest import Browser
+from tests.cli.support import hadelay
+from tests.console.conftest import Browser, make_token, signed_in
 from tests.system.cluster import Cluster as Processes
-from tests.system.cluster import until
-
-LOOK = Look(Totals(0, 1, 0, 0, 0, 0, 0, 0, 0, 0), None, 0.0, 0.0, 0.0)
+from tests.system.cluster import ask, until
 
 
-def view(*members: Member) -> Cluster[str]:
-    return Cluster("c", 5, "n1", 3, "7", "", Dispatch("2026112019", 1, 0, "commit"), list(members))
+def test_all_is_well_only_if_nothing_needs_attention(tmp_path: Path) -> None:
+    with Processes(tmp_path, nodes=1) as fresh:
+        browser = Browser(fresh.urls["n1"])
+        assert "All is well: nothing needs attention." in (browser.go("/console/"), browser.text)[1]
+        name = fresh.ask("n1", "GET", "/v1/cluster").json["cluster_id"]
+        assert f"<title>Overview · {name} · hadelay</title>" in browser.page
+        done = hadelay("attention", "--servers", fresh.urls["n1"])
+        assert (done.returncode, done.stdout) == (0, f"All is well in {name}: nothing needs attention.\n")
+        fresh.ask("n1", "PUT", "/v1/topics/halted", {"paused": True})
+        fresh.publish("n1", "halted", b"x", "?delay=1h")
+        until(lambda: fresh.ask("n1", "GET", "/v1/attention").json["rows"], "the leader has looked again", every=0.2)
+        (row,) = fresh.ask("n1", "GET", "/v1/attention").json["rows"]
+        assert row["sentence"] == "halted is paused: 1 message waits."
+        done = hadelay("attention", "--servers", fresh.urls["n1"], "-o", "json")
+        assert (done.returncode, json.loads(done.stdout)["rows"]) == (1, [row])
+        done = hadelay("attention", "--servers", fresh.urls["n1"])
+        assert done.returncode == 1
+        assert "hadelay topic resume halted" in " ".join(done.stdout.split())
+        until(lambda: "1 message waits" in (browser.go("/console/"), browser.text)[1], "the Overview tells", every=0.2)
+        assert f"<title>(1) Overview · {name} · hadelay</title>" in browser.page
+        assert 'class="count problems" title="problems that need attention">1</b>' in browser.page
+        assert 'href="/console/topics/halted#actions"' in browser.page
+        assert "All is well" not in browser.text
+        browser.go("/console/topics")
+        assert f"<title>(1) Topics · {name} · hadelay</title>" in browser.page
+        assert 'hadelay_attention{kind="paused"} 1\n' in fresh.ask("n1", "GET", "/metrics").body.decode()
 
 
-def member(name: str, role: str = "follower", **more: Any) -> Member:
-    return Member(name, "", "", role, "7", 0, "0.1.0", 5, 0.0, **{"has_space": True, **more})
+def test_a_token_sees_rows_of_its_topics(guarded: Processes, admin_token: str) -> None:
+    by = {"Authorization": f"Bearer {admin_token}"}
+    for topic in ("mine-halted", "other-halted"):
+        ask(guarded.urls["n1"], "PUT", f"/v1/topics/{topic}", {"paused": True}, by)
+        ask(guarded.urls["n1"], "POST", f"/v1/topics/{topic}/messages?delay=1h", b"x", by)
 
+    def names(token: str) -> list[str]:
+        answer = ask(guarded.urls["n1"], "GET", "/v1/attention", None, {"Authorization": f"Bearer {token}"})
+        assert answer.status == 200, answer
+        return sorted(row["name"] for row in answer.json["rows"] if row["name"].endswith("-halted"))
 
-def said(*members: Member, checks: tuple[CheckOut, ...] = (), clock: tuple[str, ...] = (), ends: Any = ()) -> list[str]:
-    found = alarms(view(*members), LOOK, list(checks), list(clock), list(ends))
-    return [f"{tone}: {words}" for tone, words, _ in found]
-
-
-def test_a_full_disk_of_any_member_is_an_alarm() -> None:
-    assert said(member("n1", "leader"), member("n2")) == []
-    own = CheckOut("space", False, "3 MiB are free: less than storage.min_free_bytes")
-    assert said(member("n1", "leader", has_space=False), member("n3", has_space=False), checks=(own,)) == [
-        "bad: Too little disk space on n1, n3: every node refuses publishes until space is freed there.",
-    ]  # fmt: skip
-
-
-def test_wrong_clocks_are_alarms_in_words() -> None:
-    clock: Any = SimpleNamespace(alarms={"skew:n2", "no_majority"}, skews=lambda mono: {"n2": -1312.6})
-    node: Any = SimpleNamespace(clock=clock, runtime=SimpleNamespace(monotonic=time.monotonic))
-    assert said(member("n1", "leader"), clock=tuple(clock_problems(node))) == [
-        "warn: The wall clocks of a majority do not agree, or are not known.",
-        "warn: The wall clock of n2 is -1,313 ms off cluster time.",
-    ]
-
-
-def test_a_certificate_that_ends_is_an_alarm() -> None:
-    now, day = time.time(), 86_400
-    ends = [now + 30 * day, now + 1.5 * day, now - 3.01 * day]
-    assert said(member("n1", "leader"), ends=ends) == [
-        "bad: A certificate of this node ends in 1 d 11 h.",
-        "bad: A certificate of this node expired 3 d ago.",
-    ]
+    until(lambda: names(admin_token) == ["mine-halted", "other-halted"], "the leader has looked again", every=0.2)
+    mine = make_token(guarded, admin_token, "read:mine-*")
+    assert names(mine) == ["mine-halted"]
+    assert "<title>(1) Topics" in signed_in(guarded, mine).go("/console/topics")
+    publisher = make_token(guarded, admin_token, "publish")
+    assert ask(guarded.urls["n1"], "GET", "/v1/attention", None, {"Authorization": f"Bearer {publisher}"}).status == 403
 
 
 def test_pages_of_other_nodes_tell_of_a_full_disk(cluster: Processes) -> None:
@@ -65,9 +66,8 @@ def test_pages_of_other_nodes_tell_of_a_full_disk(cluster: Processes) -> None:
     browser = Browser(cluster.urls[other])
     alarm = f"Too little disk space on {full}: every node refuses publishes until space is freed there."
     until(lambda: alarm in (browser.go("/console/"), browser.text)[1], "the Overview tells", every=0.2)
-    browser.go("/console/cluster")
+    until(lambda: "too full" in (browser.go("/console/cluster"), browser.text)[1], "so do the members", every=0.2)
     assert alarm in browser.text
-    assert "too full" in browser.text
     members = cluster.ask(other, "GET", "/v1/cluster").json["members"]
     assert {one["name"]: one["has_space"] for one in members} == {
         name: name != full for name in cluster.names

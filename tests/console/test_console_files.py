@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 STATIC = Path(__file__).resolve().parents[2] / "src/hadelay/console/static"
-OURS = {"charts.js", "console.css", "console.js", "icon.svg", "VENDORED.md"}
+OURS = {"charts.js", "keys.js", "console.css", "console.js", "icon.svg", "VENDORED.md"}
 
 
 def test_files_of_others_are_unchanged_and_licensed() -> None:

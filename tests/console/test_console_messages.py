@@ -29,8 +29,8 @@ def test_copies_are_linked_both_ways(node: Cluster, browser: Browser) -> None:
 def test_progress_and_result_are_shown(node: Cluster, browser: Browser) -> None:
     message = node.publish("n1", "resulting", b"x")
     leases = [one["lease"] for one in node.receive("n1", "resulting", wait="5s")]
-    wish = {"leases": leases, "lease": "1m", "progress": f"page 7 {HOSTILE}"}
-    assert node.ask("n1", "POST", "/v1/leases:extend", wish).status == 200
+    query = {"leases": leases, "lease": "1m", "progress": f"page 7 {HOSTILE}"}
+    assert node.ask("n1", "POST", "/v1/leases:extend", query).status == 200
     page = browser.go(f"/console/messages/{message}")
     assert f"Progress: page 7 {HOSTILE}" in browser.text
     assert HOSTILE not in page
@@ -43,8 +43,8 @@ def test_progress_and_result_are_shown(node: Cluster, browser: Browser) -> None:
 
 
 def test_a_message_of_a_schedule_leads_to_the_schedule(node: Cluster, browser: Browser) -> None:
-    wish = {"topic": "ticking", "body": "x", "every": "1h"}
-    assert node.ask("n1", "PUT", "/v1/schedules/ticker", wish).status == 200
+    query = {"topic": "ticking", "body": "x", "every": "1h"}
+    assert node.ask("n1", "PUT", "/v1/schedules/ticker", query).status == 200
     message = node.ask("n1", "POST", "/v1/schedules/ticker:trigger", {}).json["id"]
     page = browser.go(f"/console/messages/{message}")
     assert re.search(r'<dt>Schedule</dt><dd><a href="/console/schedules/ticker">ticker</a>, occurrence <time', page)

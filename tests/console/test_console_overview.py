@@ -9,9 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from hadelay.codec.formats import DISPATCH, INDEX, Rows
+from hadelay.console.overview import _soon
 from hadelay.console.render import Renderer
+from hadelay.console.zones import zone_of
+from hadelay.errors import NoLeader
 from hadelay.model import Event
 from hadelay.server.leadership import Leadership
 from hadelay.server.service.overview import Overview
@@ -85,7 +89,7 @@ def test_the_page_of_a_topic_shows_acks_per_minute(node: Cluster, browser: Brows
 def test_a_leader_reports_on_the_topics_that_a_page_asks_for() -> None:
     found: list[Any] = []
     delivery = SimpleNamespace(active_topics=lambda: [1, 2, 3], topic_reports=lambda some: dict.fromkeys(some, (1, 2)))
-    stub: Any = SimpleNamespace(delivery=delivery, leading=True)
+    stub: Any = SimpleNamespace(_delivery=delivery, leading=True)
     stub._report = partial(Leadership._report, stub)
     for numbers in (None, [3], []):
         Leadership._on_ready(stub, "n2", numbers, lambda answer, error: found.append(answer))
@@ -108,4 +112,34 @@ def test_no_age_is_negative() -> None:
     """A lease may be younger than the time at which the page was made."""
     rows = [{"name": "shop-1", "leased": 2, "since_ms": NOW_MS + 40}]
     values = {"consumers": rows, "now_ms": NOW_MS, "receiver": ("", ""), "health": [], "all_grants": True}
-    assert "0 ms ago" in Renderer("n1").block("consumers.html", values)
+    assert "0 ms ago" in Renderer("n1").block("consumers.html", values, zone_of(None))
+
+
+async def test_visitors_share_a_count_of_what_falls_due_soon() -> None:
+    counted = 0
+
+    async def due(*range_: Any, stale: bool) -> tuple[list[int], list[int]]:
+        nonlocal counted
+        counted += 1
+        await asyncio.sleep(0)
+        return [90_000], [7]
+
+    service = SimpleNamespace(access=SimpleNamespace(now_ms=lambda: 60_000), topics=SimpleNamespace(due=due))
+    visit: Any = SimpleNamespace(site=SimpleNamespace(soon=(0.0, None)), service=service)
+    found = await asyncio.gather(*(_soon(visit) for _ in range(20)))
+    assert counted == 1
+    assert found == [[("minute", 7), ("hour", 7), ("day", 7), ("month", 7)]] * 20
+
+
+async def test_a_count_that_failed_is_made_again() -> None:
+    async def due(*range_: Any, stale: bool) -> tuple[list[int], list[int]]:
+        raise NoLeader("elections are on")
+
+    service = SimpleNamespace(access=SimpleNamespace(now_ms=lambda: 0), topics=SimpleNamespace(due=due))
+    visit: Any = SimpleNamespace(site=SimpleNamespace(soon=(0.0, None)), service=service)
+    first = visit.site.soon
+    for _ in range(2):
+        with pytest.raises(NoLeader):
+            await _soon(visit)
+        assert visit.site.soon is not first
+        first = visit.site.soon

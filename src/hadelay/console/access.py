@@ -3,36 +3,56 @@
 import secrets
 
 from hadelay.api.text import format_instant, parse_duration
+from hadelay.console.problems import Flash, Wrong, sentence
 from hadelay.console.visit import Pages, Visit, whole
-from hadelay.errors import BadRequest, NotFound
-from hadelay.http.access import PREFIX, hash_token
+from hadelay.errors import NotFound
 from hadelay.http.answers import Answer
-from hadelay.rights import MAX_AUDIT, MAX_LIFETIME_MS, problem_of_scope
+from hadelay.rights import (
+    MAX_AUDIT,
+    MAX_LIFETIME_MS,
+    TOKEN_PREFIX,
+    aws_key,
+    aws_secret,
+    hash_token,
+    problem_of_scope,
+)
 
 pages = Pages()
 
 #: Number of entries of the audit trail on a page.
 _PAGE = 100
+#: Time before the end of a token at which the page warns of it, in ms.
+_SOON_MS = 7 * 86_400_000
 
 
 @pages.get("/console/access")
 async def show(visit: Visit) -> Answer:
-    return await _page(visit)
-
-
-async def _page(visit: Visit, secret: str = "", name: str = "") -> Answer:
-    """Render the page Access. secret, name: of a token that this request created; no other answer shows the secret."""
     visit.need("admin")
     tokens = await visit.service.access.list_tokens(stale=visit.stale)
     entries = await visit.service.access.audit(0, MAX_AUDIT, stale=visit.stale)
     limit = whole(visit.query.get("before", ""), 12) or 1 << 62
-    older = [entry for entry in reversed(entries) if entry.number < limit]
+    q = visit.query.get("q", "").strip()[:128]
+    part = q.lower()
+    older = [
+        entry
+        for entry in reversed(entries)
+        if entry.number < limit and any(part in text.lower() for text in (entry.token, entry.action, entry.target))
+    ]
+    tokens = [token for token in tokens if any(part in text.lower() for text in (token.name, token.id, *token.scopes))]
     now_ms = visit.service.access.now_ms()
     return visit.page(
-        "access.html", active="access", title="Access", tokens=sorted(tokens, key=lambda token: token.created_at_ms),
-        now_ms=now_ms, secret=secret, made=name, entries=older[:_PAGE], further=len(older) > _PAGE,
-        when=format_instant, required=visit.call.context.authenticator is not None,
-    )  # fmt: skip
+        "access.html",
+        active="access",
+        title="Access",
+        tokens=sorted(tokens, key=lambda token: token.created_at_ms),
+        now_ms=now_ms,
+        soon_ms=now_ms + _SOON_MS,
+        q=q,
+        entries=older[:_PAGE],
+        further=len(older) > _PAGE,
+        when=format_instant,
+        required=visit.call.context.authenticator is not None,
+    )
 
 
 @pages.post("/console/access/create")
@@ -40,16 +60,21 @@ async def create(visit: Visit) -> Answer:
     visit.need("admin")
     scopes = visit.text("scopes").replace(",", " ").split()
     if not scopes:
-        raise BadRequest("scopes: give at least one, such as read or publish:orders-*")
+        raise Wrong("scopes", "Give at least one, such as read or publish:orders-*.")
     for scope in scopes:
         if wrong := problem_of_scope(scope):
-            raise BadRequest(f"scopes: {wrong}")
+            raise Wrong("scopes", sentence(wrong))
     lifetime_ms = parse_duration("lifetime", text) if (text := visit.text("lifetime")) else None
     if lifetime_ms is not None and not 0 < lifetime_ms <= MAX_LIFETIME_MS:
-        raise BadRequest("lifetime: expected more than 0 and at most 100 years")
-    secret = PREFIX + secrets.token_urlsafe(32)
-    await visit.service.access.create_token(visit.text("name"), hash_token(secret), scopes, lifetime_ms, visit.actor)
-    return await _page(visit, secret, visit.text("name"))
+        raise Wrong("lifetime", "Give more than 0 and at most 100 years, such as 90d; nothing: for ever.")
+    secret = TOKEN_PREFIX + secrets.token_urlsafe(32)
+    key = aws_key(secret) if visit.text("aws") else None
+    made = await visit.service.access.create_token(
+        visit.text("name"), hash_token(secret), scopes, lifetime_ms, visit.actor, aws_key=key
+    )
+    # The secrets travel as the session's cookie does, which is worth as much; the next page shows them, and ends them.
+    aws = "" if made.aws_key is None else aws_secret(made.aws_key)
+    return visit.go("/console/access", Flash(made=made.name, secret=secret, aws_id=made.id, aws_secret=aws))
 
 
 @pages.post("/console/access/revoke")

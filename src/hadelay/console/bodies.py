@@ -9,6 +9,8 @@ MOST_TEXT, MOST_HEX, MOST_VALUES = 64 << 10, 4 << 10, 2_000
 #: Deepest nesting of a JSON document that is shown folded.
 _DEEPEST = 24
 _ROW = 16
+#: Number of bytes of a body that a list shows.
+_PREVIEW = 160
 
 
 class _Number(str):
@@ -43,6 +45,14 @@ def shown_body(body: bytes, content_type: str, wanted: str) -> Body:
     if kind == "hex":
         return Body(kind, kinds, _hex(body[:MOST_HEX]), None, len(body), min(len(body), MOST_HEX))
     return Body(kind, kinds, text or "", tree if kind == "json" else None, len(body), min(len(body), MOST_TEXT))
+
+
+def preview(body: bytes | None) -> str:
+    """The beginning of a body in one line, in hex if it is not text."""
+    if not body:
+        return ""
+    text = _text(body[:_PREVIEW], cut=len(body) > _PREVIEW)
+    return body[:_ROW].hex(" ") if text is None else " ".join(text.split())
 
 
 def _text(body: bytes, *, cut: bool) -> str | None:

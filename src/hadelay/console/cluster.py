@@ -5,9 +5,11 @@ from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
+from hadelay.console.alarms import alarms
 from hadelay.console.overview import values_of
+from hadelay.console.problems import Wrong
 from hadelay.console.visit import Pages, Visit
-from hadelay.errors import BadRequest, Conflict, NotFound
+from hadelay.errors import Conflict, NotFound
 from hadelay.http.answers import Answer
 from hadelay.server.service.overview import HourRow
 
@@ -15,6 +17,10 @@ pages = Pages()
 
 #: Limits of hours whose files the page shows, and of terms.
 _HOURS, _TERMS = 240, 8
+#: Name of a check of /readyz → what the page calls it.
+_CHECKS = {
+    "leader": "Leader", "clock": "Clock", "applied": "Log", "admitted": "Vote", "space": "Disk", "drained": "Drained",
+}  # fmt: skip
 #: Parts of the page that are live.
 _LIVE = ("alarms", "members", "checks", "terms", "backups")
 
@@ -31,7 +37,7 @@ async def show(visit: Visit) -> Answer:
     ]
     shown = [(hour, kind(hour)) for hour in hours[first : first + _HOURS]]
     values = {
-        **await values_of(visit), **_node(visit), "hours": shown, "all_hours": len(hours), "archive": archive,
+        **await values_of(visit), **await _node(visit), "hours": shown, "all_hours": len(hours), "archive": archive,
         "counts": Counter(one for _, one in shown), "archived": sum(hour.archived for hour, _ in shown),
         "certificates": certificates,
     }  # fmt: skip
@@ -43,11 +49,15 @@ def kind(hour: HourRow) -> str:
     return "mapped" if hour.mapped else "archived" if hour.archived else "sealed" if hour.sealed else "future"
 
 
-def _node(visit: Visit) -> dict[str, Any]:
+async def _node(visit: Visit) -> dict[str, Any]:
     overview = visit.service.overview
     return {
-        "checks": visit.service.cluster.readyz(), "checkpoint_s": overview.checkpoint_age_s, "most_terms": _TERMS,
-    }  # fmt: skip
+        "checks": visit.service.cluster.readyz(),
+        "checkpoint_s": overview.checkpoint_age_s,
+        "most_terms": _TERMS,
+        "check_names": _CHECKS,
+        "alarms": alarms(await visit.site.report(visit), ("cluster", "node")),
+    }
 
 
 @pages.live("/console/live/cluster")
@@ -55,7 +65,7 @@ def live(visit: Visit) -> tuple[str, Any]:
     visit.need("read")
 
     async def frame() -> dict[str, Any]:
-        values = {**await values_of(visit), **_node(visit)}
+        values = {**await values_of(visit), **await _node(visit)}
         return {"html": {part: visit.render(f"{part}.html", values) for part in _LIVE}}
 
     return "cluster", frame
@@ -91,7 +101,7 @@ async def remove(visit: Visit) -> Answer:
     visit.need("admin")
     name = visit.text("node")
     if not name or visit.text("typed") != name:
-        raise BadRequest(f"type the name of the node, {name[:64]}, to confirm")
+        raise Wrong("typed", f"Type the name of the node, {name[:64]}, to confirm.")
     await visit.service.cluster.remove_member(name, visit.actor)
     return visit.go("/console/cluster", f"{name} is no member any more.")
 
@@ -103,12 +113,12 @@ async def replace(visit: Visit) -> Answer:
     visit.need("admin")
     old, new, raft = visit.text("node"), visit.text("name"), visit.text("raft")
     if not old or visit.text("typed") != old:
-        raise BadRequest(f"type the name of the old node, {old[:64]}, to confirm")
+        raise Wrong("typed", f"Type the name of the old node, {old[:64]}, to confirm.")
     members = {member.name: member for member in (await visit.service.cluster.view(stale=False)).members}
     if old not in members:
         raise NotFound(f"there is no node {old[:64]!r}; there are {', '.join(members)}")
     if new == old:
-        raise BadRequest(f"give the new node another name than {old}")
+        raise Wrong("name", f"Give the new node another name than {old}.")
     if new not in members:
         await visit.service.cluster.add_member(new, raft, visit.actor)
         steps = f"When the table shows it as a follower, replace {old} by {new} once more: that removes {old}."

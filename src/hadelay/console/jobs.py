@@ -3,20 +3,22 @@
 import secrets
 import time
 from typing import Any
+from urllib.parse import urlencode
 
-import msgspec
-
-from hadelay.api.base import decode_hook
 from hadelay.api.jobs import CountJob, Job
 from hadelay.api.text import suggest
 from hadelay.codec.jobcommands import JobSpec
 from hadelay.console.dead import check_typed
-from hadelay.console.messages import to_instant
+from hadelay.console.messages import now
+from hadelay.console.problems import Wrong
 from hadelay.console.visit import Pages, Visit, whole
-from hadelay.errors import BadRequest, HadelayError, NotFound
+from hadelay.console.zones import millis, to_instant
+from hadelay.errors import HadelayError, NotFound
 from hadelay.http.answers import Answer
-from hadelay.http.decoding import decoded
-from hadelay.http.jobs import covered, need_for, scope_of, spec_of
+from hadelay.rules.access import covered, job_scope, need_begin, need_job
+from hadelay.rules.documents import converted
+from hadelay.rules.jobs import job_spec
+from hadelay.words import span
 
 pages = Pages()
 
@@ -27,12 +29,19 @@ _ACTIONS = {
     "deliver_now": "Deliver now",
     "redrive": "Redrive",
     "delete_dead": "Delete dead letters",
+    "transfer": "Move to another topic",
 }
-#: All actions that a job may have, in words: a new subscription begins fills.
+#: Names of all actions of jobs for people. A form offers all but `fill`: new subscriptions begin fills.
 _NAMES = {**_ACTIONS, "fill": "Fill a subscription"}
-_FILTER = ("topic", "tags", "key_prefix", "group", "schedule", "ids", "error", "from", "to")
+_FILTER = ("topic", "tags", "key_prefix", "group", "schedule", "ids", "error", "from", "to", "retrying")
+#: New due times of a reschedule, as the form calls them → as the API does.
+_CHANGES = {"shift": "shift", "delay": "delay", "at": "deliver_at"}
+#: Conditions that the form shows only on request, unless one is set.
+_RARE = ("error", "group", "schedule", "retrying", "ids")
+#: Progress from which the time left is estimated.
+_KNOWN = 0.02
 #: Fields of the form: of the filter, then of the action.
-FIELDS = ("action", *_FILTER, "shift", "at", "rate")
+FIELDS = ("action", *_FILTER, *_CHANGES, "into", "rate")
 #: Number of jobs in the table, the latest first.
 _SHOWN = 100
 #: Sums of a count so far, in the address of its next part; and the largest hour and index.
@@ -45,42 +54,62 @@ _RECOUNT_S = 5.0
 async def overview(visit: Visit) -> Answer:
     """The latest jobs, and a form for a new one: the form counts first."""
     asked = {name: visit.query.get(name, "").strip() for name in FIELDS}
-    problem = ""
+    problem = None
     if asked["topic"]:
         try:
             _spec(visit, asked)
         except HadelayError as error:
-            problem = error.detail
-    jobs = await visit.service.jobs.list_jobs(stale=visit.stale)
-    mine = [job for job in reversed(jobs) if visit.may("read", covered(job.filter.topic))]
+            problem = visit.problem_of(error)
     values: dict[str, Any] = {
-        "jobs": mine[:_SHOWN], "asked": asked, "problem": problem, "actions": _ACTIONS, "names": _NAMES,
-        "filter_of": in_words, "counts": bool(asked["topic"]) and not problem,
+        "jobs": await _latest(visit), "asked": asked, "problem": problem, "actions": _ACTIONS, "names": _NAMES,
+        "filter_of": in_words, "counts": bool(asked["topic"]) and not problem, "now": now(visit), "left_of": time_left,
+        "rare": any(asked[name] for name in _RARE),
         "begins": visit.access.rights.may_somewhere("publish"),
     }  # fmt: skip
     return visit.page("jobs.html", active="jobs", title="Bulk jobs", **values)
 
 
+async def _latest(visit: Visit) -> list[Job[str]]:
+    """The latest jobs of topics that the visitor may read, the latest first."""
+    jobs = await visit.service.jobs.list_jobs(stale=visit.stale)
+    return [job for job in reversed(jobs) if visit.may("read", covered(job.filter.topic))][:_SHOWN]
+
+
+@pages.live("/console/live/jobs")
+def live_rows(visit: Visit) -> tuple[str, Any]:
+    """The rows of the list of jobs."""
+
+    async def frame() -> dict[str, Any]:
+        shared = {"names": _NAMES, "filter_of": in_words, "now": now(visit), "left_of": time_left}
+        jobs = await _latest(visit)
+        return {"html": {f"row-{job.id}": visit.render("job_row.html", {"job": job, **shared}) for job in jobs}}
+
+    return f"jobs {visit.sees}", frame
+
+
 def _spec(visit: Visit, asked: dict[str, str]) -> JobSpec:
     """Specification of the job that a form asks for. Raises BadRequest, Forbidden."""
     of: dict[str, Any] = {name: asked[name] for name in _FILTER if asked[name]}
+    of["retrying"] = bool(asked["retrying"])
     of |= {name: [text for text in asked[name].split(",") if text.strip()] for name in ("tags", "ids")}
     for name in ("from", "to"):
         if asked[name]:
-            of[name] = to_instant(name, asked[name], 0)
-    wish: dict[str, Any] = {"action": asked["action"], "filter": of}
+            of[name] = to_instant(name, asked[name], 0, visit.zone)
+    fields: dict[str, Any] = {"action": asked["action"], "filter": of}
     if asked["action"] not in _ACTIONS:
-        raise BadRequest(f"action: {asked['action'][:40]!r} is none{suggest(asked['action'], _ACTIONS)}")
+        raise Wrong("action", f"{asked['action'][:40]!r} is no action{suggest(asked['action'], _ACTIONS)}.")
     if asked["action"] == "reschedule":
-        if bool(asked["shift"]) == bool(asked["at"]):
-            raise BadRequest("reschedule: give either a shift, such as 1d or -90m, or a due time")
-        wish |= {"shift": asked["shift"]} if asked["shift"] else {"to": to_instant("due time", asked["at"], 0)}
-    if asked["rate"]:
-        wish["rate"] = asked["rate"]
-    document = decoded(lambda: msgspec.convert(wish, CountJob, strict=False, dec_hook=decode_hook), CountJob)
-    need_for(visit.access, document.action, document.filter.topic)
+        given = {name: asked[name] for name in _CHANGES if asked[name]}
+        if len(given) != 1:
+            raise Wrong("shift", "Give one of: later by, such as 1d or -90m; in, such as 15m; or at a due time.")
+        ((name, text),) = given.items()
+        fields[_CHANGES[name]] = to_instant(name, text, 0, visit.zone) if name == "at" else text
+    used = ("rate", "into") if asked["action"] == "transfer" else ("rate",)
+    fields |= {name: asked[name] for name in used if asked[name]}
+    document = converted(fields, CountJob)
+    need_begin(visit.access, document.action, document.filter.topic, document.into)
     visit.need("read", covered(document.filter.topic))
-    return spec_of(document, visit.call.context.config)
+    return job_spec(document, visit.call.context.config)
 
 
 @pages.get("/console/jobs/count")
@@ -96,9 +125,32 @@ async def count(visit: Visit) -> Answer:
     sums = {"matched": matched + found.matched, "leased": leased + found.leased, "first": first, "last": last}
     following = None if cursor is None else {**asked, **sums, "hour": cursor[0], "index": cursor[1]}
     return visit.part(
-        "job_count.html", asked=asked, sums=sums, following=following, progress=found.progress, actions=_ACTIONS,
-        request_id=secrets.token_urlsafe(12), fields=FIELDS,
-    )  # fmt: skip
+        "job_count.html",
+        asked=asked,
+        sums=sums,
+        following=following,
+        progress=found.progress,
+        actions=_ACTIONS,
+        request_id=secrets.token_urlsafe(12),
+        fields=FIELDS,
+        listed=_list_of(asked),
+    )
+
+
+def _list_of(asked: dict[str, str]) -> str:
+    """Address of the list with the messages of a job's filter; "" if no list has exactly these."""
+    given, dead = {name for name in _FILTER if asked[name]}, asked["action"] in ("redrive", "delete_dead")
+    if any(letter in asked["topic"] for letter in "*?["):
+        return ""
+    if dead and given <= {"topic", "error"}:
+        of = {"error": asked["error"]} if asked["error"] else {}
+        return f"/console/topics/{asked['topic']}/dead" + (f"?{urlencode(of)}" if of else "")
+    pending = asked["action"] in ("cancel", "reschedule", "deliver_now")
+    if pending and given <= {"topic", "tags", "from", "to", "retrying"}:
+        state = "retrying" if asked["retrying"] else "pending"
+        of = {"topic": asked["topic"], "tag": asked["tags"], "from": asked["from"], "to": asked["to"], "state": state}
+        return f"/console/messages?{urlencode(of)}"
+    return ""
 
 
 @pages.post("/console/jobs/begin")
@@ -132,8 +184,8 @@ async def _recount(visit: Visit, spec: JobSpec, counted: int) -> int:
 @pages.get("/console/jobs/{job}")
 async def show(visit: Visit) -> Answer:
     job = await _job(visit)
-    values: dict[str, Any] = {"job": job, "names": _NAMES, "filter_of": in_words}
-    stops = job.state in ("queued", "running") and visit.may(scope_of(job.action), covered(job.filter.topic))
+    values: dict[str, Any] = {"job": job, "names": _NAMES, "filter_of": in_words, "left": _left(visit, job)}
+    stops = job.state in ("queued", "running") and visit.may(job_scope(job.action), covered(job.filter.topic))
     return visit.page("job.html", active="jobs", title=f"Job {job.id}", stops=stops, **values)
 
 
@@ -141,27 +193,41 @@ async def show(visit: Visit) -> Answer:
 def live(visit: Visit) -> tuple[str, Any]:
     async def frame() -> dict[str, Any]:
         job = await _job(visit)
-        return {"html": {"progress": visit.render("job_progress.html", {"job": job})}, "state": job.state}
+        html = visit.render("job_progress.html", {"job": job, "left": _left(visit, job)})
+        return {"html": {"progress": html}, "state": job.state}
 
-    return f"job {visit.path['job'][:9]} {visit.actor.token_id}", frame
+    return f"job {visit.path['job'][:15]} {visit.actor.token_id}", frame
 
 
 @pages.post("/console/jobs/{job}/stop")
 async def stop(visit: Visit) -> Answer:
     job = await _job(visit)
-    need_for(visit.access, job.action, job.filter.topic)
+    need_job(visit.access, job.action, job.filter.topic)
     await visit.service.jobs.stop(job.id, visit.actor)
     return visit.go(f"/console/jobs/{job.id}", "The job is stopped. Messages that it changed stay changed.")
 
 
 async def _job(visit: Visit) -> Job[str]:
     """The job of the path. Raises NotFound, and Forbidden without the right to read its topics."""
-    number = whole(visit.path["job"], 9)
+    number = whole(visit.path["job"], 15)
     if number is None:
         raise NotFound(f"there is no job {visit.path['job'][:40]!r}")
     job = await visit.service.jobs.get_job(number, stale=visit.stale)
     visit.access.need_of("read", job.filter.topic, "job")
     return job
+
+
+def time_left(job: Job[str], now: str) -> str:
+    """Estimate of the time until a running job ends, at its pace so far; "" if nothing is known yet."""
+    if job.state != "running" or not _KNOWN <= job.progress < 1:
+        return ""
+    spent_ms = max(0, millis(now) - millis(job.began_at))
+    left_ms = max(1_000, spent_ms * (1 - job.progress) / job.progress)
+    return f"about {span(left_ms if left_ms < 60_000 else left_ms // 60_000 * 60_000)} left"
+
+
+def _left(visit: Visit, job: Job[str]) -> str:
+    return time_left(job, now(visit))
 
 
 def in_words(job: Job[str]) -> str:
@@ -173,8 +239,10 @@ def in_words(job: Job[str]) -> str:
     parts += [f"group {of.group}"] if of.group else []
     parts += [f"schedule {of.schedule}"] if of.schedule else []
     parts += [f"{len(of.ids):,} chosen"] if of.ids else []
+    parts += ["retrying"] if of.retrying else []
     parts += [f"error: {of.error}"] if of.error else []
     parts += [f"from {of.from_}"] if of.from_ else []
     parts += [f"before {of.to}"] if of.to else []
+    parts += [f"to {job.into or 'the topics in which they died'}"] if job.action == "transfer" else []
     parts += [f"copied to {job.subscription}"] if job.subscription else []
     return "; ".join(parts)

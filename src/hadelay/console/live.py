@@ -16,8 +16,9 @@ from aiohttp import web
 
 from hadelay.console.owntime import OwnTime
 from hadelay.console.render import SECURITY
-from hadelay.console.visit import Visit
-from hadelay.errors import HadelayError, Overloaded, Unauthorized
+from hadelay.console.visit import Visit, count_of
+from hadelay.errors import HadelayError, Unauthorized
+from hadelay.rules.sharedcount import SharedCount
 
 log = structlog.get_logger("hadelay")
 
@@ -36,7 +37,7 @@ Make = Callable[[], Awaitable[Frame]]
 
 class Streams:
     def __init__(self) -> None:
-        self.open = 0
+        self._open = SharedCount(MOST, "open pages are updated", "reload this page to see changes")
         self._stopping = asyncio.Event()
         #: Name of the content that streams show → (monotonic time of the latest rendering, frame with the rendering).
         self._frames: dict[str, tuple[float, asyncio.Task[Frame]]] = {}
@@ -49,12 +50,13 @@ class Streams:
     async def run(self, visit: Visit, key: str, make: Make, still_in: Callable[[], object]) -> web.StreamResponse:
         """Send frames until the browser disconnects, the session ends or the node stops. key: name of what the page
         shows, shared by all visitors. still_in: raises Unauthorized once the session has ended."""
-        if self.open >= MOST:
-            raise Overloaded(f"this node already updates {MOST} open pages; reload this page to see changes")
+        with self._open.one_more(visit.access):
+            return await self._run(visit, key, make, still_in)
+
+    async def _run(self, visit: Visit, key: str, make: Make, still_in: Callable[[], object]) -> web.StreamResponse:
         response = web.StreamResponse(headers={**SECURITY, "Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         response.content_type = "text/event-stream"
         visit.call.context.add_headers(response.headers)
-        self.open += 1
         try:
             await response.prepare(visit.call.request)
             if visit.call.request.method != "HEAD":
@@ -63,8 +65,6 @@ class Streams:
                 await response.write_eof()
         except ConnectionError:
             pass  # the browser closed the connection
-        finally:
-            self.open -= 1
         return response
 
     async def _send(
@@ -77,13 +77,19 @@ class Streams:
                 still_in()
                 frame = await self._frame(key, make, since)
             except Unauthorized:
-                await response.write(b"event: over\ndata: You are signed out: reload the page to sign in.\n\n")
+                # The browser asks again, maybe with a newer cookie: a person may have used other pages meanwhile.
+                await response.write(b"event: later\ndata: The session has ended.\n\n")
                 return
             except HadelayError as error:
                 frame = {"problem": error.detail}
             html = {name: text for name, text in frame.get("html", {}).items() if sent.get(name) != text}
             sent |= html
+            html = {name: visit.under(text) for name, text in html.items()}
             news = {**frame, "html": html, "leader": visit.service.leader_name or ""}
+            if (since_ms := visit.service.leader_since_ms) is not None:
+                news["since"] = since_ms
+            if (report := await visit.site.report(visit)) is not None:
+                news["problems"] = count_of(report)
             await response.write(b"event: frame\ndata: " + msgspec.json.encode(news) + b"\n\n")
             with suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):

@@ -4,66 +4,73 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
 import msgspec
 from msgspec import UNSET
 
 from hadelay.api.messages import Message
 from hadelay.api.service import ListRequest
-from hadelay.api.text import LARGEST_MS, check_topic, format_instant, parse_id, parse_instant
+from hadelay.api.text import LARGEST_MS, check_topic, format_instant, parse_id
 from hadelay.api.verdict import timeline, verdict
-from hadelay.console.bodies import shown_body
-from hadelay.console.render import millis
+from hadelay.codec.jobcommands import MAX_IDS
+from hadelay.console.bodies import preview, shown_body
+from hadelay.console.problems import Wrong
+from hadelay.console.render import as_answer
+from hadelay.console.reschedule import undo_of
 from hadelay.console.visit import Pages, Visit
+from hadelay.console.zones import as_field, millis, to_instant
 from hadelay.errors import BadRequest, Conflict, HadelayError, NotFound
 from hadelay.http.answers import Answer
-from hadelay.http.messages import need_publish, need_read
-from hadelay.http.options import check_tags, when
-from hadelay.model import FIRST, PENDING, State, encode_id
-from hadelay.server.service.messages import partly
+from hadelay.model import FIRST, encode_id
+from hadelay.rules.access import need_job, need_publish, need_read
+from hadelay.rules.messages import RETRYING, STATES, states_of
+from hadelay.rules.publishing import check_tags
 from hadelay.words import span
 
 pages = Pages()
 
-#: Number of messages on one page of a search.
-_PAGE = 50
+#: Number of messages on one page of a list, and limit of the pages before that a page can lead back to.
+_PAGE, _TRAIL = 50, 30
+_ASKED = ("q", "topic", "tag", "state", "from", "to", "after")
+_MINUTE_MS, _LAST_ID = 60_000, (1 << 64) - 1
 _ID = re.compile(r"[0-9A-Fa-f][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{12}")
-_POSITION = re.compile(r"([0-9]{1,15})-([0-9]{1,20})")
-_DURATION = re.compile(r"\d+(\.\d+)?((ms|s|m|h|d)(\d+(\.\d+)?(ms|s|m|h|d))*)?")
-STATES = ("pending", *map(str, State), "all")
-_SETS = {str(state): frozenset((state,)) for state in State} | {"pending": PENDING, "all": frozenset(State)}
+#: Position behind which a page begins: due time in ms, id of a message, and number of messages on the pages before.
+_POSITION = re.compile(r"([0-9]{1,15})-([0-9]{1,20})-([0-9]{1,12})")
 #: State of a message → CSS class that shows how serious the state is.
 TONES = {"ready": "warn", "blocked": "warn", "dead": "bad", "acked": "good", "expired": "warn"}
 
 
 @pages.get("/console/messages")
 async def find(visit: Visit) -> Answer:
-    """Find a message by its id, by its key, or by topic, tag and time."""
-    asked = {name: visit.query.get(name, "").strip() for name in ("q", "topic", "tag", "state", "from", "to", "after")}
+    """Find a message by its id or key; or list messages in due order, of one topic or of all."""
+    asked = {name: visit.query.get(name, "").strip() for name in _ASKED}
     asked["state"] = asked["state"] or "pending"
-    found, after, problem = list[Message[str]](), "", ""
+    for name in ("from", "to"):  # links have times of the API; fields have times of the reader's zone
+        with suppress(HadelayError, ValueError, OverflowError):
+            asked[name] = asked[name] and as_field(to_instant(name, asked[name], 0, visit.zone), visit.zone)
+    page, problem = Page([], None), None
     try:
         if asked["q"]:
-            found = await _find_named(visit, asked["topic"], asked["q"])
+            found = await find_named(visit, asked["topic"], asked["q"])
             if len(found) == 1:
                 return visit.go(f"/console/messages/{found[0].id}")
-        elif asked["topic"]:
-            found, after = await _find_many(visit, asked)
-        elif asked["tag"] or asked["from"] or asked["to"]:
-            raise BadRequest("topic: name the topic whose messages have these tags or times")
+            page = Page(found, len(found))
+        else:
+            page = await _list(visit, asked)
     except HadelayError as error:
         if error.http_status >= 500:
             raise
-        problem = error.detail
+        problem = visit.problem_of(error)
     values: dict[str, Any] = {
-        "asked": asked, "messages": found, "after": after, "problem": problem, "states": STATES, "tones": TONES,
-        "searched": bool(asked["topic"]) and not problem, "now": now(visit),
+        "asked": asked, "page": page, "problem": problem, "states": list(STATES), "tones": TONES, "now": now(visit),
+        "preview": preview, "chooses": _actions(visit, asked) if not asked["q"] else {},
     }  # fmt: skip
     return visit.page("find.html", active="messages", title="Messages", **values)
 
 
-async def _find_named(visit: Visit, topic: str, text: str) -> list[Message[str]]:
+async def find_named(visit: Visit, topic: str, text: str) -> list[Message[str]]:
     """Messages that `text` names: an id, a key of `topic`, topic/key, or a key of any topic. Raises NotFound."""
     describe = partial(visit.service.messages.describe, body=False, stale=visit.stale)
     of, slash, rest = text.partition("/")
@@ -87,31 +94,92 @@ async def _find_named(visit: Visit, topic: str, text: str) -> list[Message[str]]
     return found
 
 
-async def _find_many(visit: Visit, asked: dict[str, str]) -> tuple[list[Message[str]], str]:
-    """Search a topic for messages; returns (messages of one page, cursor of the next page or "")."""
-    visit.need("read", check_topic(asked["topic"]))
-    start, end = to_instant("from", asked["from"], 0), to_instant("to", asked["to"], LARGEST_MS)
+@pages.post("/console/messages/chosen")
+async def chosen(visit: Visit) -> Answer:
+    """Go to the page that counts the chosen messages, and changes them once their number is typed: those of the rows,
+    or all of the list."""
+    action, listed = visit.text("action"), {name: visit.text(name) for name in _ASKED}
+    wanted = {"action": action, "topic": listed["topic"] or "*"}
+    if visit.text("all"):
+        at = as_field(visit.service.access.now_ms() // 1000 * 1000 + 1000, visit.zone)
+        # A job selects by due time instead of state: scheduled messages are due from `at` on, ready ones before it.
+        start = max(listed["from"], at) if listed["state"] == "scheduled" else listed["from"]
+        end = min(filter(None, (listed["to"], at))) if listed["state"] == "ready" else listed["to"]
+        wanted |= {"tags": listed["tag"], "from": start, "to": end}
+        wanted |= {"retrying": "yes"} if listed["state"] == RETRYING else {}
+    else:
+        pairs = [one.partition("@") for one in visit.texts("id")]
+        if not pairs:
+            raise BadRequest("choose at least one message")
+        if len(pairs) > MAX_IDS:
+            raise BadRequest(f"{len(pairs)} messages are chosen; at most {MAX_IDS} at once, or all of the list")
+        topics = {topic for _, _, topic in pairs}
+        wanted |= {"topic": topics.pop() if len(topics) == 1 else "*", "ids": ",".join(one for one, _, _ in pairs)}
+    need_job(visit.access, action, wanted["topic"])
+    return visit.go(f"/console/jobs?{urlencode({name: text for name, text in wanted.items() if text})}")
+
+
+def _actions(visit: Visit, asked: dict[str, str]) -> dict[str, str]:
+    """Bulk jobs that the visitor may begin with messages of a list: name and what a button says."""
+    scope, topic = "admin" if asked["state"] == "dead" else "publish", asked["topic"]
+    if not (visit.may(scope, topic) if topic else visit.access.rights.may_somewhere(scope)):
+        return {}
+    if asked["state"] == "dead":
+        return {"redrive": "Redrive…", "delete_dead": "Delete…"}
+    waits = asked["state"] in ("pending", "scheduled", "ready", "blocked", RETRYING)
+    return {"deliver_now": "Deliver now…", "reschedule": "Reschedule…", "cancel": "Cancel…"} if waits else {}
+
+
+class Page(NamedTuple):
+    """A page of a list of messages."""
+
+    messages: list[Message[str]]
+    #: Number of all messages of the list; None: not counted.
+    total: int | None
+    #: Number of messages on the pages before this one.
+    before: int = 0
+    #: Query of the page before this one, and of the next one; None: there is none.
+    previous: dict[str, str] | None = None
+    following: dict[str, str] | None = None
+
+
+async def _list(visit: Visit, asked: dict[str, str]) -> Page:
+    """List a page of the messages of a topic, or of all topics that the visitor may read."""
+    topic, may = asked["topic"], partial(visit.may, "read")
+    if topic:
+        visit.need("read", check_topic(topic))
+    start, end = to_instant("from", asked["from"], 0, visit.zone), to_instant("to", asked["to"], LARGEST_MS, visit.zone)
     if end <= start:
-        raise BadRequest("to: must be after from")
-    if asked["state"] not in _SETS:
-        raise BadRequest(f"state: {asked['state'][:40]!r} is not a state of messages")
+        raise Wrong("to", "The end must be after the beginning.")
     tags = check_tags(visit.call.context.config, asked["tag"].split(",")) if asked["tag"] else ()
-    position = _POSITION.fullmatch(asked["after"])
-    after = FIRST if position is None else (int(position[1]), int(position[2]))
-    ask = ListRequest(_SETS[asked["state"]], start, end, tags, after, _PAGE)
-    found, behind = await visit.service.messages.list_messages(asked["topic"], ask, stale=visit.stale)
-    return found, "" if behind is None else f"{behind[0]}-{behind[1]}"
+    # Positions after which this page and the pages before it begin; the previous page begins after the last but one.
+    trail = [position for one in asked["after"].split(",") if (position := _POSITION.fullmatch(one))][-_TRAIL:]
+    after, before = FIRST, 0
+    if trail:
+        due_ms, message_id, before = map(int, trail[-1].groups())
+        after = due_ms, min(message_id, _LAST_ID)
+    states, retrying = states_of(asked["state"])
+    ask = ListRequest(states, start, end, tags, after, _PAGE, body=True, retrying=retrying)
+    found, behind = await visit.service.messages.list_messages(topic or may, ask, stale=visit.stale)
+    texts = [position[0] for position in trail]
+    following = None if behind is None else ",".join([*texts, f"{behind[0]}-{behind[1]}-{before + len(found)}"])
+    kept = {name: text for name, text in asked.items() if text and name != "after"}
+    return Page(
+        found,
+        await _count(visit, asked, start, end),
+        before,
+        {**kept, "after": ",".join(texts[:-1])} if texts else None,
+        None if following is None else {**kept, "after": following},
+    )
 
 
-def to_instant(name: str, text: str, default: int) -> int:
-    """Parse a time from a form, in the API's or a browser's format (in UTC), to Unix ms."""
-    if not text:
-        return default
-    if re.fullmatch(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?", text):
-        text += ("" if text.count(":") == 2 else ":00") + "Z"
-    elif re.fullmatch(r"\d{4}-\d\d-\d\d", text):
-        text += "T00:00:00Z"
-    return parse_instant(name, text)
+async def _count(visit: Visit, asked: dict[str, str], start_ms: int, end_ms: int) -> int | None:
+    """Number of messages of a list; None where only a look at each message could tell."""
+    if asked["state"] != "pending" or asked["tag"] or not (asked["topic"] or visit.may("read")):
+        return None
+    step_ms = -(-(end_ms - start_ms) // _MINUTE_MS) * _MINUTE_MS
+    _, counts = await visit.service.topics.due(asked["topic"] or None, start_ms, end_ms, step_ms, stale=visit.stale)
+    return sum(counts)
 
 
 def now(visit: Visit) -> str:
@@ -143,19 +211,26 @@ async def look(visit: Visit, *, body: bool) -> dict[str, Any]:
     said = verdict(document, topic, [], at)
     return {
         "message": message, "rows": list(_rows(document)), "now": at, "topic": topic,
-        "verdict": said[0].upper() + said[1:], "tone": TONES.get(message.state, "calm"),
+        "verdict": said[0].upper() + said[1:], "tone": "warn" if message.retry else TONES.get(message.state, "calm"),
+        "undo": undo_of(message, at),
     }  # fmt: skip
 
 
+#: Id of a part of a message's page → its template. The parts change together.
+_LIVE = {"said": "verdict.html", "life": "timeline.html", "about": "facts.html", "copies-list": "copies.html"}
 _WORDS = {
     "published": "Published", "due": "Due", "leased": "Leased", "acked": "Acked", "nacked": "Given back",
     "lease_expired": "Lease ran out", "ttl_expired": "Expired", "cancelled": "Cancelled", "moved": "Rescheduled",
-    "dead": "Became a dead letter", "redriven": "Redriven",
+    "dead": "Became a dead letter", "redriven": "Redriven", "transferred": "Moved to another topic",
 }  # fmt: skip
 _EVENT_TONES = {
     "leased": "lease", "acked": "good", "nacked": "warn", "lease_expired": "warn", "ttl_expired": "bad", "dead": "bad",
     "cancelled": "off",
 }  # fmt: skip
+
+
+#: Due times before and after a move.
+_MOVED = ("old_deliver_at", "new_deliver_at")
 
 
 def _rows(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -167,7 +242,7 @@ def _rows(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
         late_ms = at_ms - millis(entry["due_at"]) if event == "leased" and entry.get("due_at") else None
         what = "Planned again" if failed and event == "moved" else _WORDS.get(event, event)
         yield {
-            **{name: entry.get(name) for name in ("at", "attempt", "consumer", "node", "reason")},
+            **{name: entry.get(name) for name in ("at", "attempt", "consumer", "node", "reason", *_MOVED)},
             "event": event, "what": what, "tone": _EVENT_TONES.get(event, "calm"),
             "late": None if late_ms is None else span(max(0, late_ms)), "very_late": (late_ms or 0) >= 1_000,
             # A dead letter is in the hour in which its retention ends, such as dead-2026122403.
@@ -177,6 +252,18 @@ def _rows(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
         before, failed = at_ms, event in ("nacked", "lease_expired")
 
 
+@pages.get("/console/messages/{id}/body")
+async def body(visit: Visit) -> Answer:
+    """The body of a message, as a file."""
+    message = await visit.service.messages.describe(parse_id(visit.path["id"]), body=True, stale=visit.stale)
+    need_read(visit.access, message.topic)
+    headers = {
+        "Content-Type": "application/octet-stream",
+        "Content-Disposition": f'attachment; filename="{message.id}"',
+    }
+    return as_answer(200, headers, message.body or b"", packs=False)
+
+
 @pages.live("/console/live/messages/{id}")
 def live(visit: Visit) -> tuple[str, Any]:
     message_id = parse_id(visit.path["id"])
@@ -184,9 +271,7 @@ def live(visit: Visit) -> tuple[str, Any]:
     async def frame() -> dict[str, Any]:
         values = await look(visit, body=False)
         message: Message[str] = values["message"]
-        html = {
-            name: visit.render(part, values) for name, part in (("said", "verdict.html"), ("life", "timeline.html"))
-        }
+        html = {name: visit.render(part, values) for name, part in _LIVE.items()}
         return {"html": html, "state": message.state}
 
     return f"message {message_id} {visit.actor.token_id}", frame
@@ -209,26 +294,8 @@ def _back(visit: Visit, notice: str) -> Answer:
 @pages.post("/console/messages/{id}/cancel")
 async def cancel(visit: Visit) -> Answer:
     message = await _target(visit)
-    outcome, outcomes = await visit.service.messages.cancel(parse_id(message.id), visit.actor)
-    if outcome == "partial":
-        raise partly("cancelled", outcomes)
-    if outcome != "cancelled":
-        raise Conflict(f"the message cannot be cancelled: it is {outcome}", outcome=outcome)
+    await visit.service.messages.cancel(parse_id(message.id), visit.actor)
     return _back(visit, "The message is cancelled.")
-
-
-@pages.post("/console/messages/{id}/reschedule")
-async def reschedule(visit: Visit) -> Answer:
-    message, text = await _target(visit), visit.text("when")
-    if not text:
-        raise BadRequest("when: expected a delay such as 15m, or a time such as 2026-12-24T18:00:00Z")
-    if _DURATION.fullmatch(text) is not None and len(text) < 12:
-        times = when(visit.call.context.max_delay_ms, text, None)
-    else:
-        at_ms = to_instant("when", text, 0)
-        times = (at_ms, False) if at_ms > 0 else (0, True)
-    _, due_ms, *_ = await visit.service.messages.reschedule(parse_id(message.id), *times, visit.actor)
-    return _back(visit, f"Rescheduled: the message falls due at {format_instant(due_ms)}.")
 
 
 @pages.post("/console/messages/{id}/deliver-now")

@@ -3,15 +3,17 @@
 import gzip
 import hashlib
 from collections.abc import Mapping
-from datetime import datetime
 from importlib.resources import files
 from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
 
 import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from multidict import CIMultiDict
 
 from hadelay.api.text import format_instant
+from hadelay.console.zones import beside, clock, millis, zone_of
 from hadelay.http.answers import Answer
 from hadelay.words import span
 
@@ -38,12 +40,18 @@ class StaticFile(NamedTuple):
     version: str
 
 
+def _lean(body: bytes) -> bytes:
+    """Our script or style without comments that have a line of their own, and without indents."""
+    lines = (line.strip() for line in body.splitlines())
+    return b"\n".join(line for line in lines if line and not line.startswith((b"//", b"/*")))
+
+
 def load_static() -> dict[str, StaticFile]:
     found = {}
     for path in files("hadelay.console").joinpath("static").iterdir():
         kind = _TYPES.get(path.name.rpartition(".")[2])
         if kind is not None:
-            body = path.read_bytes()
+            body = path.read_bytes() if ".min." in path.name else _lean(path.read_bytes())
             headers = {
                 "Content-Type": kind,
                 "Cache-Control": "public, max-age=31536000, immutable",
@@ -53,11 +61,6 @@ def load_static() -> dict[str, StaticFile]:
             version = hashlib.sha256(body).hexdigest()[:12]
             found[path.name] = StaticFile(body, gzip.compress(body, 9, mtime=0), headers, version)
     return found
-
-
-def millis(text: str) -> int:
-    """Parse a time in the API's format (RFC 3339) to Unix ms."""
-    return round(datetime.fromisoformat(text).timestamp() * 1000)
 
 
 def count(number: float) -> str:
@@ -84,48 +87,59 @@ def size(number: float) -> str:
     return f"{number:,.0f} B" if not unit else f"{number:,.1f} {_UNITS[unit]}"
 
 
-def clock(text: str) -> Markup:
-    """HTML that shows a time, given in the API's format (RFC 3339), in a line of a page."""
-    return Markup('<time datetime="{0}" title="{0}">{1} <span class="hms">{2}</span></time>').format(
-        text, text[:10], text[11:23]
-    )
-
-
 class Renderer:
-    """Renders pages. node: name of this node."""
+    """Renders pages. node, cluster: names of this node and its cluster."""
 
-    def __init__(self, node: str) -> None:
+    def __init__(self, node: str, cluster: str = "") -> None:
         self.static = load_static()
         self._env = Environment(
-            loader=PackageLoader("hadelay.console"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-            lstrip_blocks=True, auto_reload=False,
-        )  # fmt: skip
+            loader=PackageLoader("hadelay.console"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            auto_reload=False,
+        )
         self._env.filters |= {
-            "count": count, "short": short, "rate": rate, "size": size, "span": span, "clock": clock, "millis": millis,
-            "instant": format_instant,
+            "count": count, "short": short, "rate": rate, "size": size, "span": span, "millis": millis,
+            "instant": format_instant, "clock": self._clock, "exact": self._exact, "beside": beside,
         }  # fmt: skip
-        self._env.globals |= {"node": node, "static": self.address_of}
+        #: Zone of the times of the page that is rendered.
+        self._zone = zone_of(None)
+        self._env.globals |= {"node": node, "cluster": cluster, "static": self.address_of}
 
     def address_of(self, name: str) -> str:
         return f"/console/static/{name}?v={self.static[name].version}"
 
-    def render(self, template: str, values: Mapping[str, Any]) -> str:
-        return str(self._env.get_template(template).render(values))
+    def render(self, template: str, values: Mapping[str, Any], zone: ZoneInfo) -> str:
+        """zone: of the times."""
+        self._zone = zone
+        return str(self._env.get_template(template).render(values, zone=zone.key))
 
-    def block(self, template: str, values: Mapping[str, Any]) -> str:
+    def block(self, template: str, values: Mapping[str, Any], zone: ZoneInfo) -> str:
         """Render a part of a page that stands in a template of its own."""
-        return self.render(f"parts/{template}", values)
+        return self.render(f"parts/{template}", values, zone)
+
+    def _clock(self, text: str, zone: str = "") -> Markup:
+        """HTML of a time. zone: another one than the reader's."""
+        return clock(text, zone_of(zone) if zone else self._zone)
+
+    def _exact(self, text: str) -> Markup:
+        return clock(text, self._zone, exact=True)
 
 
-def as_answer(status: int, headers: dict[str, str], text: str | bytes, *, packs: bool) -> Answer:
+def as_answer(status: int, headers: Mapping[str, str], text: str | bytes, *, packs: bool) -> Answer:
     """Make an answer to a browser that no cache may keep. packs: whether the browser accepts gzip."""
     body = text.encode() if isinstance(text, str) else text
-    headers = {"Content-Type": "text/html; charset=utf-8", "Cache-Control": "no-store", **SECURITY, **headers}
+    all_headers = CIMultiDict({"Content-Type": "text/html; charset=utf-8", "Cache-Control": "no-store", **SECURITY})
+    all_headers.update(headers)
     if packs and len(body) >= _SMALL:
-        headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+        all_headers.update({"Content-Encoding": "gzip", "Vary": "Accept-Encoding"})
         body = gzip.compress(body, 5, mtime=0)
-    return Answer(status, headers, body)
+    return Answer(status, all_headers, body)
 
 
-def as_json(value: Any, *, packs: bool) -> Answer:
-    return as_answer(200, {"Content-Type": "application/json"}, msgspec.json.encode(value), packs=packs)
+def as_json(value: Any, *, packs: bool, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
+    all_headers = CIMultiDict(headers or {})
+    all_headers["Content-Type"] = "application/json"
+    return as_answer(status, all_headers, msgspec.json.encode(value), packs=packs)

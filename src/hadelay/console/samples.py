@@ -77,6 +77,8 @@ class Sampler:
         self._looks: deque[tuple[float, Totals]] = deque(maxlen=16)
         self._looking: asyncio.Task[Look] | None = None
         self._looked = self._cost_s = 0.0
+        #: Leader at the last sample.
+        self._leader: str | None = None
         self._samples = 0
 
     def start(self) -> None:
@@ -107,13 +109,15 @@ class Sampler:
     async def _sample(self) -> None:
         look = await self.look()
         totals, late = look.totals, look.recent
-        handed_out = late is not None and late.handed_out
+        # A new leader has measured nothing yet: the chart has a gap.
+        leader, self._leader = self._leader, self._service.leader_name
+        handed_out = late is not None and late.handed_out and leader == self._leader
         lateness = (late.p50_ms, late.p99_ms, late.max_ms) if late is not None and handed_out else (-1, -1, -1)
         pending = totals.waiting + totals.leased
         self._ring.add(totals.at_ms, (totals.published, totals.acked, totals.died, pending, totals.dead, *lateness))
         if self._samples % _CHOOSE == 0 or len(self._topics) < min(BUSIEST, totals.topics):
             names = [*await self._service.overview.busiest(BUSIEST), *self._looked_at]
-            self._topics = {name: self._topics.get(name) or _Ring(4) for name in names}
+            self._topics = {name: self._topics.get(name) or _Ring(5) for name in names}
         self._samples += 1
         for name, ring in self._topics.items():
             counts = self._service.overview.counts(name)
@@ -155,30 +159,30 @@ class Sampler:
         while len(self._looked_at) > LOOKED_AT:
             self._looked_at.popitem(last=False)
         if topic not in self._topics and len(self._topics) < BUSIEST + LOOKED_AT:
-            self._topics[topic] = _Ring(4)
+            self._topics[topic] = _Ring(5)
 
     def charts(self) -> dict[str, Any]:
         """Data of the overview's charts: `at`, Unix times in s; and under each chart's name a list of series."""
         rows = self._ring.rows()
         at, published, acked, died, pending, dead, *late = rows.T if len(rows) else np.zeros((9, 0), np.int64)
-        return {
+        return with_gaps({
             "at": _seconds(at[1:]),
             "rates": [_rates(at, published), _rates(at, acked)],
             "lateness": [[None if ms < 0 else ms for ms in column[1:].tolist()] for column in late],
             "pending": [pending[1:].tolist(), dead[1:].tolist()],
             "deaths": [_rates(at, died)],
-        }
+        })  # fmt: skip
 
     def topic_charts(self, topic: str) -> dict[str, Any]:
         ring = self._topics.get(topic)
-        rows = ring.rows() if ring is not None else np.zeros((0, 5), np.int64)
-        at, published, acked, died, pending = rows.T if len(rows) else np.zeros((5, 0), np.int64)
-        return {
+        rows = ring.rows() if ring is not None else np.zeros((0, 6), np.int64)
+        at, published, acked, died, pending, retrying = rows.T if len(rows) else np.zeros((6, 0), np.int64)
+        return with_gaps({
             "at": _seconds(at[1:]),
             "rates": [_rates(at, published), _rates(at, acked)],
-            "pending": [pending[1:].tolist()],
+            "pending": [pending[1:].tolist(), retrying[1:].tolist()],
             "deaths": [_rates(at, died)],
-        }
+        })  # fmt: skip
 
     def per_minute(self, topic: str) -> TopicCounts | None:
         """Change of a topic's counters per minute, by the samples of the last minute; None without two samples."""
@@ -200,6 +204,20 @@ def last_point(charts: dict[str, Any]) -> dict[str, Any] | None:
     if not charts["at"]:
         return None
     return {name: rows[-1] if name == "at" else [row[-1] for row in rows] for name, rows in charts.items()}
+
+
+def with_gaps(charts: dict[str, Any]) -> dict[str, Any]:
+    """The series of charts with a point without values wherever samples are missing: the line has a gap there."""
+    at: list[float] = charts["at"]
+    steps = np.diff(at)
+    if not len(steps):
+        return charts
+    for n in reversed(np.flatnonzero(steps > 3 * max(EVERY_S, float(np.median(steps)))).tolist()):
+        at.insert(n + 1, round((at[n] + at[n + 1]) / 2, 3))
+        for name, series in charts.items():
+            for row in series if name != "at" else ():
+                row.insert(n + 1, None)
+    return charts
 
 
 def _seconds(at: NDArray[np.int64]) -> list[float]:

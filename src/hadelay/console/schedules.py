@@ -1,53 +1,74 @@
-"""The pages Schedules and Schedule: next and last occurrences, what became of them; pause, trigger, preview."""
+"""The pages Schedules and Schedule: occurrences and the states of their messages; pause, trigger, backfill, delete."""
 
 import re
 from functools import partial
 from typing import Any
 
-import msgspec
-
-from hadelay.api.base import decode_hook
 from hadelay.api.schedules import Preview, Schedule
 from hadelay.console.messages import TONES, now
-from hadelay.console.render import millis
+from hadelay.console.problems import Wrong
 from hadelay.console.visit import Pages, Visit
-from hadelay.errors import BadRequest, HadelayError, NotFound
+from hadelay.console.zones import millis, to_instant
+from hadelay.errors import HadelayError, Impossible, NotFound
 from hadelay.http.answers import Answer
-from hadelay.http.decoding import decoded
-from hadelay.http.schedules import spec_of
+from hadelay.rules.documents import converted
+from hadelay.rules.schedules import check_schedule_name, schedule_spec
 from hadelay.words import span
 
 pages = Pages()
 
 #: Number of schedules on a page, and of times in a preview.
-_PAGE, _PREVIEW = 100, 10
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_PAGE, PREVIEW = 100, 10
 
 
 @pages.get("/console/schedules")
 async def overview(visit: Visit) -> Answer:
     """All schedules by name, and a preview of a pattern."""
-    prefix, after = visit.query.get("q", "").strip()[:128], visit.query.get("after", "")[:128]
-    may = partial(visit.may, "read")
-    page = await visit.service.schedules.page(prefix, after, _PAGE, stale=visit.stale, may=may, last=True)
+    (prefix, behind), page = _asked(visit), await _page(visit)
     cron, timezone = visit.query.get("cron", "").strip()[:200], visit.query.get("timezone", "").strip()[:64] or "UTC"
-    preview, problem = None, ""
+    preview, problem = None, None
     if cron:
         try:
-            wish = decoded(lambda: msgspec.convert(_times(cron, timezone), Preview, dec_hook=decode_hook), Preview)
-            preview = await visit.service.schedules.preview(spec_of(wish, "preview"), None, _PREVIEW)
+            document = converted(times_of(cron, timezone), Preview)
+            preview = await visit.service.schedules.preview(schedule_spec(document, "preview"), None, PREVIEW)
         except HadelayError as error:
             if error.http_status >= 500:
                 raise
-            problem = error.detail
+            problem = visit.problem_of(error)
     values: dict[str, Any] = {
         "schedules": page.schedules, "after": page.cursor or "", "q": prefix, "cron": cron, "timezone": timezone,
-        "preview": preview, "problem": problem, "health": health, "now": now(visit),
+        "behind": behind, "preview": preview, "problem": problem, "health": health, "now": now(visit),
+        "creates": visit.access.rights.may_somewhere("publish"),
     }  # fmt: skip
     return visit.page("schedules.html", active="schedules", title="Schedules", **values)
 
 
-def _times(text: str, timezone: str) -> dict[str, Any]:
+def _asked(visit: Visit) -> tuple[str, str]:
+    """(beginning of the names, name behind which the page begins) of a list of schedules."""
+    return visit.query.get("q", "").strip()[:128], visit.query.get("after", "")[:128]
+
+
+async def _page(visit: Visit) -> Any:
+    prefix, after = _asked(visit)
+    may = partial(visit.may, "read")
+    return await visit.service.schedules.page(prefix, after, _PAGE, stale=visit.stale, may=may, last=True)
+
+
+@pages.live("/console/live/schedules")
+def live_rows(visit: Visit) -> tuple[str, Any]:
+    """The rows of a list of schedules."""
+
+    async def frame() -> dict[str, Any]:
+        shared = {"health": health, "now": now(visit)}
+        found = (await _page(visit)).schedules
+        return {
+            "html": {f"row-{one.schedule}": visit.render("schedule_row.html", {"one": one, **shared}) for one in found}
+        }
+
+    return f"schedules {_asked(visit)} {visit.sees}", frame
+
+
+def times_of(text: str, timezone: str) -> dict[str, Any]:
     """Convert a schedule's pattern to fields of the API: an interval such as 15m to `every`, other text to `cron`."""
     if re.fullmatch(r"[0-9.]+(ms|s|m|h|d)?", text):
         return {"every": text}
@@ -68,12 +89,12 @@ def health(schedule: Schedule[str]) -> tuple[str, str]:
     if schedule.refused:
         return "warn", f"{schedule.refused:,} occurrences were refused"
     if schedule.missed or schedule.overlapped:
-        return "warn", f"{schedule.missed:,} missed, {schedule.overlapped:,} skipped because the one before was pending"
-    return "good", "well"
+        return "warn", f"{schedule.missed:,} missed, {schedule.overlapped:,} skipped, as the message before was pending"
+    return "good", "fine"
 
 
 def runs(schedule: Schedule[str], now_ms: int) -> str:
-    """When the schedule is due next, and what became of its last message, in words; "" if both are unknown."""
+    """Next due time of the schedule, and state of its last message, in words; "" if both are unknown."""
     words = [f"next in {span(max(0, millis(schedule.next[0]) - now_ms))}"] if schedule.next else []
     past = [one for one in schedule.last or () if millis(one.at) <= now_ms]
     if past:
@@ -83,19 +104,46 @@ def runs(schedule: Schedule[str], now_ms: int) -> str:
 
 
 def _name(visit: Visit) -> str:
-    name = visit.path["schedule"]
-    if not _NAME.fullmatch(name):
-        raise BadRequest(f"{name[:40]!r} is no name of a schedule")
-    return name
+    return check_schedule_name(visit.path["schedule"])
+
+
+async def _look(visit: Visit) -> dict[str, Any]:
+    """Values for a schedule's page. Raises NotFound; Forbidden without the right to read its topic."""
+    found = await visit.service.schedules.get(_name(visit), body=False, stale=visit.stale)
+    visit.access.need_of("read", found.topic, "schedule")
+    said = runs(found, visit.service.access.now_ms())
+    return {
+        "schedule": found,
+        "health": health(found),
+        "tones": TONES,
+        "runs": said,
+        "now": now(visit),
+    }
+
+
+#: Id of a part of a schedule's page → its template.
+_LIVE = {
+    "said": "schedule_said.html",
+    "tiles": "schedule_tiles.html",
+    "last": "schedule_last.html",
+    "next": "schedule_next.html",
+}
+
+
+@pages.live("/console/live/schedules/{schedule}")
+def live(visit: Visit) -> tuple[str, Any]:
+    async def frame() -> dict[str, Any]:
+        values = await _look(visit)
+        html = {name: visit.render(part, values) for name, part in _LIVE.items()}
+        return {"html": html, "state": values["schedule"].state}
+
+    return f"schedule {_name(visit)} {visit.actor.token_id}", frame
 
 
 @pages.get("/console/schedules/{schedule}")
 async def show(visit: Visit) -> Answer:
-    found = await visit.service.schedules.get(_name(visit), body=False, stale=visit.stale)
-    visit.access.need_of("read", found.topic, "schedule")
-    said = runs(found, visit.service.access.now_ms())
-    values: dict[str, Any] = {"schedule": found, "health": health(found), "tones": TONES, "runs": said}
-    return visit.page("schedule.html", active="schedules", title=found.schedule, **values)
+    values = await _look(visit)
+    return visit.page("schedule.html", active="schedules", title=values["schedule"].schedule, **values)
 
 
 async def _own(visit: Visit) -> str:
@@ -127,3 +175,26 @@ async def trigger(visit: Visit) -> Answer:
     name = await _own(visit)
     made = await visit.service.schedules.trigger(name, None, visit.actor)
     return visit.go(f"/console/messages/{made.id}", f"Triggered: this is the message of {name}.")
+
+
+@pages.post("/console/schedules/{schedule}/backfill")
+async def backfill(visit: Visit) -> Answer:
+    """Make the occurrences of a past range, due now."""
+    name = await _own(visit)
+    start, end = (to_instant(field, visit.text(field), -1, visit.zone) for field in ("from", "to"))
+    if start < 0 or end < 0:
+        raise Wrong("from" if start < 0 else "to", "Give both ends of the range.")
+    if end <= start:
+        raise Impossible("to: must be after from")
+    made = (await visit.service.schedules.backfill(name, start, end, None, visit.actor)).results
+    return visit.go(f"/console/schedules/{name}", f"Backfilled: {len(made):,} messages are due now.")
+
+
+@pages.post("/console/schedules/{schedule}/delete")
+async def delete(visit: Visit) -> Answer:
+    """Delete the schedule, after the person typed its name."""
+    name = await _own(visit)
+    if visit.text("typed") != name:
+        raise Wrong("typed", f"Type the name of the schedule, {name}, to confirm.")
+    await visit.service.schedules.delete(name, visit.actor)
+    return visit.go("/console/schedules", f"The schedule {name} is deleted.")

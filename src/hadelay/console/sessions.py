@@ -1,59 +1,94 @@
-"""Sessions of browsers that signed in with a token, in the memory of this node (ADR 230)."""
+"""Sessions of browsers that signed in with a token: signed cookies, which every node accepts (ADR 300)."""
 
+import hashlib
+import hmac
 import secrets
-from collections import OrderedDict
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from binascii import Error as Base64Error
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
-#: Limits of sessions, of all tokens and of one; beyond them the session that was used longest ago ends.
-MOST, MOST_OF_ONE = 1_000, 50
-#: Time without a request after which a session ends, and its longest life, in seconds.
-IDLE_S, LIFE_S = 3_600.0, 12 * 3_600.0
+import msgspec
+
+from hadelay.server.sessions import SharedSessions
+
+#: Time without a request after which a session ends, its longest life, and age from which on a cookie is made anew, ms.
+IDLE_MS, LIFE_MS, FRESH_MS = 3_600_000, 12 * 3_600_000, 60_000
+#: Limit of the characters of a cookie.
+_LONGEST = 400
 
 
-@dataclass(slots=True)
-class Session:
-    #: Authorization header of the token: each request is admitted with it anew, so a revoked token ends the session.
-    authorization: str
-    opened: float
-    used: float
-    #: Secret that each form of this session sends along.
-    csrf: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+class Session(msgspec.Struct, array_like=True, frozen=True):
+    #: Name of the session, which nobody can guess.
+    name: str
+    #: Id of the token: each request is admitted with it anew, so a revoked token ends the session.
+    token_id: str
+    #: Cluster time of the sign-in and of the last request that was noted, Unix ms.
+    opened_ms: int
+    used_ms: int
+
+    @property
+    def csrf(self) -> str:
+        """Secret that each form of this session sends along: scripts cannot read the cookie that it is made from."""
+        return _text(hashlib.sha256(b"csrf " + self.name.encode()).digest())
+
+
+_SESSION = msgspec.json.Decoder(Session)
 
 
 class Sessions:
-    """All open sessions at this node. monotonic: clock in seconds."""
+    """Makes and reads the cookies of sessions. now_ms: cluster time."""
 
-    def __init__(self, monotonic: Callable[[], float]) -> None:
-        self._monotonic = monotonic
-        #: Session by the value of its cookie, the least recently used first.
-        self._open: OrderedDict[str, Session] = OrderedDict()
+    def __init__(self, shared: SharedSessions, now_ms: Callable[[], int]) -> None:
+        self._shared, self._now_ms = shared, now_ms
 
-    def open(self, authorization: str) -> str:
-        """Open a session; returns the value of its cookie."""
-        name, now = secrets.token_urlsafe(32), self._monotonic()
-        same = [other for other, session in self._open.items() if session.authorization == authorization]
-        if len(same) >= MOST_OF_ONE:
-            self.close(same[0])
-        self._open[name] = Session(authorization, now, now)
-        while len(self._open) > MOST:
-            self._open.popitem(last=False)
-        return name
+    def open(self, token_id: str) -> Session:
+        now_ms = self._now_ms()
+        return Session(secrets.token_urlsafe(16), token_id, now_ms, now_ms)
 
-    def find(self, name: str | None, *, looks: bool = True) -> Session | None:
-        """The session with this cookie; None once it has ended. looks: whether a person asks, which keeps the session
-        alive; the stream of a page that nobody looks at does not."""
-        session = self._open.get(name or "")
-        if session is None:
+    def cookie(self, session: Session) -> str:
+        """Value of the session's cookie."""
+        body = msgspec.json.encode(session)
+        return f"{_text(body)}.{_text(_sign(self._shared.keys[0], body))}"
+
+    def find(self, cookie: str | None) -> Session | None:
+        """The session with this cookie; None once it has ended, and for a cookie that no node has signed."""
+        body, _, signature = ((cookie or "")[:_LONGEST]).partition(".")
+        try:
+            raw, given = (urlsafe_b64decode(text + "=" * (-len(text) % 4)) for text in (body, signature))
+        except (Base64Error, ValueError):
             return None
-        now = self._monotonic()
-        if now - session.used > IDLE_S or now - session.opened > LIFE_S:
-            self.close(name)
+        if not any(hmac.compare_digest(_sign(key, raw), given) for key in self._shared.keys):
             return None
-        if looks:
-            session.used = now
-            self._open.move_to_end(name or "")
-        return session
+        session, now_ms = _SESSION.decode(raw), self._now_ms()
+        over = now_ms - session.used_ms > IDLE_MS or now_ms - session.opened_ms > LIFE_MS
+        return None if over or session.name in self._shared.closed else session
 
-    def close(self, name: str | None) -> None:
-        self._open.pop(name or "", None)
+    def renewed(self, session: Session) -> Session | None:
+        """The session as used now; None if its cookie is fresh enough."""
+        now_ms = self._now_ms()
+        return msgspec.structs.replace(session, used_ms=now_ms) if now_ms - session.used_ms > FRESH_MS else None
+
+    def close(self, session: Session) -> None:
+        """End the session at all nodes."""
+        self._shared.close(session.name)
+
+    def csrf(self, given: str) -> bool:
+        """Whether the secret of a form without a session is one of this cluster."""
+        return any(hmac.compare_digest(given.encode(), _form(key).encode()) for key in self._shared.keys)
+
+    @property
+    def form(self) -> str:
+        """Secret of forms without a session: the sign-in form, and every form in a cluster without tokens."""
+        return _form(self._shared.keys[0])
+
+
+def _form(key: bytes) -> str:
+    return _text(_sign(key, b"form"))
+
+
+def _sign(key: bytes, body: bytes) -> bytes:
+    return hmac.digest(key, body, "sha256")
+
+
+def _text(raw: bytes) -> str:
+    return urlsafe_b64encode(raw).decode().rstrip("=")

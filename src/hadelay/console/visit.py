@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hmac
 import re
-from base64 import urlsafe_b64decode, urlsafe_b64encode
-from binascii import Error as Base64Error
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,24 +11,28 @@ from urllib.parse import parse_qs, parse_qsl
 
 from multidict import CIMultiDict
 
+from hadelay.api.attention import Attention
 from hadelay.api.service import Actor
 from hadelay.api.text import check_topic
+from hadelay.console.problems import Flash, Problem, Wrong, problem_of
 from hadelay.console.render import as_answer, as_json
-from hadelay.errors import BadRequest, Forbidden
+from hadelay.console.zones import COOKIE, zone_of
+from hadelay.errors import BadRequest, Forbidden, HadelayError, TooLarge
 from hadelay.http.answers import Answer
-from hadelay.http.decoding import media_type
 
 if TYPE_CHECKING:
     from hadelay.console.sessions import Session
-    from hadelay.http.access import RequestRights
     from hadelay.http.call import Call
+    from hadelay.rules.access import RequestRights
     from hadelay.server.service.node import NodeService
 
 _FORM = "application/x-www-form-urlencoded"
 #: Limits of a form: its size in bytes, and the number of its fields.
 _MAX_FORM, _MAX_FIELDS = 256 << 10, 1_100
-#: Limit of the characters of a notice, the text about an action that the next page shows.
-_MAX_NOTICE = 400
+#: Pattern of the path under which a proxy serves a node.
+_PREFIX = re.compile(r"(/[A-Za-z0-9._~-]{1,64}){1,8}")
+#: Time for which a browser keeps what the next page shows once, in seconds.
+_FLASH_S = 30
 #: Pattern of the paths to which a browser may be redirected after the sign-in.
 NEXT = re.compile(r"/console/[A-Za-z0-9._~/?&=%+:*,-]*")
 
@@ -44,6 +46,12 @@ class Visit:
         self._form: dict[str, list[str]] = {}
         #: Whether htmx asks for a part of the page.
         self.partial = call.request.headers.get("HX-Request") == "true"
+        #: Whether console.js sent the form: it gets JSON, and goes where that says.
+        self.scripted = call.request.headers.get("Accept") == "application/json"
+        #: Zone of the times of pages, and of times that a person types.
+        self.zone = zone_of(call.request.cookies.get(COOKIE))
+        #: Report of problems, for the navigation and the title; None: unknown.
+        self.report: Attention[str] | None = None
 
     @property
     def service(self) -> NodeService:
@@ -63,21 +71,44 @@ class Visit:
         return check_topic(self.path["topic"])
 
     @property
+    def problems(self) -> int:
+        """Number of rows of the report."""
+        return count_of(self.report)
+
+    @property
+    def sees(self) -> tuple[str, ...]:
+        """Topics that the visitor may read: visitors for whom they are the same share lists."""
+        return tuple(sorted(self.access.rights.globs["read"]))
+
+    @property
     def csrf(self) -> str:
-        return self.site.csrf if self.session is None else self.session.csrf
+        return self.site.sessions.form if self.session is None else self.session.csrf
 
     @property
     def stale(self) -> bool:
-        """Whether the page shows what this node knows by itself, because there is no leader to ask. Actions ask it."""
+        """Whether the page shows what this node knows by itself, because there is no leader to ask. Actions always ask
+        the leader."""
         return self.service.leader_name is None and self.call.request.method != "POST"
 
     @property
     def origin(self) -> str:
-        """Target of the page that this request comes from; "" if that is no page of the console."""
+        """Target of the page that this request comes from; "" if that is no page of a console. Its host is not
+        compared, since a proxy may have changed Host: a redirect stays at this one."""
         _, _, rest = self.call.request.headers.get("Referer", "").partition("://")
-        host, slash, target = rest.partition("/")
-        same = host == self.call.request.headers.get("Host") and NEXT.fullmatch(slash + target)
-        return slash + target if same else ""
+        target = "/" + rest.partition("/")[2].partition("#")[0]
+        target = target.removeprefix(self.prefix)
+        return target if NEXT.fullmatch(target) else ""
+
+    @property
+    def prefix(self) -> str:
+        """Path under which a proxy serves this node: "" or such as /hadelay, without a slash at its end."""
+        given = self.call.request.headers.get("X-Forwarded-Prefix", "").rstrip("/")
+        return given if _PREFIX.fullmatch(given) else ""
+
+    @property
+    def asked(self) -> bool:
+        """Whether a person asked, and not a script of a page that is open."""
+        return self.call.request.method == "POST" or "text/html" in self.call.request.headers.get("Accept", "")
 
     @property
     def packs(self) -> bool:
@@ -91,14 +122,22 @@ class Visit:
 
     async def read_form(self) -> None:
         """Read the form of a change. Raises Forbidden unless the form comes from a page of this session."""
-        if media_type(self.call.request) != _FORM:
+        if self.call.media_type != _FORM:
             raise BadRequest(f"the console takes forms ({_FORM})")
-        data = await self.call.read(_MAX_FORM, "of this form")
+        try:
+            data = await self.call.read(_MAX_FORM, "a form")
+        except TooLarge:
+            raise TooLarge(
+                f"the form is too large: {_MAX_FORM >> 10} KiB are allowed; publish larger bodies with"
+                " `hadelay publish`"
+            ) from None
         try:
             self._form = parse_qs(data.decode(), keep_blank_values=True, max_num_fields=_MAX_FIELDS)
         except ValueError:
             raise BadRequest("the body of the request is not a form") from None
-        if not hmac.compare_digest(self.text("csrf").encode(), self.csrf.encode()):
+        given, session = self.text("csrf"), self.session
+        mine = session is not None and hmac.compare_digest(given.encode(), session.csrf.encode())
+        if not mine and (session is not None or not self.site.sessions.csrf(given)):
             what = "this form does not come from this session: open the page again, and repeat the change there"
             raise Forbidden(what)
 
@@ -112,35 +151,63 @@ class Visit:
     def texts(self, name: str) -> list[str]:
         return self._form.get(name, [])
 
+    def problem_of(self, error: HadelayError) -> Problem:
+        """The error in words for people, at the field of the form, or of the query, that it names."""
+        return problem_of(error, self._form if self.call.request.method == "POST" else self.query)
+
     def fields(self) -> dict[str, str]:
         return {name: values[0].strip() for name, values in self._form.items() if name != "csrf"}
 
     def page(self, template: str, *, status: int = HTTPStatus.OK, **values: Any) -> Answer:
         """Render a page."""
-        jar = self.call.request.cookies.get(self.site.notice_cookie)
+        jar = self.call.request.cookies.get(self.site.flash_cookie)
         stale = self.stale and status == HTTPStatus.OK
-        values = {"visit": self, "notice": _notice(jar), "leader": self.service.leader_name, "stale": stale, **values}
-        headers = {"Set-Cookie": self.site.cookie(self.site.notice_cookie, "", 0)} if jar else {}
-        return as_answer(status, headers, self.site.renderer.render(template, values), packs=self.packs)
+        common = {"visit": self, "flash": Flash.from_cookie(jar), "leader": self.service.leader_name, "stale": stale}
+        values = {**common, **values}
+        headers = {"Set-Cookie": self.site.cookie(self.site.flash_cookie, "", 0)} if jar else {}
+        text = self.under(self.site.renderer.render(template, values, self.zone))
+        return as_answer(status, headers, text, packs=self.packs)
 
     def part(self, template: str, **values: Any) -> Answer:
         """Render a part of a page."""
-        return as_answer(200, {}, self.site.renderer.block(template, {"visit": self, **values}), packs=self.packs)
+        text = self.under(self.site.renderer.block(template, {"visit": self, **values}, self.zone))
+        return as_answer(200, {}, text, packs=self.packs)
 
     def render(self, template: str, values: Mapping[str, Any]) -> str:
-        """HTML of a part of a page. It must not depend on the visitor: streams share it."""
-        return str(self.site.renderer.block(template, values))
+        """HTML of a part of a page. It must not depend on the visitor, but for the zone: streams share it."""
+        return str(self.site.renderer.block(template, values, self.zone))
+
+    def under(self, html: str) -> str:
+        """HTML with addresses under the path of a proxy. Texts of users have no quotes that are not escaped."""
+        return html.replace('="/console/', f'="{self.prefix}/console/') if self.prefix else html
 
     def json(self, value: Any) -> Answer:
         return as_json(value, packs=self.packs)
 
-    def go(self, where: str, notice: str = "") -> Answer:
-        """Redirect the browser to a page of the console, which shows the notice. where: path, begins with /console/."""
-        headers = CIMultiDict({"Location": where, "Cache-Control": "no-store"})
-        if notice:
-            text = urlsafe_b64encode(notice[:_MAX_NOTICE].encode()).decode().rstrip("=")
-            headers.add("Set-Cookie", self.site.cookie(self.site.notice_cookie, text, 30))
+    def go(self, where: str, notice: str | Flash = "") -> Answer:
+        """Redirect the browser to a page of the console, which shows the notice once. where: path, begins with
+        /console/. A form that console.js sent gets the address as JSON."""
+        flash = Flash(notice) if isinstance(notice, str) else notice
+        headers = CIMultiDict({"Cache-Control": "no-store"})
+        if flash != Flash():
+            headers.add("Set-Cookie", self.site.cookie(self.site.flash_cookie, flash.to_cookie(), _FLASH_S))
+        if self.scripted:
+            return as_json({"go": self.prefix + where}, packs=False, headers=headers)
+        headers["Location"] = self.prefix + where
         return Answer(HTTPStatus.SEE_OTHER, headers, b"")
+
+    def refuse(self, error: HadelayError) -> Answer:
+        """The answer to a form: console.js shows the problem at its field, and leaves the form as it is. Without
+        scripts, the page that the form comes from shows the problem."""
+        problem = self.problem_of(error)
+        if self.scripted:
+            return as_json(problem, packs=False, status=error.http_status)
+        words = f"{problem.field}: {problem.words}" if problem.field else problem.words
+        return self.go(self.origin or "/console/", Flash(problem=Problem(words)))
+
+
+def count_of(report: Attention[str] | None) -> int:
+    return 0 if report is None else len(report.rows) + sum(report.more.values())
 
 
 def whole(text: str, digits: int) -> int | None:
@@ -148,13 +215,15 @@ def whole(text: str, digits: int) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= digits else None
 
 
-def _notice(text: str | None) -> str:
-    if not text:
-        return ""
-    try:
-        return urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()[:_MAX_NOTICE]
-    except (Base64Error, ValueError):
-        return ""
+def pairs(field: str, text: str) -> list[tuple[str, str]]:
+    """Lines NAME=VALUE of a field as pairs. Raises BadRequest."""
+    found = []
+    for line in filter(None, map(str.strip, text.splitlines())):
+        name, equals, value = line.partition("=")
+        if not equals or not name.strip():
+            raise Wrong(field, f"{line[:40]!r}: write NAME=VALUE, one per line.")
+        found.append((name.strip(), value.strip()))
+    return found
 
 
 Handler = Callable[[Visit], Awaitable[Any]]

@@ -1,7 +1,7 @@
 // Charts of the console: series of the last hour, which grow with the page's stream, and the histogram of due times.
 (() => {
   "use strict";
-  const COLOURS = ["#5b6cf0", "#1d9a5b", "#d97b16", "#c23a45"];
+  const COLOURS = ["#5b6cf0", "#1d9a5b", "#d97b16", "#c23a45"], OTHERS = "#97a0b3";
   const HOUR = 3600;
   // Interval of samples in seconds, unless the node samples more rarely.
   const SAMPLE = 10;
@@ -12,37 +12,47 @@
   if (!home || !window.uPlot) return;
 
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const utc = (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC");
+  const ZONE = document.documentElement.dataset.zone || "UTC";
+  const zoned = (seconds) => uPlot.tzDate(new Date(seconds * 1000), ZONE);
+  const writer = (of) => new Intl.DateTimeFormat("en-GB", { timeZone: ZONE, hourCycle: "h23", ...of });
+  const TIME = writer({ hour: "2-digit", minute: "2-digit" }), SECONDS = writer({ timeStyle: "medium" }), DAY = writer({ day: "numeric", month: "short" }), MONTH = writer({ month: "short", year: "numeric" }), FULL = writer({ weekday: "short", day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", second: "2-digit" });
+  const on = (written, seconds) => written.format(new Date(seconds * 1000));
+
+  // Units of lateness: name, milliseconds, and up to which value.
+  const SPANS = [["ms", 1, 1000], ["s", 1000, 60000], ["min", 60000, 3600000], ["h", 3600000, 172800000], ["d", 86400000, Infinity]];
+
+  function number(value) {
+    return value.toLocaleString("en", { maximumFractionDigits: Math.abs(value) < 1 ? 2 : Math.abs(value) < 100 ? 1 : 0 });
+  }
 
   function written(value, unit) {
     if (value === null || value === undefined) return "–";
     if (unit === "ms") {
-      if (value < 1000) return `${Math.round(value)} ms`;
-      if (value < 60000) return `${(value / 1000).toFixed(1)} s`;
-      return value < 3600000 ? `${(value / 60000).toFixed(1)} min` : `${(value / 3600000).toFixed(1)} h`;
+      const [name, size] = SPANS.find(([, , end]) => value < end);
+      return `${number(value / size)} ${name}`;
     }
-    const text = Math.abs(value) >= 1e6 ? `${(value / 1e6).toPrecision(3)} M` : Math.abs(value) >= 1e4 ? `${(value / 1e3).toPrecision(3)} k` : String(Math.abs(value) < 1 ? Math.round(value * 100) / 100 : Math.round(value * 10) / 10);
-    return text + (unit ? " " + unit : "");
+    return (Math.abs(value) >= 1e6 ? `${(value / 1e6).toPrecision(3)} M` : number(value)) + (unit ? " " + unit : "");
   }
 
-  // Times of the day in UTC, in 24 hours; dates where the marks are days apart.
+  // Times of the day in 24 hours; dates where the marks are days apart, and at midnight.
   function times(_, ticks, axis, space, step) {
     return ticks.map((tick) => {
-      const text = new Date(tick * 1000).toISOString();
-      if (step >= 28 * 86400) return text.slice(0, 7);
-      if (step >= 86400 || text.slice(11, 19) === "00:00:00") return text.slice(5, 10);
-      return step < 60 ? text.slice(11, 19) : text.slice(11, 16);
+      if (step >= 28 * 86400) return on(MONTH, tick);
+      if (step >= 86400 || on(SECONDS, tick) === "00:00:00") return on(DAY, tick);
+      return on(step < 60 ? SECONDS : TIME, tick);
     });
   }
 
   // Steps of an axis of whole things, such as messages: half a message is no mark.
   const WHOLE = [1, 2, 5].flatMap((first) => [...Array(13).keys()].map((power) => first * 10 ** power)).sort((a, b) => a - b);
+  // Steps of an axis of lateness: 1, 2 or 5 of its unit, and the usual parts of minutes, hours and days.
+  const LATE = [...WHOLE.filter((one) => one <= 500), ...[1, 2, 5, 10, 20, 30].flatMap((one) => [one * 1000, one * 60000]), ...[1, 2, 5, 10].map((one) => one * 3600000), ...WHOLE.slice(0, 12).map((one) => one * 86400000)].sort((a, b) => a - b);
 
   function axes(unit) {
     const ink = css("--muted"), line = css("--line"), font = "12px system-ui, sans-serif";
     return [
       { stroke: ink, grid: { show: false }, ticks: { stroke: line, width: 1, size: 4 }, font, space: 64, size: 34, values: times },
-      { stroke: ink, grid: { stroke: line, width: 1 }, ticks: { show: false }, font, size: 62, ...(unit ? {} : { incrs: WHOLE }), values: (_, ticks) => ticks.map((v) => written(v, unit)) },
+      { stroke: ink, grid: { stroke: line, width: 1 }, ticks: { show: false }, font, size: 62, ...(unit === "ms" ? { incrs: LATE } : unit ? {} : { incrs: WHOLE }), values: (_, ticks) => ticks.map((v) => written(v, unit)) },
     ];
   }
 
@@ -55,6 +65,7 @@
       item.append(swatch, name + " ", value);
       list.append(item);
     });
+    list.append(Object.assign(document.createElement("li"), { className: "cursor" }));
     place.after(list);
     return [...list.querySelectorAll("b")];
   }
@@ -74,11 +85,11 @@
     }
     options() {
       return {
-        width: this.place.clientWidth, height: this.place.clientHeight, tzDate: utc, legend: { show: false },
+        width: this.place.clientWidth, height: this.place.clientHeight, tzDate: zoned, legend: { show: false },
         cursor: { y: false, drag: { x: false, y: false }, points: { size: 7 } },
         scales: { x: { time: true, range: (_, low, high) => [Math.min(low, high - HOUR / 6), high] }, y: { range: (_, low, high) => [0, Math.max(high * 1.1, 1)] } },
         axes: axes(this.unit),
-        series: [{}, ...this.names.map((_, n) => ({ stroke: COLOURS[n], width: 2, points: { show: false }, fill: this.names.length < 3 && n === 0 ? COLOURS[n] + "1c" : undefined, spanGaps: false }))],
+        series: [{}, ...this.names.map((_, n) => ({ stroke: COLOURS[n], width: 2, dash: this.names[n] === "max" ? [4, 4] : undefined, points: { show: false }, fill: this.names.length < 3 && n === 0 ? COLOURS[n] + "1c" : undefined, spanGaps: false }))],
         hooks: { setCursor: [(chart) => this.tell(chart.cursor.idx)] },
       };
     }
@@ -93,6 +104,8 @@
     tell(at) {
       const n = at === null || at === undefined ? this.data[0].length - 1 : at;
       this.values.forEach((value, k) => { value.textContent = written(this.data[k + 1][n], this.unit); });
+      const chosen = at !== null && at !== undefined;
+      this.place.nextElementSibling.lastElementChild.textContent = chosen ? on(FULL, this.data[0][n]) : "";
     }
     say(words) { this.empty.textContent = words; }
     set(series) { this.data = [[...series.at], ...series[this.name]]; this.trim(); this.draw(); }
@@ -122,8 +135,37 @@
       this.buttons = [...document.querySelectorAll("[data-range]")];
       for (const button of this.buttons) button.addEventListener("click", () => this.choose(button.dataset.range));
       for (const button of document.querySelectorAll("[data-move]")) button.addEventListener("click", () => this.move(button.dataset.move));
-      place.addEventListener("dblclick", () => { const last = this.trail.pop(); if (last) this.load(last[0], last[1]); });
+      this.list = document.getElementById("due-list");
+      this.legend = document.createElement("ul");
+      this.legend.className = "legend";
+      if (!place.dataset.due.includes("topic=")) place.after(this.legend);
+      // A click opens the messages of a bar; a drag, which ends in a click, too, does not.
+      place.addEventListener("pointerdown", (event) => { this.pressed = event.clientX; });
+      place.addEventListener("click", (event) => { if (Math.abs(event.clientX - this.pressed) < 4) this.open(); });
+      place.addEventListener("keydown", (event) => this.key(event));
       this.choose("day");
+    }
+    // Address of the list of messages that fall due in a time, in seconds.
+    address(from, to, topic) {
+      const url = new URL(this.list.href);
+      const at = (seconds) => new Date(seconds * 1000).toISOString().slice(0, 19) + "Z";
+      url.searchParams.set("from", at(from));
+      url.searchParams.set("to", at(to));
+      if (topic) url.searchParams.set("topic", topic);
+      return url;
+    }
+    open() {
+      const n = this.chart && this.chart.cursor.idx;
+      if (n !== null && n !== undefined && this.found.count[n]) location.assign(this.address(this.found.at[n], this.found.at[n] + this.found.step));
+    }
+    key(event) {
+      const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (event.key === "Enter") this.open();
+      if (!step || !this.chart) return;
+      event.preventDefault();
+      const { at } = this.found, now = this.chart.cursor.idx;
+      const n = Math.min(Math.max((now === null || now === undefined ? (step > 0 ? -1 : at.length) : now) + step, 0), at.length - 1);
+      this.chart.setCursor({ left: this.chart.valToPos(at[n], "x") + 1, top: 1 });
     }
     choose(range) {
       const now = Date.now();
@@ -134,6 +176,7 @@
     // By half of the range, or by a factor of two.
     move(how) {
       if (this.from === undefined) return;
+      if (how === "back") { const last = this.trail.pop(); if (last) this.load(last[0], last[1]); return; }
       const half = (this.to - this.from) / 2, middle = this.from + half;
       const [centre, reach] = { earlier: [middle - half, half], later: [middle + half, half], "zoom in": [middle, half / 2], "zoom out": [middle, half * 2] }[how];
       this.zoom(centre - reach, centre + reach);
@@ -155,18 +198,46 @@
       if (turn !== this.turn) return;
       if (!found) { this.says.textContent = "The counts are not to be had at the moment."; return; }
       this.from = from; this.to = to; this.found = found;
+      this.list.href = this.address(Math.floor(from / 1000), Math.ceil(to / 1000));
+      this.name();
       this.draw();
+    }
+    // The largest topics, each with a link to its messages.
+    name() {
+      const { topics, total } = this.found;
+      const sums = topics.map(([, counts]) => counts.reduce((sum, one) => sum + one, 0)), rest = total - sums.reduce((sum, one) => sum + one, 0);
+      this.legend.replaceChildren(...topics.map(([name], n) => {
+        const item = document.createElement("li"), swatch = document.createElement("span"), link = document.createElement("a"), value = document.createElement("b");
+        swatch.className = `swatch s${n}`;
+        link.href = this.address(Math.floor(this.from / 1000), Math.ceil(this.to / 1000), name);
+        link.textContent = name;
+        value.textContent = sums[n].toLocaleString("en");
+        item.append(swatch, link, " ", value);
+        return item;
+      }));
+      if (topics.length && rest > 0) this.legend.insertAdjacentHTML("beforeend", `<li><span class="swatch"></span>others <b>${rest.toLocaleString("en")}</b></li>`);
+    }
+    // Bars from the whole down to the largest topic: each is drawn over those before it.
+    layers() {
+      const { count, topics } = this.found, sums = [];
+      for (const [, counts] of topics) sums.push(counts.map((one, k) => Math.min(count[k], one + (sums.length ? sums[sums.length - 1][k] : 0))));
+      return [[count, topics.length ? OTHERS : COLOURS[0]], ...sums.map((sum, n) => [sum, COLOURS[n]]).reverse()];
+    }
+    // A bar in words.
+    bar(n) {
+      const { at, count, step, topics } = this.found, parts = topics.filter(([, counts]) => counts[n]).map(([name, counts]) => `${name} ${counts[n].toLocaleString("en")}`);
+      return `${count[n].toLocaleString("en")} from ${on(FULL, at[n])}, ${stepText(step)}${parts.length ? `: ${parts.join(", ")}` : ""}`;
     }
     draw() {
       if (this.chart) this.chart.destroy();
-      const { at, count, step, total } = this.found;
+      const { at, step, total } = this.found, layers = this.layers();
       this.says.textContent = `${total.toLocaleString("en")} messages, a bar is ${stepText(step)}`;
       this.chart = new uPlot({
-        width: this.place.clientWidth, height: this.place.clientHeight, tzDate: utc, legend: { show: false },
+        width: this.place.clientWidth, height: this.place.clientHeight, tzDate: zoned, legend: { show: false },
         cursor: { y: false, points: { show: false }, drag: { x: true, y: false, setScale: false } },
         scales: { x: { time: true, range: () => [Math.min(this.from / 1000, at[0]), Math.max(this.to / 1000, at[at.length - 1] + step)] }, y: { range: (_, low, high) => [0, Math.max(high * 1.1, 1)] } },
         axes: axes(""),
-        series: [{}, { stroke: COLOURS[0], fill: COLOURS[0] + "aa", width: 1, paths: uPlot.paths.bars({ size: [0.85, 40], align: 1 }), points: { show: false } }],
+        series: [{}, ...layers.map(([, colour]) => ({ stroke: colour, fill: colour + (layers.length > 1 ? "" : "aa"), width: 1, paths: uPlot.paths.bars({ size: [0.85, 40], align: 1 }), points: { show: false } }))],
         hooks: {
           setSelect: [(chart) => {
             if (chart.select.width < 6) return;
@@ -176,10 +247,10 @@
           }],
           setCursor: [(chart) => {
             const n = chart.cursor.idx;
-            if (n !== null && n !== undefined) this.says.textContent = `${count[n].toLocaleString("en")} from ${new Date(at[n] * 1000).toISOString().slice(0, 19).replace("T", " ")} UTC, ${stepText(step)}`;
+            if (n !== null && n !== undefined) this.says.textContent = this.bar(n);
           }],
         },
-      }, [at, count], this.place);
+      }, [at, ...layers.map(([counts]) => counts)], this.place);
     }
   }
 

@@ -1,0 +1,83 @@
+"""Errors in words for people, at the field of a form that is wrong; and what a redirect carries to the next page."""
+
+import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from binascii import Error as Base64Error
+from collections.abc import Container
+
+import msgspec
+
+from hadelay.errors import BadRequest, HadelayError
+
+#: Limit of the characters of a text that a redirect carries.
+_MOST = 400
+#: Beginning of an error's text that names a field, such as "lifetime: …" or "filter.tags: …".
+_FIELD = re.compile(r"([a-z_.]+): (?=\S)")
+#: First word of a text that is no name of a setting or a number, so it may begin with a capital letter.
+_WORD = re.compile(r"[a-z]+(?=[ ,:;])")
+
+
+class Wrong(BadRequest):
+    """A field of a form has a value that cannot be. The page shows the words at this field."""
+
+    def __init__(self, field: str, words: str) -> None:
+        super().__init__(words)
+        self.field = field
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """A problem in the words of a page. field: name of a field of the form; "" for the form as a whole."""
+
+    words: str
+    field: str = ""
+
+
+class Flash(msgspec.Struct, array_like=True, frozen=True):
+    """What the next page shows once: the outcome of an action, its problem, and the name and secrets of a token that it
+    created."""
+
+    notice: str = ""
+    problem: Problem = Problem("")
+    made: str = ""
+    secret: str = ""
+    aws_id: str = ""
+    aws_secret: str = ""
+
+    def to_cookie(self) -> str:
+        short = msgspec.structs.replace(
+            self, notice=self.notice[:_MOST], problem=Problem(self.problem.words[:_MOST], self.problem.field[:64])
+        )
+        return urlsafe_b64encode(msgspec.json.encode(short)).decode().rstrip("=")
+
+    @classmethod
+    def from_cookie(cls, text: str | None) -> "Flash":
+        try:
+            return _FLASH.decode(urlsafe_b64decode((text or "") + "=" * (-len(text or "") % 4)))
+        except (Base64Error, ValueError, msgspec.DecodeError):
+            return cls()
+
+
+_FLASH = msgspec.json.Decoder(Flash)
+
+
+def problem_of(error: HadelayError, fields: Container[str] = ()) -> Problem:
+    """The error in words for people. fields: names of the form's fields; the words of an error that begins with one of
+    them belong to that field."""
+    words, field = error.detail or error.title, getattr(error, "field", "")
+    if not field and (found := _FIELD.match(words)) is not None:
+        name = next((name for name in (found[1], found[1].rpartition(".")[2]) if name in fields), "")
+        field, words = name, words[found.end() :] if name else words
+    words = sentence(words)
+    if not error.outcome_known:
+        words += " It is not known whether this was done: look before you repeat it."
+    elif error.retryable:
+        words += " Nothing was changed: the same may work in a moment."
+    return Problem(words, field)
+
+
+def sentence(words: str) -> str:
+    """A text of the API as a sentence."""
+    words = words.strip()
+    if _WORD.match(words):
+        words = words[0].upper() + words[1:]
+    return words if words.endswith((".", "?", "!")) else f"{words}."
