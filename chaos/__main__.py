@@ -7,7 +7,7 @@
     mutations      run with each deliberate bug in its turn: does a run notice?
     sim            run seeds of the simulator (docs/explanation/simulation.md); sim --help lists its options
 
-Exit codes: 0 every promise held · 1 one was broken · 2 a mistake in the scenario, the cluster file or what is installed
+Exit codes: 0 promises kept · 1 a promise broken · 2 a mistake in the scenario, the cluster file or what is installed
 · 130 interrupted, everything healed · 141 nobody reads what it prints.
 """
 
@@ -32,7 +32,8 @@ from chaos.cluster import Cluster, GivenCluster, LocalCluster, check_targets
 from chaos.history import History
 from chaos.report import page, summary, table
 from chaos.run import Run
-from chaos.scenario import KINDS, Mistake, unknown
+from chaos.scenario import KINDS, Mistake, Scenario, unknown
+from chaos.shards import ShardRuns
 from chaos.sim.failpoints import POINTS, STEPS
 
 #: Mutations (deliberate bugs) that no chaos run notices: they show only in rare orders of events, or for less than a
@@ -45,7 +46,7 @@ UNSEEN = (
     "blind_key",
     "five_ms_early",
 )
-HELD, BROKEN, MISTAKE, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
+KEPT, BROKEN, MISTAKE, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
 
 
 def main(argv: list[str]) -> int:
@@ -96,7 +97,7 @@ def _list(options: argparse.Namespace) -> int:
     if options.output == "json":
         found = {"scenarios": [path.stem for path in files], "missing": lacking}
         print(json.dumps(found | {"points": POINTS, "mutations": mutations}))
-        return HELD
+        return KEPT
     for path in files:
         print(f"{path.stem:<14}{scenarios.load(path).title}")
     print()
@@ -104,7 +105,7 @@ def _list(options: argparse.Namespace) -> int:
         print(f"{name:<14}{kind.help}" + (f"  — not here: {'; '.join(lacking[name])}" if lacking[name] else ""))
     print("\ncrash points:", *(f"{name:<24}{', '.join(step.when)}" for name, step in STEPS.items()), sep="\n  ")
     print("\nmutations:", *(f"{name:<24}{what}" for name, what in mutations.items()), sep="\n  ")
-    return HELD
+    return KEPT
 
 
 def _replay(options: argparse.Namespace) -> int:
@@ -157,6 +158,10 @@ def _run(options: argparse.Namespace) -> int:
         "interrupted": True,  # stays true if the run is killed: only the end of a run overwrites this file
     }
     (directory / "run.json").write_text(json.dumps(head))
+    if scenario.cluster.shards > 1:
+        if given:
+            raise Mistake("cluster.shards: chaos starts the nodes of several shards itself: leave out --cluster")
+        return _run_shards(options, scenario, head, kinds)
     cluster = given or LocalCluster(scenario, directory, kinds, options.port_base)
     if given and mutation:
         raise Mistake("--mutation works only on a cluster that chaos starts: leave out --mutation or the cluster file")
@@ -172,7 +177,20 @@ def _run(options: argparse.Namespace) -> int:
     return _finish(options, head, history)
 
 
-def _interruptible(run: Run, cluster: Cluster, kinds: list[str]) -> bool:
+def _run_shards(options: argparse.Namespace, scenario: Scenario, head: dict[str, Any], kinds: set[str]) -> int:
+    directory = Path(head["directory"])
+    runs = ShardRuns(scenario, directory, kinds, _say)
+    head["interrupted"] = _interruptible(runs, runs, sorted(kinds))
+    (directory / "run.json").write_text(json.dumps(head))
+    codes = []
+    for index, (there, history) in enumerate(zip(runs.directories, runs.histories, strict=True)):
+        part = head | {"scenario": f"{head['scenario']}, shard {index}", "directory": str(there)}
+        (there / "run.json").write_text(json.dumps(part))
+        codes.append(_finish(options, part, history))
+    return BROKEN if BROKEN in codes else max(codes)
+
+
+def _interruptible(run: Run | ShardRuns, cluster: Cluster | ShardRuns, kinds: list[str]) -> bool:
     """Run all of the scenario. Returns True if SIGINT or SIGTERM ended the run early. All faults are healed and all
     started processes are gone on return."""
     stopped = False
@@ -212,7 +230,7 @@ def _finish(options: argparse.Namespace, head: dict[str, Any], history: History)
     print(json.dumps(found) if options.output == "json" else table(found))
     if not found["ok"]:
         return BROKEN
-    return INTERRUPTED if head["interrupted"] else HELD
+    return INTERRUPTED if head["interrupted"] else KEPT
 
 
 def _all_mutations() -> dict[str, Any]:
@@ -232,7 +250,7 @@ def _mutations(options: argparse.Namespace) -> int:
         scenario = "storm" if mutations[name].faults else "calm"
         words = ("run", scenario, "--mutation", name, "--output", "json")
         run = subprocess.run([sys.executable, "-m", "chaos", *words], stdout=subprocess.PIPE, check=False)
-        if run.returncode not in (HELD, BROKEN):
+        if run.returncode not in (KEPT, BROKEN):
             return run.returncode
         verdicts = json.loads(run.stdout)["verdicts"]
         broken = {verdict: len(found["violations"]) for verdict, found in verdicts.items() if found["violations"]}
@@ -240,7 +258,7 @@ def _mutations(options: argparse.Namespace) -> int:
         _say(f"{name}: {'noticed' if noticed[name] else 'NOT NOTICED'}: {broken}")
     if options.output == "json":
         print(json.dumps(noticed))
-    return HELD if all(noticed.values()) else BROKEN
+    return KEPT if all(noticed.values()) else BROKEN
 
 
 def _say(text: str) -> None:

@@ -33,7 +33,7 @@ async def insist(call: Callable[[], Awaitable[T]]) -> T:
 
 
 class Besides:
-    """Work that goes on until the end of the run; `finish` waits for the end of what has begun."""
+    """Work that goes on until the end of the run; `finish` waits until the operations that have begun are done."""
 
     def __init__(self, topic: str, history: History) -> None:
         self.topic, self.history, self.open = topic, history, True
@@ -53,7 +53,7 @@ class Lines(Besides):
     def __init__(self, topic: str, history: History) -> None:
         super().__init__(topic, history)
         self._acked: set[int] = set()
-        #: Number of messages that were published, once no more are.
+        #: Number of published messages, set when publishing has ended.
         self._published = -1
 
     async def publish(self, client: AsyncClient) -> None:
@@ -74,7 +74,7 @@ class Lines(Besides):
         self._look()
 
     def _look(self) -> None:
-        """Note the end once all messages that were published are acked."""
+        """End this part of the run once all published messages are acked."""
         if self._published == len(self._acked) and not self._ended.is_set():
             self.history.record("aside", t=self.history.clock(), published=self._published, acked=len(self._acked))
             self._ended.set()
@@ -92,7 +92,8 @@ class Lines(Besides):
     async def _ack(self, client: AsyncClient, messages: list[Message]) -> None:
         for m in messages:
             self.history.record("line-ack", t=self.history.clock(), n=int(m.body))
-        for m, outcome in zip(messages, await client.ack(messages) if messages else (), strict=True):
+        outcomes = await insist(lambda: client.ack(messages)) if messages else []
+        for m, outcome in zip(messages, outcomes, strict=True):
             if outcome in ("acked", "already_acked"):
                 self._acked.add(int(m.body))
         self._look()
@@ -192,6 +193,6 @@ def unended(history: History, kind: str) -> Iterator[tuple[str, str]]:
 
 
 def counted(history: History) -> tuple[int, int]:
-    """(messages that were published besides the ordinary ones, of these acked)"""
+    """Numbers of messages of this extra load: (published, acked)."""
     events = history.of("aside")
     return sum(event["published"] for event in events), sum(event["acked"] for event in events)

@@ -1,4 +1,5 @@
-"""A topic whose messages are acked, or made dead by their consumer; another topic gets a callback about each."""
+"""A topic whose messages are acked, or made dead by their consumer; another topic gets a callback about each of these
+messages."""
 
 import asyncio
 import random
@@ -11,7 +12,7 @@ from hadelay.client import AsyncClient, AsyncMessage
 from hadelay.errors import HadelayError
 
 _PAUSE_S, _PUT_S, _LEASE_S = 0.2, 0.3, 2.0
-#: One of so many messages is made dead; share of hand-outs whose lease runs out.
+#: One message in this many is made a dead letter; share of hand-outs whose leases are left to run out.
 _DEAD, _FORGOTTEN = 4, 0.1
 
 
@@ -21,16 +22,18 @@ class Callbacks(Besides):
 
     def __init__(self, topic: str, history: History) -> None:
         super().__init__(topic, history)
-        self.told = f"{topic}-told"
+        self.outcomes = f"{topic}-outcomes"
         #: Kind of callback, "success" or "failure", by the id of an acked callback; and ids of their messages.
-        self._kinds, self._told_of = dict[str, str](), set[str]()
-        #: Number of messages that were published, once no more are.
+        self._kinds, self._reported = dict[str, str](), set[str]()
+        #: Number of published messages, set when publishing has ended.
         self._published = -1
 
     async def publish(self, client: AsyncClient) -> None:
         """Publish messages, each after the confirmation of the one before."""
-        await insist(lambda: client.put_topic(self.told, max_attempts=0))
-        await insist(lambda: client.put_topic(self.topic, max_attempts=0, on_success=self.told, on_failure=self.told))
+        await insist(lambda: client.put_topic(self.outcomes, max_attempts=0))
+        await insist(
+            lambda: client.put_topic(self.topic, max_attempts=0, on_success=self.outcomes, on_failure=self.outcomes)
+        )
         n = 0
         while self.open:
             body, key = b"%d" % n, f"{self.topic}-{n}"
@@ -44,13 +47,13 @@ class Callbacks(Besides):
         while not self._ended.is_set():
             try:
                 messages = await client.receive(
-                    [self.topic, self.told], max=20, wait=1.0, lease=_LEASE_S, timeout=2 * _LEASE_S
+                    [self.topic, self.outcomes], max=20, wait=1.0, lease=_LEASE_S, timeout=2 * _LEASE_S
                 )
             except (HadelayError, OSError):
                 await asyncio.sleep(_PAUSE_S)
                 continue
             for m in messages:
-                if m.topic == self.told:
+                if m.topic == self.outcomes:
                     self._record("callback", id=m.id, of=m.json()["id"], kind=m.meta["callback"])
             kept = [m for m in messages if not self.open or random.random() >= _FORGOTTEN]
             dead = [m for m in kept if m.topic == self.topic and not int(m.body) % _DEAD]
@@ -72,36 +75,36 @@ class Callbacks(Besides):
         for m, outcome in zip(messages, outcomes, strict=True):
             if m.topic == self.topic and outcome in ("acked", "nacked"):
                 self._record("settled", id=m.id, kind=kind)
-            elif m.topic == self.told and outcome in ("acked", "already_acked"):
+            elif m.topic == self.outcomes and outcome in ("acked", "already_acked"):
                 self._kinds[m.id] = m.meta["callback"]
-                self._told_of.add(m.json()["id"])
+                self._reported.add(m.json()["id"])
 
     def _record(self, event: str, **fields: str) -> None:
         self.history.record(event, t=self.history.clock(), **fields)
 
     def _look(self) -> None:
-        """Note the end once a callback about each message is acked."""
-        if self._published == len(self._told_of) and not self._ended.is_set():
-            told, successes = len(self._kinds), sum(kind == "success" for kind in self._kinds.values())
+        """End this part of the run once a callback about each message is acked."""
+        if self._published == len(self._reported) and not self._ended.is_set():
+            callbacks, successes = len(self._kinds), sum(kind == "success" for kind in self._kinds.values())
             self.history.record(
-                "aside", t=self.history.clock(), published=self._published + told, acked=told + successes
+                "aside", t=self.history.clock(), published=self._published + callbacks, acked=callbacks + successes
             )
             self._ended.set()
 
 
-def untold(history: History) -> Iterator[tuple[str, str]]:
-    """C1: each ack, and each death, has one callback, of its kind; a callback tells of nothing else."""
+def unreported(history: History) -> Iterator[tuple[str, str]]:
+    """C1: each ack, and each death, has one callback, of its kind; a callback reports nothing else."""
     asked = {event["id"]: event["kind"] for event in history.of("settle")}
-    told = defaultdict[str, set[str]](set)
+    reported = defaultdict[str, set[str]](set)
     for event in history.of("callback"):
-        told[event["of"]].add(event["id"])
+        reported[event["of"]].add(event["id"])
         kind = asked.get(event["of"], "none")
-        text = f"callback {event['id']} tells of {event['kind']} of {event['of']}, and a consumer asked for {kind}"
+        text = f"callback {event['id']} reports {event['kind']} of {event['of']}, and a consumer asked for {kind}"
         yield "kind", text if event["kind"] != kind else ""
-    for message_id, found in told.items():
+    for message_id, found in reported.items():
         text = f"message {message_id} has the callbacks {', '.join(sorted(found))}"
         yield "once", text if len(found) > 1 else ""
     for event in history.of("settled") if history.of("drained") else ():
         text = f"message {event['id']} ended at {event['t']:.3f} s, and no callback came"
-        yield "each", text if event["id"] not in told else ""
+        yield "each", text if event["id"] not in reported else ""
     yield from unended(history, "callbacks")

@@ -117,7 +117,7 @@ def _in_force(history: History, bodies: dict[int, int], spare: int) -> Iterator[
     for one, until_ms in _surely(history.of("changed-set")):
         since_ms, every_ms = one["since_ms"], one["every_ms"]
         found = ordered[bisect_right(ordered, since_ms) : bisect_right(ordered, until_ms)]
-        # A message may be leased so long before it is due: it is then not cancelled by the change.
+        # A message may be leased this long before it is due; then the change does not cancel the message.
         late = [at_ms for at_ms in found if at_ms > since_ms + MAX_AHEAD_MS]
         if not every_ms:
             yield "paused", f"occurrences {late} came out, and the schedule was paused at {since_ms}" if late else ""
@@ -135,7 +135,7 @@ def _in_force(history: History, bodies: dict[int, int], spare: int) -> Iterator[
 
 def _surely(changes: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], int]]:
     """(change, time of the next change) for each change whose neighbours are known. The network may repeat a request,
-    which then takes effect a second time, later: the version shows that."""
+    which then takes effect a second time, later: the schedule's version shows such repetitions."""
     for before, one, after in zip([{"version": 0}, *changes], changes, changes[1:], strict=False):
         if (before["version"] + 1, one["version"] + 1) == (one["version"], after["version"]):
             yield one, after["since_ms"]

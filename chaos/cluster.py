@@ -101,7 +101,7 @@ class Cluster:
         """Process id of a running node on this machine, or None."""
         return None
 
-    def held_bytes(self) -> int:
+    def used_bytes(self) -> int:
         """Bytes used on the fullest node's disk, which a node with an empty disk has to fetch; 0 if unknown."""
         return 0
 
@@ -151,7 +151,7 @@ class LocalCluster(Cluster):
     def _data(self, name: str) -> Path:
         return (self.disks[name].mount if self.disks else self.directory) / name
 
-    def held_bytes(self) -> int:
+    def used_bytes(self) -> int:
         return max((shutil.disk_usage(disk.mount).used for disk in self.disks.values()), default=0)
 
     def up(self) -> None:

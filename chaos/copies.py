@@ -11,7 +11,8 @@ from hadelay.client import AsyncClient, AsyncMessage
 from hadelay.errors import Conflict, HadelayError
 
 _PAUSE_S, _PUT_S, _LEASE_S = 0.2, 0.3, 2.0
-#: Longest delay of a message, in seconds; share of hand-outs whose lease runs out; one of so many is cancelled.
+#: Longest delay of a message, in seconds; share of hand-outs whose lease runs out; and one message in this many is
+#: cancelled.
 _DELAY_S, _FORGOTTEN, _CANCELLED = 1.5, 0.1, 4
 #: Rounding error of times, which are reported in whole milliseconds.
 _ROUNDING_MS = 2
@@ -28,7 +29,7 @@ class Copies(Besides):
         self._acked, self._cancelled = set[tuple[int, str]](), set[tuple[int, str]]()
         #: Number and id of each message whose cancel was requested.
         self._asked: dict[int, str] = {}
-        #: Number of messages that were published, once no more are.
+        #: Number of published messages, set when publishing has ended.
         self._published = -1
 
     async def publish(self, client: AsyncClient) -> None:
@@ -101,7 +102,7 @@ class Copies(Besides):
         self._look()
 
     def _look(self) -> None:
-        """Note the end once all copies of all messages are acked or cancelled."""
+        """End this part of the run once all copies of all messages are acked or cancelled."""
         many = self._published * len(self.queues)
         if many == len(self._acked | self._cancelled) and not self._ended.is_set():
             self.history.record("aside", t=self.history.clock(), published=many, acked=len(self._acked))

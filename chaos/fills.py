@@ -1,4 +1,5 @@
-"""Topics that get a subscription while messages are pending, which the subscription gets, too; again and again."""
+"""Topics that get a subscription while messages are pending: the subscription also gets these messages. Again and
+again."""
 
 import asyncio
 from collections import Counter
@@ -9,9 +10,9 @@ from chaos.history import History
 from hadelay.client import AsyncClient, Put, Receipt
 from hadelay.errors import NotFound
 
-#: Pause between two rounds, and between two looks, in seconds.
+#: Pause between two rounds, and between two checks whether the copies are complete, in seconds.
 _ROUND_S, _LOOK_S = 1.0, 0.2
-#: Number of pending messages of a round, of which one of so many is rescheduled meanwhile; and their delay.
+#: Number of pending messages of a round; one message in this many is rescheduled meanwhile; and the messages' delay.
 _MANY, _MOVED, _DELAY = 60, 10, "1h"
 
 
@@ -24,7 +25,7 @@ class Fills(Besides):
             await self._round(client, f"{self.topic}-{rounds}")
             rounds += 1
             await asyncio.sleep(_ROUND_S)
-        # Each message and its copy.
+        # `published` counts each message and its copy.
         self.history.record("aside", t=self.history.clock(), published=2 * rounds * _MANY, acked=0)
         self._ended.set()
 

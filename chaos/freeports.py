@@ -35,10 +35,10 @@ def free_ports(count: int) -> int:
 
 
 def _free(base: int, count: int) -> bool:
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as bound:
         try:
             for port in range(base, base + count):
-                held.enter_context(socket.socket()).bind(("127.0.0.1", port))
+                bound.enter_context(socket.socket()).bind(("127.0.0.1", port))
         except OSError:
             return False
     return True

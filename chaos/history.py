@@ -143,7 +143,7 @@ class History:
     #: Events that are not about one message, such as faults and new leaders, each {"e": type, "t": seconds, …}.
     events: list[dict[str, Any]] = field(default_factory=list)
     _of: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    _held: dict[tuple[str, int, str], Given] = field(default_factory=dict)
+    _leased: dict[tuple[str, int, str], Given] = field(default_factory=dict)
     _encode: Callable[[Any], bytes] = msgspec.json.Encoder().encode
 
     def record(self, event: str, **fields: Any) -> None:
@@ -211,25 +211,25 @@ class History:
         # Store tuples: all empty tuples are one object, which saves memory with a million hand-outs.
         given = Given(tags=tuple(tags), every=tuple(every), some=tuple(some), **fields)
         self.given.append(given)
-        self._held[given.id, given.attempt, given.request] = given
+        self._leased[given.id, given.attempt, given.request] = given
 
     def _on_nack(self, id: str, attempt: int, request: str, t: float) -> None:
-        self._held[id, attempt, request].nack_asked = t
+        self._leased[id, attempt, request].nack_asked = t
 
     def _on_ack(self, id: str, attempt: int, request: str, t: float) -> None:
-        self._held[id, attempt, request].ack_asked = t
+        self._leased[id, attempt, request].ack_asked = t
 
     def _on_acked(self, id: str, attempt: int, request: str, t: float) -> None:
-        given = self._held.pop((id, attempt, request), None)
+        given = self._leased.pop((id, attempt, request), None)
         if given is not None:
             given.acked = t
 
     def _on_extend(self, id: str, attempt: int, request: str, t: float, lease_s: float) -> None:
-        given = self._held[id, attempt, request]
+        given = self._leased[id, attempt, request]
         given.extend_asked, given.extend_s = t, lease_s
 
     def _on_extended(self, id: str, attempt: int, request: str, t: float) -> None:
-        self._held[id, attempt, request].extended = t
+        self._leased[id, attempt, request].extended = t
 
     def _on_dead(self, id: str, attempt: int, t: float) -> None:
         self.redrives.setdefault(id, []).append(Redrive(t, attempt))

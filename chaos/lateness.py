@@ -80,8 +80,8 @@ def _holds(history: History) -> list[Span]:
     return _union(spans)
 
 
-class _Held:
-    """Measures how much of an interval is covered by disjoint time spans."""
+class _Covered:
+    """Disjoint time spans; measures how much of an interval they cover."""
 
     def __init__(self, spans: list[Span]) -> None:
         self._spans = spans
@@ -103,11 +103,11 @@ def late(history: History) -> Iterator[tuple[str, str]]:
     limit_s, lease_s = load.get("late_s", 0.0), load.get("lease_s", 0.0)
     if not limit_s:
         return
-    held = _Held(_holds(history))
+    faults = _Covered(_holds(history))
     for g in first_given(history).values():
         waited_s = (g.now_ms - g.due_ms) / 1000
-        held_s = held.seconds(g.got - waited_s, g.got)
-        branch = "beside faults" if held_s else "calm"
-        allowed_s = limit_s + held_s + (g.attempt - 1) * (lease_s + _BACKOFF_S)
+        delayed_s = faults.seconds(g.got - waited_s, g.got)
+        branch = "beside faults" if delayed_s else "calm"
+        allowed_s = limit_s + delayed_s + (g.attempt - 1) * (lease_s + _BACKOFF_S)
         why = f"{waited_s:.3f} s late, and the faults allow {allowed_s:.3f} s"
         yield branch, f"message {g.n} ({g.id}), handed out at {g.got:.3f} s: {why}" if waited_s > allowed_s else ""

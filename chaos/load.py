@@ -45,15 +45,15 @@ _OVER = ("acked", "cancelled", "expired")
 
 class Traffic:
     def __init__(
-        self, urls: list[str], load: Load, history: History, seed: int, cluster: Cluster | None = None
+        self, urls: list[str], load: Load, history: History, seed: int, cluster: Cluster | None = None, name: str = ""
     ) -> None:
         """cluster: the cluster under load, which is asked how far its journals are synced; None: syncs are not
-        recorded."""
+        recorded. name: prefix of the names of topics and schedules."""
         self.urls, self.load, self.history = urls, load, history
         self.cluster = cluster or Cluster()
         self.syncs = self.cluster.syncs
         self.draw = random.Random(seed)
-        self.name = f"chaos-{os.urandom(4).hex()}"
+        self.name = f"{name}chaos-{os.urandom(4).hex()}"
         self.topics = [f"{self.name}-{i}" for i in range(load.topics)]
         #: Name of the topic with a limit of attempts.
         self.limited = f"{self.name}-limited"
@@ -117,6 +117,13 @@ class Traffic:
             task.get_loop().call_exception_handler(
                 {"message": "a publisher or consumer failed", "exception": task.exception()}
             )
+
+    async def finish(self, client: AsyncClient) -> None:
+        """Wait until the work besides the ordinary messages has ended."""
+        await asyncio.gather(
+            self.planned.finish(client), self.changing.finish(client), self.lines.finish(), self.moves.finish(),
+            self.copies.finish(), self.fills.finish(), self.callbacks.finish(),
+        )  # fmt: skip
 
     async def no_more(self) -> None:
         """Wait until every publish has an answer."""
@@ -233,7 +240,9 @@ class Traffic:
 
     def _failed(self, numbers: list[int], error: Exception) -> None:
         """Record a failed publish: only a definite refusal is `refused`, other errors leave the outcome unknown."""
-        known = isinstance(error, HadelayError) and error.outcome_known
+        # If the first try stored the message and the message was cancelled since, the retry is refused although the
+        # publish succeeded.
+        known = isinstance(error, HadelayError) and error.outcome_known and error.extra.get("outcome") != "cancelled"
         self.history.record("trouble", t=self.history.clock(), what=type(error).__name__, many=len(numbers))
         for n in numbers:
             if known and self.history.puts[n].id is None:
@@ -257,10 +266,10 @@ class Traffic:
         self.history.record("move", n=n, t=asked, delay_s=delay_s if by_delay else 0.0)
         with contextlib.suppress(HadelayError, OSError):
             at = None if put.due_ms is None or by_delay else put.due_ms + round(delay_s * 500)
-            told = await client.reschedule(put.id, delay=delay_s if by_delay else None, at=at)
+            answer = await client.reschedule(put.id, delay=delay_s if by_delay else None, at=at)
             now = self.history.clock()
             if now - asked < _SURE_S:
-                self.history.record("moved", n=n, t=now, due_ms=unix_ms(told.deliver_at))
+                self.history.record("moved", n=n, t=now, due_ms=unix_ms(answer.deliver_at))
 
     async def look_up(self, client: AsyncClient, message_id: str) -> tuple[str, int | None]:
         """Look up the state of a message and the end of its TTL."""

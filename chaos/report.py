@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from html import escape
 from typing import Any
 
@@ -105,8 +105,8 @@ def table(found: dict[str, Any]) -> str:
     lines += _watched(found["watched"])
     for name, verdict in found["verdicts"].items():
         violations = verdict["violations"]
-        held = f"VIOLATED {len(violations)} times" if violations else "held"
-        lines.append(f"  {name:<16}{held:<8}  {_decided(verdict['decided'])}".rstrip())
+        state = f"VIOLATED {len(violations)} times" if violations else "kept"
+        lines.append(f"  {name:<16}{state:<8}  {_decided(verdict['decided'])}".rstrip())
         lines += [f"    {violation}" for violation in violations[:_SHOWN]]
         lines += [f"    … and {len(violations) - _SHOWN} more"] if len(violations) > _SHOWN else []
     lines += ["", f"  again: {found['replay']}", f"  files: {found['directory']}"]
@@ -144,7 +144,7 @@ def page(history: History, found: dict[str, Any]) -> str:
 <style>body{{font:14px/1.4 system-ui;margin:2em;max-width:1100px}} pre{{background:#f4f4f4;padding:1em;overflow:auto}}
 text{{font:11px system-ui}} .bad{{color:#c00}}</style>
 <h1>{escape(found["scenario"])}, seed {found["seed"]}:
-{"held" if found["ok"] else '<span class="bad">violated</span>'}</h1>
+{"kept" if found["ok"] else '<span class="bad">violated</span>'}</h1>
 {_course(history)}
 <div>{flat.plots(history)}</div>
 <pre>{escape(table(found))}</pre>
@@ -177,18 +177,8 @@ def _course(history: History) -> str:
         rate(stored, _STORED, peak),
         rate(got, _GIVEN, peak),
     ]
-    worst: dict[int, int] = {}
-    for g in first_given(history).values():
-        worst[int(g.got)] = max(worst.get(int(g.got), 0), g.now_ms - g.due_ms)
-    top = max([*worst.values(), 1])
     base = _PLOT + 70
-    parts.append(f'<text x="0" y="{_PLOT + 22}">latest: {top} ms</text>')
-    for second, ms in worst.items():
-        height = ms / top * 50
-        parts.append(
-            f'<rect x="{x(second):.1f}" y="{base - height:.1f}" width="{max(1.0, x(1) - x(0) - 0.5):.1f}" '
-            f'height="{height:.1f}" fill="{_LATE}"><title>{ms} ms late</title></rect>'
-        )
+    parts += _lateness(history, x, base)
     row = {name: base + 12 + i * _ROW for i, name in enumerate(names)}
     leaders = history.of("leader")
     for one, after in zip(leaders, [*leaders[1:], {"t": end}], strict=False):
@@ -211,6 +201,21 @@ def _course(history: History) -> str:
     parts += [f'<text x="0" y="{y + 11}">{escape(name)}</text>' for name, y in [*row.items(), *lane.items()]]
     bottom = below + len(kinds) * _ROW
     return f'<svg width="{_WIDTH}" height="{bottom}" xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
+
+
+def _lateness(history: History, x: Callable[[float], float], base: float) -> Iterator[str]:
+    """Plot the largest lateness of each second. x: horizontal position of a time; base: bottom of the plot."""
+    worst: dict[int, int] = {}
+    for g in first_given(history).values():
+        worst[int(g.got)] = max(worst.get(int(g.got), 0), g.now_ms - g.due_ms)
+    top = max([*worst.values(), 1])
+    yield f'<text x="0" y="{_PLOT + 22}">latest: {top} ms</text>'
+    for second, ms in worst.items():
+        height = ms / top * 50
+        yield (
+            f'<rect x="{x(second):.1f}" y="{base - height:.1f}" width="{max(1.0, x(1) - x(0) - 0.5):.1f}" '
+            f'height="{height:.1f}" fill="{_LATE}"><title>{ms} ms late</title></rect>'
+        )
 
 
 def _bar(left: float, right: float, y: float, height: float, colour: str, title: str) -> str:

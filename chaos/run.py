@@ -48,11 +48,19 @@ Say = Callable[[str], None]
 
 
 class Run:
-    def __init__(self, scenario: Scenario, seed: int, cluster: Cluster, history: History, say: Say) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        seed: int,
+        cluster: Cluster,
+        history: History,
+        say: Say,
+        traffic: Traffic | None = None,
+    ) -> None:
         self.scenario, self.seed, self.cluster, self.history, self.say = scenario, seed, cluster, history, say
         began = time.monotonic()
         history.clock = lambda: round(time.monotonic() - began, 6)
-        self.traffic = Traffic(list(cluster.urls.values()), scenario.load, history, seed, cluster)
+        self.traffic = traffic or Traffic(list(cluster.urls.values()), scenario.load, history, seed, cluster)
         self.draw = random.Random(seed)
         self.leader: str | None = None
         self._term = -1
@@ -258,9 +266,9 @@ class Run:
         began = self.history.clock()
         self.history.record("fault", t=began, kind=fault.kind, nodes=nodes, all=names, deposed=deposed)
         probe = None
-        held = faults.strike(self.cluster, nodes, fault)
+        striking = faults.strike(self.cluster, nodes, fault)
         try:
-            await self._do(held.__enter__)
+            await self._do(striking.__enter__)
             await asyncio.sleep(0)  # let the other faults of the round choose their nodes first
             others = [name for name in names if name not in self._busy | self._lame]
             if deposed and len(others) > len(names) // 2:
@@ -270,7 +278,7 @@ class Run:
             elif not KINDS[fault.kind].brief:
                 await asyncio.sleep(fault.seconds)
         finally:
-            await self._do(lambda: held.__exit__(None, None, None))
+            await self._do(lambda: striking.__exit__(None, None, None))
             self.history.record("healed", t=self.history.clock(), kind=fault.kind, nodes=nodes, began=began)
             self._busy.difference_update(holds)
             self._few.difference_update(nodes)
@@ -333,7 +341,7 @@ class Run:
             if not waiting:
                 break
             limit_s = self.scenario.limits.recovery_s
-            if took_s > limit_s and took_s > limit_s + self.cluster.held_bytes() / _FETCHED:
+            if took_s > limit_s and took_s > limit_s + self.cluster.used_bytes() / _FETCHED:
                 why = f"not ready: {_words(waiting)}"
                 self.say(f"{self.history.clock():7.1f} s  {took_s:.1f} s after healing {why}")
                 break
@@ -357,16 +365,12 @@ class Run:
         looked = 0
         while (owed := self._owed()) and self.history.clock() < end:
             await asyncio.sleep(_DRAIN_LOOK_S)
-            # Look at others in each round: the first may be dead letters, and stay.
+            # Look up other messages in each round: the first ones may be dead letters, which never leave the list.
             some = sorted(owed & self._owed())
             looked = looked if looked < len(some) else 0
             await self._ask_for_all(client, some[looked : looked + _AT_A_LOOK])
             looked += _AT_A_LOOK
-        traffic = self.traffic
-        await asyncio.gather(
-            traffic.planned.finish(client), traffic.changing.finish(client), traffic.lines.finish(),
-            traffic.moves.finish(), traffic.copies.finish(), traffic.fills.finish(), traffic.callbacks.finish(),
-        )  # fmt: skip
+        await self.traffic.finish(client)
         self.history.record("drained", t=self.history.clock())
         await self._ask_for_all(client, sorted(self._owed())[:_ASKED_FOR], at_last=True)
         await asyncio.to_thread(self._compare)

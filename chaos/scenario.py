@@ -29,6 +29,9 @@ class Mistake(Exception):
 
 class ClusterPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     nodes: int = 3
+    #: Number of shards, clusters of as many nodes each, with one map (chaos.shards). Several have no faults of networks
+    #: and disks.
+    shards: int = 1
     sync: Literal["commit", "interval"] = "commit"
     #: Settings of every node, as key=value; they override the settings that chaos itself makes.
     settings: list[str] = field(default_factory=list)
@@ -163,7 +166,7 @@ class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return {fault.kind for _, fault in self.named()} | drawn
 
     def named(self) -> Iterator[tuple[str, Fault]]:
-        """Faults that the scenario lists, each with its key in the file."""
+        """Faults that the scenario lists, each with its key in the scenario file."""
         yield from ((f"faults[{i}]", fault) for i, fault in enumerate(self.faults))
         if self.rotation:
             yield from ((f"rotation.also[{i}]", fault) for i, fault in enumerate(self.rotation.also))
@@ -180,7 +183,7 @@ class Kind(Struct, frozen=True):
     amount: tuple[str, int] | None = None
     #: True: the fault never hits more than a minority of the nodes, because no promise covers more.
     few: bool = False
-    #: True: the node loses its data, or may have to be emptied.
+    #: True: the fault makes the node lose its data, or may require that the node's data is deleted.
     hollow: bool = False
     #: True: no other fault runs at the same time, since the promises hold only while other nodes have the data.
     alone: bool = False
@@ -238,6 +241,11 @@ def load(path: Path) -> Scenario:
 def _problems(scenario: Scenario) -> Iterator[tuple[str, str]]:
     if not 1 <= scenario.cluster.nodes <= 9:
         yield "cluster.nodes", f"{scenario.cluster.nodes}: expected 1 to 9"
+    if not 1 <= scenario.cluster.shards <= 4:
+        yield "cluster.shards", f"{scenario.cluster.shards}: expected 1 to 4"
+    if scenario.cluster.shards > 1:
+        alone = sorted(kind for kind in scenario.kinds() if kind not in KINDS or {"ip", "mkfs"} & {*KINDS[kind].needs})
+        yield from (("cluster.shards", f"several shards cannot have the fault {kind}") for kind in alone)
     if scenario.cluster.disk_mib < 128:
         yield "cluster.disk_mib", "less than 128 is full from the beginning"
     for where, fault in scenario.named():

@@ -6,7 +6,7 @@ from hashlib import sha256
 from typing import Any
 
 from chaos.sim import receiver
-from chaos.sim.cluster import RETENTION_S
+from chaos.sim.cluster import RETENTION_S, SimCluster
 from chaos.sim.door import Client, Request
 from chaos.sim.evidence import forgets
 from chaos.sim.history import Message, Order
@@ -15,7 +15,7 @@ from chaos.sim.views import may_leave
 from hadelay.api.messages import Message as Found
 from hadelay.api.service import Actor, ListRequest
 from hadelay.errors import HadelayError, NotFound
-from hadelay.ledger.topicchanges import DEAD, READY, SCHEDULED
+from hadelay.ledger.topics.topicchanges import DEAD, READY, SCHEDULED
 from hadelay.model import FIRST, Key, State, decode_id
 from hadelay.rights import Token
 from hadelay.server.service.node import NodeService
@@ -43,6 +43,8 @@ _SETTINGS: tuple[dict[str, Any], ...] = (
 class AdminClient(Client):
     """Administrator of the topic with a limit of attempts. In the drain (`good`: the end of the run, without faults),
     redrives all dead letters until none is left."""
+
+    cluster: SimCluster
 
     def start(self) -> None:
         self.slows = self.random.random() < 0.4
@@ -112,7 +114,10 @@ class AdminClient(Client):
             # them.
             self._look()
         elif self.cluster.parts.take(part):
-            if self.slows and rng.random() < 0.3:
+            if self.workload.group_concurrency and rng.random() < 0.2:
+                # Never down to 1 from more: such a topic refuses receives with filters.
+                self._configure({"group_concurrency": self.workload.group_concurrency + rng.randrange(3)})
+            elif self.slows and rng.random() < 0.3:
                 self.history.slowed = True
                 self._configure(rng.choice(_SLOW))
             elif rng.random() < 0.1:
@@ -141,7 +146,10 @@ class AdminClient(Client):
             self.history.count("topic refused", error is not None and not error.retryable)
 
         force, config = self.random.random() < 0.5, self.random.choice(_SETTINGS)
-        if self.random.random() < 0.3:
+        chance = self.random.random()
+        if chance < 0.3:
+            self.ask(lambda service: service.topics.put_topic("scrap~side", {}, Actor()), replied)
+        elif chance < 0.6:
             self.ask(lambda service: service.topics.delete_topic("scrap", force=force, by=Actor()), replied)
         else:
             self.ask(lambda service: service.topics.put_topic("scrap", config, Actor()), replied)
@@ -208,6 +216,8 @@ class AdminClient(Client):
 class Reader(Client):
     """Client that looks messages up and pages through a topic, at any node: messages that were confirmed before the
     request must be found."""
+
+    cluster: SimCluster
 
     def start(self) -> None:
         self.stopped = not self.cluster.parts.take(self.name)

@@ -23,7 +23,7 @@ from chaos.sim.runtime import SimRuntime, SimWorld
 from chaos.sim.tables import SimBackend
 from hadelay.cli.backup import Copying
 from hadelay.errors import DamagedFile, HadelayError, OutcomeUnknown
-from hadelay.ledger.describe import describe
+from hadelay.ledger.views.describe import describe
 from hadelay.model import NEVER_MS
 from hadelay.server.node import Node
 from hadelay.server.restore import restore
@@ -33,6 +33,8 @@ from hadelay.storage.backup import Archive, LocalBackups
 class Backups(Client):
     """Operator who makes backups on a separate disk. The code of a backup blocks for each answer; meanwhile other
     events run."""
+
+    cluster: SimCluster
 
     def __init__(self, cluster: SimCluster) -> None:
         super().__init__(cluster, "backup")
@@ -49,7 +51,7 @@ class Backups(Client):
         while idle and self.tries:
             while (process := self.cluster.any_process(self.random)) is None:
                 self.world.run_for(0.1)
-            self.disk.power_cut()  # the operator's machine may crash between tries
+            self.disk.power_cut()  # the operator's machine may crash between two tries
             try:
                 self.archive.files.prepare()
                 self.made = Copying(self.archive, partial(self._call, process), inf, hidden=True).run(keep=2)["index"]
@@ -97,11 +99,11 @@ class Backups(Client):
         )
         cluster.history = replace(_known(old.history, began, ended), slept=old.history.slept or hours > 0)
         if old.receiver is not None:
-            cluster.receiver = Receiver(cluster)
+            cluster.receiver = Receiver(cluster, cluster.fails)
             cluster.receiver.alerts += old.receiver.alerts
         cluster.cold_starts = [at for at in old.cold_starts if at < ended] or [0.0]
         cluster.elected = [at for at in old.elected if at < ended]
-        cluster.doubt_ms, cluster.slept_s, cluster.switched = old.doubt_ms, old.slept_s, old.switched
+        cluster.doubt_ms, cluster.slept_s = old.doubt_ms, old.slept_s
         cluster.grants = {lease: grant for lease, grant in old.grants.items() if lease[0] <= backup.term}
         cluster.on_boot.append(partial(_compare, cluster))
         cluster.note(f"{', '.join(cluster.names)} get backup {backup.index} of t={began:.3f}, {hours} hours later")

@@ -37,7 +37,7 @@ TRIES = 250
 
 
 @dataclass
-class Wish:
+class Options:
     """What to simulate: options of `python -m chaos sim` for each seed. only: names of the parts of a run to do
     (workload.Parts); None: all."""
 
@@ -86,7 +86,7 @@ class Totals:
     wall_s: float = 0.0
     messages: int = 0
     hand_outs: int = 0
-    #: Seed of each failed run → the promise that it broke.
+    #: Seed of each failed run → the promise that the run broke.
     failed: dict[str, str] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     #: Pairs of faults that struck in one run, with its mode and size: "kill × pause, commit, 5".
@@ -155,7 +155,8 @@ def sim(
     *, seed: int = 1, count: int = 1, jobs: int = 0, verbose: bool = False, mutation: str = "", log: str = "",
     shrink: bool = False, only: str = "", fault: str = "", raft: bool = False,
 ) -> int:  # fmt: skip
-    """Run seeds of the simulator: real nodes, simulated disks, network and clocks. One that fails ends with 1.
+    """Run seeds of the simulator: real nodes with simulated disks, network and clocks. The exit code is 1 if a seed
+    fails.
 
     Parameters
     ----------
@@ -186,7 +187,7 @@ def sim(
         print(refusal, file=sys.stderr)
         return 2
     parts = frozenset(filter(None, only.replace(NOTHING, "").split(","))) if only else None
-    wish = Wish(mutation, parts, shrink, fault, raft)
+    options = Options(mutation, parts, shrink, fault, raft)
     started = time.perf_counter()
     known, totals = Log(log), Totals()
     blocks = [range(first, min(first + _BLOCK, seed + count)) for first in range(seed, seed + count, _BLOCK)]
@@ -195,7 +196,7 @@ def sim(
             totals.join(done)
     before = totals.seeds
     missing = [block for block in blocks if (block.start, len(block)) not in known.blocks]
-    reports = run_seeds([one for block in missing for one in block], jobs, wish)
+    reports = run_seeds([one for block in missing for one in block], jobs, options)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     unseen = count == 1 or not sys.stderr.isatty()
     with Progress(*columns, console=Console(stderr=True), disable=unseen) as progress:
@@ -208,7 +209,7 @@ def sim(
                 if verbose or count == 1:
                     print(line(report), flush=True)
                 if report.failure:
-                    print(story(report, wish), flush=True)
+                    print(explain(report, options), flush=True)
                 failed = len(totals.failed) + len(here.failed)
                 progress.update(task, advance=1, description=f"seeds, {failed} failed")
             known.write(block, here)
@@ -217,7 +218,7 @@ def sim(
     if not mutation and count > 1:
         print(f"  {totals.coverage(raft=raft)}")
     for number, invariant in totals.failed.items():
-        print(f"failed: seed {number}: {invariant}: {wish.replay(number)}")
+        print(f"failed: seed {number}: {invariant}: {options.replay(number)}")
     return 1 if totals.failed else 0
 
 
@@ -243,17 +244,17 @@ def _print_summary(totals: Totals, before: int, wall: float, log: str) -> None:
     print("  " + ", ".join(f"{name} {n}" for name, n in sorted(totals.counts.items())))
 
 
-def run_seeds(seeds: Sequence[int], jobs: int = 0, wish: Wish | None = None) -> Iterator[Report]:
+def run_seeds(seeds: Sequence[int], jobs: int = 0, options: Options | None = None) -> Iterator[Report]:
     """Run seeds in several processes; yields their reports in the order of the seeds."""
     jobs = jobs or os.cpu_count() or 1
-    wish = wish or Wish()
+    options = options or Options()
     if jobs == 1 or len(seeds) <= 1:
         _quiet()
-        yield from map(wish.run, seeds)
+        yield from map(options.run, seeds)
         return
     context = multiprocessing.get_context("spawn")
     with context.Pool(min(jobs, len(seeds)), initializer=_quiet) as pool:
-        yield from pool.imap(wish.run, seeds, chunksize=4)
+        yield from pool.imap(options.run, seeds, chunksize=4)
 
 
 def _drop(*_: object) -> NoReturn:
@@ -277,11 +278,11 @@ def line(report: Report) -> str:
     )
 
 
-def story(report: Report, wish: Wish | None = None) -> str:
-    wish = wish or Wish()
-    parts = report.parts if wish.shrink else None if wish.only is None else sorted(wish.only)
+def explain(report: Report, options: Options | None = None) -> str:
+    options = options or Options()
+    parts = report.parts if options.shrink else None if options.only is None else sorted(options.only)
     head = f"\n=== seed {report.seed}: {report.failure}"
-    return "\n".join([head, *report.story, f"replay: {wish.replay(report.seed, parts)}", ""])
+    return "\n".join([head, *report.lines, f"replay: {options.replay(report.seed, parts)}", ""])
 
 
 def shrink(whole: Report, run: Callable[[frozenset[str]], Report], tries: int = TRIES) -> Report:

@@ -12,12 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 from chaos.sim import groupcheck
-from chaos.sim.door import Door
+from chaos.sim.door import Served
+from chaos.sim.features import Features
 from chaos.sim.history import Violation
 from chaos.sim.jobcheck import left_over, not_meant, pending_in
-from chaos.sim.machines import Machine, Machines, Process
+from chaos.sim.machines import Machine, Process
 from chaos.sim.network import NetworkProfile
 from chaos.sim.oracles import Oracles
+from chaos.sim.owndelays import OwnDelays
 from chaos.sim.receiver import Caller, Receiver
 from chaos.sim.runtime import SimWorld
 from chaos.sim.tables import SimBackend
@@ -31,7 +33,9 @@ from hadelay.codec.entries import decode_entry, members_in
 from hadelay.codec.jobcommands import LAST, JobStep
 from hadelay.codec.results import Done, JobResult, LeaseOutcome, LeaseResult
 from hadelay.errors import DamagedFile, HadelayError
+from hadelay.ledger.leases.suspects import AHEAD_MS
 from hadelay.ledger.state import Ledger
+from hadelay.model import HOUR_MS
 from hadelay.raft.journal import FIRST, Journal
 from hadelay.raft.node import RaftNode
 from hadelay.raft.ports import FOUNDING
@@ -44,7 +48,7 @@ from hadelay.settings.node import Config, RaftSettings
 
 #: Kinds of commands that may contain a change or a firing of a schedule.
 _SCHEDULES = frozenset((*range(Command.SCHEDULE_PUT, Command.SCHEDULE_RUN + 1), Command.AUDITED))
-#: Of this many applied log entries, one entry's results are compared between nodes.
+#: Interval, in applied log entries, of comparing an entry's results between nodes.
 _SAMPLE = 16
 #: Share of runs with a fuzz client, and share of runs whose schedules and bulk jobs have all kinds of bounds and
 #: filters.
@@ -58,7 +62,7 @@ SHORT_LOGS = 0.65
 BRIEF, STALL_S = 0.4, 0.15
 
 
-class Watch(Machines):
+class Watch(Served):
     """Base of SimCluster: records applied entries, grants and promises of all nodes, and each broken promise."""
 
     def __init__(self, world: SimWorld, names: tuple[str, ...], profile: NetworkProfile | None, **more: Any) -> None:
@@ -67,8 +71,10 @@ class Watch(Machines):
         self.receiver: Receiver | None = None
         #: Checks of the promises about schedules, and comparisons of running nodes.
         self.timetable, self.oracles = Timetable(self), Oracles(self)
-        #: Check of the promise about unique keys.
-        self.uniques = Uniques(self.decide)
+        #: Checks of the promises about unique keys and about delays of topics.
+        self.uniques, self.own_delays = Uniques(self.decide), OwnDelays(self.decide)
+        #: Model of callbacks, results, copies for subscriptions, and counts of bulk jobs.
+        self.features = Features(self.decide)
         #: Index of each applied entry → (term, CRC of the entry, CRC of its results), as first applied.
         self.applied: dict[int, tuple[int, int, int]] = {}
         #: Index of each applied entry → (time and node of its first application, content).
@@ -80,22 +86,20 @@ class Watch(Machines):
         #: Number of a bulk job → ids of the messages in its applied steps; and all applied steps, encoded.
         self.judged: dict[int, set[int]] = {}
         self.job_steps: list[bytes] = []
-        #: Messages in the job steps of the present entry that their jobs do not mean.
+        #: Messages that a job step of the present entry names although its job does not select them.
         self._strays: set[int] = set()
         #: Raft term → time at which an entry of the term was first applied.
         self.term_began: dict[int, float] = {}
+        #: Interval mode: each term but the first, with the due times that the replicated state before it bounds: from
+        #: the second of the cursor to AHEAD_MS after the last stamp. And this state after the last entry.
+        self.bounds: list[tuple[int, int, int]] = []
+        self._bound = (0, 0)
         #: Log entry → true time of its proposal. For committed entries: (true time of the proposal, cluster time in the
         #: entry).
         self.proposed: dict[bytes, float] = {}
         self.stamps: list[tuple[float, int]] = []
         #: Time at which each new leader was first seen.
         self.elected: list[float] = []
-        #: Time at which the cluster activated the feature level of this code.
-        self.switched = float("inf")
-        #: Times of cold starts: no node knew cluster time, so the nodes took it from their wall clocks.
-        self.cold_starts: list[float] = []
-        #: Largest error, in ms, of a node that learned cluster time only from slow answers.
-        self.doubt_ms = 0.0
         #: Ids of the messages that their groups block, after the last entry; and message id → cluster time at which its
         #: group last let it go.
         self._blocked: set[int] = set()
@@ -109,8 +113,12 @@ class Watch(Machines):
         def observed(index: int, term: int, command: bytes) -> Any:
             self.timetable.begin(node.ledger)
             self.uniques.begin(node.ledger)
+            self.own_delays.begin(node.ledger)
             if index not in self.applied and node.ledger.jobs and not self.rotten:
                 self._strays = not_meant(node.ledger, decode_entry(command)[2])
+            if index not in self.applied and not self.rotten:
+                _, now_ms, commands = decode_entry(command)
+                self.features.begin(node.ledger, now_ms, commands)
             results = apply(index, term, command)
             # Compare results of a sample of the entries: comparing is slow, and equal states give equal results.
             mark = (term, zlib.crc32(command), 0 if index % _SAMPLE else zlib.crc32(pickle.dumps(results)))
@@ -153,13 +161,20 @@ class Watch(Machines):
         _, now_ms, commands = decode_entry(entry)
         if any(topic.group_rows for topic in node.ledger.topics.all):
             self._check_groups(index, node)
+        if not self.rotten:
+            self.features.committed(node.ledger, commands, results)
         at = self.proposed.get(bytes(entry))
         if at is not None:
             self.stamps.append((at, now_ms))
-        self.term_began.setdefault(term, self.world.now)
+        if term not in self.term_began:
+            self.bounds.append((term, *self._bound))
+            self.term_began[term] = self.world.now
+        hour, second, _ = node.ledger.cursor
+        self._bound = hour * HOUR_MS + second * 1000, node.ledger.now_ms + AHEAD_MS
         alone = sum(kind in _SCHEDULES for kind, _ in commands) == 1
         for (kind, body), result in zip(commands, results, strict=True):
-            if kind in (Command.EXTEND, Command.ACK, Command.SETTLE) and isinstance(result, LeaseResult):
+            self.own_delays.committed(kind, body, result, now_ms)
+            if kind in (Command.EXTEND, Command.SETTLE) and isinstance(result, LeaseResult):
                 self._note_leases(decode(kind, body), kind, result)
             elif kind == Command.GRANT:
                 grant = decode(kind, body)
@@ -171,14 +186,14 @@ class Watch(Machines):
                 self._note_step(decode(kind, body), node)
             elif kind == Command.TOPIC_EXPIRY and isinstance(result, JobResult):
                 self.history.count("topics ended", result.count)
-            elif kind == Command.PUBLISH2:
+            elif kind == Command.PUBLISH:
                 self.uniques.committed(body, result, node.ledger)
             elif kind in _SCHEDULES:
                 self.timetable.committed(kind, body, result, node.ledger, alone=alone)
                 if kind == Command.AUDITED and isinstance(result, Done):
                     self._note_fill(decode(kind, body), node.ledger)
             elif kind == Command.FEATURE:
-                self.switched = min(self.switched, self.world.now)
+                self.history.count("a feature level")
         for machine in self.machines.values():
             if machine.process is not None and machine.process.raft is not None:
                 machine.had = max(machine.had, machine.process.raft.journal.synced_index)
@@ -198,7 +213,7 @@ class Watch(Machines):
     def _note_step(self, step: JobStep, node: Node) -> None:
         """J1: no message is in two steps of one bulk job. J2: a job that ends by itself has met all its messages, and
         no others."""
-        ids = set(step.ids.tolist())
+        ids = set(step.ids)
         strays, self._strays = ids & self._strays, set()
         text = f"job {step.job} does not mean {[f'{i:x}' for i in strays]}"
         self.decide("J2 jobs, complete", bool(strays), text, *strays)
@@ -216,8 +231,8 @@ class Watch(Machines):
         known |= ids
 
     def _check_groups(self, index: int, node: Node) -> None:
-        """Check G1 after an applied entry: the stored state of message groups is what Rule G (ledger/messagegroups.py)
-        demands."""
+        """Check G1 after an applied entry: the stored state of message groups is what Rule G
+        (ledger/groups/messagegroups.py) demands."""
         wrong, blocked = "", set[int]()
         try:
             blocked = groupcheck.check(node.ledger)
@@ -233,12 +248,12 @@ class Watch(Machines):
 
     def _note_leases(self, command: Any, kind: int, result: LeaseResult) -> None:
         """Record extended leases, and webhooks' leases that ended with an ack."""
-        if kind == Command.SETTLE:
-            kind, command = command
         for row, outcome in zip(command.rows.tolist(), result.outcomes, strict=True):
-            if kind == Command.EXTEND and outcome == LeaseOutcome.DONE:
+            if outcome != LeaseOutcome.DONE:
+                continue
+            if kind == Command.EXTEND:
                 self.extended[row[:3]] = result.until_ms
-            elif kind == Command.ACK and outcome == LeaseOutcome.DONE and self.receiver is not None:
+            elif not command.nack and self.receiver is not None:
                 self.receiver.settled(row[:3])
 
     def _watch_process(self, process: Process, raft: RaftNode) -> None:
@@ -289,6 +304,8 @@ class SimCluster(Watch):
         #: instead of log entries.
         self.journal_keep_bytes = rng.choice((0, 30_000, 1 << 30))
         self.checkpoint_bytes = rng.choice((1 << 15, 1 << 18, 1 << 20))
+        #: Limit of bytes per second that the patrol of a node reads; 0: no patrol.
+        self.patrol_bytes = 0
         self.far_buffer_bytes = rng.choice((1 << 14, 1 << 20, 1 << 20))
         self.segment_bytes = 64 << 10
         own = random.Random(f"{seed} journal")
@@ -300,7 +317,6 @@ class SimCluster(Watch):
         #: Members at the start of the run; `names` are the members that should exist now.
         self.founders = names
         self.workload = workload or Workload()
-        self.door = Door(self)
         #: True: the run has a fuzz client (chaos/sim/fuzz.py), and nodes write `.heads` files (cached heads of the
         #: index's linked lists) early.
         self.fuzzed = random.Random(f"{seed} fuzz").random() < FUZZED
@@ -309,9 +325,11 @@ class SimCluster(Watch):
         #: Time, in seconds, for which all machines were suspended: their monotonic clocks drifted apart, and no node
         #: heard of a leader.
         self.slept_s = 0.0
-        #: Begins of these suspensions, in Unix ms.
+        #: Begins of the suspensions of all machines, in Unix ms.
         self.naps_ms: list[int] = []
         self.on_boot: list[Callable[[Node], None]] = []
+        #: Limit of ready messages in memory per topic: with a small one, scans of the index find most messages.
+        self.ready_window = random.Random(f"{seed} window").choice((3, 3, 65_536))
 
     def join(self, name: str) -> None:
         """Add a machine with an empty disk, or with a former member's disk; its configuration names the members and
@@ -340,7 +358,7 @@ class SimCluster(Watch):
         return Config(
             node=settings.NodeConfig(name=name, data_dir="/data"),
             cluster=settings.ClusterConfig(id=f"sim{self.group or ''}", init=not machine.founded, group=self.group),
-            http=settings.HttpConfig(no_leader_wait_ms=1000),
+            http=settings.HttpConfig(no_leader_wait_ms=1000, advertise=f"http://{name}:8400"),
             raft=RaftSettings(
                 peers={n: f"{n}:1" for n in peers}, segment_bytes=self.segment_bytes, max_entry_bytes=4 << 10
             ),
@@ -348,6 +366,7 @@ class SimCluster(Watch):
                 sync=self.sync,  # type: ignore[arg-type]
                 sweep_ms=2000,
                 preload_ms=3000,
+                ready_window=self.ready_window,
                 job_step=2 if self.seed % 2 else 500,
             ),
             webhooks=settings.WebhooksConfig(alert_interval_ms=1500 if self.receiver is not None else 60_000),
@@ -358,6 +377,7 @@ class SimCluster(Watch):
                 checkpoint_interval_ms=4000,
                 far_buffer_bytes=self.far_buffer_bytes,
                 min_free_bytes=1 << 20,
+                patrol_bytes=self.patrol_bytes,
             ),
         )
 
@@ -385,7 +405,8 @@ class SimCluster(Watch):
         journal = node.raft.journal
         anew = journal.incarnation != FOUNDING and (journal.last_index, journal.term) == FIRST
         if anew and machine.name in self.rotten:
-            self._forget(machine)  # it had noted the damage that it found, but crashed before it ended itself
+            # the earlier process noted damage, but crashed before it ended itself
+            self._forget(machine)
         self._look_at_journal(machine, journal)
         self.safety.reopened(machine.name, node.raft.journal)
         # Even the smallest segment has room for the largest entry that a leader makes.
@@ -405,20 +426,20 @@ class SimCluster(Watch):
 
     def _look_at_journal(self, machine: Machine, journal: Journal) -> None:
         """I14: entries that this disk reported as synced are there after a restart."""
-        at, known = machine.held, self.applied.get(machine.held)
+        at, known = machine.durable, self.applied.get(machine.durable)
         if known is None or at <= journal.base_index:
             return
         gone = at > journal.last_index or journal.term_at(at) != known[0]
         text = f"{machine.name} had entry {at} and lost it: its journal ends at {journal.last_index}"
         self.decide("I14 durability, restart", gone, text, who=machine.name)
 
-    def _note_held(self, machine: Machine, journal: Journal) -> None:
+    def _note_durable(self, machine: Machine, journal: Journal) -> None:
         """Record, when a node's process ends, the newest committed entry that its journal had reported as synced."""
         machine.had = max(machine.had, journal.synced_index)
         at = min(journal.synced_index, max(self.applied, default=0))
         while at > journal.base_index and (at not in self.applied or self.applied[at][0] != journal.term_at(at)):
             at -= 1
-        machine.held = at
+        machine.durable = at
 
     def transfer(self, asked: Process, to: str | None) -> None:
         count = self.history.count
@@ -433,11 +454,11 @@ class SimCluster(Watch):
         self.count_node(process)
         if process.node is not None:
             self.oracles.nothing_forgotten(process.node)
-            self._note_held(machine, process.node.raft.journal)
+            self._note_durable(machine, process.node.raft.journal)
 
     def count_node(self, process: Process) -> None:
         """Add the counters of a node's process to the history's counts."""
-        self.history.count("a sync held its node up", sum(stall_s >= STALL_S for stall_s in process.runtime.stalls))
+        self.history.count("a sync stalled its node", sum(stall_s >= STALL_S for stall_s in process.runtime.stalls))
         if process.node is not None:
             self.history.count("snapshot installed", process.node.raft.stats.snapshots_installed)
             self.history.count("checkpoint", process.node.checkpoints.count)

@@ -34,7 +34,9 @@ _LAZY = 0.2
 #: Share of runs whose consumers may end a message of the administrator's topic as dead.
 _GIVING_UP = 0.2
 #: Share of runs whose consumers' acks carry results.
-_RESULTS = 0.3
+_RESULTS = 0.6
+#: Share of runs whose consumers ask for several messages of one group.
+_RUNNING = 0.7
 #: Share of receives whose consumer cannot follow a redirect: a follower relays them to the leader.
 _RELAYED = 0.3
 
@@ -77,6 +79,8 @@ class Consumer(Client):
     """Consumer that polls the leader and acks, nacks, extends or forgets messages. In the drain (`good`: the end of the
     run, without faults) the consumer acks every message."""
 
+    cluster: SimCluster
+
     def __init__(self, cluster: SimCluster, name: str) -> None:
         super().__init__(cluster, name)
         #: The first consumer always runs, so that every owed message has a consumer.
@@ -95,6 +99,10 @@ class Consumer(Client):
         lazy = random.Random(f"{cluster.seed} gives back").random() < _LAZY
         uncounted = _Verdict("nack", 300, False) if lazy else _Verdict("nack")
         self.nacks = (_Verdict("nack"), uncounted, *(_Verdict("nack", delay_ms) for delay_ms in (0, 300, 2000)))
+        #: Random stream of the largest number of messages of one group per receive; None: always 1.
+        self.runs = None
+        if random.Random(f"{cluster.seed} runs").random() < _RUNNING:
+            self.runs = random.Random(f"{cluster.seed} {name} runs")
         self.has_results = random.Random(f"{cluster.seed} results").random() < _RESULTS
         #: Whether nacks of 300 ms end messages as dead, in the topic whose administrator redrives dead letters.
         self.gives_up = random.Random(f"{cluster.seed} gives up").random() < _GIVING_UP
@@ -117,6 +125,8 @@ class Consumer(Client):
         poll = ReceiveRequest(
             list(topics), self.name, request, rng.randint(1, 10), wait_ms, rng.choice(workload.leases_ms)
         )
+        if self.runs is not None:
+            poll.group_max = self.runs.choice((1, 2, 3, 10))
         if not self.good and rng.random() < workload.selective:
             some = rng.sample(workload.tags, 2)
             # A topic that hands out one message of a group at a time refuses filters.
@@ -203,7 +213,7 @@ class Consumer(Client):
                 history.count("checked hang-ups")
                 history.hung_up.add((self.name, poll.request_id))
             raise
-        handed = self._record(process, answer, poll)
+        handed = self._record(process, answer, poll, receive.again)
         answer.answered()
         return handed
 
@@ -218,7 +228,7 @@ class Consumer(Client):
         else:
             self._again(receive, rng.uniform(0.01, 0.5))
 
-    def _record(self, process: Process, answer: Handed, poll: ReceiveRequest) -> list[HandOut]:
+    def _record(self, process: Process, answer: Handed, poll: ReceiveRequest, again: bool) -> list[HandOut]:
         node, history = process.node, self.history
         assert node is not None
         rows, _ = decode_leases(self.cluster.group, [message.lease for message in answer.messages])
@@ -231,16 +241,16 @@ class Consumer(Client):
                 answered=self.world.now, now_ms=until_ms - message.lease_left_ms, until_ms=until_ms,
                 deliver_at_ms=parse_instant("deliver_at", message.deliver_at), redelivered=message.redelivered,
                 leading=node.leading, body=bytes(message.body), tags=tuple(message.tags),
-                wanted=filter_of(poll.tags, poll.any_tags),
+                wanted=filter_of(poll.tags, poll.any_tags), again=again, group_max=poll.group_max,
             )  # fmt: skip
             handed.append(hand_out)
             history.hand_outs.append(hand_out)
             history.count("handed out")
             history.count("redelivered", hand_out.redelivered)
-            again = ", redelivered" if hand_out.redelivered else ""
+            mark = ", redelivered" if hand_out.redelivered else ""
             self.note(
                 f"gets {hand_out.id:x} (message {number_of(hand_out.body)}) attempt {hand_out.attempt} from {node.name}"
-                f"{again}, grant {term}.{seq}, request {poll.request_id.decode()}, until {hand_out.until_ms}",
+                f"{mark}, grant {term}.{seq}, request {poll.request_id.decode()}, until {hand_out.until_ms}",
                 hand_out.id,
             )
         return handed

@@ -26,13 +26,13 @@ Node = TypeVar("Node", Inode, Directory)
 
 
 class _Lock:
-    """A lock on a file, held until its object is closed or garbage-collected, or its process ends."""
+    """A lock on a file, taken until its object is closed or garbage-collected, or its process ends."""
 
     def __init__(self) -> None:
-        self.held = True
+        self.taken = True
 
     def close(self) -> None:
-        self.held = False
+        self.taken = False
 
 
 class SimDisk(Disk):
@@ -321,7 +321,7 @@ class SimDisk(Disk):
     def lock(self, path: str) -> _Lock:
         reference = self._locks.get(path)
         holder = reference() if reference else None
-        if holder is not None and holder.held:
+        if holder is not None and holder.taken:
             raise BlockingIOError(errno.EAGAIN, "locked", path)
         lock = _Lock()
         self._locks[path] = weakref.ref(lock)

@@ -8,15 +8,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine, Generator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from chaos.sim.file import is_injected
+from chaos.sim.machines import Machines, Process
+from chaos.sim.network import NetworkProfile
+from chaos.sim.runtime import SimWorld
 from hadelay.errors import DamagedFile, HadelayError, NoLeader, OutcomeUnknown
 from hadelay.server.service.node import NodeService
-
-if TYPE_CHECKING:
-    from chaos.sim.cluster import SimCluster
-    from chaos.sim.machines import Process
 
 T = TypeVar("T")
 Reply = Callable[[Any, HadelayError | None], None]
@@ -38,7 +37,7 @@ class Door:
     """Calls from clients to nodes. Each call gets one answer: from the node, from a broken connection, or from the
     client's timeout."""
 
-    def __init__(self, cluster: SimCluster) -> None:
+    def __init__(self, cluster: Machines) -> None:
         self.cluster, self.world = cluster, cluster.world
 
     def call(self, process: Process, begin: Begin, reply: Reply, timeout_s: float = 4.0) -> Call:
@@ -80,7 +79,8 @@ class Call:
             self.ended(None, damage)
 
     def ended(self, result: Any, error: BaseException | None) -> None:
-        """Called when the call ends on the node. Raises errors that a node must not answer with."""
+        """End of the call on the node: send its result or error to the caller. Raises errors with which a node must not
+        answer."""
         if isinstance(error, DamagedFile):
             excused = self.process.name in self.door.cluster.rotten
         else:
@@ -121,16 +121,24 @@ class Call:
             self.process.calls.remove(self)
 
 
+class Served(Machines):
+    """Machines whose nodes serve clients."""
+
+    def __init__(self, world: SimWorld, names: tuple[str, ...], profile: NetworkProfile | None, **more: Any) -> None:
+        super().__init__(world, names, profile, **more)
+        self.door = Door(self)
+
+
 class Client:
     """Base class of the simulated clients; each draws from its own random stream."""
 
-    def __init__(self, cluster: SimCluster, name: str) -> None:
+    def __init__(self, cluster: Served, name: str) -> None:
         self.cluster, self.name = cluster, name
         self.world, self.history, self.door = cluster.world, cluster.history, cluster.door
         self.random = random.Random(f"{cluster.seed} {name}")
         #: `good`: the client settles all messages; `stopped`: the client sends no more requests.
         self.good = self.stopped = False
-        #: Number of acts begun.
+        #: Number of acts (requests with their repetitions) that this client has begun.
         self.acts = 0
 
     def ask(

@@ -7,11 +7,11 @@ leader, is what "not early" allows.
 from chaos.sim.cluster import SimCluster
 from chaos.sim.history import HandOut, Message
 from chaos.sim.machines import WATCH_S
-from hadelay.ledger.describe import describe
-from hadelay.ledger.keys import KEY, KEYOF
-from hadelay.ledger.lookup import EntryRef, find_entry, state_of
+from hadelay.ledger.hours.lookup import EntryRef, find_entry, state_of
+from hadelay.ledger.hours.transitions import ID_KEY
+from hadelay.ledger.messages.keys import KEY, KEYOF
 from hadelay.ledger.state import Ledger
-from hadelay.ledger.transitions import ID_KEY
+from hadelay.ledger.views.describe import describe
 from hadelay.model import State
 from hadelay.server.node import Node
 

@@ -12,19 +12,21 @@ from hadelay.api.service import Actor, PublishDone, ReceiveRequest, answered
 from hadelay.codec.meta import Meta, mask_of, pack
 from hadelay.codec.records import decode_record
 from hadelay.errors import HadelayError
-from hadelay.ledger.copies import copies_of
-from hadelay.ledger.lookup import find_entry, state_of
+from hadelay.ledger.hours.lookup import find_entry, state_of
+from hadelay.ledger.messages.copies import copies_of
 from hadelay.model import KEEP, REPLACE, Draft, Event, State, decode_id, pack_id
 from hadelay.server.node import Node
 from hadelay.server.service.node import NodeService
 
 #: Topic of the subscriptions, and topic of the callbacks.
-TOPIC, TOLD = "events", "told"
-_RED: dict[str, Any] = {"tags": ["red"], "max_attempts": 2, "on_failure": TOLD}
+TOPIC, OUTCOMES = "events", "ends"
+#: Settings of the topic of the callbacks: it asks for callbacks, and its messages, which are callbacks, have none.
+_ASKS = {"on_success": OUTCOMES}
+_RED: dict[str, Any] = {"tags": ["red"], "max_attempts": 2, "on_failure": OUTCOMES}
 #: Subscription → its settings, for a topic with a queue of its own, and for one without. `part` is deleted and created
 #: again during the run.
 _SUBSCRIPTIONS: dict[bool, dict[str, dict[str, Any]]] = {
-    True: {"all": {"on_success": TOLD}, "red": _RED, "part": {}},
+    True: {"all": {"on_success": OUTCOMES}, "red": _RED, "part": {}},
     False: {"red": _RED, "blue": {"any_tags": ["blue", "white"]}, "part": {"tags": ["green"]}},
 }
 _PART, RED_QUEUE = f"{TOPIC}~part", f"{TOPIC}~red"
@@ -32,7 +34,7 @@ _PART, RED_QUEUE = f"{TOPIC}~part", f"{TOPIC}~red"
 _FILLED, _COLORS = f"{TOPIC}~filled", {"any_tags": ["red", "blue"]}
 #: Share of runs with subscriptions; share of these whose topic has a queue of its own; share of these with a quota of
 #: `red`; share of these in which a full `red` drops its copies.
-SUBSCRIBED, _OWN_QUEUE, _BOUNDED, _DROPS = 0.5, 0.5, 0.5, 0.5
+SUBSCRIBED, _OWN_QUEUE, _BOUNDED, _DROPS = 0.7, 0.5, 0.5, 0.5
 #: Possible quotas of `red`: the bytes are those of three or four messages.
 _QUOTAS: tuple[dict[str, Any], ...] = ({"max_messages": 3}, {"max_bytes": 350})
 #: Share of messages with one of three client keys, which replace one another.
@@ -55,8 +57,8 @@ class FanOutClient(Client):
         self.history.fanned_out = self.sent = list[FannedOut]()
         #: Mark of this client's messages: a restored cluster knows those of the cluster before.
         self.mark = b"%d " % int(self.world.now * 1000)
-        #: Whether the subscription `filled` exists; None while it may be under way, and in a restored cluster, whose
-        #: backup may have it.
+        #: Whether the subscription `filled` exists; None while its creation may be under way, and in a restored
+        #: cluster, as the backup may have the subscription.
         self.filled: bool | None = None if self.cluster.seed < 0 else False
         #: Whether the subscription `part` exists; None while a change of it may be under way.
         self.part: bool | None = None
@@ -66,13 +68,15 @@ class FanOutClient(Client):
         self.subscriptions = _SUBSCRIPTIONS[self.own_queue]
         #: Whether a full `red` drops its copies.
         self.drops = False
+        #: Queue → leases that the next ack there names again, in front of others: by then some are lost.
+        self.kept: dict[str, list[str]] = {}
         if rng.random() < _BOUNDED:
             self.drops = rng.random() < _DROPS
             red = self.subscriptions["red"] | rng.choice(_QUOTAS) | ({"on_full": "drop"} if self.drops else {})
             self.subscriptions = {**self.subscriptions, "red": red}
         if not self.stopped:
-            config = {"on_success": TOLD} | ({} if self.own_queue else {"own_queue": False})
-            self._put(TOPIC, config, [f"{TOPIC}~{name}" for name in self.subscriptions])
+            config = {"on_success": OUTCOMES} | ({} if self.own_queue else {"own_queue": False})
+            self._put(TOPIC, config, [*(f"{TOPIC}~{name}" for name in self.subscriptions), OUTCOMES])
 
     def _put(self, name: str, config: dict[str, Any], others: list[str]) -> None:
         """Create the topic, then its subscriptions; repeat each request until the cluster accepts it."""
@@ -83,7 +87,7 @@ class FanOutClient(Client):
             if error is not None:
                 self.world.after(0.2, self._put, name, config, others)
             elif others:
-                self._put(others[0], self.subscriptions[others[0].partition("~")[2]], others[1:])
+                self._put(others[0], self.subscriptions.get(others[0].partition("~")[2], _ASKS), others[1:])
             else:
                 self.part = True
                 self._next()
@@ -121,11 +125,12 @@ class FanOutClient(Client):
             some.append(sent)
             self.sent.append(sent)
             body = self.mark + b"%d" % sent.number
-            meta = pack(Meta(tags=list(tags)))
+            ttl_ms = sent.ttl_ms = self.random.choice((0, 0, 0, 4_000))
+            meta = pack(Meta(tags=list(tags), ttl=ttl_ms))
             key = b"e%d" % self.random.randrange(3) if self.random.random() < _KEYED else None
             sent.cancel_invoked = key is not None  # a later message with the key replaces it
             drafts.append(
-                Draft(TOPIC, delay_ms, True, mask_of(tags), 0, meta, body, body, key, REPLACE if key else KEEP)
+                Draft(TOPIC, delay_ms, True, mask_of(tags), ttl_ms, meta, body, body, key, REPLACE if key else KEEP)
             )
         self._send(some, drafts, 8)
 
@@ -155,7 +160,8 @@ class FanOutClient(Client):
         """Note that a subscription, deleted or created meanwhile, or perhaps full, gets the message or does not."""
         sent.queues.discard(queue)
         sent.unsure.add(queue)
-        if not self.own_queue and not sent.queues - {TOPIC}:  # without a subscription, the topic itself has the message
+        # if no subscription gets the message, the topic's own queue does
+        if not self.own_queue and not sent.queues - {TOPIC}:
             sent.queues.discard(TOPIC)
             sent.unsure.add(TOPIC)
 
@@ -192,9 +198,9 @@ class FanOutClient(Client):
         def replied(result: Any, error: HadelayError | None) -> None:
             text = f"cancel of event {sent.number}: {result if error is None else error.extra or error.type}"
             self.note(text, *self._ids(sent))
-            if error is None:
-                sent.cancelled |= result[0] == "cancelled"
-                self.history.count(f"events {result[0]}")
+            sent.cancelled |= error is None
+            if outcome := "cancelled" if error is None else error.extra.get("outcome", ""):
+                self.history.count(f"events {outcome}")
 
         self.ask(lambda service: service.messages.cancel(sent.id), replied)
 
@@ -236,12 +242,13 @@ class FanOutClient(Client):
 
     def _take(self) -> None:
         others = [_FILLED] if self.filled else []
-        queue = self.random.choice([TOPIC, *others, *(f"{TOPIC}~{name}" for name in self.subscriptions)])
+        queue = self.random.choice([TOPIC, OUTCOMES, *others, *(f"{TOPIC}~{name}" for name in self.subscriptions)])
         request = b"%d" % int(self.world.now * 1000)
         poll = ReceiveRequest([queue], f"{self.name} {queue}", request, 20, 0, 900)
         settles = self.good or self.random.random() < 0.8
         # The queue whose deaths ask for callbacks: some of its messages die.
-        dies = queue == RED_QUEUE and request[-1] % 2 == 0
+        dies = queue in (RED_QUEUE, TOPIC) and request[-1] % 2 == 0
+        kept = self.kept.pop(queue, []) if settles else []
         # Cancels that were confirmed before this receive.
         cancelled = [sent.number for sent in self.sent if sent.cancelled]
 
@@ -253,14 +260,18 @@ class FanOutClient(Client):
             leases = [message.lease for message in handed.messages]
             outcomes = [""] * len(leases)
             if settles and leases:
-                outcomes = await service.consume.settle("nack" if dies else "ack", leases, None, dead=dies)
-            return [
-                (
-                    int(bytes(message.body)[len(self.mark) :]),
-                    decode_id(message.id),
-                    outcome in ("acked", "already_acked"),
+                every = [*kept, *leases]
+                results = [] if dies else [json.dumps([n, *range((n + 4) % 7)]).encode() for n, _ in enumerate(every)]
+                settled = await service.consume.settle(
+                    "nack" if dies else "ack", every, None, dead=dies, results=results
                 )
-                for message, outcome in zip(handed.messages, outcomes, strict=True)
+                outcomes = list(settled)[len(kept) :]
+            elif leases:
+                self.kept[queue] = leases
+            acked = [outcome in ("acked", "already_acked") for outcome in outcomes]
+            return [
+                (int(bytes(message.body)[len(self.mark) :]), decode_id(message.id), is_acked)
+                for message, is_acked in zip(handed.messages, acked, strict=True)
                 if bytes(message.body).startswith(self.mark)
             ]
 
@@ -289,25 +300,25 @@ def _decide(history: History, branch: str, broken: bool, text: str, message_id: 
 
 
 def check_callbacks(history: History, node: Node) -> None:
-    """C1: the topic of the callbacks has one message for each ack and each death that asks for one."""
+    """C1: the topic of the callbacks has one callback for each ack and each death that asks for a callback."""
     ledger = node.ledger
-    topic, told = ledger.topic(TOPIC), ledger.topic(TOLD)
+    topic, settled = ledger.topic(TOPIC), ledger.topic(OUTCOMES)
     counts = Counter[str]()
     for name, event in ((TOPIC, Event.ACKED), (f"{TOPIC}~all", Event.ACKED), (RED_QUEUE, Event.DEAD)):
         if (queue := ledger.topic(name)) is not None:
             counts[name] = queue.settled[event]
-    published = 0 if told is None else told.published
+    published = 0 if settled is None else settled.published
     if topic is not None:
         text = f"{dict(counts)} asked for callbacks, and there are {published}"
         history.decide("C1 callbacks", published != counts.total(), text)
-    if told is None:
+    if settled is None:
         return
     seen = set[str]()
     for hour in ledger.store.hours():
         rows = ledger.store.entries(hour, slice(0, ledger.store.count(hour)))
-        for row in rows[rows["topic"] == told.number]:
+        for row in rows[rows["topic"] == settled.number]:
             if int(row["first_id"]) != pack_id(ledger.group, hour, int(row["index"])):
-                continue  # a callback that was carried into this hour
+                continue  # skip callbacks that were carried into this hour: they count in their first hour
             record = ledger.store.record(hour, int(row["offset"]), int(row["size"]))
             document = json.loads(decode_record(record).body)
             if "errors" not in document:  # a message may die again after a redrive
@@ -321,7 +332,7 @@ def check(history: History, node: Node) -> None:
     ledger, missing = node.ledger, 0
     for sent in history.fanned_out:
         if not sent.id or find_entry(ledger, sent.id) is None:
-            continue  # not confirmed, or its hour has gone
+            continue  # the publish was not confirmed, or the message's hour was deleted
         found: dict[str, State] = {}
         for one in (sent.id, *copies_of(ledger, sent.id)):
             place = find_entry(ledger, one)
@@ -331,7 +342,12 @@ def check(history: History, node: Node) -> None:
                 found[queue] = state_of(ledger, place, ledger.now_ms)
         # Copies of a subscription may be gone with their hour after a suspension for hours.
         wanted = set(sent.queues)
-        if sent.id in history.filled_from and not ledger.fills and _FILLED in sent.unsure and not sent.cancel_invoked:
+        if (
+            sent.id in history.filled_from
+            and not ledger.fills
+            and _FILLED in sent.unsure
+            and not (sent.cancel_invoked or sent.ttl_ms)
+        ):
             wanted.add(_FILLED)
         wrong = not (history.slept or wanted <= found.keys()) or not found.keys() <= sent.queues | sent.unsure
         missing += "red" in sent.tags and RED_QUEUE not in found

@@ -4,18 +4,15 @@ of names, unsynced operations, open files, and jobs of threads."""
 from __future__ import annotations
 
 import errno
+import random
 import weakref
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from hadelay.platform.disk import File
-
-if TYPE_CHECKING:
-    from chaos.sim.disk import SimDisk
-
 
 #: One read in this many misses the page cache, and has to wait for the disk.
 _COLD = 8
@@ -38,10 +35,35 @@ def is_injected(error: BaseException | None) -> bool:
     return False
 
 
+class Faults(Protocol):
+    """The disk as its files see it: each of their operations asks the disk for faults."""
+
+    epoch: int
+    random: random.Random
+    #: The thread's job whose code runs now; and jobs whose syncs are not done.
+    flight: Flight | None
+    flights: list[Flight]
+    record: Callable[[bytes], object]
+    #: True time at which the last started sync ends.
+    busy_until: float
+
+    def read_faults(self, epoch: int, path: str) -> None: ...
+
+    def step(self, epoch: int, what: str, path: str, torn: Callable[[], None] | None = None) -> None: ...
+
+    def charge(self, size: int, path: str) -> None: ...
+
+    def stage(self) -> int: ...
+
+    def sync_fails(self) -> bool: ...
+
+    def sync(self, settle: Callable[[], None]) -> None: ...
+
+
 class Flight:
     """A thread's job from its start until the event loop gets its result."""
 
-    def __init__(self, disk: SimDisk) -> None:
+    def __init__(self, disk: Faults) -> None:
         self.disk = disk
         self.stage = 0
         self.cost_s = 0.0
@@ -56,8 +78,8 @@ class Flight:
         return self.cost_s
 
     def land(self) -> InjectedFault | None:
-        """The disk is done: the changes before the job's syncs are durable. Returns the error of a sync that failed
-        because another sync of the same file did meanwhile."""
+        """The disk has finished the job's syncs: the changes before them are durable. Returns the error of a sync that
+        failed because another sync of the same file did meanwhile."""
         if self in self.disk.flights:
             self.disk.flights.remove(self)
             return self._settle(len(self.syncs))
@@ -114,7 +136,8 @@ class Inode:
         grow = max(size, 2 * len(self.live), 4096) - len(self.live)
         try:
             self.live.extend(bytes(grow))
-        except BufferError:  # the buffer is mapped, so it cannot grow: copy it, and keep the old one up to date
+        # a mapped buffer cannot grow: copy it into a larger one, and keep the old buffer up to date
+        except BufferError:
             old = self.live
             self.live = Buffer(len(old) + grow)
             self.live[: len(old)] = old
@@ -215,7 +238,7 @@ class NameOp:
 
 
 class SimFile(File):
-    def __init__(self, disk: SimDisk, path: str, inode: Inode) -> None:
+    def __init__(self, disk: Faults, path: str, inode: Inode) -> None:
         self.path, self._disk, self._inode, self._epoch = path, disk, inode, disk.epoch
         self._seen = inode.failures
 

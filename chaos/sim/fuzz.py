@@ -16,7 +16,7 @@ from hadelay.api.service import Handed, ReceiveRequest, SettleKind
 from hadelay.codec import commands
 from hadelay.codec.commandtypes import Command, Job
 from hadelay.errors import HadelayError, is_disk_full
-from hadelay.ledger.topicchanges import DEAD, READY, SCHEDULED
+from hadelay.ledger.topics.topicchanges import DEAD, READY, SCHEDULED
 from hadelay.model import DEAD_HOURS, HOUR_MS, KEEP, REJECT, REPLACE, Draft
 from hadelay.rights import SCOPES, Rights
 from hadelay.server.service.duecounts import DueCounts
@@ -64,6 +64,8 @@ _BREAKABLE = (Command.PUBLISH, Command.CANCEL, Command.RESCHEDULE, Command.REDRI
 
 
 class FuzzClient(Client):
+    cluster: SimCluster
+
     def __init__(self, cluster: SimCluster) -> None:
         super().__init__(cluster, "fuzz")
         self.requests = 0
@@ -95,7 +97,7 @@ class FuzzClient(Client):
             self.door.call(process, call, lambda result, error: replied(result) if error is None else None)
 
     def _ask(self, command: bytes) -> None:
-        self._at_some_node(lambda node, done: node.propose(command, done), lambda result: None)
+        self._at_some_node(lambda node, done: node.publishing.propose(command, done), lambda result: None)
 
     def _publish(self) -> None:
         rng = self.random
@@ -113,7 +115,7 @@ class FuzzClient(Client):
         def stored(receipts: Any) -> None:
             self.ids = [*self.ids, *(one for one in receipts.ids if one)][-30:]
 
-        self._at_some_node(lambda node, done: node.publish(drafts, key, done), stored)
+        self._at_some_node(lambda node, done: node.publishing.publish(drafts, key, done), stored)
 
     def _poll(self) -> None:
         """Poll, then ack some messages, nack some and forget the others; settle some leases twice, or with malformed

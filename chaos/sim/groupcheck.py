@@ -1,13 +1,12 @@
 """Check G1: the stored state of message groups (rows, bits of blocked entries, counts) is what Rule G
-(ledger/messagegroups.py) demands for the present messages."""
+(ledger/groups/messagegroups.py) demands for the present messages."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from hadelay.ledger.lookup import find_entry
-from hadelay.ledger.messagegroups import (
+from hadelay.ledger.groups.messagegroups import (
     GROUP,
     GROUP_KEY,
     GROUPOF,
@@ -19,6 +18,7 @@ from hadelay.ledger.messagegroups import (
     is_live,
     unpack_group,
 )
+from hadelay.ledger.hours.lookup import find_entry
 from hadelay.model import DEAD_HOURS
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from chaos.sim.cluster import SimCluster
 from chaos.sim.evidence import RATE, ahead_ms, lease_began
 from chaos.sim.history import HandOut, Message
-from hadelay.ledger.messagegroups import GROUP, is_live, unpack_group
+from hadelay.ledger.groups.messagegroups import GROUP, is_live, unpack_group
 
 
 def _by_group(cluster: SimCluster) -> dict[str, list[tuple[HandOut, Message]]]:
@@ -21,21 +21,30 @@ def _by_group(cluster: SimCluster) -> dict[str, list[tuple[HandOut, Message]]]:
 
 
 def groups_apart(cluster: SimCluster) -> None:
-    """G2: of one group, at most `group_concurrency` messages are leased at the same time."""
+    """G2: of one group, at most `group_concurrency` messages are leased at the same time; with 1, messages of one grant
+    count as one (G6 judges their number)."""
     most = cluster.workload.group_concurrency
     for group, hand_outs in _by_group(cluster).items():
         until: dict[tuple[int, int], float] = {}
         for h, _ in hand_outs:  # a repeated receive gets the same lease again
             lease = h.id, h.attempt
-            until[lease] = min(_held_until(cluster, h), until.get(lease, float("inf")))
+            until[lease] = min(_leased_until(cluster, h), until.get(lease, float("inf")))
         for h, _ in hand_outs:
             running = (other for other, _ in hand_outs if other.answered <= h.answered)
-            held = {other.id for other in running if h.answered < until[other.id, other.attempt]}
-            text = f"{sorted(f'{i:x}' for i in held)} of group {group} are leased at once, t={h.answered:.4f}"
-            cluster.history.decide("G2 groups apart", len(held | {h.id}) > most, text, *held)
+            leased = {
+                other.id
+                for other in running
+                if h.answered < until[other.id, other.attempt] and not (most == 1 and _together(h, other))
+            }
+            text = f"{sorted(f'{i:x}' for i in leased)} of group {group} are leased at once, t={h.answered:.4f}"
+            cluster.history.decide("G2 groups apart", len(leased | {h.id}) > most, text, *leased)
 
 
-def _held_until(cluster: SimCluster, h: HandOut) -> float:
+def _together(one: HandOut, other: HandOut) -> bool:
+    return (one.term, one.seq) == (other.term, other.seq)
+
+
+def _leased_until(cluster: SimCluster, h: HandOut) -> float:
     """True time until which the lease of a hand-out certainly lasted: no request had settled or extended it, and it had
     not run out."""
     left_s = (h.until_ms - h.now_ms) / 1000 * (1 - RATE)
@@ -46,7 +55,7 @@ def _held_until(cluster: SimCluster, h: HandOut) -> float:
 
 def groups_in_order(cluster: SimCluster) -> None:
     """G3: with `group_concurrency` 1, a message is leased only after all messages of its group with both an earlier
-    publish and an earlier due time have ended."""
+    publish and an earlier due time have ended, or are leased in front of it by the same grant."""
     history = cluster.history
     if cluster.workload.group_concurrency != 1:
         return
@@ -65,6 +74,7 @@ def groups_in_order(cluster: SimCluster) -> None:
         for h, _ in hand_outs:
             if h.ack_invoked is not None:
                 acked[h.id] = min(h.ack_invoked, acked.get(h.id, h.ack_invoked))
+        places = {(h.id, h.term, h.seq): h.position for h, _ in hand_outs}
         for h, message in hand_outs:
             if message not in members:
                 continue
@@ -73,8 +83,24 @@ def groups_in_order(cluster: SimCluster) -> None:
                 before = (other.deliver_at_ms or 0, other.id or 0) < (message.deliver_at_ms or 0, message.id or 0)
                 if before and other.stored is not None and other.stored < began:
                     text = f"{h.id:x} of group {group} is leased before {other.id:x} has ended"
-                    overtaken = acked.get(other.id or 0, began + 1) > h.answered
+                    in_front = places.get((other.id or 0, h.term, h.seq), h.position) < h.position
+                    overtaken = acked.get(other.id or 0, began + 1) > h.answered and not in_front
                     history.decide("G3 groups in order", overtaken, text, h.id, other.id)
+
+
+def groups_in_runs(cluster: SimCluster) -> None:
+    """G6: with `group_concurrency` 1, a grant has as many messages of one group as its receive asked for, or fewer."""
+    if cluster.workload.group_concurrency != 1:
+        return
+    for group, hand_outs in _by_group(cluster).items():
+        grants: dict[tuple[int, int], set[int]] = defaultdict(set)
+        for h, _ in hand_outs:
+            grants[h.term, h.seq].add(h.id)
+        for h, _ in hand_outs:
+            ids = grants[h.term, h.seq]
+            text = f"{len(ids)} messages of group {group} are leased together, not {h.group_max}, t={h.answered:.4f}"
+            cluster.history.decide("G6 groups in runs", len(ids) > h.group_max, text, *ids)
+            cluster.history.count("runs of groups", len(ids) > 1)
 
 
 def groups_in_pace(cluster: SimCluster) -> None:

@@ -1,7 +1,7 @@
 """What clients of a simulated run saw: requests, answers and hand-outs with their true times; and the faults meanwhile.
 
 The checks (chaos/sim/promises.py) read nothing else for what is promised to users. Times are true seconds since the
-start unless a name says `_ms`, which is cluster time as a node told it.
+start unless a name says `_ms`, which is cluster time as a node reported it.
 """
 
 import struct
@@ -93,6 +93,8 @@ class HandOut:
     leading: int
     body: bytes
     received: float | None = None
+    #: True if an earlier receive with the same request id may have got the message.
+    again: bool = False
     nack_invoked: float | None = None
     #: True if the consumer gave the message back without counting the attempt.
     excused: bool = False
@@ -113,6 +115,8 @@ class HandOut:
     #: `tags`: tags in the message's record. `wanted`: tag filter of the receive.
     tags: tuple[str, ...] = ()
     wanted: Filter | None = None
+    #: Limit of messages of one group that the receive asked for.
+    group_max: int = 1
 
 
 @dataclass(slots=True, eq=False)
@@ -123,7 +127,7 @@ class Order:
     kind: str
     topic: str
     invoked: float
-    #: States that a purge names, as bits of ledger/topicchanges.py.
+    #: States that a purge names, as bits of ledger/topics/topicchanges.py.
     states: int = 0
     #: Ids that a redrive names; None: all dead letters.
     ids: frozenset[int] | None = None
@@ -152,6 +156,7 @@ class FannedOut:
     #: True once all copies of the message were cancelled by a confirmed request.
     cancelled: bool = False
     cancel_invoked: bool = False
+    ttl_ms: int = 0
     #: Queue → id under which the message was handed out there.
     ids: dict[str, int] = field(default_factory=dict)
     acked: set[str] = field(default_factory=set)

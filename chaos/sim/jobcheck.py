@@ -1,4 +1,4 @@
-"""Check J2 of bulk jobs: a model of which messages a job means, without the job's search (ledger/bulkscan.py)."""
+"""Check J2 of bulk jobs: a model of which messages a job means, without the job's search (ledger/jobs/bulkscan.py)."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -13,12 +13,12 @@ from hadelay.codec.formats import REASON
 from hadelay.codec.jobcommands import JobSpec
 from hadelay.codec.meta import unpack
 from hadelay.codec.wire import Malformed
-from hadelay.ledger.bulkjob import BulkJob
-from hadelay.ledger.copies import filled_copies
-from hadelay.ledger.keys import KEYOF
-from hadelay.ledger.lookup import EntryRef, find_entry, state_of
+from hadelay.ledger.hours.lookup import EntryRef, find_entry, state_of
+from hadelay.ledger.hours.transitions import FLAG_ROUTED, ID_KEY, failures_of
+from hadelay.ledger.jobs.bulkjob import BulkJob
+from hadelay.ledger.messages.copies import filled_copies
+from hadelay.ledger.messages.keys import KEYOF
 from hadelay.ledger.state import Ledger
-from hadelay.ledger.transitions import FLAG_ROUTED, ID_KEY, failures_of
 from hadelay.model import DEAD_HOURS, NEVER_MS, NONE32, PENDING, State
 from hadelay.server.reading import split_record
 from hadelay.words import error_group
@@ -29,16 +29,17 @@ _WAITING = (State.SCHEDULED, State.READY, State.BLOCKED)
 
 
 def not_meant(ledger: Ledger, commands: Iterable[tuple[int, Any]]) -> set[int]:
-    """Ids of messages in steps of jobs that the jobs do not mean, by the state before the steps. A message that was
-    filed anew since its job began is none: apply leaves it alone, as a step that is proposed again. A retry may have
-    changed a due time since the search; such a message counts as meant."""
+    """Ids of messages that steps of jobs name although the jobs do not select them, judged by the state before the
+    steps. A message that was filed anew since its job began does not count: apply leaves such messages alone, as it
+    does when a step is proposed again. A retry may have changed a due time since the search; such a message counts as
+    meant."""
     found = set[int]()
     for body in [body for kind, body in commands if kind == Command.JOB_STEP]:
         with suppress(Malformed):
             step = decode(Command.JOB_STEP, body)
             job = ledger.jobs.get(step.job)
             if job is not None and job.cursor == step.expected and job.spec.action != "fill":
-                entries = [(i, find_entry(ledger, i)) for i in step.ids.tolist()]
+                entries = [(i, find_entry(ledger, i)) for i in step.ids]
                 older = [(i, entry) for i, entry in entries if entry is not None and _is_older(job, entry.rows[0])]
                 untimed = replace(job.spec, from_ms=None, to_ms=None)
                 for i, entry in older:
@@ -116,7 +117,7 @@ def _may_change(ledger: Ledger, job: BulkJob, entry: EntryRef) -> bool:
     if spec.action == "delete_dead":
         return state is State.DEAD and due_ms <= job.began_ms
     if spec.action == "redrive":
-        # A letter stays dead if another message has its client key.
+        # A dead letter is not redriven if another message has its client key.
         keyed = ledger.tables.get(KEYOF, ID_KEY.pack(int(row["first_id"]))) is not None
         return state is State.DEAD and due_ms <= job.began_ms and not keyed
     if entry.hour >= DEAD_HOURS or state not in _WAITING or spec.action == "cancel":

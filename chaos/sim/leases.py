@@ -45,11 +45,11 @@ def double_leases(cluster: SimCluster) -> None:
     judge = _repeated if cluster.sync == "interval" else _overlap
     for message_id, hand_outs in _by_id(cluster.history.hand_outs).items():
         hand_outs.sort(key=lambda h: h.answered)
-        _share_fate(hand_outs)
+        _share_settlements(hand_outs)
         message = cluster.history.message_of(hand_outs[0].body)
         redrives = cluster.history.meant("redrive", message, message_id) if message is not None else []
         excused = {h.attempt for h in hand_outs if h.excused}
-        # Of attempts before a backup, a restored cluster does not know which were excused.
+        # A restored cluster does not know which attempts before the backup were given back without counting.
         seen = next((n for n, h in enumerate(hand_outs) if h.attempt == 1), len(hand_outs)) if cluster.group else 0
         for n, h in enumerate(hand_outs):
             for at, earlier in enumerate(hand_outs[:n]):
@@ -79,7 +79,7 @@ def _beyond(one: HandOut, two: HandOut, message: Message, cluster: SimCluster, e
         cluster.history.decide("attempts", two.attempt > one.attempt, text, one.id)
 
 
-def _share_fate(hand_outs: list[HandOut]) -> None:
+def _share_settlements(hand_outs: list[HandOut]) -> None:
     """Copy the settlement of a hand-out to its repetitions: repeated receives get the same lease."""
     answers: dict[tuple[int, str, bytes], list[HandOut]] = defaultdict(list)
     for h in hand_outs:
@@ -101,6 +101,38 @@ def _repeated(one: HandOut, two: HandOut, cluster: SimCluster) -> None:
         marked = one.term != two.term and (one if one.term > two.term else two).redelivered
         text = f"{one.id:x}: attempt {one.attempt} went to {one.consumer} and {two.consumer}, unmarked"
         cluster.history.decide("I6 double lease, interval", not marked, text, one.id)
+
+
+def marked(cluster: SimCluster) -> None:
+    """I6, interval mode: what a leader handed out and did not record is within the bounds that the replicated state had
+    at the end of its term; and a first attempt is marked as redelivered only if it was handed out before, or is within
+    the bounds of an earlier term. A message that was due when it was rescheduled is exempt."""
+    if cluster.sync != "interval" or cluster.group:
+        return
+    history, bounds = cluster.history, cluster.bounds
+    for hand_outs in _by_id(history.hand_outs).values():
+        hand_outs.sort(key=lambda h: h.answered)
+        for n, h in enumerate(hand_outs):
+            message = history.message_of(h.body)
+            ended = [bound for bound in bounds if bound[0] > h.leading][:1]
+            if ended:
+                unrecorded = (h.term, h.seq) not in cluster.grants
+                text = f"{h.id:x}, due {h.deliver_at_ms}, handed out unrecorded in term {h.leading}; bounds {ended}"
+                history.decide("I6 double lease, bounds", unrecorded and not _is_within(h, ended), text, h.id)
+            if not h.redelivered or h.attempt > 1 or h.again or message is None:
+                continue
+            history.count("marked truly", bool(n))
+            history.count("marked in vain", not n)
+            # Of a term in which no command was applied, the bounds were noted when the next one began.
+            unnoted = not any(bound[0] == h.leading for bound in bounds)
+            before = [bound for bound in bounds if bound[0] <= h.leading] + (ended if unnoted else [])
+            may_be = n or history.moved(message) or _is_within(h, before)
+            text = f"{h.id:x}, due {h.deliver_at_ms}, is marked in term {h.leading}; bounds {before}"
+            history.decide("I6 double lease, marks", not may_be, text, h.id)
+
+
+def _is_within(h: HandOut, bounds: list[tuple[int, int, int]]) -> bool:
+    return any(first_ms <= h.deliver_at_ms <= last_ms for _, first_ms, last_ms in bounds)
 
 
 def _overlap(one: HandOut, two: HandOut, cluster: SimCluster) -> None:

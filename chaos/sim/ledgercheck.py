@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pyroaring import BitMap
 
-from chaos.sim import groupcheck
+from chaos.sim import batchcheck, groupcheck
 from hadelay.codec.formats import RESULT_ATTEMPT, SECONDS_PER_HOUR
 from hadelay.codec.schedules import State, Stored
-from hadelay.ledger import ackresults, copies, dead, idempotency, schedules, ttl, unique
-from hadelay.ledger import keys as keys_
-from hadelay.ledger.hourstate import HourState, bitmap, indexes_of
-from hadelay.ledger.lookup import TTL_OF, stored_entry
-from hadelay.ledger.transitions import FLAG_KEYED, FLAG_TTL, ID_KEY, PLACE, PLACE_VALUE
+from hadelay.ledger.hours import retries
+from hadelay.ledger.hours.hourstate import HourState, bitmap, indexes_of
+from hadelay.ledger.hours.lookup import TTL_OF, stored_entry
+from hadelay.ledger.hours.transitions import FLAG_KEYED, FLAG_TTL, ID_KEY, PLACE, PLACE_VALUE
+from hadelay.ledger.leases import ackresults, dead
+from hadelay.ledger.messages import copies, idempotency, ttl, unique
+from hadelay.ledger.messages import keys as keys_
+from hadelay.ledger.schedules import schedules
+from hadelay.ledger.topics.topics import TopicState
 from hadelay.model import DEAD_HOURS, MOVES, NEVER_MS, Event
 
 if TYPE_CHECKING:
@@ -30,14 +34,16 @@ def check(ledger: Ledger) -> None:
     _check_grants(ledger)
     hours = {hour: ledger.store.entries(hour, slice(0, ledger.store.count(hour))) for hour in ledger.store.hours()}
     alive = {hour: rows for hour, rows in hours.items() if hour < DEAD_HOURS}
-    #: Per topic: number of open entries, their bytes, and number of open entries that were purged.
-    counted = np.zeros((3, len(ledger.topics.all)), np.int64)
+    #: Per topic: number of open entries, their bytes, number of open entries that were purged, and of waiting ones of
+    #: which an attempt failed.
+    counted = np.zeros((4, len(ledger.topics.all)), np.int64)
     for hour, rows in alive.items():
         _check_hour(ledger, hour, rows, counted)
-    for topic, (opened, _, tombstoned) in zip(ledger.topics.all, counted.T.tolist(), strict=True):
+    for topic, (opened, _, tombstoned, retrying) in zip(ledger.topics.all, counted.T.tolist(), strict=True):
         name = f"topic {topic.name}"
         assert topic.open == opened, f"{name}: open {topic.open}, {opened}"
         assert topic.tombstoned == tombstoned, f"{name}: tombstoned {topic.tombstoned}"
+        assert topic.retrying == retrying, f"{name}: retrying {topic.retrying}, {retrying}"
         redriven = topic.settled[Event.REDRIVEN]
         ended = sum(topic.settled) - topic.settled[Event.MOVED] - 2 * redriven
         assert topic.published == topic.open + ended, f"{name}: published {topic.published} ≠ {topic.open} + {ended}"
@@ -48,6 +54,8 @@ def check(ledger: Ledger) -> None:
         expires = topic.exists and topic.settings.expires_after_ms is not None
         assert expires == (topic.number in ledger.topics.expiring), f"{name}: expiring"
         assert topic.alerted <= topic.settled[Event.DEAD], f"{name}: alerted"
+        for index, belongs in _indexed(topic).items():
+            assert belongs == (topic.number in getattr(ledger.topics, index)), f"{name}: {index}"
     _check_results(ledger, {hour: rows for hour, rows in hours.items() if hour not in alive}, counted[1])
     for topic, size in zip(ledger.topics.all, counted[1].tolist(), strict=True):
         assert topic.bytes == size, f"topic {topic.name}: {topic.bytes} ≠ {size} bytes"
@@ -55,7 +63,7 @@ def check(ledger: Ledger) -> None:
     _check_ttl(ledger, alive)
     _check_schedules(ledger)
     periods, ends = (ledger.tables.range(table, limit=1 << 20) for table in (unique.UNIQ, unique.UNIQEND))
-    by_end = [(unique.PERIOD.unpack(value)[2].to_bytes(8, "big") + key, b"") for key, value in periods]
+    by_end = [(unique.PERIOD.unpack_from(value)[2].to_bytes(8, "big") + key, b"") for key, value in periods]
     assert sorted(by_end) == ends, "the tables of unique keys differ"
     assert len(periods) == ledger.unique_count, f"{ledger.unique_count} unique keys, {len(periods)} rows"
     for hour, rows in hours.items():
@@ -65,11 +73,25 @@ def check(ledger: Ledger) -> None:
         found = len(ledger.tables.range(idempotency.table(at), limit=1 << 30))
         assert found == count, f"{count} idempotency keys, {found} rows"
     groupcheck.check(ledger)
+    batchcheck.check(ledger)
     _check_fills(ledger)
 
 
+def _indexed(topic: TopicState) -> dict[str, bool]:
+    """Name of each index of topics that loops read → whether the topic belongs into it."""
+    settings = topic.settings
+    calls = bool(settings.on_success or settings.on_failure)
+    return {
+        "calls_back": calls or topic.names_own,
+        "routing": calls or settings.dead_letter != "keep",
+        "webhooks": settings.webhook is not None,
+        "grouping": settings.group_concurrency is not None,
+        "died": topic.settled[Event.DEAD] > 0,
+    }
+
+
 def _check_ends(ledger: Ledger, hour: int, rows: np.ndarray) -> None:
-    """Check that what ended each entry, and when, is what the hour's dispatch log says."""
+    """Check that the cause and the time of each entry's end agree with the hour's dispatch log."""
     hour_state = ledger.hours.get(hour)
     if hour_state is None:
         assert not ledger.store.event_count(hour), f"hour {hour}: events, but no state"
@@ -127,11 +149,11 @@ def _check_grants(ledger: Ledger) -> None:
     leased: dict[int, list[int]] = {}
     by_topic = [0] * len(ledger.topics.all)
     for key, grant in ledger.grants.items():
-        held = grant.rows[grant.rows["open"] == 1]
+        unsettled = grant.rows[grant.rows["open"] == 1]
         assert grant.key == key, f"grant {key} says it is {grant.key}"
-        assert grant.left == len(held) > 0, f"grant {key}: {grant.left} left of {len(held)}"
+        assert grant.left == len(unsettled) > 0, f"grant {key}: {grant.left} left of {len(unsettled)}"
         assert all(grant.rows["open"][at] for at in grant.progress), f"grant {key}: progress of a lease that ended"
-        for row in held:
+        for row in unsettled:
             leased.setdefault(int(row["hour"]), []).append(int(row["index"]))
             by_topic[row["topic"]] += 1
     for hour, indexes in leased.items():
@@ -171,6 +193,10 @@ def _check_hour(ledger: Ledger, hour: int, rows: np.ndarray, counted: np.ndarray
     assert keyed == (hour_state.keyed if hour_state else 0), f"hour {hour}: {keyed} have a key"
     tombstoned = waiting & ~ledger.topics.alive(rows)
     counted[2] += np.bincount(rows["topic"][tombstoned], minlength=width)
+    failed = waiting & retries.failed(rows)
+    retrying = hour_state.retrying if hour_state else BitMap()
+    assert retrying == bitmap(rows["index"][failed]), f"hour {hour}: retrying"
+    counted[3] += np.bincount(rows["topic"][failed & ledger.topics.alive(rows)], minlength=width)
 
 
 def _check_seconds(ledger: Ledger, hour: int, unblocked: np.ndarray) -> None:

@@ -35,7 +35,7 @@ class _Heard:
     leader: str = ""
     term: int = 0
     at: float = _NEVER
-    #: Raft term in which the leader told this process to start an election.
+    #: Raft term in which the leader asked this process to start an election.
     called: int = 0
     #: Term → peers that said, to this process, that they would vote for it in that term.
     agreed: dict[int, set[str]] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class LogSafety:
         self._applied: dict[RaftNode, int] = {}
         #: Newest vote that each node sent: (term, candidate).
         self._promised: dict[str, tuple[int, str]] = {}
-        #: Newest term in which each node told a leader that entries are on its disk.
+        #: Newest term in which each node reported to a leader that entries are on its disk.
         self._answered: dict[str, int] = {}
         #: Nodes whose disks were replaced and lost their data.
         self._wiped: set[str] = set()
@@ -111,7 +111,7 @@ class LogSafety:
 
     def _asked_before(self, process: SimNetwork, term: int) -> None:
         """Check that a node requests votes in a term only if a majority agreed to a pre-vote of this term, unless the
-        leader told the node to take over."""
+        leader asked the node to take over."""
         heard, raft = self._heard.get(process, _Heard()), process.receiver
         if isinstance(raft, RaftNode) and term != heard.called:
             agreed = heard.agreed.get(term, set())

@@ -9,11 +9,12 @@ from __future__ import annotations
 import random
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from chaos.sim.disk import SimDisk
-from chaos.sim.door import Call
 from chaos.sim.file import SimCrash, is_injected
 from chaos.sim.history import History, Violation
+from chaos.sim.leaderless import Leaderless
 from chaos.sim.logsafety import LogSafety
 from chaos.sim.network import NetworkProfile, SimNet, SimNetwork
 from chaos.sim.runtime import SimLoop, SimRuntime, SimWorld
@@ -49,7 +50,17 @@ class Machine:
     #: Newest entry that the node's journal ever reported as synced; and newest committed entry that was synced when the
     #: last process ended, which the next process must still have.
     had: int = 0
-    held: int = 0
+    durable: int = 0
+
+
+class OpenCall(Protocol):
+    """A client's call on a process, until its answer."""
+
+    def broken(self) -> None:
+        """The process has ended: the caller gets no answer, and cannot know the outcome of the call."""
+
+    def hang_up(self) -> None:
+        """The caller has closed its connection."""
 
 
 @dataclass(eq=False)
@@ -64,9 +75,9 @@ class Process:
     #: Raft node, and node of the process; None until started. If only Raft is simulated, `node` stays None.
     raft: RaftNode | None = None
     node: Node | None = None
-    calls: list[Call] = field(default_factory=list)
+    calls: list[OpenCall] = field(default_factory=list)
     #: Receives that this process relays to the leader.
-    relays: set[Call] = field(default_factory=set)
+    relays: set[OpenCall] = field(default_factory=set)
     #: Number of failed syncs of the disk before the process began; and time of this process's first failed sync.
     failed_before: int = 0
     failed_at: float | None = None
@@ -90,6 +101,7 @@ class Machines:
         self.history, self.net, self.parts = History(), SimNet(world, profile), Parts(only)
         self.safety = LogSafety(self.net, self.decide, quiet_s=quiet_s)
         self.violations: list[Violation] = []
+        self.leaderless = Leaderless(self.net, self.decide)
         self.machines: dict[str, Machine] = {name: self._machine(name) for name in names}
         #: Machines whose nodes are no members any more.
         self.retired: dict[str, Machine] = {}
@@ -100,6 +112,10 @@ class Machines:
         #: Nodes with flipped bits in their files: such a node may find the damage, and start again with an empty disk.
         self.rotten: set[str] = set()
         self.lost_answers = 0.0
+        #: Times of cold starts: no node knew cluster time, so the nodes took it from their wall clocks.
+        self.cold_starts: list[float] = []
+        #: Largest error, in ms, of a node that learned cluster time only from slow answers.
+        self.doubt_ms = 0.0
         #: Member change that is under way, such as "add m1"; "": none.
         self.changing = ""
         self.healed_at = float("inf")
@@ -157,7 +173,7 @@ class Machines:
         runtime.call_soon(self._boot, process)
 
     def _boot(self, process: Process) -> None:
-        """Start the node of a process."""
+        """Start a node in the process."""
         raise NotImplementedError
 
     def transfer(self, asked: Process, to: str | None) -> None:
@@ -242,7 +258,7 @@ class Machines:
 
     def _forget(self, machine: Machine) -> None:
         """Forget the durable term, votes and entries recorded for the machine's node, because its disk is now empty."""
-        machine.held = 0
+        machine.durable = 0
         self.terms.pop(machine.name, None)
         self.admitted.discard(machine.name)
         self.safety.wiped(machine.name)
@@ -284,6 +300,20 @@ class Machines:
                 self._watch_process(process, process.raft)
                 self._watch_votes(name, process.raft.journal)
         self.safety.look(stirred)
+        self.leaderless.look(self.rafts(), self._undisturbed)
+
+    def _undisturbed(self) -> list[RaftNode]:
+        """Running members that may lead, and that no fault slows down."""
+        return [raft for name in self.names if (raft := self._fit_node(name)) is not None]
+
+    def _fit_node(self, name: str) -> RaftNode | None:
+        """The node, if it runs, may lead, and no fault slows it down."""
+        process, disk = self.process(name), self.machines[name].disk
+        if process is None or process.raft is None or process.runtime.crashed or process.runtime.busy:
+            return None
+        if disk.sync_delay_s > disk.usual_sync_s or disk.fail_syncs or not process.raft.elections.eligible:
+            return None
+        return process.raft
 
     def _watch_process(self, process: Process, raft: RaftNode) -> None:
         """Called for each process that did something since the last check."""

@@ -1,11 +1,11 @@
-"""Recount of what a leader counts in memory: each counter agrees with the objects that it counts. For tests and the
+"""Recount of a leader's counters in memory: each counter agrees with the objects that it counts. For tests and the
 simulator. A counter that is not lowered would stop hand-outs after hours or days, which no run waits for."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hadelay.deadlines import Deadlines, K
+from hadelay.handout.deadlines import Deadlines, K
 from hadelay.handout.dispatcher import Dispatcher
 from hadelay.handout.queues import TopicTurn
 from hadelay.server.delivery.loop import DeliveryLoop
@@ -26,8 +26,8 @@ def check(core: Dispatcher) -> None:
     entries = sum(len(window.entries) for topic in topics for window in topic.windows())
     assert windows.size == entries + resting, f"windows count {windows.size} entries, not {entries} + {resting}"
     offered = sum(topic.in_flight for topic in topics)
-    flying = len(windows.in_flight)
-    assert flying == offered + resting, f"{flying} entries are in flight, and topics count {offered} + {resting}"
+    in_flight = len(windows.in_flight)
+    assert in_flight == offered + resting, f"{in_flight} entries are in flight, and topics count {offered} + {resting}"
     named = sum(len(poll.topics) for poll in waiting.queues)
     assert waiting.named == named, f"polls name {waiting.named} topics, not {named}"
     filters = sum(len(topic.filtered) for topic in topics)

@@ -131,7 +131,7 @@ class Nemesis:
         self.cluster.lost_answers = 0.0
         self.cluster.safety.at_send.clear()
         self._set_max_waiting(RaftTuning().max_waiting)
-        for undo in reversed(self._unrot):  # undo the bit flips: the final checks read every file
+        for undo in reversed(self._unrot):  # flip the bits back: the final checks read every file
             undo()
         for name, machine in self.cluster.machines.items():
             self._mend_disk(name)
@@ -273,7 +273,7 @@ class Nemesis:
         if leader is None or asked is None or not others:
             return
         name = self.random.choice(others)
-        self.note(f"answers of {name} to {leader.name} are held back")
+        self.note(f"answers of {name} to {leader.name} are delayed")
         self.cluster.net.cut(name, leader.name)
         if self.random.random() < 0.7:
             rest = [other for other in others if other != name] or [name]
@@ -287,14 +287,14 @@ class Nemesis:
             to = self.random.choice([*others, None])
             self.note(f"{asked.name} is asked to have {leader.name} hand over to {to or 'anyone'}")
             if to is not None and self.random.random() < 0.3:
-                self.note(f"frames of {leader.name} to {to} are held back")
+                self.note(f"frames of {leader.name} to {to} are delayed")
                 self.cluster.net.cut(leader.name, to)
                 self._take_over_late(leader, to, self.world.now + 1.5)
             self.cluster.transfer(asked, to)
 
     def _take_over_late(self, leader: RaftNode, to: str, until: float, begun: bool = False) -> None:
         """Deliver a leader's request to take over when its transfer has failed; the leader hears nothing of it."""
-        under_way = leader.transfers.under_way
+        under_way = leader.transfers.target is not None
         if self.world.now < until and (under_way or not begun):
             self.world.after(0.02, self._take_over_late, leader, to, until, begun or under_way)
         else:

@@ -12,13 +12,10 @@ import heapq
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from chaos.sim.runtime import SimRuntime, SimWorld
 from hadelay.platform.network import MAX_FRAME, Buffer, Receiver
-
-if TYPE_CHECKING:
-    from chaos.sim.logsafety import LogSafety
 
 #: Size of a socket's buffer, in bytes: an urgent frame cannot overtake the bytes in it.
 _SOCKET_BUFFER = 64 << 10
@@ -40,15 +37,29 @@ class NetworkProfile:
     buffer_bytes: int = 32 << 20
 
 
+class Observer(Protocol):
+    """Sees every frame and every reset of all processes."""
+
+    def sent(self, process: SimNetwork, peer: str, data: bytes) -> None: ...
+
+    def arrives(self, process: SimNetwork, peer: str, data: bytes) -> None:
+        """Called before the process handles the frame."""
+
+    def received(self, process: SimNetwork, peer: str, data: bytes) -> None:
+        """Called after the process has handled the frame."""
+
+    def was_reset(self, process: SimNetwork, peer: str) -> None: ...
+
+
 class _Connection:
     """A connection between two processes, until both ends have lost it. `queued[a]`: heap of frames that a sent and b
     has not received."""
 
-    __slots__ = ("arrival", "flying", "queued")
+    __slots__ = ("arrival", "in_flight", "queued")
 
     def __init__(self, a: str, b: str) -> None:
         self.queued: dict[str, list[tuple[float, int, bytes]]] = {a: [], b: []}
-        self.flying = {a: 0, b: 0}
+        self.in_flight = {a: 0, b: 0}
         self.arrival = {a: 0.0, b: 0.0}
 
 
@@ -75,7 +86,7 @@ class SimNetwork:
             return False
         data = bytes(frame) if isinstance(frame, (bytes, bytearray, memoryview)) else b"".join(frame)
         assert len(data) <= MAX_FRAME
-        if connection.flying[self.name] + len(data) > self.net.profile.buffer_bytes:
+        if connection.in_flight[self.name] + len(data) > self.net.profile.buffer_bytes:
             return False
         if self.net.observer is not None:
             self.net.observer.sent(self, peer, data)
@@ -96,7 +107,7 @@ class SimNetwork:
 
     def buffered(self, peer: str) -> int:
         connection = self.links.get(peer)
-        return connection.flying[self.name] if connection else 0
+        return connection.in_flight[self.name] if connection else 0
 
     def set_members(self, peers: Mapping[str, str]) -> None:
         self.members = frozenset(peers)
@@ -126,7 +137,7 @@ class SimNet:
         #: Slow directions: (from, to) → bytes per second.
         self.slow: dict[tuple[str, str], float] = {}
         self.frames = 0
-        self.observer: LogSafety | None = None
+        self.observer: Observer | None = None
         self._sent = 0
 
     def network(self, name: str, runtime: SimRuntime) -> SimNetwork:
@@ -171,11 +182,11 @@ class SimNet:
         if profile.hiccup and world.random.random() < profile.hiccup:
             delay += world.random.uniform(0, profile.hiccup_s)
         rate = self.slow.get((a, b), profile.bytes_per_s)
-        if urgent and connection.flying[a] > _SOCKET_BUFFER:
+        if urgent and connection.in_flight[a] > _SOCKET_BUFFER:
             at = world.now + delay + _SOCKET_BUFFER / rate
         else:
             at = connection.arrival[a] = max(connection.arrival[a], world.now + delay) + len(data) / rate
-        connection.flying[a] += len(data)
+        connection.in_flight[a] += len(data)
         self._sent += 1
         heapq.heappush(connection.queued[a], (at, self._sent, data))
         world.at(at, self._arrive, connection, a, b)
@@ -186,7 +197,7 @@ class SimNet:
         queue, node = connection.queued[a], self.nodes.get(b)
         while queue and queue[0][0] <= self.world.now and (a, b) not in self.cuts:
             _, _, data = heapq.heappop(queue)
-            connection.flying[a] -= len(data)
+            connection.in_flight[a] -= len(data)
             if node is not None and node.links.get(a) is connection:
                 self.frames += 1
                 self.world.record(data)
@@ -246,7 +257,7 @@ class SimNet:
             self._end_lost(connection, name, peer, False)
 
     def heal(self) -> None:
-        """End all cuts and slow links; frames that they held back arrive now."""
+        """End all cuts and slow links; frames that they delayed arrive now."""
         self.slow.clear()
         self.mend(*sorted(self.cuts))
 

@@ -21,6 +21,8 @@ class Operator(Client):
     """Operator who adds, removes and replaces members, one change at a time, and repeats each request until the answer
     is definite. least: smallest number of members."""
 
+    cluster: SimCluster
+
     def __init__(self, cluster: SimCluster, least: int) -> None:
         super().__init__(cluster, "operator")
         self.least = least

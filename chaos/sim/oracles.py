@@ -8,7 +8,8 @@ import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from chaos.sim import ledgercheck
+from chaos.sim import ledgercheck, savedcheck
+from chaos.sim.machines import Machines
 from hadelay.codec.commandtypes import Command
 from hadelay.codec.entries import decode_entry
 from hadelay.errors import DamagedFile
@@ -19,27 +20,26 @@ from hadelay.server import checkpoints
 from hadelay.server.clustertime import NEAR_MS
 
 if TYPE_CHECKING:
-    from chaos.sim.cluster import Watch
     from hadelay.server.node import Node
 
 #: Intervals, in entries, of the comparison of states between nodes, and of the recount of a ledger.
 _DIGESTS, _RECOUNTS = 48, 96
-_PUBLISHES = (Command.PUBLISH, Command.PUBLISH2)
 
 
 def digest(ledger: Ledger) -> int:
     """Checksum of the whole ledger: equal ledgers have equal checksums."""
-    main, hours = checkpoint.dump(ledger, everything=True)
-    found = zlib.crc32(main)
-    for hour in sorted(hours):
-        found = zlib.crc32(hours[hour], zlib.crc32(b"%d" % hour, found))
+    core, rows = checkpoint.dump(ledger)
+    found = zlib.crc32(core)
+    for table in rows.values():
+        for key, value in table:
+            found = zlib.crc32(value, zlib.crc32(key, found))
     return found
 
 
 class Oracles:
     """Oracles of one cluster. `observe` attaches them to each node that starts."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: Machines) -> None:
         self.watch, self.decide = watch, watch.decide
         #: Index of a sampled entry → (digest of the ledger after it, first node that applied it).
         self._digests: dict[int, tuple[int, str]] = {}
@@ -52,11 +52,11 @@ class Oracles:
 
         def applied(index: int, term: int, command: bytes) -> Any:
             nonlocal since, storage
-            if node.storage is not storage:  # a snapshot replaced all that was applied
+            if node.storage is not storage:  # a snapshot replaced the ledger
                 since, storage = 0, node.storage
             before = {topic.number: (topic.pending, topic.bytes) for topic in node.ledger.topics.all if _bounded(topic)}
             results = apply(index, term, command)
-            if before and all(kind in _PUBLISHES for kind, _ in decode_entry(command)[2]):
+            if before and all(kind == Command.PUBLISH for kind, _ in decode_entry(command)[2]):
                 self._look_at_quotas(node, before)
             since += max(len(command), checkpoints._ENTRY_BYTES)
             text = f"{node.name} counts {node.checkpoints.bytes_since} bytes since its checkpoint, and it is {since}"
@@ -70,10 +70,17 @@ class Oracles:
 
         def begun(then: Callable[[], None] = lambda: None) -> None:
             nonlocal since
-            was = node.storage.checkpointing
-            begin(then)
+            was, storage, began = node.storage.checkpointing, node.storage, False
+            rows = savedcheck.dumped(node.ledger)
+
+            def durable() -> None:
+                if began and node.storage is storage:
+                    self._look_at_rows(node, rows)
+                then()
+
+            begin(durable)
             if node.storage.checkpointing and not was:
-                since = 0
+                since, began = 0, True
 
         def counted(peers: Any) -> bool:
             some = list(peers)
@@ -100,7 +107,7 @@ class Oracles:
 
         def learnt(least: float, most: float, ahead_ms: int, mono: float) -> bool:
             ready = learn(least, most, ahead_ms, mono)
-            low, high = node.clock._told
+            low, high = node.clock._bounds
             if ready and high - low > NEAR_MS:
                 watch.note(f"learns cluster time from slow answers: to {(high - low) / 2:.1f} ms", node.name)
                 watch.history.count("learnt slowly")
@@ -130,6 +137,13 @@ class Oracles:
             return  # the check reads more entries than apply does
         self.decide("I2 conservation", bool(wrong), wrong, who=node.name)
 
+    def _look_at_rows(self, node: Node, wanted: dict[tuple[bytes, bytes], bytes]) -> None:
+        """I2: the durable rows of a checkpoint are those of the ledger when it began."""
+        found = savedcheck.stored(node.storage)
+        wrong = [key for key in wanted.keys() | found.keys() if wanted.get(key) != found.get(key)]
+        text = f"{node.name} stored other rows than it had: {sorted(wrong)[:3]}"
+        self.decide("I2 conservation, checkpoint", bool(wrong), text, who=node.name)
+
     def _look_at_quotas(self, node: Node, before: dict[int, tuple[int, int]]) -> None:
         """Quotas: no publish adds messages or bytes to a topic beyond its quota; a redrive or an ack's result may."""
         for number, (pending, size) in before.items():
@@ -151,11 +165,14 @@ class Oracles:
 
     def nothing_forgotten(self, node: Node) -> None:
         """Check that the sweeper finds no due message that is missing from the timing wheels, and no broken link
-        between entries, except on a node with flipped bits."""
+        between entries, and that each localIndex it recounted was right; except on a node with flipped bits."""
         if node.name not in self.watch.rotten:
             found, links = node.delivery.sweeper_found, node.delivery.damaged_links
             text = f"{node.name} found {found} by the sweeper, {links} broken links"
             self.decide("forgotten", bool(found or links), text, who=node.name)
+            wrong = node.delivery.wrong_cursors
+            text = f"the sweeper of {node.name} found {wrong} localIndexes wrong"
+            self.decide("forgotten, localIndex", bool(wrong), text, who=node.name)
 
     def is_blank(self, peer: Peer) -> bool:
         """Whether the peer's running process is the incarnation that the node knows, and is not admitted."""

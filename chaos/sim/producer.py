@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from chaos.sim.cluster import SimCluster
 from chaos.sim.door import Client, Reply, Request
 from chaos.sim.history import Message
 from hadelay.api.service import Target
@@ -44,6 +45,8 @@ class _Batch:
 class Producer(Client):
     """Producer that publishes a few messages per request under one Idempotency-Key, and repeats the request at any node
     until the outcome is known."""
+
+    cluster: SimCluster
 
     def start(self, until: float, interval_s: float) -> None:
         #: True: this producer publishes without Idempotency-Keys, one message per request; its message rate is that of
@@ -152,14 +155,15 @@ class Producer(Client):
         self.history.count("published", len(batch.messages))
         for n, message in enumerate(batch.messages):
             if n in receipts.problems:
-                if message.id is None:  # not a stored message, repeated when its idempotency key was forgotten
+                # the message was never stored; otherwise this is a repetition after its idempotency key was forgotten
+                if message.id is None:
                     message.refused, message.absent = True, not batch.unsure
                 self.note(f"message {message.number} refused: {receipts.problems[n]}")
                 continue
             if n in receipts.duplicates:
                 self.history.count("duplicate receipt")
             if batch.again:
-                self.history.count("checked I8 duplicate, told")
+                self.history.count("checked I8 duplicate, answered")
                 if message.id is not None and message.id != receipts.ids[n]:
                     self.history.second_ids.append((message.number, message.id, receipts.ids[n]))
                 continue
@@ -184,7 +188,7 @@ class Producer(Client):
                 self.world.after(later_s, self._cancel, message, by_key, rng)
             elif chance < workload.cancels + workload.reschedules and n not in receipts.duplicates:
                 self.world.after(later_s, self._reschedule, message, by_key, rng, 0)
-        # The cluster does not remember refusals: a repetition may store messages that were refused before.
+        # The cluster does not remember every refusal: a repeated request may store messages that were refused before.
         if not batch.again and rng.random() < workload.repeated and batch.key is not None and not receipts.problems:
             batch.again = True
             self.world.after(rng.uniform(0.0, 3.0), self._send, batch)
@@ -214,15 +218,16 @@ class Producer(Client):
             message.cancel_invoked = self.world.now if message.cancel_invoked is None else message.cancel_invoked
         target = target_of(message, by_key)
 
-        def replied(outcome: Any, error: HadelayError | None) -> None:
+        def replied(_: Any, error: HadelayError | None) -> None:
             if error is not None:
                 self.world.after(rng.uniform(0.05, 0.5), self._cancel, message, by_key, rng)
                 return
-            if outcome == "cancelled" and not by_key and message.cancelled is None:
+            if not by_key and message.cancelled is None:
                 message.cancelled = self.world.now
 
         async def cancel(service: NodeService) -> str:
-            return (await service.messages.cancel(target))[0]
+            await service.messages.cancel(target)
+            return "cancelled"
 
         self._change(message, cancel, f"cancel by {'key' if by_key else 'id'}", replied, rng)
 

@@ -9,20 +9,21 @@ was committed. Each case counts (`History.decide`): what never came up was not t
 from collections import defaultdict
 
 from chaos.sim import fanout
+from chaos.sim.batches import batches_called_back
 from chaos.sim.cluster import SimCluster
 from chaos.sim.evidence import WAITING, forgets, found_by_key_of, latest, lease_began, published_ms, where
-from chaos.sim.grouporder import groups_apart, groups_in_order, groups_in_pace, groups_released
+from chaos.sim.grouporder import groups_apart, groups_in_order, groups_in_pace, groups_in_runs, groups_released
 from chaos.sim.history import Message, Violation, number_of
 from chaos.sim.jobcheck import FILTERS
-from chaos.sim.leases import calls_apart, dead_is_over, double_leases, fenced, resurrected
+from chaos.sim.leases import calls_apart, dead_is_over, double_leases, fenced, marked, resurrected
 from chaos.sim.replicas import conserved, diverged, honest, nothing_forgotten, one_per_key
 from chaos.sim.times import clock_runs_true, debounced, early, in_time, late
 from chaos.sim.views import seen
-from hadelay.ledger.ackresults import result_of
-from hadelay.ledger.bulkjob import JOB_COUNTS
-from hadelay.ledger.lookup import EntryRef
-from hadelay.ledger.schedules import agenda
-from hadelay.ledger.topicchanges import DEAD, READY, SCHEDULED
+from hadelay.ledger.hours.lookup import EntryRef
+from hadelay.ledger.jobs.bulkjob import JOB_COUNTS
+from hadelay.ledger.leases.ackresults import result_of
+from hadelay.ledger.schedules.schedules import agenda
+from hadelay.ledger.topics.topicchanges import DEAD, READY, SCHEDULED
 from hadelay.model import Event, State
 
 #: Time in seconds after the end of all faults: messages due until then have to be settled at the end of a run. It is
@@ -52,7 +53,7 @@ def lost(cluster: SimCluster) -> None:
         history.count(f"ends {state}")
         over = state == State.ACKED or (state == "gone" and forgets(cluster, messages[0]))
         kept = state in WAITING or (over and message_id in acked)
-        # The stored one may be one whose publisher never got an answer.
+        # The stored message may be one whose publisher never got an answer.
         stored = [*messages, *(other for m in messages for other in unanswered[m.topic, m.client_key])]
         broken = not kept and not any(_may_end(cluster, message, message_id, state, place) for message in stored)
         text = f"message {messages[0].number} ({message_id:x}) was stored and is {state}"
@@ -82,8 +83,8 @@ def _may_end(cluster: SimCluster, message: Message, message_id: int, state: str,
 
 
 def results_kept(cluster: SimCluster) -> None:
-    """Results: what an ack carried that was answered `acked` is what a reader gets. In the administrator's topic, and
-    in one with a brief retention, retention may be over."""
+    """Results: a reader gets the result that an ack carried, if the ack was answered `acked`. Exempt are the
+    administrator's topic and a topic with a brief retention, where the retention may be over."""
     nodes, history = latest(cluster), cluster.history
     for h in history.hand_outs if nodes and not history.slept else ():
         message = history.message_of(h.body)
@@ -148,10 +149,10 @@ def two_ids(cluster: SimCluster) -> None:
     """I8: one idempotency key is one message with one id, in every answer and every hand-out, if the key was remembered
     when the second message was published."""
     history = cluster.history
-    for told, first, other in history.second_ids:
-        text = f"message {told} got ids {first:x} and {other:x}"
+    for n, first, other in history.second_ids:
+        text = f"message {n} got ids {first:x} and {other:x}"
         if not _forgotten(cluster, first, other):
-            raise Violation("I8 duplicate, told", text, frozenset({first, other}))
+            raise Violation("I8 duplicate, answered", text, frozenset({first, other}))
     seen = {m.number: m.id for m in history.messages if m.id is not None}
     for h in history.hand_outs:
         number = number_of(h.body)
@@ -220,8 +221,8 @@ def unfinished_jobs(cluster: SimCluster) -> list[int]:
     return [] if leader is None else [job.number for job in leader.ledger.jobs.values() if not job.ended_ms]
 
 
-def untold(cluster: SimCluster) -> bool:
-    """Whether messages of the topic with alerts died of which no alert has told, as the leader knows."""
+def unreported(cluster: SimCluster) -> bool:
+    """Whether messages of the topic with alerts died of which no alert has reported, as the leader knows."""
     leader = cluster.leader()
     receiver = cluster.receiver
     if leader is None or receiver is None or not receiver.good or cluster.history.limited is None:
@@ -232,7 +233,7 @@ def untold(cluster: SimCluster) -> bool:
 
 def alerted(cluster: SimCluster) -> None:
     """Alerts: each death is in an alert that the receiver took, and each alert counts the deaths that it stands for.
-    (I15: in the end no death is untold.)"""
+    (I15: in the end every death is reported.)"""
     receiver = cluster.receiver
     for node in latest(cluster) if receiver is not None else ():
         topic, end = node.ledger.topic(cluster.workload.limited), 0
@@ -241,7 +242,7 @@ def alerted(cluster: SimCluster) -> None:
             cluster.history.decide("alerts", began > end or died != upto - began, f"{text}; known to {end}")
             end = max(end, upto)
         if topic is not None:
-            text = f"{topic.alerted} deaths count as told, and alerts told of {end}"
+            text = f"{topic.alerted} deaths count as reported, and alerts reported {end}"
             cluster.history.decide("alerts", topic.alerted > end, text, who=node.name)
 
 
@@ -283,8 +284,14 @@ def fanned_out(cluster: SimCluster) -> None:
         fanout.check(cluster.history, node)
 
 
+def results_last(cluster: SimCluster) -> None:
+    """Results: each result whose retention is not over can be read."""
+    for node in cluster.nodes()[:1] if not cluster.rotten else ():
+        cluster.features.kept(node.ledger)
+
+
 def called_back(cluster: SimCluster) -> None:
-    """C1: each ack and each death in a topic that asks for callbacks has one."""
+    """C1: in a topic that asks for callbacks, each ack and each death has one callback."""
     for node in cluster.nodes()[:1]:
         fanout.check_callbacks(cluster.history, node)
 
@@ -292,7 +299,8 @@ def called_back(cluster: SimCluster) -> None:
 #: Checks that read the clients' history, and checks that compare the nodes after all faults are healed.
 OUTSIDE = (
     as_published, two_ids, lost, cancelled_means_never, purged_means_never, results_kept, fenced, resurrected,
-    dead_is_over, double_leases, early, clock_runs_true, calls_apart, in_time, debounced, nothing_forgotten, late,
-    groups_apart, groups_in_order, groups_in_pace, groups_released, schedules_fired, alerted,
+    dead_is_over, double_leases, marked, early, clock_runs_true, calls_apart, in_time, debounced, nothing_forgotten,
+    late, groups_apart, groups_in_order, groups_in_pace, groups_in_runs, groups_released, schedules_fired, alerted,
 )  # fmt: skip
-REPLICAS = (diverged, conserved, seen, one_per_key, honest, jobs_once, fanned_out, called_back)
+REPLICAS = (diverged, conserved, seen, one_per_key, honest, jobs_once, fanned_out, called_back, results_last,
+            batches_called_back)  # fmt: skip

@@ -131,7 +131,7 @@ class RaftSim(Machines):
         done = sorted(self.refused & numbers.keys())
         decide("I3 phantom", bool(done), f"answered as refused, and done: {done[:5]}")
         twice = sorted(n for n, times in numbers.items() if times > 1)
-        decide("I8 duplicate, told", bool(twice), f"applied twice: {twice[:5]}")
+        decide("I8 duplicate, answered", bool(twice), f"applied twice: {twice[:5]}")
         gone = sorted(self.acked - numbers.keys())
         decide("I1 lost", bool(gone), f"{gone[:5]} of {len(self.acked)}")
 
@@ -218,7 +218,7 @@ def run_seed(seed: int, families: dict[str, float] | None = None) -> Report:
     sim = RaftSim(seed, size=rng.choice((3, 5)))
     sim.slow_some_disks()
     chances, pace_s = FAULTS if families is None else families, rng.choice((0.2, 1.0, 2.0))
-    # A random stream of its own: runs with one voter down stay those of the seeds that once found something.
+    # Draw from a separate random stream: old seeds that found bugs with one voter down then keep their runs.
     down = 2 if len(sim.names) == 5 and random.Random(f"{seed} both").random() < TWO_DOWN else 1
     nemesis = Nemesis(sim, FAULTS_S, chances, pace_s=pace_s, down=down)
     report = report_on(sim, nemesis, lambda report: sim.run(nemesis))

@@ -10,17 +10,15 @@ import json
 import random
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from chaos.sim.door import Served
 from chaos.sim.history import HandOut, number_of
+from chaos.sim.machines import Process
 from hadelay.model import decode_id
 from hadelay.server.webhooks.calls import ALERT_TYPE, CallRequest, Done, Reply
 from hadelay.server.webhooks.pool import CONSUMER
 from hadelay.server.webhooks.queues import CallJob
-
-if TYPE_CHECKING:
-    from chaos.sim.cluster import SimCluster
-    from chaos.sim.machines import Process
 
 #: Share of runs in which the administrator's topic has a webhook.
 HOOKED = 0.25
@@ -32,28 +30,29 @@ ALERT: dict[str, Any] = {"url": "https://receiver.example/deaths"}
 RETRY_AFTER_MS = 1_500
 #: Behaviours of the receiver while it is unreliable, with weights: HTTP status, no answer (silence), or connection
 #: refused.
-_FATES = {"200": 0.3, "200 late": 0.2, "500": 0.1, "429": 0.2, "silence": 0.1, "refused": 0.1}
+_REACTIONS = {"200": 0.3, "200 late": 0.2, "500": 0.1, "429": 0.2, "silence": 0.1, "refused": 0.1}
 
 
 class Receiver:
     """Receiver of webhook calls. In the drain (`good`: the end of the run, without faults), it accepts every call at
     once."""
 
-    def __init__(self, cluster: SimCluster) -> None:
+    def __init__(self, cluster: Served, fails: Callable[[bytes], bool]) -> None:
+        """fails: whether every consumer fails to process the message with this body."""
         self.cluster, self.world, self.history = cluster, cluster.world, cluster.history
         self.random = random.Random(f"{cluster.seed} receiver")
-        self.good = False
+        self.good, self._fails = False, fails
         #: Lease (term, seq, position) → call made with this lease.
         self._calls: dict[tuple[int, int, int], HandOut] = {}
         #: Alerts that were answered with 200: numbers of the first death and of the one behind the last, and count.
         self.alerts: list[tuple[int, int, int]] = []
 
-    def fate(self, body: bytes) -> str:
+    def reaction(self, body: bytes) -> str:
         if self.good:
             return "200"
-        if self.cluster.fails(body):
+        if self._fails(body):
             return "500"
-        return self.random.choices(list(_FATES), list(_FATES.values()))[0]
+        return self.random.choices(list(_REACTIONS), list(_REACTIONS.values()))[0]
 
     def called(self, process: Process, request: CallRequest, job: CallJob) -> HandOut:
         """Record a webhook call that arrived."""
@@ -106,9 +105,9 @@ class Caller:
         assert isinstance(done, partial)
         (job,) = (one for one in done.args if isinstance(one, CallJob))
         receiver, world, runtime = self.receiver, self.receiver.world, self.process.runtime
-        began, fate, over = world.now, receiver.fate(request.body), False
-        receiver.history.count(f"webhook {fate}")
-        call = receiver.called(self.process, request, job) if fate != "refused" else None
+        began, reaction, over = world.now, receiver.reaction(request.body), False
+        receiver.history.count(f"webhook {reaction}")
+        call = receiver.called(self.process, request, job) if reaction != "refused" else None
 
         def end(status: int, reason: str, retry_after_ms: int | None = None) -> None:
             """End the call: pass the reply to the node."""
@@ -122,9 +121,9 @@ class Caller:
         runtime.call_later(request.timeout_s, end, 0, "timeout")
         if call is None:
             self._travel(end, 0, "connection refused")
-        elif fate != "silence":
-            handling_s = receiver.random.uniform(*((0.1, 0.75) if fate == "200 late" else (0.001, 0.03)))
-            world.after(handling_s, self._answer, call, fate[:3], end)
+        elif reaction != "silence":
+            handling_s = receiver.random.uniform(*((0.1, 0.75) if reaction == "200 late" else (0.001, 0.03)))
+            world.after(handling_s, self._answer, call, reaction[:3], end)
 
     def _alert(self, request: CallRequest, done: Done) -> None:
         """Take an alert or, while the receiver is unreliable, sometimes refuse it; answer late in any case."""

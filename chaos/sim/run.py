@@ -6,13 +6,17 @@ import random
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from unittest.mock import patch
 
 from chaos.sim import promises
 from chaos.sim.admin import AdminClient, Reader
+from chaos.sim.batchclient import BatchClient
 from chaos.sim.bulk import BulkClient
 from chaos.sim.cluster import SimCluster
 from chaos.sim.consumer import Consumer
+from chaos.sim.delayclient import DelayClient
 from chaos.sim.fanout import FanOutClient, subscribes
 from chaos.sim.fuzz import FuzzClient
 from chaos.sim.history import Violation
@@ -22,20 +26,22 @@ from chaos.sim.producer import Producer
 from chaos.sim.receiver import HOOKED, Receiver
 from chaos.sim.replicas import conserved
 from chaos.sim.scheduler import PatientOwner, ScheduleOwner
-from chaos.sim.uniques import UniqueClient
+from chaos.sim.uniqueclient import UniqueClient
 from chaos.sim.views import seen
 from chaos.sim.workload import HOUR_S, Workload
 from hadelay.codec.commands import decode
-from hadelay.codec.commandtypes import Cancel, Command, Grant, SettleLeases
+from hadelay.codec.commandtypes import LEVEL_OF, Cancel, Command, Grant, SettleLeases
 from hadelay.codec.entries import decode_entry
 from hadelay.codec.wire import Malformed
-from hadelay.ledger.lookup import find_entry
-from hadelay.model import Event, unpack_id
+from hadelay.ledger.changedrows import SLICE_ROWS
+from hadelay.ledger.hours.lookup import find_entry
+from hadelay.model import MAX_REPLY, Event, unpack_id
+from hadelay.version import FEATURE_LEVEL
 
 #: Limit of simulated seconds, after the faults, until all nodes agree and all due messages are settled.
 DRAIN_S = 30.0
 #: Share of runs with message groups, among those in commit mode.
-GROUPED = 0.35
+GROUPED = 0.5
 #: Start of an hour, 2026-11-20T11:00:00Z in Unix ms: most runs begin shortly before, so that the hour changes during
 #: the run.
 _AN_HOUR_MS = 494_579 * HOUR_S * 1000
@@ -49,8 +55,10 @@ _FORGETFUL, _RETENTIONS_MS = 0.15, (1_500, 3_000)
 _CROWDED = 0.15
 #: Share of runs at whose end the power of all nodes is cut once more.
 _BLACKOUT = 0.15
+#: Limit of the bytes of an answer in a callback, in half of the runs.
+_SHORT_REPLY = 9
 #: Maximum number of lines of the trace in a report.
-_STORY_LINES = 70
+_TRACE_LINES = 70
 
 
 @dataclass
@@ -60,7 +68,7 @@ class Report:
     seed: int
     failure: str = ""
     invariant: str = ""
-    story: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     trace: int = 0
     simulated_s: float = 0.0
@@ -159,8 +167,16 @@ def build(seed: int, only: frozenset[str] | None = None, sync: str = "") -> tupl
     )
     cluster.slow_some_disks()
     if random.Random(f"{seed} hooked").random() < HOOKED:
-        cluster.receiver = Receiver(cluster)
+        cluster.receiver = Receiver(cluster, cluster.fails)
     return cluster, shape
+
+
+@contextmanager
+def next_level() -> Iterator[None]:
+    """All programs know one more feature level, which brings PURGE: a cluster switches to the level under load."""
+    level = FEATURE_LEVEL + 1
+    with patch("hadelay.version.FEATURE_LEVEL", level), patch.dict(LEVEL_OF, {Command.PURGE: level}):
+        yield
 
 
 def run_seed(
@@ -182,7 +198,13 @@ def run_seed(
             except AssertionError as broken:
                 raise Violation("backup", f"after a restore, {broken}", getattr(broken, "ids", frozenset())) from broken
 
-    report = report_on(cluster, nemesis, work)
+    # Cut bodies in callbacks short in half of the runs: an entry has no room for a result beyond the usual limit.
+    limit = random.Random(f"reply {seed}").choice((MAX_REPLY, _SHORT_REPLY))
+    # A checkpoint of a few rows at a time, so that rows change before their turn.
+    rows = random.Random(f"slices {seed}").choice((1, 2, SLICE_ROWS))
+    reply, slices = "hadelay.ledger.leases.callbacks.MAX_REPLY", "hadelay.ledger.changedrows.SLICE_ROWS"
+    with patch(reply, limit), patch(slices, rows), next_level():
+        report = report_on(cluster, nemesis, work)
     history = cluster.history
     for machine in cluster.machines.values():
         if machine.process is not None:
@@ -206,10 +228,10 @@ def report_on(sim: Machines, nemesis: Nemesis, work: Callable[[Report], None]) -
         work(report)
     except Violation as violation:
         report.invariant, report.failure = violation.invariant, str(violation)
-        report.story = tell(sim, violation)
+        report.lines = tell(sim, violation)
     except Exception as error:
         report.invariant, report.failure = "error", repr(error)
-        report.story = [*tell(sim, Violation("error", "")), *traceback.format_exception(error)]
+        report.lines = [*tell(sim, Violation("error", "")), *traceback.format_exception(error)]
     report.struck, report.terms = sorted(nemesis.struck), max(sim.safety.leaders, default=0)
     report.trace, report.simulated_s, report.wall_s = sim.world.trace, sim.world.now, time.perf_counter() - started
     return report
@@ -220,12 +242,21 @@ def play(cluster: SimCluster, nemesis: Nemesis, shape: Shape, report: Report) ->
     cluster.start_all()
     nemesis.start()
     producers = [Producer(cluster, f"p{n}") for n in range(shape.producers)]
-    others: list[Consumer | AdminClient | Reader | BulkClient | ScheduleOwner | FanOutClient | UniqueClient] = [
-        Consumer(cluster, f"c{n}") for n in range(shape.consumers)
-    ]
+    others: list[
+        Consumer
+        | AdminClient
+        | Reader
+        | BulkClient
+        | ScheduleOwner
+        | FanOutClient
+        | UniqueClient
+        | BatchClient
+        | DelayClient
+    ] = [Consumer(cluster, f"c{n}") for n in range(shape.consumers)]
     others += [AdminClient(cluster, "admin"), Reader(cluster, "reader"), BulkClient(cluster, "jobs")]
     others += [ScheduleOwner(cluster, "scheduler"), PatientOwner(cluster, "patient")]
-    others += [FanOutClient(cluster, "fan-out"), UniqueClient(cluster, "once")]
+    others += [FanOutClient(cluster, "fan-out"), UniqueClient(cluster, "once"), BatchClient(cluster, "batches")]
+    others.append(DelayClient(cluster, "later"))
     for producer in producers:
         producer.start(shape.faults_s + 1.0, interval_s=shape.interval_s)
     for client in others:
@@ -238,7 +269,7 @@ def play(cluster: SimCluster, nemesis: Nemesis, shape: Shape, report: Report) ->
         world.run_for(0.25)
     # Run the events that are due now: at this time the nemesis heals all faults, also after a suspension.
     world.run_for(0.0)
-    # Check before the drain, after which no leases and dead letters are left to check.
+    # Check before the drain: after the drain, no leases and dead letters are left to check.
     conserved(cluster)
     if cluster.seed % 2:
         seen(cluster)
@@ -261,7 +292,8 @@ def play(cluster: SimCluster, nemesis: Nemesis, shape: Shape, report: Report) ->
 def drain(cluster: SimCluster) -> None:
     """Run until no due message is unsettled, for two seconds at least."""
     world, start = cluster.world, cluster.world.now
-    # A backup that is made when the faults end holds up the drain, and until then consumers do not ask for everything.
+    # A backup that runs when the faults end delays the drain, and consumers ask for all messages only in the
+    # drain.
     cluster.healed_at = max(cluster.healed_at, start)
     while world.now < start + DRAIN_S and not cluster.violations:
         world.run_for(0.25)
@@ -291,14 +323,14 @@ def black_out(cluster: SimCluster) -> None:
     cluster.start_all()
     cluster.healed_at = cluster.world.now
     cluster.world.run_until(cluster.world.now + DRAIN_S, lambda: cluster.leader() is not None)
-    cluster.world.run_for(2.5)  # wait until the leader made occurrences that were due, and told of deaths
+    cluster.world.run_for(2.5)  # wait until the leader made occurrences that were due, and reported deaths
     settle(cluster)
 
 
 def drained(cluster: SimCluster) -> bool:
     done = not cluster.changing and not promises.unsettled(cluster) and not promises.unfinished_jobs(cluster)
     # After a suspension of hours, a leader makes the occurrences that were missed a few at a time.
-    return done and not promises.untold(cluster) and not promises.overdue(cluster)
+    return done and not promises.unreported(cluster) and not promises.overdue(cluster)
 
 
 def settle(cluster: SimCluster) -> None:
@@ -337,7 +369,7 @@ def tell(sim: Machines, violation: Violation) -> list[str]:
     if ids and isinstance(sim, SimCluster):
         lines += _entries(sim, ids)
     lines.sort(key=lambda line: line[0])
-    return [f"{at:10.4f}  {actor:<9} {text}" for at, actor, text in lines[-_STORY_LINES:]]
+    return [f"{at:10.4f}  {actor:<9} {text}" for at, actor, text in lines[-_TRACE_LINES:]]
 
 
 def _entries(cluster: SimCluster, ids: frozenset[int]) -> Iterator[tuple[float, str, str]]:

@@ -91,7 +91,7 @@ class SimWorld:
         event for later. first: ahead of all other kept events."""
         if owner.busy:
             self._seq += 1
-            owner.held.append((float("-inf") if first else self.now, self._seq, Event(owner, fn, args)))
+            owner.deferred.append((float("-inf") if first else self.now, self._seq, Event(owner, fn, args)))
         elif not owner.crashed:
             owner.ran = True
             try:
@@ -122,7 +122,7 @@ class SimWorld:
             if owner is None:
                 fn(*event.args)
             elif owner.busy:
-                owner.held.append(entry)
+                owner.deferred.append(entry)
             else:
                 self.run_as(owner, fn, *event.args)
             if stop is not None and stop():
@@ -175,7 +175,7 @@ class SimRuntime(Runtime):
         #: Duration of each sync on the event loop, in seconds.
         self.stalls: list[float] = []
         #: Events that fell due while this node was paused or stalled.
-        self.held: list[Entry] = []
+        self.deferred: list[Entry] = []
         self.ran = True
         self._rate = 1.0 + drift
         self._brief = brief
@@ -280,13 +280,13 @@ class SimRuntime(Runtime):
 
     def _go_on(self) -> None:
         if not self.busy:
-            held, self.held = self.held, []
-            self.world.put_back(held)
+            deferred, self.deferred = self.deferred, []
+            self.world.put_back(deferred)
 
     def crash(self) -> None:
         """End the process, as a crash does: none of its waiting events will run."""
         self.crashed, self.busy = True, False
-        self.held.clear()
+        self.deferred.clear()
         self._jobs.clear()
 
 

@@ -1,49 +1,92 @@
 """Checks that a checkpoint has the whole state of a ledger. For tests and the simulator.
 
-A checkpoint stores the hours that changed since the last one. A change that does not note its hour is lost with the
-next restart, and only if nothing else changes the hour before the checkpoint: rarely enough to be seen by nobody.
+A checkpoint stores the rows that changed since the last one. A change that does not note its row is lost with the next
+restart, and only if nothing else changes the row before the checkpoint: rarely enough to be seen by nobody.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from pyroaring import BitMap
 
-from hadelay.ledger.checkpoint import dump_hour
+from hadelay.ledger import checkpoint
+from hadelay.ledger.changedrows import HOURS, TABLES
+from hadelay.ledger.checkpoint import load_hour
 from hadelay.ledger.state import Ledger
+from hadelay.storage.store import Storage
 
-#: Attributes that a restart does not keep: parts that are given to the ledger, and what is counted since its start.
+#: Attributes that a restart does not keep: parts that the ledger gets from outside, and counts since the start of the
+#: process.
 _NOT_KEPT = frozenset((
-    "store", "tables", "names", "listener", "settings", "touched", "changes_members", "ttl_from", "unique_from",
-    "callbacks", "topics_expired", "schedules_finished",
+    "store", "tables", "names", "listener", "settings", "changes", "_changes", "changes_members", "by", "ttl_from",
+    "unique_from", "batchend_from", "callbacks", "topics_expired", "schedules_finished",
 ))  # fmt: skip
 
 
 class Saved:
-    """Hours of a ledger as its last checkpoint stored them."""
+    """Rows of a ledger as its last checkpoint stored them."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self._ledger, self._hours = ledger, _dumped(ledger)
+        self._ledger, self._rows = ledger, dumped(ledger)
 
     def look(self, ledger: Ledger) -> None:
-        """Call this before each checkpoint of the ledger. Raises AssertionError if an hour changed since the last call,
+        """Call this before each checkpoint of the ledger. Raises AssertionError if a row changed since the last call,
         and the checkpoint leaves it out. Another ledger, after a restart or from a snapshot, is only noted."""
-        now = _dumped(ledger)
-        changed = {hour for hour in now.keys() | self._hours.keys() if now.get(hour) != self._hours.get(hour)}
-        lost = sorted(changed - ledger.touched) if ledger is self._ledger else []
-        self._ledger, self._hours = ledger, now
-        assert not lost, f"hours {lost} changed, and the next checkpoint leaves them out"
+        now = dumped(ledger)
+        changed = {key for key in now.keys() | self._rows.keys() if now.get(key) != self._rows.get(key)}
+        lost = changed - {(table, key) for table, key, _ in checkpoint.noted(ledger)} if ledger is self._ledger else ()
+        self._ledger, self._rows = ledger, now
+        text = ", ".join(f"{table.decode()} {key.hex()}" for table, key in sorted(lost))
+        assert not lost, f"{text} changed, and the next checkpoint leaves them out"
 
 
-def _dumped(ledger: Ledger) -> dict[int, bytes]:
-    return {hour: dump_hour(state, canonical=True) for hour, state in ledger.hours.items()}
+class Sliced:
+    """A checkpoint of all rows that begins before an entry is applied and is encoded after the entry."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger, self._rows = ledger, dumped(ledger)
+        self._noted = {table: ledger.changes.keys(table) for table in TABLES}
+        for table, keys in zip(TABLES, checkpoint._keys(ledger), strict=True):
+            self._note(table, keys)
+        _, self._slices = checkpoint.begin(ledger)
+
+    def _note(self, table: bytes, keys: Iterable[Any]) -> None:
+        for key in list(keys):
+            self._ledger.changes.note(table, key)
+
+    def look(self) -> None:
+        """Raise AssertionError if a row was encoded as it is after the entry: its change came before its note."""
+        found = {(table, key): value for some in self._slices for table, key, value in some if value is not None}
+        found |= _canonical(found)
+        for table, keys in self._noted.items():
+            self._note(table, keys)
+        differ = {at for at in found.keys() | self._rows.keys() if found.get(at) != self._rows.get(at)}
+        text = ", ".join(f"{table.decode()} {key.hex()}" for table, key in sorted(differ))
+        assert not differ, f"{text}: encoded in a later state than that in which the checkpoint began"
+
+
+def dumped(ledger: Ledger) -> dict[tuple[bytes, bytes], bytes]:
+    """(table, key) → value of all rows."""
+    return {(table, key): value for table, rows in checkpoint.dump(ledger)[1].items() for key, value in rows}
+
+
+def stored(storage: Storage) -> dict[tuple[bytes, bytes], bytes]:
+    """The rows of the last durable checkpoint, in the form of `dumped`."""
+    found = {(table, key): value for table, rows in storage.core_rows(TABLES).items() for key, value in rows}
+    return found | _canonical(found)
+
+
+def _canonical(rows: dict[tuple[bytes, bytes], bytes]) -> dict[tuple[bytes, bytes], bytes]:
+    """The rows of hours' states among these, in the form of `dumped`."""
+    return {at: checkpoint.dump_hour(load_hour(rows[at]), canonical=True) for at in rows if at[0] == HOURS}
 
 
 def same(one: Any, other: Any, what: str) -> None:
-    """Compare a state with the one that a restart makes of it, attribute by attribute. Raises AssertionError with the
-    name of the first attribute that differs, also of one that no checkpoint knows."""
+    """Compare a ledger's state with the state that a restart restores, attribute by attribute. Raises AssertionError
+    with the name of the first attribute that differs, also of one that no checkpoint knows."""
     assert type(one) is type(other), f"{what}: {one!r} became {other!r}"
     if isinstance(one, np.ndarray):
         assert np.array_equal(one, other), f"{what}: {one} became {other}"

@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from chaos.sim.cluster import SimCluster
 from chaos.sim.door import Client, Request
 from chaos.sim.timetable import DAILY, occurrences
 from chaos.sim.workload import HOUR_S
@@ -55,7 +56,7 @@ def _bounded(rng: random.Random, spec: Spec, now_ms: int) -> Spec:
         "group": GROUP,
     }
     chosen = {name: value for name, value in bounds.items() if rng.random() < _BOUND}
-    if "group" in chosen and Overlap(spec.overlap) is Overlap.WAIT:  # which has a group of the schedule's own
+    if "group" in chosen and Overlap(spec.overlap) is Overlap.WAIT:  # the message group belongs to this schedule alone
         chosen["overlap"] = Overlap.ALLOW.value
     if rng.random() < _LISTED:
         near = rng.sample(range(now_ms - 3_000, now_ms + 12_000, 1_000), 5)
@@ -66,6 +67,8 @@ def _bounded(rng: random.Random, spec: Spec, now_ms: int) -> Spec:
 class ScheduleOwner(Client):
     """Owner of schedules and consumer of their messages. In the drain (`good`: the end of the run, without faults),
     receives messages and changes no schedule."""
+
+    cluster: SimCluster
 
     topic = TOPIC
     names: tuple[str, ...] = _NAMES
@@ -132,6 +135,8 @@ class ScheduleOwner(Client):
         def replied(result: Any, error: HadelayError | None) -> None:
             self.note(f"{act} of schedule {name}: {error.type if error is not None else 'done'}")
             self.history.count(f"schedule {act}", error is None)
+            if error is not None and act == "put" and name not in self.cluster.timetable.known and not self.good:
+                self.world.after(0.3, self._put, name)  # try again: no leader is known yet, for example
 
         self.ask(request, replied)
 

@@ -5,7 +5,7 @@ from chaos.sim import evidence
 from chaos.sim.cluster import SimCluster
 from chaos.sim.history import Message
 from chaos.sim.machines import WATCH_S
-from hadelay.ledger.describe import describe
+from hadelay.ledger.views.describe import describe
 from hadelay.model import KEEP, Event, State
 from hadelay.server.node import Node
 

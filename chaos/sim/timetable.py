@@ -22,8 +22,8 @@ from hadelay.codec.commandtypes import Command
 from hadelay.codec.meta import unpack
 from hadelay.codec.results import Done, FireOutcome, PublishResult, Refused
 from hadelay.codec.schedules import ANY_VERSION, LAST, REMOVE, CatchUp, Firing, Overlap, Put, Run, Spec, Stored
-from hadelay.ledger import schedules
-from hadelay.ledger.lookup import find_entry, state_of
+from hadelay.ledger.hours.lookup import find_entry, state_of
+from hadelay.ledger.schedules import schedules
 from hadelay.ledger.state import Ledger
 from hadelay.model import NEVER_MS, PENDING, State
 from hadelay.server.reading import split_record
@@ -123,7 +123,7 @@ class Timetable:
     def committed(self, kind: int, body: memoryview, result: Any, ledger: Ledger, *, alone: bool = True) -> None:
         """Check one command of a committed entry. Called when the whole entry has been applied."""
         self._alone = alone
-        if kind == Command.AUDITED and not isinstance(result, Refused):  # a refused command may be malformed
+        if kind == Command.AUDITED and not isinstance(result, Refused):  # skip refused commands: they may be malformed
             audited = decode(kind, body)
             kind, body = audited.kind, audited.body
         if kind == Command.SCHEDULE_FIRE and hasattr(result, "outcomes"):
@@ -137,11 +137,12 @@ class Timetable:
             if kind == Command.SCHEDULE_PUT:
                 self._put(decode(kind, body), ledger)
             elif kind == Command.SCHEDULE_DELETE:
-                self._cancelled(decode(kind, body), ledger)
-                self.known.pop(decode(kind, body), None)
+                name = decode(kind, body).name
+                self._cancelled(name, ledger)
+                self.known.pop(name, None)
             elif kind == Command.SCHEDULE_STATE:
-                name, paused = decode(kind, body)
-                self._from_now(name, ledger, paused)
+                pause = decode(kind, body)
+                self._from_now(pause.name, ledger, pause.paused)
 
     def version_of(self, name: str) -> tuple[int, Stored] | None:
         known = self.known.get(name)
@@ -156,7 +157,9 @@ class Timetable:
         if known.stored.spec.same_times(spec) and not known.paused and not known.over:
             known.version += 1
             if known.stored.template != put.stored.template:
+                made = known.made
                 self._cancelled(put.name, ledger)
+                known.made = made
             known.stored = put.stored
             self._ends(put.name, ledger)
         else:
@@ -167,23 +170,26 @@ class Timetable:
         known = self.known.get(name)
         if known is None:
             return
-        known.made -= self._cancelled(name, ledger)
+        self._cancelled(name, ledger, stays=not paused)
         known.version, known.paused, known.stored = known.version + 1, paused, stored or known.stored
         known.last = max([ledger.now_ms, *known.filed.values()])
         self._ends(name, ledger)
 
-    def _cancelled(self, name: str, ledger: Ledger) -> int:
-        """S4: after a schedule was deleted, paused or replaced, its messages that were not due yet are cancelled.
-        Returns the number of the cancelled messages, and forgets them. Exempt are messages that a job rescheduled."""
+    def _cancelled(self, name: str, ledger: Ledger, *, stays: bool = False) -> None:
+        """S4: after a schedule was deleted, paused or replaced, its messages that were not due yet are cancelled, and
+        no longer count as made. Forgets them. Exempt are messages that a job rescheduled; and, if stays, occurrences
+        whose time has come: they count, by their own message or by one of the new template."""
         known, kept = self.known.get(name), dict[int, int]()
         if known is None:
-            return 0
+            return
         for id_, at_ms in known.filed.items():
             entry = find_entry(ledger, id_)
             state = None if entry is None else state_of(ledger, entry, ledger.now_ms)
             if state is not State.CANCELLED:
                 kept[id_] = at_ms
-            if entry is None:
+            come = stays and at_ms <= ledger.now_ms
+            known.made -= state is State.CANCELLED and not come
+            if entry is None or come:
                 continue
             row = entry.rows[0]
             due_ms = int(row["deliver_at_ms"])
@@ -191,8 +197,7 @@ class Timetable:
             ahead = waits and not int(row["attempt"]) and due_ms in _due(known.stored.spec, at_ms)
             text = f"{name} changed, and its message {id_:x} still waits for its time"
             self.sim.decide("S4 schedules, cancelled", ahead and not int(row["flags"]) & _WAS_DUE, text, id_)
-        gone, known.filed = len(known.filed) - len(kept), kept
-        return gone
+        known.filed = kept
 
     def _ends(self, name: str, ledger: Ledger, last: bool | None = None) -> None:
         """S2: a schedule has ended if no occurrence follows, or if it has made `max_occurrences` messages. last: of a
@@ -223,7 +228,7 @@ class Timetable:
         if firing.flags & REMOVE:
             self.known.pop(firing.name)
             return
-        times, spec = firing.times["occurrence"].tolist(), known.stored.spec
+        times, spec = firing.occurrences, known.stored.spec
         order = [known.last, *times]
         text = f"{firing.name} made {times} after {known.last}"
         self.sim.decide("S1 schedules", order != sorted(set(order)), text)
@@ -253,10 +258,10 @@ class Timetable:
         known = self.known[run.name]
         text = f"{run.name}, version {run.version}, was run; it is {known.version}"
         self.sim.decide("S4 schedules, version", run.version not in (ANY_VERSION, known.version), text)
-        for at_ms, id_, again in zip(run.times["occurrence"], result.ids.tolist(), result.duplicate, strict=True):
+        for (at_ms, _), id_, again in zip(run.times, result.ids.tolist(), result.duplicate, strict=True):
             if id_ and not again:
                 now_ms = ledger.now_ms
-                self._look(run.name, id_, int(at_ms) or now_ms, range(now_ms, now_ms + 1), ledger)
+                self._look(run.name, id_, at_ms or now_ms, range(now_ms, now_ms + 1), ledger)
 
     def _look(self, name: str, id_: int, occurrence: int, due: range, ledger: Ledger) -> None:
         """S1: a new message names its schedule and occurrence, and has the group of the specification and a due time

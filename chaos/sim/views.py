@@ -11,10 +11,10 @@ import numpy as np
 
 from chaos.sim.door import whole
 from hadelay.codec.meta import unpack
-from hadelay.ledger.describe import describe
-from hadelay.ledger.listing import ListQuery, listing
-from hadelay.ledger.lookup import EntryRef, find_entry, state_of
+from hadelay.ledger.hours.lookup import EntryRef, find_entry, state_of
 from hadelay.ledger.state import Ledger
+from hadelay.ledger.views.describe import describe
+from hadelay.ledger.views.listing import ListQuery, listing
 from hadelay.model import DEAD_HOURS, FIRST, HOUR_MS, PENDING, Key, State
 from hadelay.server.service.cluster import others_left
 from hadelay.server.service.duecounts import DueCounts
@@ -99,7 +99,7 @@ def _counted(cluster: SimCluster, node: Node, entries: list[tuple[EntryRef, Stat
 
 
 def _described(cluster: SimCluster, node: Node) -> None:
-    """Reads, described: a look-up has the message as it was published, with the due time that was told last."""
+    """Reads, described: a look-up has the message as it was published, with the due time that was answered last."""
     history = cluster.history
     for message in history.messages[cluster.seed % _LOOKED_UP :: _LOOKED_UP]:
         found = None if message.id is None else describe(node.ledger, message.id, body=True)
@@ -114,7 +114,7 @@ def _described(cluster: SimCluster, node: Node) -> None:
 
 
 def may_leave(cluster: SimCluster, node: Node, without: str) -> None:
-    """Reads, quorum: a node that is asked which voters are left without one names no other that is not admitted."""
+    """Reads, quorum: a node that is asked which voters remain without a certain member names only admitted voters."""
     blank = [peer.name for peer in node.raft.peers.values() if cluster.oracles.is_blank(peer)]
     left = others_left(node, without)
     members = node.raft.membership.voters

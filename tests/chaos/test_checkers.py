@@ -23,9 +23,9 @@ HEAD = {"scenario": "test", "seed": 1, "seconds": 9, "replay": "again", "directo
 
 def put(history: History, n: int = 0, delay_s: float = 1.0, at: float = 10.0, **other: Any) -> str:
     """Stored at once, and due in cluster time that is this clock's."""
-    told = {name: other.pop(name) for name in ("syncs",) if name in other}
+    reported = {name: other.pop(name) for name in ("syncs",) if name in other}
     history.record("put", n=n, delay_s=delay_s, size=3, asked=at, **{"topic": "t", **other})
-    history.record("stored", n=n, t=at + 0.01, id=f"M{n}", due_ms=int((at + delay_s) * 1000), **told)
+    history.record("stored", n=n, t=at + 0.01, id=f"M{n}", due_ms=int((at + delay_s) * 1000), **reported)
     return f"M{n}"
 
 
@@ -130,16 +130,15 @@ def kept(history: History) -> None:
     history.record("filled", t=12.0, topic="f-0", missing=[], doubled=[])
     for n, kind in enumerate(("success", "failure", "success")):
         history.record("settle", t=10.0, id=f"E{n}", kind=kind)
-        told_of(history, n, kind)
-    told_of(history, 1, "failure")
+        reported_of(history, n, kind)
+    reported_of(history, 1, "failure")
     for n, kind in enumerate(("success", "failure")):
         history.record("settled", t=10.1, id=f"E{n}", kind=kind)
     # Two messages of one group; a job, begun twice by one request.
     for n, t in ((0, 10.0), (3, 11.0)):
         history.record("line-given", t=t, n=n)
         history.record("line-ack", t=t + 0.5, n=n)
-    history.record("moves", t=12.0, many=2, moved=2, cancelled=2, wrong=[])
-    history.record("job", t=12.0, request="r", numbers=[1, 1])
+    moved(history)
     sampled(history)
     for _ in range(2):
         said(history)
@@ -149,6 +148,16 @@ def kept(history: History) -> None:
         counted(history, node)
     counted(history, "n3", ours=False, published_messages_total=90)
     history.record("drained", t=20.0)
+
+
+def moved(history: History) -> None:
+    """Messages that a job moved; and two shards, with a new name whose message was published twice under its key."""
+    history.record("moves", t=12.0, many=2, moved=2, cancelled=2, wrong=[])
+    history.record("job", t=12.0, request="r", numbers=[1, 1])
+    history.record("named", t=12.0, name="moving-0", ids=["A", "A"])
+    history.record("map-ended", t=18.0, ok=True)
+    history.record("topics", t=19.0, shard=0, owners={"orders": 0}, pending={})
+    history.record("topics", t=19.0, shard=1, owners={"moving-0": 1}, pending={"moving-0": 1})
 
 
 def changed(history: History) -> None:
@@ -178,7 +187,7 @@ def copied(history: History) -> None:
             history.record("copy-acked", t=at + 0.1, id=f"F{n}{queue[1:]}")
 
 
-def told_of(history: History, n: int, kind: str, name: str = "") -> None:
+def reported_of(history: History, n: int, kind: str, name: str = "") -> None:
     history.record("callback", t=10.5, id=name or f"B{n}", of=f"E{n}", kind=kind)
 
 
@@ -337,9 +346,9 @@ PLANTED: dict[tuple[str, str], list[Callable[[History], Any]]] = {
     ("I8 duplicate", "handed out"): [lambda history: give(history, n=2, id="M98")],
     ("I9 early", "cluster time"): [set_(2, now_ms=10_900)],
     ("I9 early", "published"): [set_put(2, delay_s=6.0), set_put(2, asked=14.6)],
-    ("I9 early", "published, as told"): [set_put(2, due_ms=11_100), set_put(2, due_ms=10_900)],
+    ("I9 early", "published, as answered"): [set_put(2, due_ms=11_100), set_put(2, due_ms=10_900)],
     ("I9 early", "rescheduled"): [set_put(5, move_delay_s=2.2)],
-    ("I9 early", "rescheduled, as told"): [
+    ("I9 early", "rescheduled, as answered"): [
         set_put(5, moved_due_ms=9_550),
         set_put(5, moved_due_ms=9_000, due_ms=9_500),  # it stayed where it was
     ],
@@ -410,10 +419,10 @@ PLANTED: dict[tuple[str, str], list[Callable[[History], Any]]] = {
     ("F1 fills", "once"): [notes("filled", t=12.0, topic="f-1", missing=[], doubled=["7"])],
     ("F1 fills", "ended"): [notes("unended", t=20.0, topic="chaos-fills")],
     ("C1 callbacks", "each"): [lambda history: remove(history, "callback", of="E0")],
-    ("C1 callbacks", "once"): [lambda history: told_of(history, 1, "failure", "B9")],
+    ("C1 callbacks", "once"): [lambda history: reported_of(history, 1, "failure", "B9")],
     ("C1 callbacks", "kind"): [
-        lambda history: remove(history, "callback", of="E2") or told_of(history, 2, "failure"),
-        lambda history: told_of(history, 3, "success"),
+        lambda history: remove(history, "callback", of="E2") or reported_of(history, 2, "failure"),
+        lambda history: reported_of(history, 3, "success"),
     ],
     ("C1 callbacks", "ended"): [notes("unended", t=20.0, topic="chaos-callbacks")],
     ("J1 jobs", "once"): [notes("moves", t=12.0, many=2, moved=2, cancelled=2, wrong=["M1"])],
@@ -423,6 +432,14 @@ PLANTED: dict[tuple[str, str], list[Callable[[History], Any]]] = {
     ],
     ("J1 jobs", "repeated"): [notes("job", t=12.0, request="r", numbers=[1, 2])],
     ("J1 jobs", "ended"): [notes("unended", t=20.0, topic="chaos-moves")],
+    ("M1 shards", "one shard"): [notes("topics", t=19.0, shard=1, owners={"orders": 1}, pending={})],
+    ("M1 shards", "own shard"): [notes("topics", t=19.0, shard=1, owners={"users": 0}, pending={})],
+    ("M1 shards", "once"): [
+        notes("named", t=12.0, name="moving-0", ids=["A", "B"]),
+        notes("named", t=12.0, name="moving-1", ids=["C", "C"]),
+        notes("topics", t=19.0, shard=0, owners={}, pending={"moving-0": 1}),
+    ],
+    ("M1 shards", "ended"): [notes("map-ended", t=18.0, ok=False)],
     ("flat", "anonymous"): [leaks("anonymous", 2e6)],
     ("flat", "descriptors"): [leaks("descriptors", 1.0)],
     ("flat", "journal"): [leaks("journal", 2e7)],
@@ -539,7 +556,7 @@ def lost_answer_after_a_fault(history: History) -> None:
 
 
 @pytest.mark.parametrize(
-    "story",
+    "trace",
     [
         handed_back_and_given_again,
         asked_twice,
@@ -550,15 +567,15 @@ def lost_answer_after_a_fault(history: History) -> None:
         changed_in_an_outage,
     ],
 )
-def test_what_a_black_box_cannot_know_is_nobodys_fault(story: Callable[[History], Any]) -> None:
+def test_facts_that_a_black_box_cannot_know_are_nobodys_fault(trace: Callable[[History], Any]) -> None:
     history = History()
     put(history)
-    story(history)
+    trace(history)
     history.record("drained", t=20.0)
     assert broken(history) == set()
 
 
-def test_what_an_interrupted_run_did_not_wait_for_is_not_lost() -> None:
+def test_messages_that_an_interrupted_run_did_not_wait_for_are_not_lost() -> None:
     history = History()
     put(history)
     assert broken(history) == set()
@@ -576,9 +593,7 @@ def test_what_an_interrupted_run_did_not_wait_for_is_not_lost() -> None:
         ("slow-sync", ["n1"], 34.6, False),
     ],
 )
-def test_how_late_a_message_may_be_follows_from_the_faults(
-    kind: str, nodes: list[str], got: float, allowed: bool
-) -> None:
+def test_the_allowed_lateness_follows_from_the_faults(kind: str, nodes: list[str], got: float, allowed: bool) -> None:
     history = History()
     load(history)
     put(history)
@@ -623,7 +638,7 @@ def test_interval_mode_promises_less() -> None:
 @pytest.mark.parametrize(
     ("term", "redelivered", "noticed"), [(2, True, False), (2, False, True), (1, True, True), (1, False, True)]
 )
-def test_in_interval_mode_a_new_leader_marks_what_it_repeats(term: int, redelivered: bool, noticed: bool) -> None:
+def test_a_new_leader_marks_repeated_hand_outs_in_interval_mode(term: int, redelivered: bool, noticed: bool) -> None:
     history = History()
     load(history, sync="interval")
     put(history)
@@ -632,7 +647,7 @@ def test_in_interval_mode_a_new_leader_marks_what_it_repeats(term: int, redelive
     assert broken(history) == ({("I6 double lease", "one attempt")} if noticed else set())
 
 
-def test_lateness_is_told_apart_by_what_was_broken_when_a_message_was_owed() -> None:
+def test_lateness_is_split_by_the_faults_in_force_while_a_message_was_owed() -> None:
     history = History()
     for t, began, again in ((12.0, 11.0, 13.0), (13.5, 11.5, 13.6), (30.0, 29.0, 31.0)):
         history.record("healed", t=t, kind="kill", nodes=["n1"], began=began)
@@ -646,7 +661,7 @@ def test_lateness_is_told_apart_by_what_was_broken_when_a_message_was_owed() -> 
     assert late["during faults"] == {"n": 2, "p50": 6000, "p99": 6000, "max": 6000}
 
 
-def test_what_was_due_later_and_came_sooner_is_counted() -> None:
+def test_overtaken_messages_are_counted() -> None:
     history = History()
     for n, (due, asked, got) in enumerate(((11.0, 13.0, 13.1), (12.5, 12.0, 12.6), (11.9, 12.7, 12.8))):
         put(history, n)
@@ -706,18 +721,18 @@ def test_a_history_that_was_written_reads_the_same_even_if_it_was_cut_short(tmp_
     assert (again.puts, again.given, again.events) == (history.puts, history.given, history.events)
     found = summary(again, check(again), HEAD)
     assert found["ok"]
-    assert "I1 lost         held      never handed out 7" in table(found)
+    assert "I1 lost         kept      never handed out 7" in table(found)
     assert "<svg" in page(again, found)
 
 
-def test_what_was_watched_is_plotted_and_says_who_grew() -> None:
+def test_watched_figures_are_plotted_and_growth_is_named() -> None:
     history = History()
     sampled(history)
     sampled(history, "n2", "descriptors", 2.0)
     give(history, got=20.0, due_ms=19_990)
     verdicts = check(history)
-    told = [violation for verdict in verdicts if verdict.name == "flat" for violation in verdict.violations]
-    assert told == ["file descriptors, of n2: grew by 29.0, and watch.descriptors is 5"]
+    reported = [violation for verdict in verdicts if verdict.name == "flat" for violation in verdict.violations]
+    assert reported == ["file descriptors, of n2: grew by 29.0, and watch.descriptors is 5"]
     found = summary(history, verdicts, HEAD)
     row = next(row for row in found["watched"] if row["what"] == "file descriptors" and row["node"] == "n2")
     assert (row["first"], row["last"], row["limit"]) == (40, 79, 5.0)
@@ -726,10 +741,10 @@ def test_what_was_watched_is_plotted_and_says_who_grew() -> None:
 
 
 def test_the_docs_have_a_row_for_every_branch() -> None:
-    text = (Path(__file__).resolve().parents[2] / "docs" / "explanation" / "reliability.md").read_text()
-    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", text.partition("### What each check of chaos")[2], re.M)
-    told = [(name, branch, what) for name, checker in CHECKERS.items() for branch, what in checker.branches.items()]
-    assert rows[1 : len(told) + 1] == told
+    text = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "checks.md").read_text()
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", text.partition("\n## Chaos\n")[2], re.M)
+    reported = [(name, branch, what) for name, checker in CHECKERS.items() for branch, what in checker.branches.items()]
+    assert rows[1 : len(reported) + 1] == reported
 
 
 def test_a_rise_is_at_most_what_was_seen() -> None:

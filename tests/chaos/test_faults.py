@@ -112,7 +112,7 @@ def test_a_fault_heals_what_it_broke_even_if_the_run_ends_in_the_middle(kind: st
 
 
 @pytest.mark.parametrize("kind", TURNS)
-def test_what_goes_on_and_off_is_off_in_the_end(kind: str) -> None:
+def test_an_alternating_fault_is_off_in_the_end(kind: str) -> None:
     cluster = Recorded()
     with strike(cluster, ["n1", "n3"], fault(kind)):
         until(lambda: len(cluster.seen["n3"]) > 4, "it went on and off twice")
@@ -167,7 +167,7 @@ def test_a_fault_that_cannot_begin_is_healed_where_it_began(kind: str, failing: 
         ("random", {"n1", "n2", "n3"}, set()),
     ],
 )
-def test_who_is_hit(target: str, busy: set[str], chosen: set[str]) -> None:
+def test_nodes_hit_by_a_fault(target: str, busy: set[str], chosen: set[str]) -> None:
     hit = choose(Fault(kind="kill", target=target), NODES, "n2", busy, random.Random(1))
     assert set(hit) == chosen
 
@@ -176,6 +176,6 @@ def test_who_is_hit(target: str, busy: set[str], chosen: set[str]) -> None:
     ("point", "chosen"),
     [("raft.commit:before", {"n2"}), ("raft.take:after", {"n1"}), ("journal.vote:before", set(NODES))],
 )
-def test_who_has_to_be_hit_for_somebody_to_come_by_a_crash_point(point: str, chosen: set[str]) -> None:
+def test_nodes_that_have_to_be_hit_to_pass_a_crash_point(point: str, chosen: set[str]) -> None:
     hit = choose(Fault(kind="crash", at=point, target="n3"), NODES, "n2", {"n3"} - chosen, random.Random(1))
     assert set(hit) == chosen

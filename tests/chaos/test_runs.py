@@ -15,6 +15,7 @@ from chaos import scenario, tools
 from chaos.__main__ import main
 from chaos.freeports import free_ports
 from chaos.sim.failpoints import POINTS
+from tests.scale import LONG, size
 from tests.system.cluster import Cluster, environment, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
@@ -51,8 +52,8 @@ def test_smoke(tmp_path: Path) -> None:
     assert messages["acknowledged"] > 100
     assert messages["handed out"] >= messages["acknowledged"] - messages["cancelled"] - messages["expired"]
     assert set(found["failover_ms"]) == {"kill", "pause", "stop"}
-    # A branch that decides nothing tests nothing. (Crash points have a run of their own.)
-    assert idle(found) <= {("crash points", "met")}, out
+    # A branch that decides nothing tests nothing. (Crash points and shards have runs of their own.)
+    assert {name for name, _ in idle(found)} <= {"crash points", "M1 shards"}, out
     assert "<svg" in (tmp_path / "run" / "report.html").read_text()
     # What was written down is enough to judge it again.
     assert main(["report", str(tmp_path / "run")]) == 0
@@ -65,6 +66,7 @@ AT = (
 )  # fmt: skip
 
 
+@pytest.mark.skipif(not LONG, reason="make long: the simulator crashes nodes at each step of I/O, too")
 def test_a_node_that_ends_at_any_step_of_its_code_loses_nothing(tmp_path: Path) -> None:
     """And another one has the same files in the end."""
     crash = '[[faults]]\nkind = "crash"\nat = "{}"\ntarget = "{}"\nseconds = 20.0\nafter = 0.0\n'
@@ -82,12 +84,24 @@ def test_a_node_that_ends_at_any_step_of_its_code_loses_nothing(tmp_path: Path) 
     assert found["passed"] == sorted(POINTS), "a point that nobody comes by tests nothing"
 
 
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(not LONG, reason="make long: two shards of three nodes each")
+def test_shards_whose_map_changes_all_the_time(tmp_path: Path) -> None:
+    with start(tmp_path / "run", "run", "shards", "--seconds", 20) as run:
+        try:
+            out, err = run.communicate(timeout=380)
+        finally:
+            run.kill()
+    assert run.returncode == 0, out + err
+    found = [json.loads(line) for line in out.splitlines()]
+    assert all(one["ok"] for one in found)
+    assert not {name for name, _ in idle(found[0])} & {"M1 shards"}
+    assert all(one["messages"]["acknowledged"] > 100 for one in found)
+
+
 @pytest.mark.parametrize(
     ("mutation", "verdict"),
-    [
-        ("not_held_back", "I9 early"),
-        ("local_apply", "I12 divergence"),
-    ],
+    [("not_deferred", "I9 early"), ("local_apply", "I12 divergence")][: size(1, 2)],
 )
 def test_a_server_that_is_broken_on_purpose_is_noticed(tmp_path: Path, mutation: str, verdict: str) -> None:
     # What a diverged node lost stays owed: wait for it for seconds, not for a minute.

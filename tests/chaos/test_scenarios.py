@@ -51,9 +51,12 @@ FAULT = '[[faults]]\nkind = "kill"\n'
         ('[rotation]\nkinds = ["any"]\n[[rotation.also]]\nkind = "wipe"\ntarget = "all"', 5, "breaks what no"),
         ("[cluster]\nnodes = 12", 2, "1 to 9"),
         ("[watch]\nevery_s = 0.0", 2, "at least 0.1"),
+        ("[cluster]\nshards = 5", 2, "1 to 4"),
+        ('[cluster]\nshards = 2\n[rotation]\nkinds = ["any"]', 2, "several shards cannot have the fault any"),
+        (f"[cluster]\nshards = 2\n{FAULT.replace('kill', 'cut')}", 2, "cannot have the fault cut"),
     ],
 )
-def test_a_mistake_is_told_with_its_line(tmp_path: Path, text: str, line: int, words: str) -> None:
+def test_a_mistake_is_reported_with_its_line(tmp_path: Path, text: str, line: int, words: str) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(text)
     with pytest.raises(Mistake) as caught:
@@ -142,7 +145,7 @@ class Elsewhere(BaseHTTPRequestHandler):
         pass
 
 
-def test_what_answers_is_asked_with_the_token_and_has_to_be_a_node(
+def test_a_listener_is_asked_with_the_token_and_has_to_be_a_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "cluster.toml"
@@ -182,7 +185,7 @@ def test_a_mutation_that_there_is_not(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["mutations", "none"]) == MISTAKE
 
 
-def test_what_comes_along_and_what_the_how_to_shows_is_in_order(tmp_path: Path) -> None:
+def test_scenarios_of_the_package_and_of_the_how_to_are_in_order(tmp_path: Path) -> None:
     for path in scenario.HERE.glob("*.toml"):
         assert scenario.load(path).title
     page = (scenario.HERE.parents[1] / "docs/howto/chaos.md").read_text()

@@ -121,7 +121,7 @@ class Slow(Still):
         self.done.append((what, name))
 
 
-def test_whoever_is_interrupted_has_healed_every_fault_when_it_ends() -> None:
+def test_an_interrupted_run_has_healed_every_fault_when_it_ends() -> None:
     """One is healed at once; the other one is still being done to its node."""
     cluster = Slow()
     run = Run(Scenario(), 1, cluster, History(), lambda text: None)

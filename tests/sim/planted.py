@@ -10,17 +10,17 @@ import numpy as np
 from msgspec.structs import replace
 
 from chaos.sim import ledgercheck, memorycheck
-from hadelay.codec import commands, settlement
-from hadelay.codec.ackresults import encode_results
+from hadelay.codec import commands
+from hadelay.codec.ackparts import encode_results
 from hadelay.codec.formats import DISPATCH
 from hadelay.codec.results import Done
 from hadelay.codec.schedules import Spec
-from hadelay.ledger.ackresults import RESULTS
-from hadelay.ledger.grants import HeldGrant
-from hadelay.ledger.hourstate import HourState
-from hadelay.ledger.lookup import EntryRef, find_entry
-from hadelay.ledger.messagegroups import GROUP
-from hadelay.ledger.transitions import ID_KEY, PLACE_VALUE
+from hadelay.ledger.groups.messagegroups import GROUP
+from hadelay.ledger.hours.hourstate import HourState
+from hadelay.ledger.hours.lookup import EntryRef, find_entry
+from hadelay.ledger.hours.transitions import ID_KEY, PLACE_VALUE
+from hadelay.ledger.leases.ackresults import RESULTS
+from hadelay.ledger.leases.grantrows import OpenGrant
 from hadelay.model import HOUR_MS, Draft, Event
 from tests.handout.desk import Desk
 from tests.ledger.test_fills import fill, run
@@ -63,8 +63,7 @@ class Planted(Owner):
         self._add("keyed", replace(draft("t", 5_000), key=b"k"))
         self._add("brief", replace(draft("t", 1_000), ttl_ms=60_000), replace(draft("t"), ttl_ms=60_000))
         self._add("acked", one)
-        ack = commands.encode_ack("n1", self.lease(self["acked"]))
-        self.one(settlement.encode_settle(ack, None, encode_results([b"7"])))
+        self.one(commands.encode_ack("n1", self.lease(self["acked"]), encode_results([b"7"])))
         self._add("leased", one, one, one)
         leases = self.lease(*(self[f"leased.{n}"] for n in range(3)), request_id=b"r")
         self.ack(leases[2:])
@@ -117,7 +116,7 @@ class Planted(Owner):
     def index(self, name: str) -> int:
         return self.entry(name).index
 
-    def grant_of(self, name: str) -> HeldGrant:
+    def grant_of(self, name: str) -> OpenGrant:
         """Grant by which the message is leased."""
         at = self.index(name)
         return next(grant for grant in self.ledger.grants.values() if at in grant.rows["index"])

@@ -18,6 +18,7 @@ from hadelay.codec.entries import encode_entry
 from hadelay.codec.leasetokens import LEASE
 from hadelay.ledger import checkpoint
 from hadelay.ledger.apply import apply_entry
+from hadelay.ledger.changedrows import TABLES
 from hadelay.ledger.state import Ledger
 from hadelay.model import DEAD_HOURS, KEEP, REJECT, REPLACE
 from hadelay.storage.identity import Identity
@@ -213,7 +214,7 @@ class Replica:
         )  # fmt: skip
         self.ledger = Ledger(0, self.storage.hours, self.storage.tables, self.storage.names)
         if self.storage.core_blob:
-            checkpoint.load(self.ledger, self.storage.core_blob, self.storage.hour_blobs())
+            checkpoint.load(self.ledger, self.storage.core_blob, self.storage.core_rows(TABLES))
         self.next = max(2, self.storage.applied_index + 1)
         self.ready = True
 
@@ -232,8 +233,8 @@ class Replica:
 
     def _checkpoint(self) -> None:
         if not self.storage.checkpointing and self.next > 2:
-            blob, hours = checkpoint.dump(self.ledger)
-            self.storage.checkpoint(self.next - 1, 1, blob, hours, self._done)
+            core, slices = checkpoint.begin(self.ledger)
+            self.storage.checkpoint(self.next - 1, 1, core, slices, self._done)
 
     def _done(self, error: BaseException | None) -> None:
         if error is not None:

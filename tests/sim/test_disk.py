@@ -19,7 +19,7 @@ def disk(seed: int = 1, **more: int) -> SimDisk:
     return d
 
 
-def test_what_was_synced_survives_and_what_was_not_may_go():
+def test_synced_bytes_survive_and_others_may_go():
     outcomes = set()
     for seed in range(60):
         d = disk(seed)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -14,7 +13,7 @@ from chaos.sim.history import History, Violation
 from chaos.sim.jobcheck import FILTERS, left_over, not_meant
 from hadelay.codec import commands
 from hadelay.codec.commandtypes import Command
-from hadelay.codec.jobcommands import LAST, JobStep, step_body
+from hadelay.codec.jobcommands import LAST, JobStep
 from hadelay.codec.meta import Meta, pack
 from tests.ledger.test_bulk import begin
 from tests.ledger.world import START_MS, World, draft
@@ -44,13 +43,13 @@ def test_a_filter_means_one_of_two_messages(case: dict[str, Any]) -> None:
     spec = case | ({"ids": (ids[0],)} if "ids" in case else {})
     begin(world, "redrive" if "error" in case else "cancel", **spec)
     assert left_over(world.ledger, world.ledger.jobs[1]) == ids[:1]
-    step = Command.JOB_STEP, memoryview(step_body(1, (0, 0), LAST, ids))
+    step = Command.JOB_STEP, memoryview(JobStep(1, (0, 0), LAST, ids).pack())
     assert not_meant(world.ledger, [step]) == {ids[1]}
     world.publish(draft("t"))  # which the job does not mean, because it is newer
     assert left_over(world.ledger, world.ledger.jobs[1]) == ids[:1]
 
 
 def test_a_step_with_another_message_is_a_violation() -> None:
-    watch, step = SimpleNamespace(_strays={1}, decide=History().decide), JobStep(7, (0, 0), (1, 0), np.array([1]))
+    watch, step = SimpleNamespace(_strays={1}, decide=History().decide), JobStep(7, (0, 0), (1, 0), [1])
     with pytest.raises(Violation, match="J2 jobs, complete: job 7 does not mean"):
         Watch._note_step(watch, step, None)  # type: ignore[arg-type]

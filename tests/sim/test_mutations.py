@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from chaos.sim import promises
-from chaos.sim.cli import Wish
+from chaos.sim.cli import Options
 from chaos.sim.mutations import MUTATIONS, SEEDS, broken
 from chaos.sim.run import run_seed
 from tests.handout.test_maintenance import test_the_retention_counts_from_the_last_settlement as retention
@@ -22,6 +22,7 @@ from tests.raft.test_cluster import (
     test_an_answer_to_a_heartbeat_from_before_a_read_does_not_confirm_it as old_heartbeat,
 )
 from tests.raft.test_library_faults import test_an_answer_to_an_earlier_term_does_not_count as old_answer
+from tests.scale import LONG
 from tests.sim.checked import CHECKED
 from tests.sim.test_journal_torture import torture
 from tests.sim.test_scenarios import test_a_node_with_an_empty_disk_gives_no_vote_that_could_lose_a_message as wiped
@@ -31,13 +32,21 @@ from tools import mutations as page
 TABLE = page.read(page.PAGE.read_text())
 
 
-@pytest.mark.parametrize("name", [name for name in MUTATIONS if name not in page.BY_HAND])
+def _played() -> list[str]:
+    """One bug of each family of checks, such as "I9 early" or "reads"; the long suite plays all of them."""
+    names = [name for name in MUTATIONS if name not in page.BY_HAND]
+    if LONG:
+        return names
+    return list({MUTATIONS[name].caught_by[0].partition(",")[0]: name for name in reversed(names)}.values())
+
+
+@pytest.mark.parametrize("name", _played())
 def test_a_bug_is_noticed(name: str):
     found: list[str] = []
     first = [TABLE[name].seed] if name in TABLE else []
     mutation = MUTATIONS[name]
     for seed in dict.fromkeys((*first, *SEEDS)):
-        report = Wish(name).run(seed)
+        report = Options(name).run(seed)
         if report.failure:
             found.append(f"seed {seed}: {report.failure}")
             if report.invariant in mutation.caught_by:
@@ -71,7 +80,7 @@ def test_an_old_answer_that_counts_is_noticed():
         old_answer()
 
 
-@pytest.mark.parametrize("name", ["carried_unblocked", "purged_heads"])
+@pytest.mark.parametrize("name", ["carried_unblocked", "purged_heads", "run_with_a_gap", "run_let_go"])
 def test_a_group_that_waits_for_nobody_is_noticed(name: str):
     """It takes an hour that ends over blocked messages, or a purge of only ready or only scheduled ones."""
 
@@ -129,7 +138,7 @@ def test_an_old_heartbeat_that_confirms_a_read_is_noticed():
         old_heartbeat()
 
 
-def test_without_a_bug_the_same_faults_break_nothing():
+def test_the_same_faults_break_nothing_in_the_program_itself():
     for name in ("no_sync", "dispatch_before_commit", "wiped_node_votes", "wall_clock_stamps"):
         assert not run_seed(1, MUTATIONS[name].families).failure
 
@@ -150,7 +159,9 @@ def test_every_bug_names_the_branches_that_notice_it():
 
 def test_every_branch_of_a_check_has_a_bug_that_it_alone_notices():
     alone = {mutation.caught_by[0] for mutation in MUTATIONS.values() if len(mutation.caught_by) == 1}
-    assert set(CHECKED) - alone == set()
+    # In interval mode, what an old leader hands out is within the bounds of its successor, which marks it; so no bug
+    # shows in this branch alone. tests/sim/test_violations.py plants a violation.
+    assert set(CHECKED) - alone == {"I16 fenced leader, interval"}
 
 
 def test_every_violation_is_of_a_branch_that_is_counted():

@@ -20,9 +20,9 @@ from hadelay.codec import schedules
 from hadelay.codec.entries import decode_entry
 from hadelay.codec.meta import Meta, pack
 from hadelay.codec.publishcommand import encode_publish
-from hadelay.codec.schedules import ANY_VERSION, KEEP_PAUSE, LAST, Firing, Spec, Stored, times
-from hadelay.ledger import occurrences
-from hadelay.ledger import schedules as ledger_schedules
+from hadelay.codec.schedules import ANY_VERSION, KEEP_PAUSE, LAST, Firing, Spec, Stored
+from hadelay.ledger.schedules import occurrences
+from hadelay.ledger.schedules import schedules as ledger_schedules
 from hadelay.model import Draft
 from hadelay.server.service import schedules as service
 from hadelay.timing import plan
@@ -51,7 +51,7 @@ class Followed(Owner):
         self.one(schedules.encode_put("s", ANY_VERSION, KEEP_PAUSE, stored))
 
     def run(self, *occurrences: int, due_ms: int = 0, version: int = ANY_VERSION) -> None:
-        self.one(schedules.encode_run("s", version, times((at_ms, due_ms) for at_ms in occurrences)))
+        self.one(schedules.encode_run("s", version, [(at_ms, due_ms) for at_ms in occurrences]))
 
     def planned(self) -> Firing:
         firing = self.plan()
@@ -114,11 +114,11 @@ def _fired(world: Followed, spec: Spec, **changes: Any) -> None:
     firing = world.planned()
     with patch.object(world, "table", SimpleNamespace(committed=lambda *_, **more: None)):
         world.fire(firing)
-    world.table._fired(firing._replace(**changes), world.ledger)
+    world.table._fired(replace(firing, **changes), world.ledger)
 
 
 def _at(*at_s: float) -> Any:
-    return times((START_MS + int(at * SECOND),) * 2 for at in at_s)
+    return [(START_MS + int(at * SECOND),) * 2 for at in at_s]
 
 
 @planted("S2 schedules, counts")
@@ -172,7 +172,7 @@ def ended_too_soon(world: Followed) -> None:
 
 @planted("S2 schedules, counts")
 def never_ended(world: Followed) -> None:
-    with patch.object(ledger_schedules, "_finished", lambda ledger, spec, state: state):
+    with patch.object(ledger_schedules, "finished", lambda ledger, spec, state: state):
         world.set(every(max_occurrences=2))
         world.fire(world.planned())
 
@@ -181,16 +181,16 @@ def never_ended(world: Followed) -> None:
 def due_too_late(world: Followed) -> None:
     world.set(every(jitter_ms=400))
     firing = world.planned()
-    firing.times["deliver_at_ms"][0] = firing.times["occurrence"][0] + 400
-    world.fire(firing)
+    (at_ms, _), *others = firing.times
+    world.fire(replace(firing, times=[(at_ms, at_ms + 400), *others]))
 
 
 @planted("S1 schedules")
 def due_before_its_time(world: Followed) -> None:
     world.set(every())
     firing = world.planned()
-    firing.times["deliver_at_ms"][-1] -= 1
-    world.fire(firing)
+    *others, (at_ms, due_ms) = firing.times
+    world.fire(replace(firing, times=[*others, (at_ms, due_ms - 1)]))
 
 
 @planted("S1 schedules")
@@ -210,7 +210,7 @@ def backfilled_as_another(world: Followed) -> None:
 def of_another_group(world: Followed) -> None:
     world.set(every())
     known = world.table.known["s"]
-    known.stored = known.stored._replace(spec=replace(known.stored.spec, group=GROUP))
+    known.stored = replace(known.stored, spec=replace(known.stored.spec, group=GROUP))
     world.fire(world.planned())
 
 
@@ -232,7 +232,7 @@ _until, _jitter_ms = service._until, plan.jitter_ms
 #: Branch that notices a deliberate bug, the function that the bug replaces, and the bug.
 BUGS: tuple[tuple[str, Any, str, Callable[..., Any]], ...] = (
     ("S2 schedules, counts", service, "_until", lambda times, end_ms: list(_until(times, end_ms))[1:]),
-    ("S2 schedules, counts", ledger_schedules, "_finished", lambda ledger, spec, state: state),
+    ("S2 schedules, counts", ledger_schedules, "finished", lambda ledger, spec, state: state),
     ("S1 schedules", plan, "jitter_ms", lambda spec, name, at_ms: _jitter_ms(spec, name, at_ms) + spec.jitter_ms),
 )
 #: Seeds of runs with schedules that have all kinds of bounds.

@@ -15,21 +15,37 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from pyroaring import BitMap
 
-from chaos.sim import groupcheck, jobcheck, ledgercheck, memorycheck, oracles, replicas, savedcheck, uniques, views
+from chaos.sim import (
+    cursorcheck,
+    groupcheck,
+    jobcheck,
+    ledgercheck,
+    memorycheck,
+    oracles,
+    replicas,
+    savedcheck,
+    uniques,
+    views,
+)
 from hadelay.codec.schedules import State
-from hadelay.ledger import ackresults, copies, dead, schedules, ttl, unique
-from hadelay.ledger.keys import KEY, KEYOF
-from hadelay.ledger.lookup import TTL_OF, TTL_OF_VALUE
-from hadelay.ledger.messagegroups import GROUP, GROUP_KEY, GROUPOF, GROUPQ, IDLE, POSITION, Head, unpack_group
-from hadelay.ledger.transitions import ID_KEY, PLACE, PLACE_VALUE
+from hadelay.handout.dispatcher import Dispatcher
+from hadelay.ledger.groups.messagegroups import GROUP, GROUP_KEY, GROUPOF, GROUPQ, IDLE, POSITION, Head, unpack_group
+from hadelay.ledger.hours.lookup import TTL_OF, TTL_OF_VALUE
+from hadelay.ledger.hours.transitions import ID_KEY, PLACE, PLACE_VALUE
+from hadelay.ledger.leases import ackresults, dead
+from hadelay.ledger.messages import copies, ttl, unique
+from hadelay.ledger.messages.keys import KEY, KEYOF
+from hadelay.ledger.schedules import schedules
 from hadelay.model import HOUR_MS, Event
+from tests.handout.desk import Desk
 from tests.ledger.world import START_HOUR, draft
 from tests.sim.planted import FREE_HOUR, FUTURE_HOUR, NOBODY, Busy, Planted
 
 #: Modules all of whose assertions have a planted corruption.
-MODULES = (ledgercheck, groupcheck, memorycheck, savedcheck, jobcheck, oracles, replicas, uniques, views)
+MODULES = (ledgercheck, groupcheck, memorycheck, cursorcheck, savedcheck, jobcheck, oracles, replicas, uniques, views)
 
 Case = Callable[[], None]
 #: Message of the assertion, as the beginning of a regular expression, and function that plants the corruption and
@@ -88,6 +104,11 @@ def _(w: Planted) -> None:
     w.topic().tombstoned += 1
 
 
+@ledger("topic t: retrying 1")
+def _(w: Planted) -> None:
+    w.topic().retrying += 1
+
+
 @ledger("topic t: published ")
 def _(w: Planted) -> None:
     w.topic().published += 1
@@ -118,6 +139,16 @@ def _(w: Planted) -> None:
 @ledger("topic ends: expiring")
 def _(w: Planted) -> None:
     w.ledger.topics.expiring.clear()
+
+
+@ledger("topic t: routing")
+def _(w: Planted) -> None:
+    w.ledger.topics.routing.add(w.topic().number)
+
+
+@ledger("topic dies: died")
+def _(w: Planted) -> None:
+    w.ledger.topics.died.clear()
 
 
 @ledger("topic dies: alerted")
@@ -170,6 +201,11 @@ def _(w: Planted) -> None:
 @ledger(f"hour {START_HOUR}: ended by TTL_EXPIRED")
 def _(w: Planted) -> None:
     w.hour("cancelled").others[Event.TTL_EXPIRED] = BitMap([w.index("cancelled")])
+
+
+@ledger(f"hour {START_HOUR}: retrying")
+def _(w: Planted) -> None:
+    w.hour("cancelled").retrying = BitMap([w.index("cancelled")])
 
 
 @ledger(f"hour {START_HOUR}: settled at ")
@@ -401,7 +437,7 @@ def _(w: Planted) -> None:
 @ledger("schedule b's': ")
 def _(w: Planted) -> None:
     state = State.unpack(w.tables.rows[schedules.STATE][b"s"])
-    w.tables.put(schedules.STATE, b"s", state._replace(ring=(*state.ring, state.ring[0])).pack())
+    w.tables.put(schedules.STATE, b"s", replace(state, ring=(*state.ring, state.ring[0])).pack())
 
 
 # Fills of subscriptions
@@ -666,6 +702,39 @@ def _(desk: Busy) -> None:
     desk.core.windows.size += 1
 
 
+def cursor(message: str) -> Callable[[Any], None]:
+    """Decorator: a leader in whose cursor's second one message is ready and one is to come, with a wrong localIndex."""
+
+    def add(plant: Callable[[Desk], None]) -> None:
+        def run() -> None:
+            desk = Desk()
+            desk.lead()
+            desk.publish("ready", at=2_100)
+            desk.publish("to come", at=2_900)
+            desk.run_to(2_500)
+            cursorcheck.check(desk.core)
+            plant(desk)
+            cursorcheck.check_node(SimpleNamespace(delivery=desk.delivery))  # type: ignore[arg-type]
+
+        CASES.append((message, run))
+
+    return add
+
+
+@cursor("localIndex 2 of second ")
+def _(desk: Desk) -> None:
+    (second,) = desk.core._preload._seconds.values()
+    second.coming.clear()
+
+
+@cursor("cursor .*, although nothing is known of ")
+def _(desk: Desk) -> None:
+    """A leader whose clock has not reached the cursor makes a cursor up."""
+    desk.core.turns.now_ms -= 1_000
+    hour, second, _ = desk.ledger.cursor
+    desk.core.__class__ = type("Wrong", (Dispatcher,), {"cursor": (hour, second, 7)})
+
+
 # What a checkpoint has
 
 
@@ -683,12 +752,19 @@ _not_saved(r"it\[1\]: 2 became 3", (1, 2), (1, 3))
 _not_saved(r"it: BitMap\(\[1\]\) became BitMap\(\[2\]\)", BitMap([1]), BitMap([2]))
 
 
-@ledger(f"hours \\[{START_HOUR}\\] changed, and the next checkpoint leaves them out", lambda found: None)
+@ledger(f"hour-states {START_HOUR:08x} changed, and the next checkpoint leaves them out", lambda found: None)
 def _(w: Planted) -> None:
     saved = savedcheck.Saved(w.ledger)
-    w.ledger.touched.clear()
+    w.ledger.changes.clear()
     w.hour("waiting").carried += 1
     saved.look(w.ledger)
+
+
+@ledger(f"hour-states {START_HOUR:08x}: encoded in a later state", lambda found: None)
+def _(w: Planted) -> None:
+    sliced = savedcheck.Sliced(w.ledger)
+    w.hour("waiting").carried += 1
+    sliced.look()
 
 
 @ledger(r"ledger\.hours\[.*\]\.carried: 0 became 1", lambda found: savedcheck.same(world().ledger, found, "ledger"))

@@ -3,8 +3,9 @@
 from typing import Any
 
 from chaos.sim.mutations.table import Original, bug, stub
-from hadelay.ledger import changes, dead, fills, leases, publish
-from hadelay.ledger.subscriptions import FanOut
+from hadelay.ledger.leases import dead, settling
+from hadelay.ledger.messages import changes, fills, publish
+from hadelay.ledger.messages.subscriptions import FanOut
 
 
 @bug("the last subscription gets no copies", "", "F1 fan-out, copies", at=(publish, "fan_out"))
@@ -46,7 +47,7 @@ stub(
 )  # fmt: skip
 stub(
     "ack_without_callback", "an ack files no callback", "", ("C1 callbacks",),
-    (leases, "succeeded", lambda ledger, command, done: None),
+    (settling, "succeeded", lambda ledger, command, done: None),
 )  # fmt: skip
 stub(
     "death_without_callback", "a death files no callback", "", ("C1 callbacks",),
@@ -54,7 +55,7 @@ stub(
 )  # fmt: skip
 
 
-@bug("a repeated ack files its callback again", "", "C1 callbacks", at=(leases, "succeeded"))
+@bug("a repeated ack files its callback again", "", "C1 callbacks", at=(settling, "succeeded"))
 def called_back_again(succeeded: Original, ledger: Any, command: Any, done: Any) -> None:
     succeeded(ledger, command, done)
     succeeded(ledger, command, done & (command.rows["index"] % 2 == 0))

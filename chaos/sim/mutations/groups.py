@@ -1,4 +1,4 @@
-"""Deliberate bugs in message groups. Bugs that the checks G2 to G4 have to notice run without check G1, which would
+"""Deliberate bugs in message groups. Bugs that the checks G2 to G6 have to notice run without check G1, which would
 notice them first."""
 
 from collections.abc import Callable
@@ -8,13 +8,16 @@ from unittest.mock import patch
 from chaos.sim import groupcheck
 from chaos.sim.mutations.table import MUTATIONS, Bug, Mutation, Original
 from hadelay.handout.grouprate import GroupRate
-from hadelay.ledger import maintenance, messagegroups
-from hadelay.ledger.messagegroups import _Change
-from hadelay.ledger.transitions import settle
+from hadelay.handout.matching import Matcher
+from hadelay.ledger.groups import messagegroups
+from hadelay.ledger.groups.messagegroups import BEHIND, GROUPQ, PLACE, Change
+from hadelay.ledger.hours import maintenance
+from hadelay.ledger.hours.transitions import settle
 from hadelay.model import Event
 
 _leave, _rejoin = messagegroups.leave, messagegroups.rejoin
-_fill, _block, _switch = _Change.fill, _Change._block, _Change._switch
+_fill, _block, _switch, _remove = Change.fill, Change._block, Change._switch, Change.remove
+_offer = Matcher._offer
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -29,7 +32,7 @@ def _bug(name: str, what: str, *caught_by: str, faults: str = "", stand_ins: lis
     """Add a bug that replaces functions (owner, name, replacement) in runs with message groups."""
 
     def apply() -> Bug:
-        checks = [(groupcheck, "check", _unchecked)] if caught_by[0].startswith(("G2", "G3", "G4", "G5")) else []
+        checks = [(groupcheck, "check", _unchecked)] if caught_by[0].startswith(("G2", "G3", "G4", "G5", "G6")) else []
         return [patch.object(*one) for one in (*stand_ins, *checks)]
 
     MUTATIONS[name] = Mutation(what, caught_by, tuple(faults.split()), apply, sync="commit")
@@ -56,7 +59,7 @@ def _carried(ledger: Any, hours: Any, rows: Any, *, keep: bool = False, retry: b
 
 
 def _swept(*of: Any, **more: Any) -> None:
-    with patch.object(_Change, "fill", _nothing):
+    with patch.object(Change, "fill", _nothing):
         settle(*of, **more)
 
 
@@ -70,15 +73,33 @@ def _undecided(self: Any, group: int, handed_ms: int | None) -> None:
     self.busy.discard(group)
 
 
+def _all_gone(self: Any, key: bytes, head: Any, *, blocked: bool) -> None:
+    _remove(self, key, head, blocked=blocked)
+    if not blocked and self.groups[key] is not None:
+        self.groups[key].heads = []
+
+
+def _in_any_order(self: Any, key: bytes, group: Any, wanted: list[tuple[int, int]]) -> int:
+    rows = {PLACE.unpack(row[1]): row for row in self.tables.range(GROUPQ, key, key + BEHIND, 1 << 20)}
+    for place in wanted:
+        self._let_go(key, group, rows[place])
+    return len(wanted)
+
+
+def _unasked(self: Any, poll: Any, *of: Any) -> Any:
+    poll.group_max = 10
+    return _offer(self, poll, *of)
+
+
 _waits: Callable[..., bool] = lambda self, head: False  # noqa: E731
 
 _bug(
     "never_blocked", "no message of a group is blocked", "G2 groups apart",
-    stand_ins=[(_Change, "_switch", _only_cleared)],
+    stand_ins=[(Change, "_switch", _only_cleared)],
 )  # fmt: skip
 _bug(
     "nobody_released", "nobody takes the place of a message that ended", "G4 groups released",
-    stand_ins=[(_Change, "fill", _nothing)],
+    stand_ins=[(Change, "fill", _nothing)],
 )  # fmt: skip
 _bug(
     "released_at_nack", "a failed message leaves its group", "G2 groups apart",
@@ -94,7 +115,7 @@ _bug(
 )  # fmt: skip
 _bug(
     "not_displaced", "an earlier message waits for a later one", "G1 groups",
-    stand_ins=[(_Change, "_waits", _waits)],
+    stand_ins=[(Change, "_waits", _waits)],
 )  # fmt: skip
 _bug(
     "carried_unblocked", "a blocked message that is rolled forward is free", "Rule G",
@@ -106,5 +127,17 @@ _bug(
 )  # fmt: skip
 _bug(
     "bound_not_lowered", "the bound of a group's blocked messages stays above an earlier one", "G1 groups",
-    stand_ins=[(_Change, "_block", _bound_kept)],
+    stand_ins=[(Change, "_block", _bound_kept)],
+)  # fmt: skip
+_bug(
+    "run_with_a_gap", "a grant that names the third message of a group leases it without the second", "Rule G",
+    stand_ins=[(Change, "run_on", _in_any_order)],
+)  # fmt: skip
+_bug(
+    "run_let_go", "one settled message of several that were leased together lets the group go on", "Rule G",
+    stand_ins=[(Change, "remove", _all_gone)],
+)  # fmt: skip
+_bug(
+    "run_unasked", "a receive that asks for one message of a group gets several", "G6 groups in runs",
+    stand_ins=[(Matcher, "_offer", _unasked)],
 )  # fmt: skip

@@ -8,10 +8,14 @@ import numpy as np
 from pyroaring import BitMap
 
 from chaos.sim import views
-from chaos.sim.mutations.table import Original, bug
-from hadelay.ledger import checkpoint, describe, listing, publish
-from hadelay.ledger.quotas import Room
-from hadelay.ledger.subscriptions import FanOut
+from chaos.sim.mutations.table import Original, bug, stub
+from hadelay.ledger import checkpoint
+from hadelay.ledger.changedrows import ChangedRows
+from hadelay.ledger.hours import retries
+from hadelay.ledger.limits.quotas import Room
+from hadelay.ledger.messages import publish
+from hadelay.ledger.messages.subscriptions import FanOut
+from hadelay.ledger.views import describe, listing
 from hadelay.model import Event
 from hadelay.raft.membership import Membership
 from hadelay.raft.part import Peer
@@ -41,7 +45,7 @@ def blank_left(_: Original, node: Node, without: str) -> list[str]:
 @bug(
     "the own queue of a topic forgets an earlier subscription's match",
     "",
-    "F1 fan-out, hand-outs",
+    "F1 fan-out, copies",
     at=(publish, "fan_out"),
 )
 def forgotten_match(fan_out: Original, ledger: Any, batch: Any) -> Any:
@@ -56,9 +60,9 @@ def one_expire(expired: Original, expiry: LeaseExpiry, keys: Any, result: Any, e
     expired(expiry, [] if error is not None else keys, result, error)
 
 
-@bug("deaths during an alert's call are in no alert", "", "alerts", at=(Alerts, "_told"))
-def untold_deaths(told: Original, alerts: Alerts, term: int, topic: Any, watch: Any, upto: int, *more: Any) -> None:
-    told(alerts, term, topic, watch, topic.settled[Event.DEAD], *more)
+@bug("deaths during an alert's call are in no alert", "", "alerts", at=(Alerts, "_answered"))
+def untold_deaths(answered: Original, alerts: Alerts, term: int, topic: Any, watch: Any, upto: int, *more: Any) -> None:
+    answered(alerts, term, topic, watch, topic.settled[Event.DEAD], *more)
 
 
 @bug(
@@ -77,10 +81,20 @@ def uncounted_log(begin: Original, checkpoints: Checkpoints, *then: Any) -> None
 
 
 @bug(
+    "a checkpoint has rows as they are when their turn comes",
+    "",
+    "I2 conservation, checkpoint",
+    at=(ChangedRows, "note"),
+)
+def late_rows(_: Original, changes: ChangedRows, table: bytes, key: Any) -> None:
+    changes._changed[table][key] = None
+
+
+@bug(
     "a checkpoint forgets which topics settled messages of an hour have",
     "kill stop",
     "I12 divergence, states",
-    at=(checkpoint, "_load_hour"),
+    at=(checkpoint, "load_hour"),
 )
 def forgotten_topics(load: Original, blob: bytes) -> Any:
     hour_state = load(blob)
@@ -118,3 +132,9 @@ def rounded_due(described: Original, *args: Any, **more: Any) -> Any:
     view = described(*args, **more)
     view.deliver_at_ms = view.deliver_at_ms // 1000 * 1000
     return view
+
+
+stub(
+    "still_retrying", "a message counts as retrying after it was leased again", "", ("I2 conservation",),
+    (retries, "end", lambda ledger, hour, rows: None),
+)  # fmt: skip

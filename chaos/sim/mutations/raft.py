@@ -1,4 +1,4 @@
-"""Deliberate bugs in the use of disks, and in Raft."""
+"""Deliberate bugs in Raft, and in the code that writes to disks."""
 
 import errno
 from collections.abc import Callable
@@ -66,10 +66,6 @@ stub(
     "unconfirmed_read", "a read does not wait for what was committed before it", "pause partition slow_link",
     ("stale read",), (Reads, "read", lambda self, done, now, ready: done(None)),
 )  # fmt: skip
-stub(
-    "always_sure", "interval mode: whoever leads is sure that nobody else does", "partition pause one_way",
-    ("I16 fenced leader, interval",), (RaftNode, "has_leader_lease", lambda node: node.is_leader), sync="interval",
-)  # fmt: skip
 
 
 @bug("every fifth sync is skipped", "power_cut_all power_cut", *LOG, at=(SimDisk, "sync"))
@@ -136,12 +132,16 @@ def members_when_applied(derive: Original, membership: Membership) -> None:
     membership.appended_lists = appended
 
 
-@bug("who was told to take over does not wait for a healthy leader until its next campaign", "transfer", "campaigns")
+@bug(
+    "a node that was asked to take over does not wait for a healthy leader until its next campaign",
+    "transfer",
+    "campaigns",
+)
 def deaf_after_transfer() -> Bug:
     heard, campaign = Elections.heard_leader, Elections.campaign
     deaf: set[Elections] = set()
 
-    def told(elections: Elections, now: float, ready: Ready, *, called: bool = False) -> None:
+    def called_on(elections: Elections, now: float, ready: Ready, *, called: bool = False) -> None:
         (deaf.add if called else deaf.discard)(elections)
         campaign(elections, now, ready, called=called)
 
@@ -151,7 +151,7 @@ def deaf_after_transfer() -> Bug:
         if elections in deaf:
             elections._deadline = deadline
 
-    return [patch.object(Elections, "campaign", told), patch.object(Elections, "heard_leader", hear)]
+    return [patch.object(Elections, "campaign", called_on), patch.object(Elections, "heard_leader", hear)]
 
 
 @bug(
@@ -339,3 +339,13 @@ def answer_before_term(answer: Original, follower: Follower, message: Any, ready
         follower._send_ok(message.round, ready)
     else:
         answer(follower, message, ready)
+
+
+@bug(
+    "a node whose pre-vote failed asks again after a minute only", CRASHES, "leaderless", at=(Elections, "_ask"),
+    raft=True,
+)  # fmt: skip
+def asks_once(ask: Original, elections: Elections, now: float, ready: Ready) -> None:
+    ask(elections, now, ready)
+    if elections._asking is not None:
+        elections._deadline = now + 60.0

@@ -3,8 +3,8 @@
 from typing import Any
 
 from chaos.sim.mutations.table import Original, bug, stub
-from hadelay.ledger import unique
-from hadelay.ledger.unique import Periods
+from hadelay.ledger.messages import unique
+from hadelay.ledger.messages.unique import Periods
 
 stub(
     "no_period", "a settled message ends the period of its key", "", ("U1 unique, stored",),

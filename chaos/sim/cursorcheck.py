@@ -1,0 +1,41 @@
+"""Recount of the localIndex of a leader's dispatch cursor, from bitmaps and due times. For tests and the simulator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hadelay.codec.formats import SECONDS_PER_HOUR
+from hadelay.handout.dispatcher import Dispatcher
+
+if TYPE_CHECKING:
+    from hadelay.server.node import Node
+
+
+def check(core: Dispatcher) -> None:
+    """Check that settled, leased, blocked and ready entries of the cursor's second are as many as the localIndex.
+    Raises AssertionError. Between two events of the loop."""
+    (_, _, local), now_ms, preload = core.cursor, core.turns.now_ms, core._preload
+    at = max(preload.reached, core.scans.reached)
+    hour, slot = divmod(at, SECONDS_PER_HOUR)
+    spilled = at in preload._seconds and preload._seconds[at].overflow
+    if core.scans.first or preload.loading or spilled or core._damages:
+        return  # the node has not loaded the whole second
+    if preload.to_come(at) is None or core.scans.misses(at) or not core.store.mapped(hour):
+        assert core.cursor == core.ledger.cursor, f"cursor {core.cursor}, although nothing is known of {at}"
+        return
+    rows = core.store.entries(hour, slice(0, core.store.count(hour)), verify=False)
+    rows = rows[rows["second"] == slot]
+    state, later = core.ledger.hours.get(hour), rows["deliver_at_ms"] > now_ms
+    if state is not None:
+        reached = state.settled | state.leased | state.blocked
+        later &= np.array([index not in reached for index in rows["index"].tolist()], np.bool_)
+    passed = len(rows) - int((later & core.ledger.topics.owed(rows)).sum())
+    assert local == passed, f"localIndex {local} of second {at}, and {passed} entries were reached"
+
+
+def check_node(node: Node) -> None:
+    """Check the cursor of a node that leads."""
+    if node.delivery._grants is not None:
+        check(node.delivery._grants.core)
