@@ -9,7 +9,8 @@ from typing import Annotated, Any, TypeVar
 
 from hadelay.client import AsyncClient, AsyncMessage, Delay
 from hadelay.client.consumer import DRAIN_S
-from hadelay.client.wire import servers
+from hadelay.client.wire import ADAPTER_TIMEOUT_S, seconds_of, servers
+from hadelay.errors import HadelayError
 from hadelay.tasks.app import App
 from hadelay.tasks.cpu import CpuPool
 from hadelay.tasks.runner import Runner
@@ -42,7 +43,8 @@ class Hadelay:
     urls, token, ca: as of AsyncClient. Default: those of `tasks`; without tasks, urls come from the variable
     HADELAY_SERVERS, or name a node on loopback. tasks: an App whose tasks each process of the server runs,
     `concurrency` at a time. drain: when the server stops, time for handlers and tasks to finish, their leases extended
-    meanwhile; then they are cancelled, and their messages go back at once, without counting the attempt.
+    meanwhile; then they are cancelled, and their messages go back at once, without counting the attempt. timeout: time
+    after which a request of the client fails if no node can answer it.
     """
 
     def __init__(
@@ -54,11 +56,13 @@ class Hadelay:
         tasks: App | None = None,
         concurrency: int = 10,
         drain: Delay = DRAIN_S,
+        timeout: Delay = ADAPTER_TIMEOUT_S,
     ) -> None:
         if tasks is not None:
             token, ca = token or tasks.token, ca or tasks.ca
         self._urls, self._token, self._ca = urls, token, ca
         self._tasks, self._concurrency, self._drain = tasks, concurrency, drain
+        self._timeout_s = seconds_of(timeout)
         self._consumers: list[tuple[Topics, Handler, dict[str, Any]]] = []
 
     def consumer(self, topics: Topics, **options: Any) -> Callable[[H], H]:
@@ -77,7 +81,10 @@ class Hadelay:
     async def __call__(self, app: object) -> AsyncIterator[dict[str, AsyncClient]]:
         """The lifespan of `app`; gives the state of its requests."""
         urls = servers(self._urls or (self._tasks.urls if self._tasks is not None else None))
-        async with AsyncClient(urls, self._token, ca=self._ca) as client, contextlib.AsyncExitStack() as ends:
+        async with (
+            AsyncClient(urls, self._token, timeout=self._timeout_s, ca=self._ca) as client,
+            contextlib.AsyncExitStack() as ends,
+        ):
             consumers = list(self._consumers)
             if self._tasks is not None:
                 runner = _runner(self._tasks, client)
@@ -115,14 +122,23 @@ async def _keep_working(work: Callable[[], Awaitable[None]], stop: asyncio.Event
                 await asyncio.wait_for(stop.wait(), _AGAIN_S)
 
 
-def _client(connection: HTTPConnection) -> AsyncClient:
+async def _client(connection: HTTPConnection) -> AsyncIterator[AsyncClient]:
     client: AsyncClient | None = getattr(connection.state, "hadelay", None)
     if client is None:
         raise RuntimeError("the application has no hadelay client: create it with FastAPI(lifespan=Hadelay())")
-    return client
+    try:
+        yield client
+    except HadelayError as error:
+        if not error.retryable and error.outcome_known:
+            raise
+        log.error("answered 503: %s", error)
+        raise HTTPException(
+            503, "the message store does not answer: try again", headers={"Retry-After": "1"}
+        ) from error
 
 
-#: Type of a parameter that gets the client: `async def place(client: HadelayClient)`.
+#: Type of a parameter that gets the client: `async def place(client: HadelayClient)`. A route that raises an error of
+#: the client which passes, such as NoLeader, answers 503.
 HadelayClient = Annotated[AsyncClient, Depends(_client)]
 
 

@@ -10,21 +10,24 @@ import pytest
 
 from hadelay.http.app import HttpServer
 from hadelay.settings.node import HttpConfig
-from tests.http.conftest import MAX_DELAY_MS, make_node, node
-from tests.http.memory_service import MemoryService
+from tests.http.conftest import MAX_DELAY_MS, lost, make_node, node, roomy
+from tests.http.served import serve
 
-__all__ = ["make_node", "node"]
+__all__ = ["lost", "make_node", "node", "roomy"]
 
 
 @pytest.fixture
 def url() -> Iterator[str]:
     """A server in a thread of its own, since these tests block."""
-    loop = asyncio.new_event_loop()
-    server = HttpServer(MemoryService(), HttpConfig(listen="127.0.0.1:0"), MAX_DELAY_MS)
+    loop, http = asyncio.new_event_loop(), HttpConfig(listen="127.0.0.1:0")
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    yield asyncio.run_coroutine_threadsafe(server.start(), loop).result(10)
+    # By a host name, as users have it: an address would hide whatever is wrong with looking names up.
+    service = asyncio.run_coroutine_threadsafe(serve(http, roomy=True), loop).result(10)
+    server = HttpServer(service, http, MAX_DELAY_MS)
+    yield asyncio.run_coroutine_threadsafe(server.start(), loop).result(10).replace("127.0.0.1", "localhost")
     asyncio.run_coroutine_threadsafe(server.stop(0), loop).result(10)
+    loop.call_soon_threadsafe(service.close)
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.run_until_complete(_all_hung_up())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import signal
 import socket
@@ -95,7 +96,7 @@ async def test_more_leases_than_one_request_may_name(node: Node) -> None:
 # ---- consumers
 
 
-async def test_a_settlement_that_goes_wrong_is_told_to_who_waits(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_settlement_is_reported_to_its_caller(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     async def nonsense(*_: Any) -> Any:
         raise msgspec.DecodeError("<html>")
 
@@ -134,7 +135,7 @@ async def test_the_key_of_put_many_covers_what_was_published_before_the_error(no
         with pytest.raises(type(error)) as caught:
             await client.put_many(some())
         node.service.fail = None
-        again = await client.put_many(puts, idempotency_key=caught.value.idempotency_key)
+        again = await client.put_many(puts, idempotency_key=caught.value.idempotency_key, timeout=60)
     assert [isinstance(r, Receipt) and r.duplicate for r in again] == [True] * 1_000 + [False] * 500
     assert len(node.service.published) == 1_500
 
@@ -160,9 +161,7 @@ async def test_a_machine_that_is_gone_is_known_to_have_done_nothing(
 
 
 @pytest.mark.parametrize("error", [ValueError("mine"), asyncio.CancelledError(), SystemExit(3)])
-async def test_what_went_wrong_first_is_what_is_raised(
-    node: Node, error: BaseException, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_the_first_error_is_raised(node: Node, error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
     """Also when the message can't be given back because of it: its lease ends by itself."""
     async with AsyncClient(node.url) as client:
         await client.put("t")
@@ -178,21 +177,21 @@ async def test_what_went_wrong_first_is_what_is_raised(
 
 
 @pytest.mark.parametrize("heard", [True, False])
-async def test_what_a_handler_raises_is_told(node: Node, caplog: pytest.LogCaptureFixture, heard: bool) -> None:
+async def test_exceptions_of_handlers_are_reported(node: Node, caplog: pytest.LogCaptureFixture, heard: bool) -> None:
     """To `on_error`, or in the log: somebody has to know that nothing works."""
-    told: list[Exception] = []
+    reported: list[Exception] = []
 
     async def handle(_: object) -> None:
         raise ValueError("no such card")
 
-    on_error = (lambda _, error: told.append(error)) if heard else None
+    on_error = (lambda _, error: reported.append(error)) if heard else None
     async with AsyncClient(node.url) as client:
         await client.put("t")
         working = asyncio.create_task(client.work("t", handle, on_error=on_error))
-        await until(lambda: bool(told or caplog.text))
+        await until(lambda: bool(reported or caplog.text))
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
-    assert bool(told) is heard
+    assert bool(reported) is heard
     assert ("ValueError: no such card" in caplog.text) is not heard
 
 
@@ -219,7 +218,7 @@ async def test_closing_waits_for_what_is_closing_already(node: Node) -> None:
         closing = asyncio.create_task(consumer.close())
         await asyncio.sleep(0)
     assert client._transport._session is None
-    assert sorted(m.state for m in node.service.stored.values()) == ["leased"] + ["scheduled"] * 9
+    assert node.service.states == ["leased"] + ["ready"] * 9
     await closing
 
 
@@ -360,7 +359,7 @@ async def test_a_consumer_in_vain_says_why(caplog: pytest.LogCaptureFixture) -> 
     assert "127.0.0.1:1" in caplog.messages[0]
 
 
-async def test_who_settles_again_is_answered_although_the_first_request_was_cut_off() -> None:
+async def test_a_second_settlement_is_answered_although_the_first_request_was_cut_off() -> None:
     asked, go_on = asyncio.Event(), asyncio.Event()
 
     class Slow:
@@ -377,7 +376,7 @@ async def test_who_settles_again_is_answered_although_the_first_request_was_cut_
     )  # fmt: skip
     consumer = Consumer(Slow(), "t", None, 1.0, 1, set())  # type: ignore[arg-type]
     consumer._take([message])
-    (leased,) = consumer.held.values()
+    (leased,) = consumer.unsettled.values()
     first = asyncio.create_task(consumer.settle(leased, ACK))
     await asked.wait()
     again = asyncio.create_task(consumer.settle(leased, ACK))
@@ -385,3 +384,36 @@ async def test_who_settles_again_is_answered_although_the_first_request_was_cut_
     assert consumer._sender is not None
     consumer._sender.cancel()
     assert await asyncio.wait_for(asyncio.gather(first, again), 5) == ["acked", "acked"]
+
+
+class Rated(msgspec.Struct):
+    number: int
+    rate: float
+
+
+#: Values that JSON has no number for, and where each is.
+NOT_FINITE = [
+    (math.nan, "body"), ({"price": math.nan}, "body.price"), ([1.5, {"a": [math.inf]}], "body[1].a[0]"),
+    ((1, -math.inf), "body[1]"), ({"null": None, "x": math.nan}, "body.x"), (Rated(1, math.nan), "body.rate"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "where"), NOT_FINITE)
+async def test_values_that_json_has_no_number_for_are_refused(node: Node, value: Any, where: str) -> None:
+    """msgspec would write null."""
+    async with AsyncClient(node.url) as client:
+        refused = pytest.raises(ValueError, match=re.escape(f"{where}: JSON has no "))
+        with refused:
+            await client.put("t", value)
+        with refused:
+            await client.put_many([Put(topic="t", body=value)])
+        with refused:
+            await client.put_schedule("s", "t", value, every="1h")
+        await client.put("t", {"null": None, "text": "null", "number": 1.5})
+        (message,) = await client.receive("t")
+        assert message.json() == {"null": None, "text": "null", "number": 1.5}
+        with pytest.raises(ValueError, match=re.escape(f"{where}: JSON has no ".replace("body", "result", 1))):
+            await message.ack(value)
+        with pytest.raises(ValueError, match="JSON has no"):
+            await client.ack([message], results=[value])
+        assert await message.ack(None) == "acked"

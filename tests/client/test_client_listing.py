@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
+from hadelay.api.jobs import JobCount
+from hadelay.api.text import format_instant
 from hadelay.client import AsyncClient, Client, Put
+from hadelay.codec.jobcommands import JobCursor, JobSpec
 from hadelay.errors import BadRequest, NotFound
 from tests.http.conftest import Node
 
@@ -24,6 +25,13 @@ async def test_every_message_in_due_order_whatever_the_page(node: Node) -> None:
         assert {m.state for m in found} == {"scheduled"}
 
 
+async def test_messages_of_all_topics(node: Node) -> None:
+    async with AsyncClient(node.url) as client:
+        for n, topic in enumerate("bab"):
+            await client.put(topic, at=T0 + timedelta(seconds=n))
+        assert [m.topic async for m in client.messages()] == ["b", "a", "b"]
+
+
 async def test_states_and_range(node: Node) -> None:
     async with AsyncClient(node.url) as client:
         first, second, third = [await client.put("a", at=T0 + timedelta(hours=n)) for n in range(3)]
@@ -35,21 +43,19 @@ async def test_states_and_range(node: Node) -> None:
 
 
 async def test_a_job_is_counted_part_by_part(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs, count = node.service.jobs, node.service.jobs.count
+    async def count(spec: JobSpec, after: JobCursor) -> tuple[JobCount[str], JobCursor | None]:
+        """A part for each of three messages, which are due one second after another."""
+        at = format_instant(int(T0.timestamp() * 1000) + 1_000 * after[1])
+        return JobCount(1, 1, at, at, 0.5, None), None if after[1] == 2 else (0, after[1] + 1)
 
-    async def with_a_lease(*asked: Any) -> Any:
-        found, more = await count(*asked)
-        return replace(found, leased=1), more
-
-    monkeypatch.setattr(jobs, "count", with_a_lease)
+    monkeypatch.setattr(node.service.jobs, "count", count)
     async with AsyncClient(node.url) as client:
-        await client.put_many([Put(topic="a", at=T0 + timedelta(seconds=n)) for n in range(3)])
         counted = await client.count_job("cancel", "a")
     assert (counted.matched, counted.leased, counted.cursor) == (3, 3, None)
     assert (counted.first, counted.last) == (T0, T0 + timedelta(seconds=2))
 
 
-async def test_what_is_refused(node: Node) -> None:
+async def test_refused_listings(node: Node) -> None:
     async with AsyncClient(node.url) as client:
         with pytest.raises(NotFound):
             [m async for m in client.messages("nothing")]

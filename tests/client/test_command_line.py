@@ -9,13 +9,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import StreamRequestHandler, ThreadingTCPServer
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 from hadelay.api.problems import NotANode
-from hadelay.cli.app import INTERRUPTED, NOT_FOUND, OK, REFUSED, TIMEOUT, UNREACHABLE, USAGE, run
+from hadelay.cli.app import AUTH, INTERRUPTED, NOT_FOUND, OK, REFUSED, TIMEOUT, UNREACHABLE, USAGE, run
 from hadelay.cli.output import Remote
 from hadelay.cli.remote import RemoteAnswer, call, call_member, read_answer
 from hadelay.client import Client
@@ -126,7 +127,7 @@ def test_a_member_whose_name_means_nothing_here_is_found_among_the_servers() -> 
 
 
 @pytest.mark.parametrize(
-    ("wish", "headers", "servers"),
+    ("query", "headers", "servers"),
     [
         ({"rate": float("nan")}, {}, ""),
         ({}, {"Hadelay-Meta-a": "x\nHadelay-Key: k"}, ""),
@@ -134,15 +135,15 @@ def test_a_member_whose_name_means_nothing_here_is_found_among_the_servers() -> 
         ({}, {}, "http://127.0.0.1:99999"),
     ],
 )
-def test_the_command_line_refuses_in_words(url: str, wish: Any, headers: dict[str, str], servers: str) -> None:
+def test_the_command_line_refuses_in_words(url: str, query: Any, headers: dict[str, str], servers: str) -> None:
     with pytest.raises(BadRequest, match="sent"):
-        call(Remote(servers=servers or url), "PUT", "/v1/topics/t", wish, headers=headers)
+        call(Remote(servers=servers or url), "PUT", "/v1/topics/t", query, headers=headers)
 
 
 @pytest.mark.parametrize("headers", [{}, {"Hadelay-Node": "n1"}])
 @pytest.mark.parametrize("answer", [b"<html>", b'"\xff"', b"[" * 2_000, b'{"id":"7"}', b'["outcome"]', b""])
 @pytest.mark.parametrize("needs", ["outcome", ""])
-def test_who_is_no_node_is_said_to_be_none(answer: bytes, headers: dict[str, str], needs: str) -> None:
+def test_a_server_that_is_no_node_is_named_as_none(answer: bytes, headers: dict[str, str], needs: str) -> None:
     for method, known in (("GET", True), ("POST", False)):
         with pytest.raises(NotANode, match="http://a: the answer is not from a hadelay node: HTTP 200") as caught:
             read_answer(RemoteAnswer("http://a", 200, headers, answer), method, needs)
@@ -163,7 +164,7 @@ def test_a_gateway_may_drop_headers(
         f"msg get {made}", "msg list t", f"msg reschedule {made} --delay 2h", f"msg deliver {made}", "msg receive t",
         f"msg cancel {made}", "topic list", "topic get t", "topic set t --lease 5s", "topic pause t", "topic resume t",
         "topic purge t --yes", "topic redrive t", "dead list t", "dead purge t -y", "topic delete t --force --yes",
-        "cluster status", "cluster transfer n1", "cluster drain n1", "token list", "cluster audit", f"story {made}",
+        "cluster status", "cluster transfer n1", "cluster drain n1", "token list", "cluster audit", f"trace {made}",
     ):  # fmt: skip
         assert run(words.split()) in (OK, 1), words
         assert "not from a hadelay node" not in capsys.readouterr().err, words
@@ -203,7 +204,9 @@ def stranger(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("stranger", [200, 502, 500, 0], indirect=True)
-def test_what_no_node_answered_is_neither_done_nor_refused(stranger: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_that_no_node_answered_is_neither_done_nor_refused(
+    stranger: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Whatever another server says after that; and the key that finds out is told."""
     for servers in (stranger, f"{stranger},http://127.0.0.1:1"):
         assert run(["msg", "put", "t", "x", "--servers", servers]) == TIMEOUT
@@ -218,15 +221,15 @@ def test_what_no_node_answered_is_neither_done_nor_refused(stranger: str, capsys
 
 @pytest.mark.parametrize("refusal", [400, 401, 403, 413])
 @pytest.mark.parametrize("stranger", [200, 0], indirect=True)
-def test_who_refuses_the_request_tells_nothing_about_an_earlier_one(stranger: str, refusal: int) -> None:
+def test_a_refused_request_says_nothing_about_an_earlier_one(stranger: str, refusal: int) -> None:
     with serving(refusal) as other:
         assert run(["msg", "put", "t", "x", "--servers", f"{stranger},{other}"]) == TIMEOUT
         assert run(["msg", "put", "t", "x", "--servers", other]) not in (OK, TIMEOUT)
 
 
 @pytest.mark.parametrize("stranger", [200, 404, 502], indirect=True)
-def test_what_is_no_node_is_none_for_every_command(stranger: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for words in ("topic list", "msg list t", "story 0000000000000", "top --once", "cluster status", "token list"):
+def test_a_server_that_is_no_node_is_none_for_every_command(stranger: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ("topic list", "msg list t", "trace 0000000000000", "top --once", "cluster status", "token list"):
         assert run([*words.split(), "--servers", stranger]) == UNREACHABLE
         assert "not from a hadelay node" in capsys.readouterr().err
 
@@ -237,7 +240,7 @@ def test_another_server_may_be_a_node(stranger: str, url: str, capsys: pytest.Ca
     assert "deliver_at" in capsys.readouterr().out
 
 
-def test_what_a_node_says_counts_for_more_than_that_another_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_nodes_answer_counts_for_more_than_the_absence_of_another(capsys: pytest.CaptureFixture[str]) -> None:
     class NoLeader(Stranger):
         status = 503
         body = b'{"type":"no_leader","title":"No leader","detail":"no majority","retryable":true,"outcome_known":true}'
@@ -264,9 +267,9 @@ def test_everybody_who_is_not_there_is_named(capsys: pytest.CaptureFixture[str])
     assert "http://127.0.0.1:1: Connection refused; http://127.0.0.1:2: Connection refused" in shown
 
 
-def test_where_nobody_is_no_node_is_said_to_be(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+def test_a_refused_connection_is_an_unreachable_node(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     """Also by a command that asks as the client does."""
-    monkeypatch.setattr(Client.__init__, "__kwdefaults__", {"timeout": 0.2, "ca": None})
+    monkeypatch.setattr(Client.__init__, "__kwdefaults__", {"timeout": 0.2, "ca": None, "shard": None})
     assert run(["pipeline", "replay", "t", "--servers", "http://127.0.0.1:1"]) == UNREACHABLE
     assert "127.0.0.1:1" in (shown := capsys.readouterr().err)
     assert "--servers names another" in shown
@@ -274,12 +277,91 @@ def test_where_nobody_is_no_node_is_said_to_be(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("stranger", [0], indirect=True)
-def test_who_hangs_up_may_want_to_be_asked_over_tls(stranger: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_hangs_up_may_want_tls(stranger: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["cluster", "status", "--servers", stranger]) == UNREACHABLE
     assert "try https://" in capsys.readouterr().err
 
 
-def test_a_secret_is_not_told_on(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+@contextmanager
+def saying(words: bytes) -> Iterator[str]:
+    """host:port of a server that answers every connection with the bytes."""
+
+    class Speaker(StreamRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65_536)
+            self.wfile.write(words)
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Speaker) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+NODE_LINK = (
+    b'"\0\0\0\x8f)\xcdp\1\x96\xachadelay-link\1\xacdev\0\xa2n1\1E\0\0\0\xbar:\x0e\0the first frame must be HELLO'
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "known"),
+    [
+        (NODE_LINK, "node link of a node (raft.listen): use the node's HTTP address (http.listen)", True),
+        (b"\x15\x03\x01\0\x02\x02F", "try https://", True),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "the answer is not HTTP: b'SSH-2.0-OpenSSH_9.2", False),
+    ],
+)
+def test_servers_that_do_not_speak_http_are_named_in_words(
+    words: bytes, said: str, known: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with saying(words) as address:
+        for command in (["topic", "list"], ["msg", "put", "t", "x"]):
+            assert run([*command, "-s", address]) == (UNREACHABLE if known or command[0] == "topic" else TIMEOUT)
+            assert said in (shown := capsys.readouterr().err)
+            assert shown.replace("\n", "").isprintable()
+        with Client(address, timeout=5) as client, pytest.raises(NotANode) as caught:
+            client.put("t", "x")
+        assert said in str(caught.value)
+        assert caught.value.outcome_known is known
+
+
+def test_https_to_a_server_without_tls_is_said_in_words(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    https = f"https://{url}"
+    for command in (["topic", "list"], ["msg", "put", "t", "x"]):
+        assert run([*command, "-s", https]) == UNREACHABLE
+        assert "the server does not speak TLS: try http://" in capsys.readouterr().err
+    with Client(https, timeout=5) as client, pytest.raises(HadelayError, match="not speak TLS: try http://"):
+        client.put("t", "x")
+
+
+@pytest.mark.parametrize("token", ["", "hadelay_other"])
+def test_a_refused_token_names_the_variable(token: str, capsys: pytest.CaptureFixture[str]) -> None:
+    class Guarded(Stranger):
+        status = 401
+        body = (
+            b'{"type":"unauthorized","title":"Unauthorized","detail":"send Authorization: Bearer","retryable":false,'
+            b'"outcome_known":true}'
+        )
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Guarded) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers = f"http://127.0.0.1:{server.server_port}"
+        for words in (["topic", "list"], ["msg", "put", "t", "x"]):
+            assert run([*words, "-s", servers, "--token", token]) == AUTH
+            shown = capsys.readouterr().err
+            assert "HADELAY_TOKEN" in shown
+            assert ("Authorization" in shown) == bool(token)
+        server.shutdown()
+
+
+def test_a_negative_duration_is_named_as_one(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["msg", "put", "t", "x", "--delay", "-5s"], ["msg", "put", "t", "x", "--ttl", "-5s"]):
+        assert run([*words, "-s", url]) == USAGE
+        assert "'-5s' is negative" in capsys.readouterr().err
+    assert run(["msg", "put", "t", "-s", url, "--", "--delay", "-5s"]) == USAGE  # two words too many
+    assert "'-5s' is negative" not in capsys.readouterr().err
+
+
+def test_a_secret_is_not_passed_on(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["topic", "list", "--servers", url, "--token", "abc\n"]) == OK
     assert run(["topic", "list", "--servers", url, "--token", "sec\nret"]) == USAGE
     assert "sec" not in capsys.readouterr().err
@@ -297,7 +379,7 @@ def test_ctrl_c_tells_the_key(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert capsys.readouterr().err == ""
 
 
-def test_what_was_cancelled_before_an_error_is_told(
+def test_messages_cancelled_before_an_error_are_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answers: list[Any] = [{"outcome": "cancelled"}, Conflict("too late", outcome="leased"), ConnectionError("gone")]

@@ -34,7 +34,7 @@ async def test_consume_acks_and_nacks(node: Node) -> None:
             if len(bodies) == 31:
                 break
     assert sorted(bodies, key=int) == sorted([*(b"%d" % n for n in range(30)), b"7"], key=int)
-    assert {m.state for m in node.service.stored.values()} == {"acked"}
+    assert set(node.service.states) == {"acked"}
     assert max(poll.max for poll in node.service.polls) == 4
 
 
@@ -44,7 +44,7 @@ def test_the_reason_of_an_exception() -> None:
     assert len(reason_of(ValueError("ü" * 200)).encode()) <= 128
 
 
-async def test_no_more_than_concurrency_are_held(node: Node) -> None:
+async def test_no_more_than_concurrency_are_leased(node: Node) -> None:
     async with AsyncClient(node.url) as client:
         await client.put_many([Put(topic="a")] * 20)
         running = peak = done = 0
@@ -59,7 +59,7 @@ async def test_no_more_than_concurrency_are_held(node: Node) -> None:
 
         working = asyncio.create_task(client.work("a", handle, concurrency=3))
         await until(lambda: done == 20)
-        await until(lambda: all(m.state == "acked" for m in node.service.stored.values()))
+        await until(lambda: set(node.service.states) == {"acked"})
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
     assert peak == 3
@@ -78,7 +78,7 @@ async def test_work_goes_on_after_a_failure(node: Node) -> None:
         working = asyncio.create_task(
             client.work("a", handle, on_error=lambda message, error: failures.append(repr(error)))
         )
-        await until(lambda: all(m.state == "acked" for m in node.service.stored.values()))
+        await until(lambda: set(node.service.states) == {"acked"})
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
     assert failures == ["ValueError('bad')"]
@@ -101,13 +101,13 @@ async def test_a_stop_lets_handlers_finish(node: Node) -> None:
         with pytest.raises(asyncio.CancelledError):
             await working
     assert begun == 2
-    assert sorted((m.state, m.attempt) for m in node.service.stored.values()) == [
-        ("acked", 1), ("acked", 1), ("scheduled", 0),
+    assert sorted((str(m.state), m.attempt) for m in node.service.messages_now) == [
+        ("acked", 1), ("acked", 1), ("ready", 0),
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["after the time for it", "cancelled again"])
-async def test_what_is_not_finished_goes_back(node: Node, again: bool) -> None:
+async def test_unfinished_messages_go_back(node: Node, again: bool) -> None:
     async with AsyncClient(node.url) as client:
         await client.put("a")
         begun = asyncio.Event()
@@ -124,11 +124,11 @@ async def test_what_is_not_finished_goes_back(node: Node, again: bool) -> None:
             working.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(working, 10)
-    (message,) = node.service.stored.values()
-    assert (message.state, node.service.reason, node.service.count) == ("scheduled", "the consumer stopped", False)
+    assert node.service.states == ["ready"]
+    assert node.service.settled[-1][:3] == ("nack", "the consumer stopped", False)
 
 
-def test_what_is_in_hand_goes_back_when_the_event_loop_ends(url: str) -> None:
+def test_leased_messages_go_back_when_the_event_loop_ends(url: str) -> None:
     """asyncio.run cancels every task at once: also those that a consumer settles with."""
 
     async def worker(begun: asyncio.Future[str]) -> None:
@@ -161,8 +161,8 @@ class Scripted:
         self.settled: list[tuple[list[str], bool]] = []
 
     async def receive(self, *topics: Any, **options: Any) -> list[AsyncMessage]:
-        if (told := next(self.receives, None)) is not None:
-            return await told()
+        if (reported := next(self.receives, None)) is not None:
+            return await reported()
         if "timeout" not in options:
             await asyncio.Event().wait()
         return []
@@ -181,7 +181,7 @@ def a_message(lease: str) -> AsyncMessage:
     )  # fmt: skip
 
 
-async def test_what_the_last_poll_was_granted_goes_back_in_one_request() -> None:
+async def test_messages_of_the_last_poll_go_back_in_one_request() -> None:
     """A stop cuts off a poll; the same request again shows what that was granted."""
 
     async def cut_off() -> list[AsyncMessage]:
@@ -226,7 +226,7 @@ async def test_nothing_goes_back_before_the_end_of_the_last_poll() -> None:
             await asyncio.Event().wait()
 
     handling = asyncio.create_task(handle())
-    await until(lambda: len(consumer.held) == 2)
+    await until(lambda: len(consumer.unsettled) == 2)
     consumer.stop()
     handling.cancel()
     await asyncio.gather(handling, return_exceptions=True)
@@ -237,7 +237,7 @@ async def test_nothing_goes_back_before_the_end_of_the_last_poll() -> None:
     ]  # fmt: skip
 
 
-async def test_what_no_handler_began_with_goes_back() -> None:
+async def test_messages_that_no_handler_began_with_go_back() -> None:
     """A failing on_error ends `work`, also a task that has not had its first turn."""
 
     async def first() -> list[AsyncMessage]:
@@ -321,11 +321,10 @@ async def test_leases_are_extended_while_work_goes_on(node: Node) -> None:
             async with message:
                 await asyncio.sleep(0.5)
                 assert (await client.get(receipt.id)).attempt == 1
-                (stored,) = node.service.stored.values()
-                assert stored.until_ms > node.service.now_ms()
+                assert node.service.states == ["leased"]
             break
-    assert stored.state == "acked"
-    assert stored.attempt == 1
+    (message_now,) = node.service.messages_now
+    assert (str(message_now.state), message_now.attempt) == ("acked", 1)
 
 
 async def test_a_lease_is_extended_long_before_its_end(node: Node) -> None:
@@ -334,10 +333,9 @@ async def test_a_lease_is_extended_long_before_its_end(node: Node) -> None:
         await client.put("a")
         messages = client.consume("a", lease=1.8)
         async with await anext(messages):
-            (stored,) = node.service.stored.values()
-            until_ms = stored.until_ms
-            await until(lambda: stored.until_ms > until_ms)
-            assert node.service.now_ms() < until_ms - 600
+            until_ms = node.service.access.now_ms() + 1_800
+            await until(lambda: [one.kind for one in node.service.settled] == ["extend"])
+            assert node.service.access.now_ms() < until_ms - 600
         await messages.close()
 
 
@@ -349,7 +347,7 @@ async def test_leaving_the_loop_gives_the_rest_back(node: Node) -> None:
             async with message:
                 break
         await consumer.close()
-        assert sorted(m.state for m in node.service.stored.values()) == ["acked"] + ["scheduled"] * 9
+        assert node.service.states == ["acked"] + ["ready"] * 9
 
 
 async def test_closing_the_client_ends_its_consumers(node: Node) -> None:
@@ -364,11 +362,11 @@ async def test_closing_the_client_ends_its_consumers(node: Node) -> None:
 
     consuming = asyncio.create_task(consume())
     await client.put("a")
-    await until(lambda: bool(node.service.stored) and all(m.state == "acked" for m in node.service.stored.values()))
-    await until(lambda: node.server.waiting == 1)
+    await until(lambda: set(node.service.states) == {"acked"})
+    await until(lambda: node.server.waiting.count == 1)
     await client.close()
     assert await asyncio.wait_for(consuming, 5) == 1
-    await until(lambda: node.server.waiting == 0)
+    await until(lambda: node.server.waiting.count == 0)
 
 
 async def test_a_consumer_that_can_never_work_says_so(node: Node) -> None:

@@ -12,10 +12,11 @@ from unittest.mock import Mock
 import pytest
 
 from hadelay.client import Client
+from hadelay.errors import HadelayError
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_it_survives_a_fork(url: str) -> None:
+def test_a_client_survives_a_fork(url: str) -> None:
     client = Client(url)
     client.put("a")
     child = os.fork()
@@ -73,7 +74,7 @@ atexit.register(threading.Timer(0.2, ending.set).start)
     ],
     ids=["threads and a fork", "a loop", "a message outlives its client", "a loop that gives back in vain"],
 )
-def test_who_is_not_closed_ends_silently(url: str, script: str) -> None:
+def test_an_unclosed_client_ends_silently(url: str, script: str) -> None:
     text = f"""
 import asyncio, atexit, itertools, os, sys, threading
 from hadelay import AsyncClient, Client
@@ -82,6 +83,70 @@ url = {url!r}
 {script}"""
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        """
+def work():
+    threading.main_thread().join()
+    client.put("a", "x")
+    client.put("a", b"x" * (1 << 20))
+    # A reconnect, long after: neither the connection nor the address is remembered.
+    session = client._async()._transport._session
+    asyncio.run_coroutine_threadsafe(session.connector.close(), loop()).result()
+    client._async()._transport._session = None
+    (message, *_) = client.receive("a", wait="5s")
+    print(message.ack())
+threading.Thread(target=work).start()
+""",
+        """
+client.put("a", "x")
+@atexit.register
+def work():
+    print(client.receive("a", wait="5s")[0].ack())
+""",
+        """
+async def main():
+    async with AsyncClient(url) as other:
+        await other.put("a", "x")
+        print(await (await other.receive("a", wait="5s"))[0].ack())
+def work():
+    threading.main_thread().join()
+    asyncio.run(main())
+threading.Thread(target=work).start()
+""",
+        """
+def refuse(self):
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+client.put("a", "x")
+@atexit.register
+def work():
+    threading.Thread.start = refuse
+    print(Client(url).receive("a", wait="5s")[0].ack())
+""",
+    ],
+    ids=["a thread", "at exit", "an event loop in a thread", "without a new thread"],
+)
+def test_host_names_are_found_when_the_main_thread_has_ended(url: str, script: str) -> None:
+    text = f"""
+import asyncio, atexit, threading
+from hadelay import AsyncClient, Client
+from hadelay.client.background import loop
+url = {url!r}
+client = Client(url, timeout=20)
+{script}"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "acked\n", "")
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 70 + ".example", "..", "%zz"])
+def test_a_name_that_nobody_knows_is_named(host: str) -> None:
+    with Client(f"http://{host}:8400", timeout=1) as client, pytest.raises(HadelayError) as caught:
+        client.put("a")
+    assert host in str(caught.value)
+    assert caught.value.outcome_known
 
 
 def test_the_child_of_a_fork_leaves_a_message_to_its_parent(url: str) -> None:
@@ -132,7 +197,7 @@ async def main():
     await client.put_many([Put(topic="a")] * 5)
     consumer = client.consume("a", concurrency=5, wait=20)
     await anext(consumer)
-    while len(consumer.held) < 5:
+    while len(consumer.unsettled) < 5:
         await asyncio.sleep(0.001)
 asyncio.run(main())
 """

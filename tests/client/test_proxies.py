@@ -64,7 +64,7 @@ def answer(status: str, body: bytes = b"", kind: str = "application/json", *head
 
 
 @pytest.mark.parametrize("status", ["301 Moved Permanently", "302 Found", "304 Not Modified", "307 Temporary Redirect"])
-async def test_what_is_no_success_is_not_taken_for_one(proxy: Proxy, status: str) -> None:
+async def test_answers_of_proxies_are_not_taken_for_success(proxy: Proxy, status: str) -> None:
     where = ["Location: https://login.example/"] if status < "304" else []
     async with AsyncClient(await proxy(answer(status, b"", "text/html", *where)), timeout=2) as client:
         for ask in (client.cancel("0" * 13), client.purge("t"), client.delete_topic("t"), client.put("t", b"x")):
@@ -78,7 +78,9 @@ async def test_what_is_no_success_is_not_taken_for_one(proxy: Proxy, status: str
 @pytest.mark.parametrize(
     "body", [b'{"message":"upstream went away","type":["x"],"retry_after_ms":"1"}', b"<html>\xff", b'"\xff"']
 )
-async def test_what_a_proxy_answers_is_not_known_to_have_failed(proxy: Proxy, status: str, body: bytes) -> None:
+async def test_a_request_answered_by_a_proxy_is_not_known_to_have_failed(
+    proxy: Proxy, status: str, body: bytes
+) -> None:
     """Only a node knows that nothing happened."""
     async with AsyncClient(await proxy(answer(status, body)), timeout=0.3) as client:
         with pytest.raises(OutcomeUnknown) as caught:
@@ -94,8 +96,8 @@ async def test_a_node_that_is_frozen_is_not_the_only_one_asked(make_node: Make) 
         client._transport._at = 0
         receipt = await client.put("t", b"x", idempotency_key="k")
     assert receipt.topic == "t"
-    assert list(other.service.keys) == [b"k"]
-    frozen.service.held = None
+    assert other.service.keys == [b"k"]
+    frozen.service.deferred = None
 
 
 PAGE = answer("200 OK", b"<html>please log in</html>", "text/html")
@@ -132,7 +134,7 @@ async def test_another_address_may_be_a_node(make_node: Make, proxy: Proxy) -> N
         client._transport._at = 0
         assert (await client.put("t", b"x", idempotency_key="k")).topic == "t"
         assert client._transport._at == 1
-    assert list(node.service.keys) == [b"k"]
+    assert node.service.keys == [b"k"]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +157,7 @@ async def test_no_other_refusal_makes_an_unknown_outcome_known(proxy: Proxy, ref
         ("401 Unauthorized", True, Unauthorized), ("413 Content Too Large", True, TooLarge),
     ],
 )  # fmt: skip
-async def test_what_is_refused_on_the_way(
+async def test_requests_refused_on_the_way(
     proxy: Proxy, status: str, known: bool, kind: type[HadelayError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A proxy's 404 is not that a message was never there, and its 500 not that nothing happened."""
@@ -210,7 +212,7 @@ def test_retry_after_is_read_in_both_forms(said: str, ms: int | None) -> None:
 
 
 @pytest.mark.parametrize("garbage", [PAGE, answer("302 Found", b"")])
-async def test_a_consumer_that_is_told_nonsense_says_so(proxy: Proxy, garbage: bytes) -> None:
+async def test_a_consumer_that_gets_nonsense_says_so(proxy: Proxy, garbage: bytes) -> None:
     """It must not stand there and wait for messages that nobody will fetch."""
 
     async def consume() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hadelay.client.queues import topic_of
-from hadelay.settings.topic import TOPIC_NAME
+from hadelay.settings.kinds import TOPIC_NAME
 
 
 def test_a_topic_has_the_name_of_its_queue_if_topics_allow_it() -> None:

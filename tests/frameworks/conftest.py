@@ -16,6 +16,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield running
 
 
+@pytest.fixture(autouse=True)
+def _all_nodes_run(request: pytest.FixtureRequest) -> None:
+    """Restart the nodes that a failed test has killed: all later tests would fail, too."""
+    if "cluster" in request.fixturenames:
+        request.getfixturevalue("cluster").revive()
+
+
 @pytest.fixture
 def running(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """Worker processes of a framework, ended after the test."""

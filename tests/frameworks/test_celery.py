@@ -19,6 +19,7 @@ import pytest
 from celery import Celery, chord, group
 from celery.exceptions import ImproperlyConfigured, TaskRevokedError, TimeoutError
 from celery.schedules import BaseSchedule, crontab, schedule
+from kombu.exceptions import OperationalError
 
 from hadelay import Client
 from hadelay.celery import Scheduler
@@ -205,6 +206,14 @@ def test_killed_workers_a_killed_leader_and_restarts(shop: Shop) -> None:
         shop.send("timed", number, due, 0.02, eta=datetime.fromtimestamp(due, UTC))
 
     survives(shop.running, lambda: shop.worker(next(names)), publish, hands=4)
+
+
+def test_tasks_that_are_too_large(shop: Shop) -> None:
+    """What the page says: about 780 KB of arguments fit, and more with compression."""
+    shop.send("add", "x" * 780_000, "", countdown=600)
+    with pytest.raises(OperationalError, match="1048576"):
+        shop.send("add", "x" * 800_000, "")
+    shop.send("add", "x" * 2_000_000, "", compression="gzip", countdown=600)
 
 
 def test_times_of_a_schedule() -> None:

@@ -12,10 +12,12 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 import hadelay.fastapi
+from chaos.freeports import free_ports
 from hadelay import AsyncMessage
-from hadelay.fastapi import Hadelay
+from hadelay.fastapi import Hadelay, HadelayClient
 from hadelay.tasks import App
 from hadelay.testing import LocalNode
 from tests.frameworks.servers import Server, examples, serving
@@ -76,7 +78,7 @@ def test_the_shop_s_test_uses_the_node_of_the_test(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_shop_is_small() -> None:
-    assert len(SHOP.splitlines()) <= 35
+    assert len(SHOP.splitlines()) <= 40
 
 
 @pytest.mark.processes
@@ -160,8 +162,28 @@ async def test_periodic_tasks_are_stored_and_cpu_tasks_refused(node: LocalNode) 
             pass
 
 
-def test_without_fastapi_the_import_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_import_without_fastapi_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fastapi", None)  # type: ignore[arg-type]
     monkeypatch.delitem(sys.modules, "hadelay.fastapi")
     with pytest.raises(ImportError, match=r"pip install 'hadelay\[fastapi\]'"):
         importlib.import_module("hadelay.fastapi")
+
+
+async def test_a_route_answers_503_when_no_node_answers() -> None:
+    hadelay = Hadelay(f"http://127.0.0.1:{free_ports(1)}", timeout="0.2s")
+    app = FastAPI()
+
+    @app.post("/orders")
+    async def place(client: HadelayClient) -> None:
+        await client.put("orders", "4711")
+
+    async with hadelay(app) as state:
+
+        async def served(scope: Any, receive: Any, send: Any) -> None:
+            await app({**scope, "state": dict(state)}, receive, send)
+
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(served), base_url="http://shop") as web:
+            answer = await web.post("/orders")
+    assert answer.status_code == 503
+    assert answer.headers["Retry-After"] == "1"
+    assert "127.0.0.1" not in answer.text

@@ -70,7 +70,7 @@ def test_address() -> None:
             address_of(wrong)
 
 
-def test_without_celery() -> None:
+def test_the_import_without_celery_says_what_to_install() -> None:
     program = "import sys; sys.modules['celery'] = None; import hadelay.celery"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment())
     assert found.stderr.endswith("ImportError: hadelay.celery needs Celery: pip install 'hadelay[celery]'\n")
@@ -187,7 +187,7 @@ def test_a_closed_connection_gives_back_what_it_fetched(url: str, queue: Queue, 
         assert [event.reason for event in client.get(first.id).history if event.reason] == ["the worker stopped"]
 
 
-def test_what_celery_did_not_publish(connection: Connection, queue: Queue, cluster: Cluster) -> None:
+def test_messages_that_celery_did_not_publish(connection: Connection, queue: Queue, cluster: Cluster) -> None:
     with Client(list(cluster.urls.values())) as client:
         for body in (b"garbage", b"[1]", b'{"properties": 1}'):
             client.put(f"kombu.{queue.name}", body)
@@ -237,8 +237,8 @@ def test_times(connection: Connection, queue: Queue) -> None:
     """Headers of a task: when the task is due, and when it expires."""
     producer, now = Producer(connection), datetime.now(UTC)
     due, soon = now + timedelta(seconds=1), now + timedelta(seconds=0.5)
-    producer.publish("later", routing_key=queue.name, declare=[queue], headers={"eta": due.isoformat()})
-    producer.publish("gone", routing_key=queue.name, headers={"expires": soon.isoformat()})
+    producer.publish("later", routing_key=queue.name, declare=[queue], headers={"task": "t", "eta": due.isoformat()})
+    producer.publish("gone", routing_key=queue.name, headers={"task": "t", "expires": soon.isoformat()})
     time.sleep(max(0.0, (soon - datetime.now(UTC)).total_seconds()) + 0.05)
     simple = connection.SimpleQueue(queue)
     message = simple.get(timeout=10)
@@ -271,3 +271,31 @@ def test_a_revoke_that_the_token_forbids_reaches_the_workers(
     assert "a-task" in got[0]["arguments"]["task_id"]
     assert "the scope read is missing" in caplog.text
     app.close()
+
+
+def test_the_second_url_of_a_failover(cluster: Cluster, queue: Queue) -> None:
+    """As of a `broker_url` that is a list: kombu takes apart all URLs but the first one."""
+    (host, *_) = (url.removeprefix("http://") for url in cluster.urls.values())
+    dead = f"hadelay://127.0.0.1:{free_ports(1)}/kombu"
+    with Connection(f"{dead};hadelay://:a%2Fb@{host}/kombu/x", connect_timeout=10) as made:
+        with pytest.raises(ConnectionError, match="is a node running there"):
+            made.transport.establish_connection()
+        made.ensure_connection(max_retries=3)
+        assert made.transport.address == (f"http://{host}", "a/b", "kombu/x.", None)
+
+
+def test_the_expiration_of_a_message(connection: Connection, queue: Queue, cluster: Cluster) -> None:
+    """kombu's own time to live, of a message that is no task."""
+    Producer(connection).publish(
+        "gone", routing_key=queue.name, exchange=queue.exchange, declare=[queue], expiration=90
+    )
+    with Client(list(cluster.urls.values())) as client:
+        until(lambda: client.topic(f"kombu.{queue.name}").ready == 1, "the first message expires")
+
+
+def test_a_requeued_message_is_fetched_at_once(connection: Connection, queue: Queue) -> None:
+    with connection.SimpleQueue(queue) as simple:
+        simple.put("once more")
+        for _ in range(20):
+            simple.get_nowait().requeue()
+        simple.get_nowait().ack()

@@ -29,7 +29,7 @@ async def test_a_signal_that_comes_while_a_worker_is_created(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("head", [b"nonsense\r\n\r\n", b"GET\r\n\r\n", b"\r\n\r\n"])
-async def test_who_speaks_no_http_is_hung_up_on(head: bytes) -> None:
+async def test_connections_that_speak_no_http_are_closed(head: bytes) -> None:
     server = await serve("127.0.0.1:0", Counts(), 1)
     host, port = server.sockets[0].getsockname()
     reader, writer = await asyncio.open_connection(host, port)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import dataclasses
+import decimal
+import enum
+import math
 import subprocess
 import sys
 import uuid
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -20,7 +24,7 @@ from hadelay import Put
 from hadelay.errors import ConfigError
 from hadelay.tasks import App, Attempt, Dead, Snooze, current
 from hadelay.tasks.load import load
-from hadelay.tasks.outcomes import Rules, outcome_of
+from hadelay.tasks.outcomes import Rules, done, outcome_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -275,3 +279,106 @@ async def test_a_task_that_returned_nothing_has_the_result_none() -> None:
     own._client = client, own.urls  # type: ignore[assignment]
     assert nothing.result_sync("id") is None  # type: ignore[func-returns-value]
     assert untyped.result_sync("id") is None
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class Step(enum.IntEnum):
+    ONE = 1
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    more: Any = None
+
+
+class Pair(NamedTuple):
+    a: int
+
+
+#: What JSON gives back as another value, if nothing says what it was.
+OTHERWISE = [
+    b"bytes", bytearray(b"x"), datetime(2026, 1, 2, tzinfo=UTC), date(2026, 1, 2),
+    timedelta(hours=1), decimal.Decimal("1.50"), uuid.UUID(int=7), Point(1), Colour.RED, {1, 2}, frozenset({1}),
+    {1: "a"}, Pair(1), math.nan, -math.inf,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", OTHERWISE, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("inside", [lambda x: x, lambda x: [x], lambda x: {"k": (1, [x])}], ids=["", "list", "deep"])
+def test_an_argument_that_would_arrive_as_another_value_is_refused(value: Any, inside: Callable[[Any], Any]) -> None:
+    app, got = App(), []
+
+    @app.task
+    def untyped(value, *rest: Any, **named: Any) -> None:  # type: ignore[no-untyped-def]
+        got.append(value)
+
+    @app.task
+    def loose(value: dict | list | None = None, point: Point | None = None) -> None:  # type: ignore[type-arg]
+        got.append(value)
+
+    with app.testing(inline=True):
+        for call in (
+            lambda: untyped.put_sync(inside(value)), lambda: untyped.put_sync(1, 2, inside(value)),
+            lambda: untyped.put_sync(1, name=inside(value)), lambda: loose.put_sync({"x": inside(value)}),
+            lambda: loose.put_sync([inside(value)]), lambda: loose.put_sync(point=Point(1, inside(value))),
+        ):  # fmt: skip
+            with pytest.raises(TypeError, match=r"untyped|loose") as caught:
+                call()
+            assert "arguments." in str(caught.value)
+    assert got == []
+
+
+def test_an_annotated_argument_arrives_as_what_it_is() -> None:
+    app, got = App(), []
+
+    @app.task
+    def typed(
+        raw: bytes, when: datetime, price: decimal.Decimal, id: uuid.UUID, point: Point, colour: Colour,
+        some: set[int], pair: tuple[int, ...], rate: float, none: float | None = None, any: Any = None,
+    ) -> None:  # fmt: skip
+        got.append((raw, when, price, id, point, colour, some, pair, rate, none, any))
+
+    args = (
+        b"x", datetime(2026, 1, 2), decimal.Decimal("1.50"), uuid.UUID(int=7), Point(1), Colour.RED, {1, 2},
+        (1, 2), 1, None, {"list": [1, 2.5, "a", None, True], "tuple": (1, 2), "step": Step.ONE},
+    )  # fmt: skip
+    with app.testing(inline=True):
+        typed.put_sync(*args)
+        # What the annotation makes of another class is as wanted.
+        typed.put_sync(
+            b"x",
+            "2026-01-02T00:00:00Z",
+            0.5,
+            str(uuid.UUID(int=7)),
+            {"x": 1},
+            "red",
+            [1, 2],
+            [1, 2],
+            1,  # type: ignore[arg-type]
+        )
+    assert got[0] == (*args[:-1], {"list": [1, 2.5, "a", None, True], "tuple": [1, 2], "step": 1})
+    assert [type(one) for one in got[1]] == [type(one) for one in got[0][:-1]] + [type(None)]
+
+
+@pytest.mark.parametrize("value", [math.nan, {"a": [math.inf]}])
+def test_a_result_that_json_has_not_is_refused(value: Any) -> None:
+    app = App()
+
+    @app.task(result=True)
+    def kept() -> Any:
+        return value
+
+    @app.task
+    def dropped() -> Any:
+        return value
+
+    with app.testing(inline=True):
+        with pytest.raises(ValueError, match=r"result.*JSON has no"):
+            kept.put_sync()
+        dropped.put_sync()
+    with pytest.raises(ValueError, match="JSON has no"):
+        done(value, kept.rules)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections import Counter
@@ -90,6 +92,54 @@ def children(pid: int) -> list[int]:
 def page(url: str) -> str:
     with urllib.request.urlopen(url, timeout=5) as answer:
         return str(answer.read().decode())
+
+
+@contextlib.contextmanager
+def relay(port: int, url: str) -> Iterator[None]:
+    """Pass connections to 127.0.0.1:port on to the node at `url`."""
+    loop = asyncio.new_event_loop()
+    host, _, node_port = url.removeprefix("http://").partition(":")
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65_536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        their_reader, their_writer = await asyncio.open_connection(host, int(node_port))
+        await asyncio.gather(carry(reader, their_writer), carry(their_reader, writer))
+
+    server = loop.run_until_complete(asyncio.start_server(serve, "127.0.0.1", port))
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.close()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+
+
+def test_a_worker_says_that_it_waits_for_a_node_and_when_it_works(cluster: Cluster, tmp_path: Path) -> None:
+    shop = Shop(cluster, tmp_path / "out")
+    port = int(free_ports(1))
+    shop.servers = f"http://127.0.0.1:{port}"
+    worker = shop.start()
+    try:
+        until(lambda: f"waiting for a node at http://127.0.0.1:{port}" in shop.log.read_text(), "the worker says so")
+        assert "working: topics" not in shop.log.read_text()
+        with relay(port, next(iter(cluster.urls.values()))):
+            until(lambda: "working: topics" in shop.log.read_text(), "the worker works")
+            worker.terminate()
+            assert worker.wait(30) == 0
+    finally:
+        shop.close()
 
 
 def test_every_kind_of_task(shop: Shop) -> None:

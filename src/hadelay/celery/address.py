@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote
 
+from kombu.utils.url import as_url
+
 from hadelay.client import Client
 
 _PASSWORD = re.compile(r"(://[^/@]*:)[^/@]*@")
@@ -49,12 +51,29 @@ def address_of(url: str, ssl: Mapping[str, Any] | bool | None = None) -> Address
     return Address(urls, unquote(credentials.partition(":")[2]) or None, f"{name}." if name else "", ca)
 
 
+def url_of(client: Any) -> str:
+    """URL of a connection. kombu takes all URLs of a failover but the first one apart."""
+    if "://" in client.hostname:
+        return str(client.hostname)
+    scheme = "hadelays" if client.transport_cls == "hadelays" else "hadelay"
+    path = (client.virtual_host or "").lstrip("/")
+    return str(as_url(scheme, client.hostname, client.port, "", client.password, path))
+
+
 def masked(url: str, mask: str = "**") -> str:
     """The URL without its token."""
     return _PASSWORD.sub(rf"\g<1>{mask}@", url)
 
 
-@functools.cache
+#: Client of the node of a test, which all new connections use instead.
+of_a_test: Client | None = None
+
+
 def client_of(address: Address, timeout_s: float) -> Client:
     """The client that all connections of a process to the cluster share. The client survives a fork."""
+    return of_a_test or _client_of(address, timeout_s)
+
+
+@functools.cache
+def _client_of(address: Address, timeout_s: float) -> Client:
     return Client(address.urls, address.token, timeout=timeout_s, ca=address.ca)

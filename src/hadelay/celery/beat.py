@@ -7,8 +7,10 @@ equal schedules.
 from __future__ import annotations
 
 import logging
-import math
+import numbers
+import re
 from collections.abc import Collection
+from datetime import UTC, datetime
 from typing import Any
 
 from celery import beat
@@ -16,8 +18,9 @@ from celery.exceptions import ImproperlyConfigured
 from celery.schedules import crontab, schedule
 from kombu.utils.json import dumps, loads
 
+from hadelay.celery.bindings import tag_of
+from hadelay.celery.messages import time_of
 from hadelay.celery.transport import Channel, Transport
-from hadelay.client import wire
 from hadelay.client.queues import topic_of
 
 log = logging.getLogger(__name__)
@@ -28,15 +31,18 @@ class Scheduler(beat.Scheduler):
 
     def setup_schedule(self) -> None:
         super().setup_schedule()
+        if not self.app.main:
+            raise ImproperlyConfigured(
+                "the app has no name, which would distinguish its schedules from those of other apps: name it, as in "
+                'Celery("shop")'
+            )
         with self.app.connection_for_write() as connection:
             transport: Transport = connection.transport
-            # Schedules of other applications of the cluster have other names.
-            prefix = f"{transport.address.prefix}celery.{self.app.main or ''}."
+            prefix = prefix_of(transport.address.prefix, self.app.main)
             stored = {topic_of(prefix, entry.name): entry for entry in self.schedule.values()}
-            for name, entry in stored.items():
-                self._store(name, entry, connection.default_channel)
-            for known in transport.cluster.schedules(prefix):
-                if known.schedule not in stored:
+            kept = [name for name, entry in stored.items() if self._store(name, entry, connection.default_channel)]
+            for known in list(transport.cluster.schedules(prefix)):
+                if known.schedule not in kept:
                     transport.cluster.delete_schedule(known.schedule)
                     log.info("deleted the schedule %s: beat_schedule has no such entry any more", known.schedule)
 
@@ -47,7 +53,8 @@ class Scheduler(beat.Scheduler):
     def info(self) -> str:
         return "    . schedules -> the cluster publishes, also without beat\n"
 
-    def _store(self, name: str, entry: Any, channel: Channel) -> None:
+    def _store(self, name: str, entry: Any, channel: Channel) -> bool:
+        """Store a schedule. Returns False for an entry that has expired."""
         when = times_of(entry.name, entry.schedule)
         channel.drafts = []
         try:
@@ -58,17 +65,42 @@ class Scheduler(beat.Scheduler):
         if len(drafts) != 1 or drafts[0].at is not None:
             raise ImproperlyConfigured(f"beat_schedule {entry.name!r}: name one queue, and neither countdown nor eta")
         (draft,) = drafts
-        # `expires` is an option in seconds, and the draft was made a moment later.
-        ttl = None if draft.ttl is None else math.ceil(wire.seconds_of(draft.ttl))
+        raw, ttl, expires = loads(draft.body), None, None
+        if isinstance(given := self._expires(entry), numbers.Real):
+            ttl = max(float(given), 0.001)  # TTL of each occurrence, counted from the due time of the occurrence
+        elif (expires := time_of(raw["headers"]["expires"])) is not None:
+            if expires <= datetime.now(UTC):
+                log.warning("beat_schedule %s has expired at %s: it is not stored", entry.name, expires)
+                return False
+            when["end"] = expires
         channel.connection.cluster.put_schedule(
-            name, draft.topic, _template(draft.body), content_type=draft.content_type, tags=draft.tags or (), ttl=ttl,
+            name,
+            draft.topic,
+            _template(raw, expires),
+            content_type=draft.content_type,
+            tags=draft.tags or (),
+            ttl=ttl,
             **when,
-        )  # fmt: skip
+        )
         log.info("stored the schedule %s: %s", name, when)
+        return True
+
+    def _expires(self, entry: Any) -> Any:
+        """`expires` as given: a number of seconds from each occurrence on, or a time after which none runs."""
+        task = self.app.tasks.get(entry.task)
+        return entry.options.get("expires", getattr(task, "expires", None))
+
+
+def prefix_of(prefix: str, app: str) -> str:
+    """Beginning of the names of an app's schedules. No other app has schedules whose names begin so: a dot in the app's
+    name, which the names of schedules have, too, is replaced."""
+    safe = re.sub(r"[^A-Za-z0-9_-]", "-", app)
+    return f"{prefix}celery.{app if safe == app else f'{safe[:30]}-{tag_of(app)[:12]}'}."
 
 
 def times_of(name: str, when: Any) -> dict[str, Any]:
-    """Settings of a schedule for a crontab or an interval. Raises ImproperlyConfigured for what has no equivalent."""
+    """Settings of a schedule for a crontab or an interval. Raises ImproperlyConfigured for a schedule that hadelay
+    cannot express."""
     if isinstance(when, crontab) and when.nowfun is None:
         if len(when.day_of_month) < 31 and len(when.day_of_week) < 7:
             raise ImproperlyConfigured(
@@ -94,9 +126,9 @@ def _field(values: Collection[int], size: int) -> str:
     return "*" if len(values) == size else ",".join(map(str, sorted(values)))
 
 
-def _template(body: bytes) -> bytes:
+def _template(raw: dict[str, Any], expires: datetime | None) -> bytes:
     """The message without what differs from one publish to the next. The transport gives each occurrence a task id."""
-    raw = loads(body)
-    raw["headers"] |= {"id": "", "root_id": "", "origin": "beat", "expires": None}
+    raw["headers"] |= {"id": "", "root_id": "", "origin": "beat", "expires": expires and expires.isoformat()}
     raw["properties"] |= {"correlation_id": "", "delivery_tag": "", "reply_to": ""}
+    raw["properties"].pop("expiration", None)  # time left until `expires`, which RabbitMQ reads
     return str(dumps(raw)).encode()

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from hadelay.celery.address import Address
 from hadelay.client import Client, Put
-from hadelay.client.background import loop, wait
+from hadelay.client.background import Running, wait
 from hadelay.errors import HadelayError, NotFound
 
 #: Lifetime of the bindings of temporary queues and of other queues, in seconds.
@@ -47,7 +47,7 @@ class Bindings:
         self._client, self._topic = client, f"{address.prefix}celery-bindings"
         self._made: set[Binding] = set()
         self._read: dict[str, tuple[float, list[Binding]]] = {}
-        self._refreshing: asyncio.Future[None] | None = None
+        self._refreshing: Running[None] | None = None
 
     def add(self, binding: Binding) -> None:
         """Store a binding, and keep it as long as `remove` is not called."""
@@ -57,7 +57,7 @@ class Bindings:
             if isinstance(result, HadelayError):
                 raise result
         if self._refreshing is None:
-            self._refreshing = asyncio.run_coroutine_threadsafe(self._refresh(), loop())  # type: ignore[assignment]
+            self._refreshing = Running(self._refresh())
 
     def remove(self, queue: str) -> None:
         """Delete the bindings of a queue that this process made."""
@@ -91,15 +91,20 @@ class Bindings:
     async def _refresh(self) -> None:
         while True:
             await asyncio.sleep(_REFRESH_S)
-            with suppress(HadelayError):  # the next refresh tries again
+            with suppress(HadelayError):  # ignored: the next refresh publishes all bindings again
                 await self._client._async().put_many([self._put(binding) for binding in list(self._made)])
 
     def _put(self, binding: Binding) -> Put:
         lifetime_s = _DURABLE_S if binding.temporary_ms is None else _TEMPORARY_S
         return Put(
-            topic=self._topic, key=_key(binding), on_conflict="replace", delay=lifetime_s, ttl=1,
-            tags=[tag_of(binding.exchange)], meta={"binding": json.dumps(binding)},
-        )  # fmt: skip
+            topic=self._topic,
+            key=_key(binding),
+            on_conflict="replace",
+            delay=lifetime_s,
+            ttl=1,
+            tags=[tag_of(binding.exchange)],
+            meta={"binding": json.dumps(binding)},
+        )
 
 
 def _key(binding: Binding) -> str:

@@ -9,11 +9,10 @@ import logging
 import os
 import queue
 from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import Future
 from typing import Any
 
 from hadelay.client import AsyncMessage, Client, Consumer
-from hadelay.client.background import loop, wait
+from hadelay.client.background import Running, loop, wait
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +80,7 @@ class Subscription:
         #: Queue of each topic.
         self._queues: dict[str, str] = {}
         self._consumer: Consumer = client._async().consume((), concurrency=limit or UNLIMITED, tags=tags, **options)
-        self._pump = asyncio.run_coroutine_threadsafe(self._deliver(), loop())
+        self._pump = Running(self._deliver())
 
     def add(self, topic: str, queue: str) -> None:
         self._queues[topic] = queue
@@ -110,15 +109,16 @@ class Subscription:
             self._inbox.put(error)
 
 
-def settle(message: AsyncMessage, settlement: Settlement) -> Future[str]:
+def settle(message: AsyncMessage, settlement: Settlement) -> Running[None]:
     """Begin to settle a message."""
+    return Running(_settled(message, settlement))
 
-    def ended(future: Future[str]) -> None:
-        if not future.cancelled() and (error := future.exception()) is not None:
-            log.warning("message %s was not settled, and is handed out again: %s", message.id, error)
-        elif not future.cancelled() and future.result() == "lease_lost":
-            log.warning("the lease of message %s had ended: it is handed out again", message.id)
 
-    settling = asyncio.run_coroutine_threadsafe(settlement(message), loop())
-    settling.add_done_callback(ended)
-    return settling
+async def _settled(message: AsyncMessage, settlement: Settlement) -> None:
+    try:
+        outcome = await settlement(message)
+    except Exception as error:
+        log.warning("message %s was not settled, and is handed out again: %s", message.id, error)
+        return
+    if outcome == "lease_lost":
+        log.warning("the lease of message %s had ended: it is handed out again", message.id)

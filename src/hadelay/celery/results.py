@@ -18,12 +18,15 @@ from celery.exceptions import TimeoutError
 
 from hadelay.celery.address import address_of, client_of, masked
 from hadelay.client.background import wait
+from hadelay.client.queues import id_of
+from hadelay.client.wire import ADAPTER_TIMEOUT_S
 from hadelay.errors import Conflict, HadelayError, NotFound
 
 #: Lifetime of results that do not expire, in seconds: clusters refuse messages that are due after 730 days.
 _LONGEST_S = 700 * 86_400
 #: Time that one request waits for a new state, in seconds.
 _LONG_POLL_S = 20.0
+OnMessage = Callable[[dict[str, Any]], object]
 #: Limit of concurrent reads.
 _READS = 20
 
@@ -42,7 +45,7 @@ class Backend(KeyValueStoreBackend):
             url, ssl = broker, conf.broker_use_ssl
         address = address_of(url, ssl)
         options = conf.result_backend_transport_options or {}
-        self._client = client_of(address, float(options.get("timeout", 30)))
+        self._client = client_of(address, float(options.get("timeout", ADAPTER_TIMEOUT_S)))
         self._topic = f"{address.prefix}celery-results"
 
     def get(self, key: bytes) -> bytes | None:
@@ -65,17 +68,45 @@ class Backend(KeyValueStoreBackend):
 
     def delete(self, key: bytes) -> None:
         with contextlib.suppress(NotFound, Conflict):  # there is no result, or the result has expired
-            self._client.cancel(topic=self._topic, key=key.decode())
+            self._client.cancel(topic=self._topic, key=id_of(key.decode()))
+
+    def wait_for_pending(
+        self,
+        result: Any,
+        timeout: float | None = None,
+        interval: float = 0.5,
+        no_ack: bool = True,
+        on_message: OnMessage | None = None,
+        on_interval: Callable[[], object] | None = None,
+        callback: Any = None,
+        propagate: bool = True,
+    ) -> Any:
+        """What `result.get` does. on_message: called with each new state, as with Redis; of states that replace each
+        other quickly, only the last one may be seen."""
+        meta = self.wait_for(result.id, timeout, interval, no_ack, on_interval, on_message)
+        result._maybe_set_cache(meta)
+        return result.maybe_throw(propagate=propagate, callback=callback)
 
     def wait_for(
-        self, task_id: str, timeout: float | None = None, interval: float = 0.5, no_ack: bool = True,
+        self,
+        task_id: str,
+        timeout: float | None = None,
+        interval: float = 0.5,
+        no_ack: bool = True,
         on_interval: Callable[[], object] | None = None,
-    ) -> Any:  # fmt: skip
+        on_message: OnMessage | None = None,
+    ) -> Any:
         """Wait for the end of a task; returns the task's state. Raises TimeoutError after `timeout` seconds."""
         self._ensure_not_eager()
         until = None if timeout is None else time.monotonic() + timeout
-        present = ""
-        while (meta := self.get_task_meta(task_id))["status"] not in states.READY_STATES:
+        present, reported = "", None
+        while True:
+            meta = self.get_task_meta(task_id)
+            if on_message is not None and meta["status"] != states.PENDING and meta != reported:
+                reported = meta
+                on_message(meta)
+            if meta["status"] in states.READY_STATES:
+                return meta
             left_s = _LONG_POLL_S if until is None else min(_LONG_POLL_S, until - time.monotonic())
             if left_s <= 0:
                 raise TimeoutError("The operation timed out.")
@@ -88,7 +119,6 @@ class Backend(KeyValueStoreBackend):
                 left_s = min(left_s, interval)
             if self._client.get(present, wait=left_s).state != "scheduled":
                 present = ""
-        return meta
 
     def exception_safe_to_retry(self, error: Exception) -> bool:
         return isinstance(error, HadelayError) and error.retryable
@@ -104,14 +134,19 @@ class Backend(KeyValueStoreBackend):
         body = value.encode() if isinstance(value, str) else value
         delay_s = min(self.expires or _LONGEST_S, _LONGEST_S)
         return self._client.put(
-            self._topic, body, content_type=self.content_type, key=key.decode(), on_conflict=on_conflict,
-            delay=delay_s, ttl=1,
-        ).id  # fmt: skip
+            self._topic,
+            body,
+            content_type=self.content_type,
+            key=id_of(key.decode()),
+            on_conflict=on_conflict,
+            delay=delay_s,
+            ttl=1,
+        ).id
 
     async def _read(self, key: bytes) -> bytes | None:
         """The value of a key; None if no value is stored: the message may be the empty one of a reader that waits."""
         try:
-            found = await self._client._async().get(topic=self._topic, key=key.decode(), body=True)
+            found = await self._client._async().get(topic=self._topic, key=id_of(key.decode()), body=True)
         except NotFound:
             return None
         return found.body or None if found.state == "scheduled" else None

@@ -6,35 +6,34 @@ queues share topics, in which each message is tagged with its queue.
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import itertools
 import logging
 import os
 import queue as queues
 import zlib
-from collections.abc import Iterable, Mapping
-from concurrent.futures import wait as wait_for_all
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import msgspec
-from celery import current_app
 from kombu.exceptions import OperationalError
 from kombu.transport import virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments
+from kombu.utils.imports import symbol_by_name
 from kombu.utils.json import loads
 
-from hadelay.celery.address import address_of, client_of, masked
+from hadelay.celery.address import address_of, client_of, masked, url_of
 from hadelay.celery.bindings import Binding, Bindings, tag_of
 from hadelay.celery.inbox import Inbox, Settlement, Subscription, settle
-from hadelay.celery.messages import draft_of, key_of, received
+from hadelay.celery.messages import draft_of, keys_of, received
+from hadelay.celery.revoking import revoke
 from hadelay.client import AsyncMessage, Put, wire
-from hadelay.client.background import wait
+from hadelay.client.background import Running, wait, wait_for_all
+from hadelay.client.paths import with_query
 from hadelay.client.queues import topic_of
 from hadelay.errors import Conflict, Forbidden, HadelayError, NotFound
-from hadelay.paths import with_query
+from hadelay.outbox.rows import put_columns
 from hadelay.version import VERSION
 
 log = logging.getLogger(__name__)
@@ -51,8 +50,6 @@ _CLOSE_S = 5.0
 _TEMPORARY_CLOSE_S = 2.0
 #: Lease of a message fetched by basic_get, in seconds: nothing extends this lease.
 _GET_LEASE_S = 300
-#: Limit of concurrent requests of a revoke.
-_CANCELS = 20
 
 REQUEUE: Settlement = partial(AsyncMessage.nack, delay=0, reason="requeued")
 REJECT: Settlement = partial(AsyncMessage.nack, dead=True, reason="rejected")
@@ -96,7 +93,10 @@ class QoS(virtual.QoS):
         self._delivered.pop(tag, None)
         message = self.channel.unsettled.pop(tag, None)
         if message is not None:
-            settle(message, settlement)
+            settling = settle(message, settlement)
+            if settlement is REQUEUE:
+                ended = {one for one in self.channel.requeuing if one.wait(0)}
+                self.channel.requeuing = self.channel.requeuing - ended | {settling}
 
 
 class Channel(virtual.Channel):
@@ -108,6 +108,8 @@ class Channel(virtual.Channel):
         super().__init__(connection, **kwargs)
         #: Messages by delivery tag, which is the lease.
         self.unsettled: dict[str, AsyncMessage] = {}
+        #: Requeues under way: a fetch has to find these messages.
+        self.requeuing: set[Running[None]] = set()
         #: While beat stores a schedule: drafts that this channel collects instead of publishing them. Else None.
         self.drafts: list[Put] | None = None
         self._subscription: Subscription | None = None
@@ -166,6 +168,8 @@ class Channel(virtual.Channel):
         pass  # `basic_cancel` has deleted the queue
 
     def _size(self, queue: str) -> int:
+        if self.connection.outbox is not None and not self._consumers:
+            return 0  # a publisher declares the queue, and may do so while no node answers
         info = None if self._expiry_ms(queue) else self._info(queue)
         return info.ready if info is not None else 0
 
@@ -198,21 +202,25 @@ class Channel(virtual.Channel):
         if self.drafts is not None:
             self.drafts.append(draft)
             return
-        put = self.connection.cluster.put
+        keys = [] if draft.tags else keys_of(message)
+        if keys and self.connection.outbox is not None:
+            draft.key, draft.on_conflict = keys[0], "keep"
+            self.connection.outbox(put_columns(draft))
+            return
+        fields, put = msgspec.structs.asdict(draft), self.connection.cluster.put
         try:
-            try:
-                put(**msgspec.structs.asdict(draft))
-            except Conflict:
-                if draft.key is None:
-                    raise
-                # Another message of the task is pending: a task that replaces itself has the id of the running one.
-                put(**msgspec.structs.asdict(draft) | {"key": None, "on_conflict": None})
+            for key in keys:
+                with suppress(Conflict):
+                    put(**fields | {"key": key, "on_conflict": "reject"})
+                    return
+            put(**fields)
         except HadelayError as error:
             raise OperationalError(str(error)) from error  # kombu does not retry this error: the client has retried
 
     def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **_: Any) -> None:
         if exchange.endswith(".pidbox"):
-            self._revoke(loads(base64.b64decode(message["body"])))
+            transport = self.connection
+            revoke(transport.cluster, transport.address.prefix, loads(base64.b64decode(message["body"])))
         drafts = [self._draft(queue, message) for queue in self._lookup(exchange, routing_key)]
         if self.drafts is not None:
             self.drafts += drafts
@@ -223,46 +231,6 @@ class Channel(virtual.Channel):
 
     def _draft(self, queue: str, message: dict[str, Any]) -> Put:
         return draft_of(message, self._topic(queue), queue, self._expiry_ms(queue))
-
-    def _revoke(self, command: Mapping[str, Any]) -> None:
-        """Cancel revoked tasks that are not handed out yet. Workers remember the others."""
-        if command.get("method") != "revoke":
-            return
-        ids = command["arguments"]["task_id"]
-        try:
-            cancelled, refused = wait(self._cancelled([ids] if isinstance(ids, str) else list(ids)))
-        except Forbidden as error:
-            cancelled, refused = [], error
-        if refused is not None:
-            log.warning("the token may not cancel every revoked task; workers drop the others: %s", refused)
-        for task in cancelled:
-            current_app.backend.mark_as_revoked(task, "revoked")
-
-    async def _cancelled(self, tasks: Iterable[str]) -> tuple[list[str], Forbidden | None]:
-        """Cancel tasks in all queues. Returns the cancelled ones, those that no worker had, and the last refusal of
-        the token. Raises Forbidden if the token may not list the topics."""
-        client, prefix = self.connection.cluster._async(), self.connection.address.prefix
-        turn = asyncio.Semaphore(_CANCELS)
-        cancelled, refused = list[str](), None
-
-        async def cancel(topic: str, task: str, retries: int) -> None:
-            nonlocal refused
-            async with turn:
-                try:
-                    await client.cancel(topic=topic, key=key_of(task, retries))
-                    cancelled.append(task)
-                except Forbidden as error:
-                    refused = error
-                except (NotFound, Conflict):
-                    pass
-
-        topics = [
-            topic.topic
-            for topic in await client.topics(prefix=prefix)
-            if topic.scheduled + topic.ready and not topic.topic.startswith(f"{prefix}celery-")
-        ]
-        await asyncio.gather(*(cancel(*one) for one in itertools.product(topics, tasks, (0, 1))))
-        return cancelled, refused
 
     # Consuming.
 
@@ -309,6 +277,7 @@ class Channel(virtual.Channel):
     def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:
         tags = [tag_of(queue)] if queue in self.connection.temporary else []
         client = self.connection.cluster._async()
+        wait_for_all(self.requeuing, _CLOSE_S)
         for message in wait(client.receive(self._topic(queue), max=1, tags=tags, lease=_GET_LEASE_S)):
             return self._received(message)
         raise queues.Empty
@@ -359,9 +328,12 @@ class Transport(virtual.Transport):
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
         options = client.transport_options
-        self.address = address_of(client.hostname, client.ssl)
-        self.cluster = client_of(self.address, float(options.get("timeout", 30)))
+        self.address = address_of(url_of(client), client.ssl)
+        self.cluster = client_of(self.address, float(options.get("timeout", wire.ADAPTER_TIMEOUT_S)))
         self.bindings = Bindings(self.cluster, self.address)
+        named = options.get("outbox")
+        #: Writes the columns of a row into the program's outbox: tasks are published with its transaction.
+        self.outbox: Callable[[dict[str, Any]], object] | None = symbol_by_name(named) if named else None
         self.inbox = Inbox()
         #: Temporary queues, with the time in ms after which their messages expire.
         self.temporary: dict[str, int] = {}
@@ -371,6 +343,8 @@ class Transport(virtual.Transport):
         self._pid = os.getpid()
 
     def establish_connection(self) -> Transport:
+        if self.outbox is not None:
+            return super().establish_connection()  # type: ignore[no-any-return]  # no node is needed for a publish
         path = with_query("/v1/topics", {"prefix": f"{self.address.prefix}celery", "stale": True})
         try:
             client = self.cluster._async()

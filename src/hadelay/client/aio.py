@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import msgspec
 
 from hadelay.client import wire
+from hadelay.client.batches import BatchRequests
 from hadelay.client.consumer import DRAIN_S, Consumer, OnError
 from hadelay.client.message import AsyncMessage
-from hadelay.client.requests import Order, Topics
+from hadelay.client.paths import segment
+from hadelay.client.putoptions import Put, PutOptions
+from hadelay.client.requests import Topics
 from hadelay.client.schedules import ScheduleRequests
 from hadelay.client.transport import Transport
-from hadelay.client.types import Body, Delay, OnConflict, Put, PutResult, Receipt, When
+from hadelay.client.types import Body, Delay, Order, PutResult, Receipt
 from hadelay.errors import HadelayError
-from hadelay.paths import segment
 
 
-class AsyncClient(ScheduleRequests):
+class AsyncClient(ScheduleRequests, BatchRequests):
     """Talks to a cluster through any of its nodes.
 
         async with AsyncClient("http://n1:8400,http://n2:8400") as client:
@@ -34,7 +37,8 @@ class AsyncClient(ScheduleRequests):
     raised as the classes of `hadelay.errors`. One client serves any number of tasks of one event loop.
 
     token: Default: the variable HADELAY_TOKEN. ca: PEM file with the authority of the nodes' certificates, for https.
-    Default: the authorities that the system trusts.
+    Default: the authorities that the system trusts. shard: asks this shard where requests are not about one topic or
+    message: for its lists, its batches, its members. Default: all shards, as one.
     """
 
     def __init__(
@@ -44,8 +48,9 @@ class AsyncClient(ScheduleRequests):
         *,
         timeout: float = 30.0,
         ca: str | None = None,
+        shard: int | None = None,
     ) -> None:
-        super().__init__(Transport(urls, token, timeout, ca))
+        super().__init__(Transport(urls, token, timeout, ca, shard))
         self._consumers: set[Consumer] = set()
 
     async def __aenter__(self) -> AsyncClient:
@@ -61,46 +66,27 @@ class AsyncClient(ScheduleRequests):
         await self._transport.close()
 
     async def put(
-        self, topic: str, body: Body = b"", *, delay: Delay | None = None, at: When | None = None,
-        key: str | None = None, on_conflict: OnConflict | None = None, max_wait: Delay | None = None,
-        unique_for: Delay | None = None, tags: Sequence[str] | None = None, ttl: Delay | None = None,
-        callback: str | None = None, group: str | None = None, forward: Mapping[str, str] | None = None,
-        on_success: str | None = None, on_failure: str | None = None, content_type: str | None = None,
-        meta: Mapping[str, str] | None = None, traceparent: str | None = None, idempotency_key: str | None = None,
-        timeout: float | None = None,
-    ) -> Receipt:  # fmt: skip
-        """Publish one message, due after `delay` or at `at`, or now.
+        self, topic: str, body: Body = b"", *, timeout: float | None = None, **options: Unpack[PutOptions]
+    ) -> Receipt:
+        """Publish one message, due after `delay` or at `at`, or now. `put_many` takes values of `meta` and `forward`
+        that a header cannot carry.
 
-        key: your own name for the message within the topic. on_conflict: if a message with this key is pending
-        (scheduled, ready or leased), "keep" (default) answers with that message and `duplicate`; "replace" cancels that
-        message and answers with the new one and `replaced`, or raises Conflict if that message is leased; "reject"
-        raises Conflict with its id. max_wait: with "replace", limit of the total delay since the first of the replaced
-        messages. unique_for: with a key, at most 7 d: the publish is dropped, and answered with `duplicate`, if the key
-        was published with unique_for within that publish's period, also if that message is settled. tags: up to 16,
-        which consumers can filter by. ttl: time from the due time until the message expires. callback: webhook URL for
-        this message, where the topic allows one. group: message group, of which the topic's group_concurrency limits
-        how many messages are handed out at once. forward: header fields for the message's webhook calls, at most 2 KiB.
-        on_success, on_failure: topics of its callbacks, where the topic allows them.
-        meta: names in lower case; put_many takes values that a header cannot carry. traceparent: span shown to the
-        consumer; default: OpenTelemetry's current span, if the program uses OpenTelemetry.
+        options:
         """
-        put = Put(
-            topic=topic, body=body, delay=delay, at=at, content_type=content_type, meta=meta, key=key,
-            on_conflict=on_conflict, max_wait=max_wait, unique_for=unique_for, tags=tags, ttl=ttl, callback=callback,
-            group=group, forward=forward, on_success=on_success, on_failure=on_failure,
-        )  # fmt: skip
-        data, kind = wire.payload_of(body, content_type)
-        headers = {"Content-Type": kind, "Idempotency-Key": wire.own_or_new_key(idempotency_key)}
-        options, path = wire.options_of(put), f"/v1/topics/{segment(topic)}/messages"
-        unsafe = [name for name in ("key", "group") if not wire.HEADER_VALUE.fullmatch(options.get(name, ""))]
+        put = Put(topic=topic, body=body, **options)
+        data, kind = wire.payload_of(body, put.content_type)
+        put.idempotency_key = wire.own_or_new_key(put.idempotency_key)
+        put.traceparent = put.traceparent or wire.present_span()
+        given, path = wire.options_of(put), f"/v1/topics/{segment(topic)}/messages"
+        unsafe = [name for name in ("key", "group") if not wire.HEADER_VALUE.fullmatch(given.get(name, ""))]
         if unsafe:
-            path += "?" + "&".join(f"{name}={segment(options.pop(name))}" for name in unsafe)
-        headers |= wire.headers_of(options, meta=meta or {}, forward=forward or {})
-        if trace := traceparent or wire.present_span():
-            headers["traceparent"] = trace
+            path += "?" + "&".join(f"{name}={segment(given.pop(name))}" for name in unsafe)
+        headers = {"Content-Type": kind, **wire.headers_of(given)}
         return await self._transport.request(
             "POST", path, wire.read(Receipt), data=data, headers=headers, timeout_s=timeout
         )
+
+    put.__doc__ = f"{inspect.cleandoc(put.__doc__ or '')}\n{wire.options_help()}"
 
     async def put_many(
         self, puts: Iterable[Put], *, idempotency_key: str | None = None, timeout: float | None = None
@@ -152,9 +138,14 @@ class AsyncClient(ScheduleRequests):
         """
         lease_s, wait_s = wire.seconds_of(lease), wire.seconds_of(wait)
         poll = partial(
-            self.receive, wait=wait_s, lease=lease_s, consumer=consumer, order=order, tags=wire.each(tags),
+            self.receive,
+            wait=wait_s,
+            lease=lease_s,
+            consumer=consumer,
+            order=order,
+            tags=wire.each(tags),
             any_tags=wire.each(any_tags),
-        )  # fmt: skip
+        )
         return Consumer(self, topics, poll, lease_s, concurrency, self._consumers)
 
     async def work(

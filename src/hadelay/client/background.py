@@ -10,8 +10,10 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+import time
+from collections.abc import Coroutine, Iterable
+from concurrent.futures import CancelledError
+from typing import Any, Generic, TypeVar
 
 from hadelay.client.aio import AsyncClient
 
@@ -21,6 +23,8 @@ _THREAD = "hadelay-client"
 #: Reentrant lock: garbage collection in the thread that holds the lock may close an iteration, which takes the lock.
 lock = threading.RLock()
 _background: asyncio.AbstractEventLoop | None = None
+#: Tasks that have not ended: an event loop keeps weak references alone.
+_under_way: set[asyncio.Task[Any]] = set()
 #: Clients of this process that may have connections.
 used: set[AsyncClient] = set()
 #: Limit of the time for consumers to give back messages when the interpreter ends, in seconds.
@@ -43,6 +47,61 @@ def loop() -> asyncio.AbstractEventLoop:
         return _background
 
 
+class Running(Generic[R]):
+    """A coroutine on the event loop, for a thread that waits for it.
+
+    Ctrl-C may interrupt the thread between any two instructions. So the thread takes no lock that the event loop waits
+    for: a `concurrent.futures.Future` has one, and a Ctrl-C inside it stops the event loop for good.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, R]) -> None:
+        self._coroutine = coroutine
+        self._task: asyncio.Task[R] | None = None
+        self._ended = threading.Lock()
+        self._ended.acquire()
+        loop().call_soon_threadsafe(self._begin)
+
+    def _begin(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._coroutine)
+        self._task.add_done_callback(self._end)
+        _under_way.add(self._task)
+
+    def _end(self, task: asyncio.Task[R]) -> None:
+        _under_way.discard(task)
+        if not task.cancelled():
+            task.exception()  # read it: after an interrupted wait nobody else does, and asyncio would log it
+        self._ended.release()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the end, at most `timeout` seconds; returns whether the coroutine has ended."""
+        if self._task is None or not self._task.done():
+            self._ended.acquire(timeout=-1 if timeout is None else timeout)
+        return self._task is not None and self._task.done()
+
+    def result(self) -> R:
+        """Wait for the end, and get the result. Raises what the coroutine raises, and CancelledError."""
+        self.wait()
+        assert self._task is not None, "it has ended"
+        if self._task.cancelled():
+            raise CancelledError  # that of threads: asyncio's own would mean the caller's task
+        return self._task.result()
+
+    def cancel(self) -> None:
+        """Cancel the coroutine; does not wait for its end."""
+        loop().call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+
+def wait_for_all(running: Iterable[Running[Any]], seconds: float) -> None:
+    """Wait until all have ended, at most `seconds` in all."""
+    end = time.monotonic() + seconds
+    for one in running:
+        one.wait(max(0.0, end - time.monotonic()))
+
+
 async def _leave(client: AsyncClient) -> None:
     try:
         await asyncio.wait_for(client.close(), _CLOSE_S)
@@ -58,14 +117,14 @@ def _at_exit() -> None:
         await asyncio.gather(*map(_leave, clients), return_exceptions=True)
 
     if _background is not None:
-        asyncio.run_coroutine_threadsafe(leave(), _background).result()
+        Running(leave()).result()
 
 
 def dropped(client: AsyncClient) -> None:
     """Close the AsyncClient of a garbage-collected Client. Must not wait: any thread, with any lock, may run this."""
     if client in used and _background is not None:
         used.discard(client)
-        asyncio.run_coroutine_threadsafe(_leave(client), _background)
+        Running(_leave(client))
 
 
 def _in_child() -> None:
@@ -75,6 +134,7 @@ def _in_child() -> None:
     for client in used:
         client._transport.disown()
     used.clear()
+    _under_way.clear()
 
 
 os.register_at_fork(after_in_child=_in_child)
@@ -82,11 +142,11 @@ os.register_at_fork(after_in_child=_in_child)
 
 def wait(coroutine: Coroutine[Any, Any, R], _: object = None) -> R:
     """Run a coroutine on the event loop, and block until its result."""
-    future = asyncio.run_coroutine_threadsafe(coroutine, loop())
+    running = Running(coroutine)
     try:
-        return future.result()
+        return running.result()
     except BaseException:  # Ctrl-C during the wait: cancel the request too
-        future.cancel()
+        running.cancel()
         raise
 
 
@@ -96,7 +156,7 @@ def finish(closing: Coroutine[Any, Any, None], of: AsyncClient) -> None:
         closing.close()  # the iterator belongs to the parent process, or was closed at the interpreter's end
     elif threading.current_thread().name == _THREAD:
         # The iterator is garbage-collected on the event loop's own thread, which must not wait for itself.
-        asyncio.run_coroutine_threadsafe(closing, loop())
+        Running(closing)
     else:
         wait(closing)
 

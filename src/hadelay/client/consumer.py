@@ -9,25 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from hadelay.client.message import GIVE_BACK, AsyncMessage, How, Leasing, settled
+from hadelay.client.polling import Poll, Polling
 from hadelay.client.wire import each
-from hadelay.errors import BadRequest, HadelayError, TooLarge
+from hadelay.errors import BadRequest, TooLarge
 
 log = logging.getLogger(__name__)
 
-#: Minimum and maximum pause after a poll that failed with all its retries, in seconds.
-_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
-_MAX_POLL = 1_000
-#: Timeout in seconds of the last poll after a stop, which fetches messages that the cancelled poll was granted.
-_LAST_POLL_S = 2.0
 #: Time for the handlers of a stopped `work` to end, in seconds: less than the 10 s that `docker stop` waits.
 DRAIN_S = 8.0
 
-Poll = Callable[..., Awaitable[list[AsyncMessage]]]
 OnError = Callable[[AsyncMessage, Exception], object]
 
 
@@ -35,24 +29,31 @@ class Consumer:
     """Leased messages of `consume`: to iterate once, with `async for`, or one at a time with `next`, or with a handler
     in `work`. Leaving the loop gives back fetched messages that were not handed out.
 
+    Topics of several shards take a poll per shard, so there may be one unsettled message more for each further shard.
+
     `concurrency` and `topics` may be set while the consumer runs, and hold from the next poll on.
 
     To stop without losing work: `stop` or `drain` first, then leave the loop.
     """
 
     def __init__(
-        self, client: Leasing, topics: str | Sequence[str], poll: Poll, lease_s: float, concurrency: int,
+        self,
+        client: Leasing,
+        topics: str | Sequence[str],
+        poll: Poll,
+        lease_s: float,
+        concurrency: int,
         registry: set[Consumer],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """poll: `client.receive` with the consumer's options. registry: consumers that the client closes."""
-        self.client, self._topics = client, each(topics)
-        self._receive, self._lease_s, self._registry = poll, lease_s, registry
-        self._concurrency = _at_least_one(concurrency)
+        self.client, self._lease_s, self._registry = client, lease_s, registry
         #: Unsettled messages by lease token: those in `_queue`, and those handed out to the caller.
-        self.held: dict[str, AsyncMessage] = {}
+        self.unsettled: dict[str, AsyncMessage] = {}
         #: Fetched messages, not yet handed to the caller; an exception is raised, None ends the iteration.
         self._queue: asyncio.Queue[AsyncMessage | Exception | None] = asyncio.Queue()
-        self._room = asyncio.Event()
+        self._polling = Polling(poll, topics, concurrency, lambda: len(self.unsettled), self._take)
+        #: Set by the first answer of a node to a poll.
+        self.reached = self._polling.reached
         #: Leases to settle, with the futures of their outcomes.
         self._orders: dict[How, dict[str, asyncio.Future[str]]] = {}
         #: Results of acks, by lease token.
@@ -60,8 +61,6 @@ class Consumer:
         #: Tasks of the running consumer: the poll, and the extension of leases.
         self._tasks: list[asyncio.Task[None]] = []
         self._sender: asyncio.Task[None] | None = None
-        #: The request of the poll that is under way.
-        self._asked: asyncio.Future[list[AsyncMessage]] | None = None
         self._stopped = False
         self._closing: asyncio.Task[None] | None = None
 
@@ -73,25 +72,21 @@ class Consumer:
     @property
     def concurrency(self) -> int:
         """Limit of unsettled messages. A lower limit takes back nothing: the poll under way may exceed it."""
-        return self._concurrency
+        return self._polling.concurrency
 
     @concurrency.setter
     def concurrency(self, most: int) -> None:
-        self._concurrency = _at_least_one(most)
-        self._room.set()
+        self._polling.concurrency = most
 
     @property
     def topics(self) -> list[str]:
         """Topics to receive from; setting them ends the poll under way. Messages of a removed topic that were fetched
         before still come. Without topics, the consumer waits."""
-        return list(self._topics)
+        return list(self._polling.topics)
 
     @topics.setter
     def topics(self, topics: str | Sequence[str]) -> None:
-        self._topics = each(topics)
-        self._room.set()
-        if self._asked is not None:
-            self._asked.cancel()
+        self._polling.topics = each(topics)
 
     async def __aiter__(self) -> AsyncIterator[AsyncMessage]:
         if self._tasks or self._stopped:
@@ -112,7 +107,7 @@ class Consumer:
             if isinstance(item, Exception):
                 self.stop()  # the poll has ended, so a further call would wait for ever
                 raise item
-            if item.lease in self.held:
+            if item.lease in self.unsettled:
                 return item
         raise StopAsyncIteration
 
@@ -181,10 +176,10 @@ class Consumer:
         self.stop()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                while self.held:
-                    self._room.clear()
-                    await self._room.wait()
-        return not self.held
+                while self.unsettled:
+                    self._polling.room.clear()
+                    await self._polling.room.wait()
+        return not self.unsettled
 
     async def close(self) -> None:
         """`stop`, and extend no more leases. Messages handed out can be settled until their leases end."""
@@ -204,7 +199,9 @@ class Consumer:
 
     async def _fetch(self) -> None:
         try:
-            await self._poll()
+            await self._polling.run()
+        except Exception as error:
+            self._queue.put_nowait(error)
         except asyncio.CancelledError:
             # Give messages back in this cancelled task, not in a new task: an event loop that ends does not wait for
             # new tasks.
@@ -213,86 +210,36 @@ class Consumer:
                 await asyncio.wait([self._sender])
             raise
 
-    async def _poll(self) -> None:
-        request_id = ""
-        while True:
-            room = self._concurrency - len(self.held)
-            if room <= 0 or not self._topics:
-                self._room.clear()
-                await self._room.wait()
-                continue
-            # Keep a poll's request id until an answer arrives: the node then repeats an answer that was lost.
-            request_id = request_id or os.urandom(12).hex()
-            topics = self._topics
-            try:
-                messages = await self._ask(topics, request_id, min(room, _MAX_POLL))
-            except asyncio.CancelledError:
-                await self._take_granted(topics, request_id)
-                if self._cancelled():
-                    raise
-                request_id = ""  # the topics changed, and cancelled the request alone
-                continue
-            except Exception as error:
-                # Raise for the user after a refusal, and after an answer that no node sent: retries would not help.
-                if not isinstance(error, HadelayError) or not error.retryable:
-                    self._queue.put_nowait(error)
-                    return
-                log.warning("poll failed, trying again: %s", error)
-                try:
-                    await asyncio.sleep(min(max((error.retry_after_ms or 0) / 1000, _PAUSE_S), _LONGEST_PAUSE_S))
-                except asyncio.CancelledError:
-                    if not error.outcome_known:
-                        await self._take_granted(topics, request_id)
-                    raise
-                continue
-            request_id = ""
-            self._take(messages)
-
-    async def _take_granted(self, topics: list[str], request_id: str) -> None:
-        """Take the messages that a poll without an answer may have been granted: repeat its request."""
-        with contextlib.suppress(Exception):
-            self._take(await self._receive(topics, request_id=request_id, max=1, wait=0, timeout=_LAST_POLL_S))
-
-    def _cancelled(self) -> bool:
-        return bool(self._tasks[0].cancelling())
-
-    async def _ask(self, topics: list[str], request_id: str, room: int) -> list[AsyncMessage]:
-        self._asked = asyncio.ensure_future(self._receive(topics, request_id=request_id, max=room))
-        try:
-            return await self._asked
-        finally:
-            self._asked = None
-
     def _take(self, messages: Sequence[AsyncMessage]) -> None:
         for message in messages:
             message._consumer = self
-            self.held[message.lease] = message
-            if message.topic in self._topics or self._stopped:
+            self.unsettled[message.lease] = message
+            if message.topic in self._polling.topics or self._stopped:
                 self._queue.put_nowait(message)
             else:
-                self._order(message, GIVE_BACK)  # its topic was removed during the poll
+                self._order(message, GIVE_BACK)  # the consumer gave up the message's topic during the poll
 
     async def _extend(self) -> None:
         """Extend all leases every third of their length: two extensions may fail before a lease is lost."""
         while True:
             await asyncio.sleep(self._lease_s / 3)
-            if not self.held:
+            if not self.unsettled:
                 continue
-            held = list(self.held.values())
+            messages = list(self.unsettled.values())
             try:
-                outcomes = await self.client.extend(held, lease=self._lease_s)
+                outcomes = await self.client.extend(messages, lease=self._lease_s)
             except Exception as error:
                 log.warning("leases were not extended, trying again: %s", error)
                 continue
-            for message, outcome in zip(held, outcomes, strict=True):
+            for message, outcome in zip(messages, outcomes, strict=True):
                 if outcome == "lease_lost" and not message._settled:
                     log.warning("the lease of message %s was lost: the message is handed out again", message.id)
                     message.lost = True
                     self._forget(message.lease)
 
     def _forget(self, lease: str) -> None:
-        if self.held.pop(lease, None) is not None:
-            self._room.set()
+        if self.unsettled.pop(lease, None) is not None:
+            self._polling.room.set()
 
     async def settle(self, message: AsyncMessage, how: How, result: Any = None) -> str:
         if how.results:
@@ -305,14 +252,14 @@ class Consumer:
         KeyboardInterrupt also stop the consumer."""
         if not isinstance(why, asyncio.CancelledError):
             self.stop()
-        if self._cancelled():
+        if self._stopped:
             # Wait for the end of the poll: its last request could be granted this message again.
             await asyncio.wait(self._tasks[:1])
         await self.settle(message, GIVE_BACK)
 
     def _give_up(self) -> None:
         """Give back all messages that were handed out and are not settled, because their handlers have ended."""
-        for message in self.held.values():
+        for message in self.unsettled.values():
             if not message._settled:
                 self._order(message, GIVE_BACK)
 
@@ -366,12 +313,6 @@ class Consumer:
             return [error] * len(leases)
 
 
-def _at_least_one(concurrency: int) -> int:
-    if concurrency < 1:
-        raise ValueError(f"concurrency: expected at least 1, not {concurrency}")
-    return concurrency
-
-
 async def _handled(
     message: AsyncMessage, handler: Callable[[AsyncMessage], Awaitable[object]], on_error: OnError | None
 ) -> None:
@@ -380,8 +321,8 @@ async def _handled(
             await handler(message)
     except Exception as error:
         if on_error is not None:
-            told = on_error(message, error)
-            if asyncio.iscoroutine(told):
-                await told
+            handled = on_error(message, error)
+            if asyncio.iscoroutine(handled):
+                await handled
         else:
             log.error("the handler failed on message %s", message.id, exc_info=error)

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol, cast
 import msgspec
 from msgspec import UNSET
 
+from hadelay.client import exactjson
 from hadelay.client.types import AckOutcome, Delay, ExtendOutcome, Leases, Message, NackOutcome
 from hadelay.errors import BadRequest
 from hadelay.model import MAX_RESULT
@@ -38,14 +39,19 @@ class Leasing(Protocol):
 
     async def ack(self, leases: Leases, *, results: Sequence[Any] | None = None) -> list[AckOutcome]: ...
     async def nack(
-        self, leases: Leases, *, delay: Delay | None = None, reason: str | None = None, count: bool = True,
+        self,
+        leases: Leases,
+        *,
+        delay: Delay | None = None,
+        reason: str | None = None,
+        count: bool = True,
         dead: bool = False,
-    ) -> list[NackOutcome]: ...  # fmt: skip
+    ) -> list[NackOutcome]: ...
     async def extend(self, leases: Leases, *, lease: Delay, progress: str | None = None) -> list[ExtendOutcome]: ...
 
 
 class Settler(Protocol):
-    """A consumer, to its messages."""
+    """Interface of a consumer to its messages."""
 
     async def settle(self, message: AsyncMessage, how: How, result: Any = None) -> str: ...
     async def give_back(self, message: AsyncMessage, why: BaseException) -> None: ...
@@ -87,7 +93,7 @@ class AsyncMessage(Message, kw_only=True):
         if result is UNSET:
             return cast(AckOutcome, await self._settle(ACK))
         # Encode here: an error in the common request of several acks would be everybody's.
-        encoded = msgspec.json.encode(result)
+        encoded = exactjson.encode(result, "result")
         if len(encoded) > MAX_RESULT:
             raise ValueError(f"the result has {len(encoded)} bytes of JSON; at most {MAX_RESULT} are allowed")
         return cast(AckOutcome, await self._settle(ACK_WITH_RESULT, msgspec.Raw(encoded)))

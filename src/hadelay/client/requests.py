@@ -9,8 +9,11 @@ import msgspec
 
 from hadelay.api import cluster as api
 from hadelay.api import messages
-from hadelay.client import wire
+from hadelay.api.messages import PurgedState
+from hadelay.client import exactjson, wire
 from hadelay.client.message import AsyncMessage
+from hadelay.client.paths import message_path, segment, with_query
+from hadelay.client.topicsettings import TopicSettings
 from hadelay.client.transport import Transport
 from hadelay.client.types import (
     AckOutcome,
@@ -30,20 +33,17 @@ from hadelay.client.types import (
     MessageInfo,
     NackOutcome,
     Names,
+    Order,
     Redriven,
     Rescheduled,
     TopicInfo,
-    TopicSettings,
     When,
 )
 from hadelay.client.wire import BATCH_ITEMS, MSGPACK, each, new_key, plain, seconds_of, when_of
 from hadelay.errors import HadelayError
-from hadelay.paths import message_path, segment, with_query
 
 T = TypeVar("T")
 Topics = str | Sequence[str]
-#: Order of a receive over several topics.
-Order = Literal["turns", "listed"]
 
 #: Time in seconds that the answer to a poll may take beyond the poll's wait; then the node counts as unreachable.
 _POLL_GRACE_S = 5.0
@@ -102,7 +102,7 @@ class Requests:
 
     async def messages(
         self,
-        topic: str,
+        topic: str | None = None,
         *,
         state: str | Sequence[str] = "pending",
         start: When | None = None,
@@ -111,18 +111,41 @@ class Requests:
         page: int = 1_000,
         stale: bool = False,
     ) -> AsyncIterator[MessageInfo]:
-        """The messages of a topic in due order, without their histories.
+        """The messages of a topic, or of all topics, in due order, without their histories.
 
         state: one or more of scheduled, ready, blocked, leased, acked, cancelled, expired, dead; pending is the first
         four, all is all. start, end: due in [start, end). tags: messages that have all of them. page: messages per
         request. Messages settled meanwhile never hide another message.
         """
+        options: Any = {"state": state, "start": start, "end": end, "tags": tags, "limit": page, "stale": stale}
+        found = await self.messages_page(topic, **options)
+        while True:
+            for message in found.messages:
+                yield message
+            if found.cursor is None:
+                return
+            found = await self.messages_page(topic, cursor=found.cursor, **options)
+
+    async def messages_page(
+        self,
+        topic: str | None = None,
+        *,
+        state: str | Sequence[str] = "pending",
+        start: When | None = None,
+        end: When | None = None,
+        tags: Sequence[str] = (),
+        limit: int = 1_000,
+        cursor: str | None = None,
+        stale: bool = False,
+    ) -> wire.WirePage[MessageInfo]:
+        """One page of `messages`: at most `limit` of them, from the cursor of the page before on. The answer has
+        `messages`, and the `cursor` of the next page, None after the last one."""
         query = {
-            "state": ",".join(each(state)), "limit": page, "from": when_of(start), "to": when_of(end),
-            "tag": ",".join(each(tags)) or None, "stale": stale,
+            "state": ",".join(each(state)), "limit": limit, "from": when_of(start), "to": when_of(end),
+            "tag": ",".join(each(tags)) or None, "cursor": cursor, "stale": stale,
         }  # fmt: skip
-        async for message in self._pages(f"/v1/topics/{segment(topic)}/messages", query, wire.WirePage[MessageInfo]):
-            yield message
+        path = "/v1/messages" if topic is None else f"/v1/topics/{segment(topic)}/messages"
+        return await self._get(path, wire.WirePage[MessageInfo], **query)
 
     async def cancel(
         self, message_id: str | None = None, *, topic: str | None = None, key: str | None = None
@@ -141,17 +164,25 @@ class Requests:
         *,
         topic: str | None = None,
         key: str | None = None,
+        shift: Delay | None = None,
         delay: Delay | None = None,
         at: When | None = None,
+        expected: When | None = None,
     ) -> Rescheduled:
-        """Make a message due `delay` from now, or `at` a time; its id stays. Name it by id, or by topic and key.
+        """Make a message due `delay` from now, or `at` a time, or later by `shift` ("-90m": earlier) than `expected`;
+        its id stays. Name it by id, or by topic and key.
 
-        Of a message with copies for subscriptions, all copies are rescheduled. Raises Conflict when it is not pending;
-        `outcome` of the error: leased, acked, cancelled, expired, dead; partial: not every copy, see its `outcomes`.
+        expected: due time that the message has; if it has another one by now, nothing changes. Of a message with
+        copies for subscriptions, all copies are rescheduled. Raises Conflict when it is not pending; `outcome` of the
+        error: leased, acked, cancelled, expired, dead; moved: not due as `expected`; partial: not every copy, see its
+        `outcomes`.
         """
-        if (delay is None) == (at is None):
-            raise ValueError("give either delay or at")
-        when = {"delay": plain(delay)} if at is None else {"deliver_at": when_of(at)}
+        if sum(value is not None for value in (shift, delay, at)) != 1:
+            raise ValueError("give one of shift, delay and at")
+        if shift is not None and expected is None:
+            raise ValueError("shift needs expected, the due time that the message has")
+        change = {"shift": wire.shift_of(shift), "delay": plain(delay), "deliver_at": when_of(at)}
+        when = _present(change | {"expected_deliver_at": when_of(expected)})
         return await self._send("PATCH", message_path(message_id, topic, key), when, Rescheduled)
 
     async def deliver_now(
@@ -170,6 +201,7 @@ class Requests:
         tags: Sequence[str] = (),
         any_tags: Sequence[str] = (),
         order: Order = "turns",
+        group_max: int = 1,
         consumer: str | None = None,
         request_id: str | None = None,
         timeout: float | None = None,
@@ -178,6 +210,8 @@ class Requests:
 
         tags, any_tags: only messages that have all of the former and, if there are any, one of the latter. order:
         "turns" lets the topics take turns; "listed" takes messages of a topic only when no earlier topic has any due.
+        group_max: limit of messages of one group, which come in order, from topics with group_concurrency 1. Handle
+        them one after the other, and nack the rest of the group after a failure.
         """
         query: dict[str, Any] = {
             "topics": each(topics),
@@ -189,6 +223,8 @@ class Requests:
         query |= _present({"lease": plain(lease), "tags": each(tags) or None, "any_tags": each(any_tags) or None})
         if order != "turns":
             query["order"] = order
+        if group_max != 1:
+            query["group_max"] = group_max
         wait_s = seconds_of(wait)
         messages = await self._transport.request(
             "POST",
@@ -198,7 +234,7 @@ class Requests:
             headers=MSGPACK,
             timeout_s=wait_s + (self._transport.timeout_s if timeout is None else timeout),
             answer_within_s=wait_s + _POLL_GRACE_S,
-            to_leader=True,
+            to_leader=",".join(query["topics"]),
         )
         for message in messages:
             message._client = self
@@ -299,9 +335,7 @@ class Requests:
         """Hand out the messages of a paused topic again."""
         return await self._send("POST", f"/v1/topics/{segment(name)}:resume", {}, TopicInfo)
 
-    async def purge(
-        self, name: str, states: Sequence[Literal["scheduled", "ready", "dead"]] = ("scheduled", "ready")
-    ) -> None:
+    async def purge(self, name: str, states: Sequence[PurgedState] = ("scheduled", "ready")) -> None:
         """Cancel a topic's messages that are in `states` now, without reading each one; dead letters are deleted."""
         await self._send("POST", f"/v1/topics/{segment(name)}:purge", {"states": each(states)}, messages.Purged)
 
@@ -347,15 +381,17 @@ class Requests:
         topic: a name, or a pattern such as "orders-*". rate: messages per second. request_id: new for each job; a
         repetition with the same one begins no second job. `job` tells how far the job is.
         """
-        wish = _wish(action, topic, selection) | _present({"rate": plain(rate), "request_id": request_id or new_key()})
-        return await self._send("POST", "/v1/jobs", wish, JobInfo)
+        document = _document(action, topic, selection) | _present(
+            {"rate": plain(rate), "request_id": request_id or new_key()}
+        )
+        return await self._send("POST", "/v1/jobs", document, JobInfo)
 
     async def count_job(self, action: JobAction, topic: str, **selection: Unpack[JobSelection]) -> JobCount:
         """Count the messages that `begin_job` with the same arguments would change now."""
-        wish = _wish(action, topic, selection)
-        found = await self._send("POST", "/v1/jobs:count", wish, JobCount)
+        document = _document(action, topic, selection)
+        found = await self._send("POST", "/v1/jobs:count", document, JobCount)
         while found.cursor is not None:
-            more = await self._send("POST", "/v1/jobs:count", {**wish, "cursor": found.cursor}, JobCount)
+            more = await self._send("POST", "/v1/jobs:count", {**document, "cursor": found.cursor}, JobCount)
             times = [time for time in (found.first, found.last, more.first, more.last) if time is not None]
             found = msgspec.structs.replace(
                 more, matched=found.matched + more.matched, leased=found.leased + more.leased,
@@ -429,7 +465,7 @@ class Requests:
         await self._transport.request("DELETE", path, wire.read_nothing)
 
     async def _send(self, method: str, path: str, value: Any, kind: type[T], *, retry: bool = True) -> T:
-        data, headers = msgspec.json.encode(value), {"Content-Type": "application/json"}
+        data, headers = exactjson.encode(value, "body"), {"Content-Type": "application/json"}
         return await self._transport.request(method, path, wire.read(kind), data=data, headers=headers, retry=retry)
 
 
@@ -437,15 +473,15 @@ def _present(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _wish(action: JobAction, topic: str, selection: JobSelection) -> dict[str, Any]:
+def _document(action: JobAction, topic: str, selection: JobSelection) -> dict[str, Any]:
     """Body of a request about a bulk job."""
     unknown = selection.keys() - JobSelection.__annotations__.keys()
     if unknown:
         raise TypeError(f"a bulk job takes no argument {min(unknown)!r}")
     given: dict[str, Any] = {"tags": each(selection.get("tags", ())), "ids": each(selection.get("ids", ()))}
-    given |= {name: selection.get(name, "") for name in ("key_prefix", "group", "schedule", "error")}
+    given |= {name: selection.get(name, "") for name in ("key_prefix", "group", "schedule", "error", "retrying")}
     due = _present({"from": when_of(selection.get("start")), "to": when_of(selection.get("end"))})
-    change = {"shift": wire.shift_of(selection.get("shift")), "to": when_of(selection.get("at"))}
-    change |= {"delay": plain(selection.get("delay"))}
+    change = {"shift": wire.shift_of(selection.get("shift")), "delay": plain(selection.get("delay"))}
+    change |= {"deliver_at": when_of(selection.get("at")), "into": selection.get("into")}
     chosen = {name: value for name, value in given.items() if value}
     return {"action": action, "filter": {"topic": topic, **chosen, **due}, **_present(change)}

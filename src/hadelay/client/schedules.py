@@ -4,13 +4,11 @@ from base64 import b64encode
 from collections.abc import AsyncIterator
 from typing import Any, TypeVar, Unpack
 
-import msgspec
-
-from hadelay.client import wire
+from hadelay.client import exactjson, wire
+from hadelay.client.paths import segment, with_query
 from hadelay.client.requests import Requests
 from hadelay.client.types import Body, Previewed, ScheduleInfo, ScheduleSettings, Triggered, When
 from hadelay.client.wire import own_or_new_key, payload_of, plain, when_of
-from hadelay.paths import segment, with_query
 
 T = TypeVar("T")
 
@@ -36,10 +34,10 @@ class ScheduleRequests(Requests):
         schedule has another one.
         """
         data, kind = payload_of(body, settings.get("content_type"))
-        wish = _settings(dict(settings)) | {"topic": topic, "body_base64": b64encode(data).decode()}
+        document = _settings(dict(settings)) | {"topic": topic, "body_base64": b64encode(data).decode()}
         if not isinstance(body, bytes) or settings.get("content_type"):
-            wish["content_type"] = kind
-        return await self._send("PUT", with_query(_path(name), {"version": version}), wish, ScheduleInfo)
+            document["content_type"] = kind
+        return await self._send("PUT", with_query(_path(name), {"version": version}), document, ScheduleInfo)
 
     async def schedule(self, name: str, *, body: bool = False, stale: bool = False) -> ScheduleInfo:
         """A schedule with the times of its next ten occurrences, and its last ten messages with their states."""
@@ -79,25 +77,27 @@ class ScheduleRequests(Requests):
 
     async def backfill(
         self, name: str, start: When, end: When, *, idempotency_key: str | None = None
-    ) -> list[Triggered]:  # fmt: skip
+    ) -> list[Triggered]:
         """Publish the past occurrences of [start, end), at most 1,000, due now, even if published before."""
-        wish = {"from": when_of(start), "to": when_of(end)}
-        return (await self._keyed(_path(name) + ":backfill", wish, idempotency_key, wire.Results[Triggered])).results
+        document = {"from": when_of(start), "to": when_of(end)}
+        return (
+            await self._keyed(_path(name) + ":backfill", document, idempotency_key, wire.Results[Triggered])
+        ).results
 
     async def preview_schedule(
         self, *, count: int = 10, after: When | None = None, **settings: Unpack[ScheduleSettings]
     ) -> Previewed:
         """Preview the next times of a schedule that is not stored, with a description in words and effects of
         daylight-saving changes. settings: only the settings that determine times, such as `cron` and `timezone`."""
-        wish = _settings(dict(settings)) | {"count": count}
+        document = _settings(dict(settings)) | {"count": count}
         if after is not None:
-            wish["after"] = when_of(after)
-        return await self._send("POST", "/v1/schedules:preview", wish, Previewed)
+            document["after"] = when_of(after)
+        return await self._send("POST", "/v1/schedules:preview", document, Previewed)
 
     async def _keyed(self, path: str, value: Any, key: str | None, kind: type[T]) -> T:
         headers = {"Content-Type": "application/json", "Idempotency-Key": own_or_new_key(key)}
         return await self._transport.request(
-            "POST", path, wire.read(kind), data=msgspec.json.encode(value), headers=headers
+            "POST", path, wire.read(kind), data=exactjson.encode(value, "body"), headers=headers
         )
 
 
@@ -107,10 +107,10 @@ def _path(name: str) -> str:
 
 def _settings(given: dict[str, Any]) -> dict[str, Any]:
     """Convert a schedule's settings from Python values to the API's JSON values."""
-    wish = {name: plain(value) for name, value in given.items() if value is not None}
+    document = {name: plain(value) for name, value in given.items() if value is not None}
     for name in _TIMES:
-        if name in wish:
-            wish[name] = when_of(given[name])
+        if name in document:
+            document[name] = when_of(given[name])
     if given.get("at") is not None:
-        wish["at"] = [when_of(at) for at in given["at"]]
-    return wish
+        document["at"] = [when_of(at) for at in given["at"]]
+    return document

@@ -6,26 +6,23 @@ client/background.py has the loop.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import functools
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from concurrent.futures import wait as wait_for_any
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from msgspec import UNSET
 
 from hadelay.client import background
 from hadelay.client.aio import AsyncClient
-from hadelay.client.background import wait
+from hadelay.client.background import Running, wait
 from hadelay.client.consumer import DRAIN_S, Consumer
 from hadelay.client.message import AsyncMessage
-from hadelay.client.requests import Order, Topics
+from hadelay.client.putoptions import Put
+from hadelay.client.requests import Topics
 from hadelay.client.threads import HandlerThreads
-from hadelay.client.types import AckOutcome, Delay, ExtendOutcome, Message, NackOutcome, Put, PutResult
+from hadelay.client.types import AckOutcome, Delay, ExtendOutcome, Message, NackOutcome, Order, PutResult
 from hadelay.client.wire import batches, own_or_new_key, seconds_of
 
 P = ParamSpec("P")
@@ -180,9 +177,13 @@ class Consuming(Iterator[SyncMessage]):
         return None if message is None else SyncMessage._made(message, self._client)
 
     def work(
-        self, handler: Callable[[SyncMessage], object], *, on_error: OnError | None = None, drain: Delay = DRAIN_S,
+        self,
+        handler: Callable[[SyncMessage], object],
+        *,
+        on_error: OnError | None = None,
+        drain: Delay = DRAIN_S,
         stop: threading.Event | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Run `handler` in threads for every message, until `stop` is called, or the event `stop` is set.
 
         An exception nacks its message, with the exception as the reason, and is given to `on_error`, in a thread, too,
@@ -201,37 +202,26 @@ class Consuming(Iterator[SyncMessage]):
             tell, made = on_error, SyncMessage._made(message, self._client)
             await threads.run(lambda given: tell(*given), (made, error))
 
-        tasks: list[asyncio.Task[None] | None] = []
-
-        async def work() -> None:
-            tasks.append(asyncio.current_task())
-            await self._consumer.work(run, on_error=None if on_error is None else failed, drain=seconds_of(drain))
-
-        future = asyncio.run_coroutine_threadsafe(work(), background.loop())
+        failing = None if on_error is None else failed
+        running = Running(self._consumer.work(run, on_error=failing, drain=seconds_of(drain)))
         try:
-            self._watch(future, stop)
+            if stop is not None:
+                while not (running.wait(_LOOK_S) or stop.is_set()):
+                    pass
+                self.stop()
+            running.result()
         except BaseException:  # Ctrl-C: drain, unless that is interrupted, too
             try:
                 self.stop()
-                with contextlib.suppress(Exception):
-                    future.result()
+                running.wait()
             except BaseException:
-                for task in filter(None, tasks):
-                    background.loop().call_soon_threadsafe(task.cancel)
-                with contextlib.suppress(Exception):
-                    future.result(_GIVE_BACK_S)
+                running.cancel()
+                running.wait(_GIVE_BACK_S)
                 raise
             raise
         finally:
-            future.cancel()
+            running.cancel()
             threads.close()
-
-    def _watch(self, future: Future[None], stop: threading.Event | None) -> None:
-        if stop is not None:
-            while not (future.done() or stop.is_set()):
-                wait_for_any([future], _LOOK_S)
-            self.stop()
-        future.result()
 
     def stop(self) -> None:
         """Fetch no more, and end the loop after the current message. Other fetched messages go back at once, and their
@@ -270,8 +260,9 @@ class Client:
         *,
         timeout: float = 30.0,
         ca: str | None = None,
+        shard: int | None = None,
     ) -> None:
-        self._new = functools.partial(AsyncClient, urls, token, timeout=timeout, ca=ca)
+        self._new = functools.partial(AsyncClient, urls, token, timeout=timeout, ca=ca, shard=shard)
         self._new()  # create a client only to raise an error here if an address is wrong
         self._client: AsyncClient | None = None
 
@@ -314,6 +305,7 @@ class Client:
     extend = _blocking(AsyncClient.extend, wait)
     topics = _blocking(AsyncClient.topics, wait)
     topic = _blocking(AsyncClient.topic, wait)
+    messages_page = _blocking(AsyncClient.messages_page, wait)
     group = _blocking(AsyncClient.group, wait)
     put_topic = _blocking(AsyncClient.put_topic, wait)
     delete_topic = _blocking(AsyncClient.delete_topic, wait)
@@ -340,6 +332,10 @@ class Client:
     trigger = _blocking(AsyncClient.trigger, wait)
     backfill = _blocking(AsyncClient.backfill, wait)
     preview_schedule = _blocking(AsyncClient.preview_schedule, wait)
+    open_batch = _blocking(AsyncClient.open_batch, wait)
+    batch = _blocking(AsyncClient.batch, wait)
+    seal_batch = _blocking(AsyncClient.seal_batch, wait)
+    cancel_batch = _blocking(AsyncClient.cancel_batch, wait)
     cluster = _blocking(AsyncClient.cluster, wait)
     transfer_leader = _blocking(AsyncClient.transfer_leader, wait)
     add_member = _blocking(AsyncClient.add_member, wait)
@@ -377,3 +373,5 @@ class Client:
     messages = _blocking(AsyncClient.messages, _each)
     dead = _blocking(AsyncClient.dead, _each)
     schedules = _blocking(AsyncClient.schedules, _each)
+    batches = _blocking(AsyncClient.batches, _each)
+    batch_failures = _blocking(AsyncClient.batch_failures, _each)

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from hadelay import errors
-from hadelay.api.problems import NO_NEWS, NONSENSE, NotANode, Unreachable, not_a_node, refusal
+from hadelay.api.problems import NO_NEWS, NONSENSE, NotANode, Unreachable, not_a_node, not_http, refusal, without_tls
+from hadelay.client.paths import may_follow, of_shard, relayed
 from hadelay.errors import HadelayError, NoLeader, OutcomeUnknown
-from hadelay.paths import encrypted_too, relayed
 from hadelay.version import VERSION
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ _STREAMED_BYTES = 1 << 20
 _MAX_REDIRECTS = 3
 #: Timeout of connecting, in seconds: a dead machine answers nothing, and other addresses may answer.
 _CONNECT_S = 3.0
+#: Limit of remembered leaders.
+_MOST_LEADERS = 1_024
 #: Time in seconds for which a redirect is not followed to an address that could not be connected.
 _AVOIDED_S = 30.0
 
@@ -51,7 +53,7 @@ class _Request(NamedTuple):
     path: str
     data: bytes
     headers: Mapping[str, str]
-    to_leader: bool
+    to_leader: str
 
 
 def addresses(urls: str | Sequence[str]) -> list[str]:
@@ -60,6 +62,10 @@ def addresses(urls: str | Sequence[str]) -> list[str]:
     for url in urls.split(",") if isinstance(urls, str) else urls:
         text = url.strip().rstrip("/")
         text = text if "://" in text else f"http://{text}"
+        if re.fullmatch(r"https?://[^/?#\s]+/[^?#]*", text):
+            raise ValueError(
+                f"{url!r}: nodes are not served under a path: give the proxy a host name or port for hadelay"
+            )
         if not _address(text):
             raise ValueError(f"{url!r}: expected an address such as http://127.0.0.1:8400")
         found.append(text)
@@ -80,8 +86,16 @@ def _address(text: str) -> bool:
 class Transport:
     """Requests to one cluster. Belongs to the event loop that first uses it."""
 
-    def __init__(self, urls: str | Sequence[str], token: str | None, timeout_s: float, ca: str | None = None) -> None:
-        """ca: path of a PEM file with CA certificates. Raises OSError if the file cannot be read."""
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        token: str | None,
+        timeout_s: float,
+        ca: str | None = None,
+        shard: int | None = None,
+    ) -> None:
+        """ca: path of a PEM file with CA certificates. shard: named by all requests. Raises OSError if the file cannot
+        be read."""
         from hadelay.client import connector  # takes a tenth of a second: here, and not at the first request
 
         self._connector = connector
@@ -90,10 +104,11 @@ class Transport:
             self._ssl = ssl.create_default_context(cafile=ca) if ca else True
         except OSError as error:
             raise OSError(f"ca {ca}: {error.strerror or error}") from None
-        self.timeout_s = timeout_s
-        #: Address to which a node last redirected, which is the leader's; receives go there first.
-        self.leader: str | None = None
-        #: Redirect addresses that refused a connection → monotonic time until which an address is not tried again.
+        self.timeout_s, self._shard = timeout_s, shard
+        #: Topics of a receive → address to which a node last redirected it, which is their leader's.
+        self.leaders: dict[str, str] = {}
+        #: Addresses not to go to → monotonic time until which that holds: redirects led there, and there was no
+        #: connection. And addresses whose redirects cannot be followed: they are asked to relay at once.
         self._avoided: dict[str, float] = {}
         self._at = random.randrange(len(self.urls))
         self._headers = {"User-Agent": f"hadelay-python/{VERSION}"}
@@ -144,11 +159,12 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
         answer_within_s: float | None = None,
-        to_leader: bool = False,
+        to_leader: str = "",
         retry: bool = True,
     ) -> T:
         """Send a request; returns the result of `read` for a 2xx answer, and raises an error for other answers.
         timeout_s: limit of all tries together. answer_within_s: limit of one try at one address."""
+        path = of_shard(path, self._shard)
         request = _Request(method, path, data, headers or {}, to_leader)
         total_s = self.timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + total_s
@@ -189,15 +205,18 @@ class Transport:
         self, request: _Request, read: Callable[[HttpAnswer], T], within_s: float, resent: bool, at: str = ""
     ) -> T:
         """Try a request at one address, redirects included. at: address to use instead of the current one. If this
-        machine cannot reach the address that a node redirects to, the redirecting node relays the request."""
+        machine cannot reach the address that a node redirects to, or must not go there unencrypted, the redirecting
+        node relays the request."""
         import aiohttp
         import yarl
 
         connected = self._connector.connected
         method, path, data, headers, to_leader = request
         until = time.monotonic() + within_s
-        base = at or (self.leader if to_leader and self.leader else self.urls[self._at])
+        base = at or ((to_leader and self.leaders.get(to_leader)) or self.urls[self._at])
         url, redirected_by = base + path, ""
+        if to_leader and self._avoided.get(base, 0.0) > time.monotonic():
+            url = relayed(url)
         session = self._open()
         answered = False
         try:
@@ -212,12 +231,15 @@ class Transport:
                         if answered:
                             answer = HttpAnswer(response.status, response.headers, await response.read(), resent)
                             break
-                        there = encrypted_too(url, response.headers["Location"]).removesuffix(path)
-                        if self._avoided.get(there, 0.0) > time.monotonic():
+                        there = response.headers["Location"].removesuffix(path)
+                        if not may_follow(url, there):
+                            self._avoided[base] = time.monotonic() + _AVOIDED_S
+                            url = relayed(base + path)
+                        elif self._avoided.get(there, 0.0) > time.monotonic():
                             url = relayed(base + path)
                         else:
                             redirected_by, base, url = base, there, there + path
-                            self.leader = there
+                            self._remember(to_leader, there)
                 else:
                     raise NoLeader(f"leadership is moving: {_MAX_REDIRECTS} redirects, no answer", retry_after_ms=100)
             return _read(answer, read, base, method)
@@ -233,16 +255,21 @@ class Transport:
                     return await self._try(request, read, left_s, resent, redirected_by)
             raise _in_words(error, base, request, sent=connected.get(), answered=answered) from None
 
+    def _remember(self, topics: str, leader: str) -> None:
+        if len(self.leaders) >= _MOST_LEADERS:
+            self.leaders.clear()
+        self.leaders[topics] = leader
+
     def _turn(self, failed: str) -> None:
         """Switch from the failed address to the next, unless another request has switched already."""
-        if failed == self.leader:
-            self.leader = None
+        self.leaders = {topics: url for topics, url in self.leaders.items() if url != failed}
         if failed == self.urls[self._at]:
             self._at = (self._at + 1) % len(self.urls)
 
 
 def _read(answer: HttpAnswer, read: Callable[[HttpAnswer], T], base: str, method: str) -> T:
-    """The result of `read` for an answer with status 2xx. Raises the error that another answer tells."""
+    """Result of `read` for an answer with status 2xx. For another status, raises the error that the answer
+    describes."""
     if not 200 <= answer.status < 300:
         raise refusal(base, method, answer.status, answer.headers, answer.body)
     try:
@@ -254,16 +281,20 @@ def _read(answer: HttpAnswer, read: Callable[[HttpAnswer], T], base: str, method
 def _in_words(error: BaseException, base: str, request: _Request, *, sent: bool, answered: bool) -> HadelayError:
     """The error for a request that got no complete answer. sent: whether there was a connection. answered: whether the
     answer had begun."""
+    if found := re.search(r"Bad status line.*?\n +(b['\"].*)", getattr(error, "message", ""), re.S):
+        return not_http(base, request.method, found[1].partition("\n")[0])
     if not sent:
+        if without_tls(getattr(error, "os_error", None)):
+            return Unreachable(f"{base}: the server does not speak TLS: try http://")
         # A ClientConnectorError of aiohttp has the system's words for why there is no connection.
         why = "no connection in time" if isinstance(error, TimeoutError) else getattr(error, "strerror", None) or error
         return Unreachable(f"{base}: {why}; is a node running there?")
     words = "no answer in time" if isinstance(error, TimeoutError) else f"the connection broke: {error}"
     if request.method in ("GET", "HEAD"):
         return Unreachable(f"{base}: {words}")
-    told = "; it had begun to answer" if answered else ""
+    begun = "; it had begun to answer" if answered else ""
     keyed = ". Retry with the same key" if "Idempotency-Key" in request.headers else ""
-    return OutcomeUnknown(f"{base}: {words}{told}{keyed}")
+    return OutcomeUnknown(f"{base}: {words}{begun}{keyed}")
 
 
 def _final(error: HadelayError, unknown: HadelayError | None, request: _Request) -> HadelayError:

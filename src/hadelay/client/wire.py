@@ -8,22 +8,27 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
+from textwrap import fill
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from hadelay.api.problems import error_of
 from hadelay.api.publishing import BatchResult, BatchResults
+from hadelay.api.publishoptions import HEADERS, OPTIONS
 from hadelay.api.text import parse_duration
+from hadelay.client import exactjson
 from hadelay.client.message import AsyncMessage
+from hadelay.client.putoptions import Put
 from hadelay.client.transport import HttpAnswer
 from hadelay.client.types import (
+    BatchFailure,
+    BatchInfo,
     Body,
     Bucket,
     Delay,
     JobInfo,
     Message,
-    Put,
     PutResult,
     Receipt,
     ScheduleInfo,
@@ -41,12 +46,6 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 BATCH_ITEMS, _BATCH_BYTES = 1_000, 8 << 20
 #: Limit of the results of one ack, in bytes; nodes have a higher one.
 _RESULT_BYTES = 1 << 18
-_HEADERS = {
-    "delay": "Hadelay-Delay", "deliver_at": "Hadelay-Deliver-At", "key": "Hadelay-Key", "tags": "Hadelay-Tags",
-    "on_conflict": "Hadelay-On-Conflict", "max_wait": "Hadelay-Max-Wait",
-    "unique_for": "Hadelay-Unique-For", "ttl": "Hadelay-TTL", "callback": "Hadelay-Callback", "group": "Hadelay-Group",
-    "on_success": "Hadelay-On-Success", "on_failure": "Hadelay-On-Failure",
-}  # fmt: skip
 MSGPACK = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}
 
 
@@ -97,6 +96,11 @@ def seconds_of(delay: Delay) -> float:
         raise ValueError(error.detail) from None
 
 
+#: Timeout of a request of a framework's adapter, in seconds, unless a program says otherwise: shorter than that of most
+#: web servers, longer than a change of leadership takes.
+ADAPTER_TIMEOUT_S = 10.0
+
+
 def servers(urls: str | Sequence[str] | None) -> str | Sequence[str]:
     """Addresses of nodes: those given, those of the variable HADELAY_SERVERS, or a node on loopback."""
     return urls or os.environ.get("HADELAY_SERVERS") or "http://127.0.0.1:8400"
@@ -125,7 +129,7 @@ def payload_of(body: Body, content_type: str | None) -> tuple[bytes, str]:
         return bytes(body), content_type or "application/octet-stream"
     if isinstance(body, str):
         return body.encode(), content_type or "text/plain; charset=utf-8"
-    return msgspec.json.encode(body), content_type or "application/json"
+    return exactjson.encode(body, "body"), content_type or "application/json"
 
 
 def batches(puts: Iterable[Put]) -> Iterator[list[dict[str, Any]]]:
@@ -148,46 +152,39 @@ def _item(put: Put) -> dict[str, Any]:
     item: dict[str, Any] = {"topic": put.topic, "body": body}
     if put.content_type or not isinstance(put.body, bytes):
         item["content_type"] = kind
-    if put.meta:
-        item["meta"] = dict(put.meta)
     if put.idempotency_key is not None:
-        item["idempotency_key"] = own_or_new_key(put.idempotency_key)
-    if put.traceparent:
-        item["traceparent"] = put.traceparent
-    if put.forward:
-        item["forward"] = dict(put.forward)
+        own_or_new_key(put.idempotency_key)
     return item | options_of(put)
 
 
+#: Option → argument of `put` that has it, and its kind.
+_ARGUMENTS = {name: (row.put or name, row.kind.name) for name, row in OPTIONS.items() if name != "content_type"}
+
+
 def options_of(put: Put) -> dict[str, Any]:
-    """Options of a put that can be sent as a header or in a batch item, by their names in the batch item."""
+    """Options of a put as a batch item has them, besides the content type."""
     _check_text("topic", put.topic)
-    for name, text in (("key", put.key), ("group", put.group)):
-        if text is not None:
-            _check_text(name, text)
-    for tag in put.tags or ():
-        _check_text("tag", tag)
-    for name, value in (put.meta or {}).items():
-        _check_text("name of meta", name)
-        _check_text(f"meta[{name!r}]", value)
-    for name, value in (put.forward or {}).items():
-        _check_text("name of forward", name)
-        _check_text(f"forward[{name!r}]", value)
-    given: dict[str, Any] = {
-        "delay": plain(put.delay),
-        "deliver_at": when_of(put.at),
-        "key": put.key,
-        "on_conflict": put.on_conflict,
-        "max_wait": plain(put.max_wait),
-        "unique_for": plain(put.unique_for),
-        "tags": each(put.tags) if put.tags else None,
-        "ttl": plain(put.ttl),
-        "callback": put.callback,
-        "group": put.group,
-        "on_success": put.on_success,
-        "on_failure": put.on_failure,
-    }
-    return {name: value for name, value in given.items() if value is not None}
+    found = dict[str, Any]()
+    for name, (argument, kind) in _ARGUMENTS.items():
+        value = getattr(put, argument)
+        if value is None:
+            continue
+        if kind in ("meta", "headers"):
+            for field, text in value.items():
+                _check_text(f"name of {name}", field)
+                _check_text(f"{name}[{field!r}]", text)
+            value = dict(value)
+        elif kind == "tags":
+            value = each(value)
+            for tag in value:
+                _check_text("tag", tag)
+        elif kind == "name":
+            _check_text(name, value)
+        else:
+            value = when_of(value) if kind == "instant" else plain(value)
+        if value or kind not in ("meta", "headers", "tags"):
+            found[name] = value
+    return found
 
 
 def _check_text(name: str, value: Any) -> None:
@@ -195,15 +192,24 @@ def _check_text(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be a str, not {type(value).__name__}: {name}={str(value)!r}")
 
 
-def headers_of(options: Mapping[str, Any], **named: Mapping[str, str]) -> dict[str, str]:
-    """Headers of a publish. named: fields with a header each, meta and forward. ValueError for an option that a header
-    cannot carry."""
-    headers = {_HEADERS[name]: _header_text(value) for name, value in options.items()}
-    for kind, fields in named.items():
-        for name, value in fields.items():
-            if not _HEADER_NAME.fullmatch(name) or not HEADER_VALUE.fullmatch(value):
-                raise ValueError(f"{kind} {name!r}: a header cannot carry this name or value unchanged: use put_many")
-            headers[f"Hadelay-{kind.title()}-{name}"] = value
+def options_help() -> str:
+    """Descriptions of the options of `put`, for its docstring."""
+    lines = (f"    {row.put or name}: {row.help}" for name, row in OPTIONS.items())
+    return "\n".join(fill(line, 100, subsequent_indent=" " * 8) for line in lines)
+
+
+def headers_of(options: Mapping[str, Any]) -> dict[str, str]:
+    """Headers of a publish with these options. ValueError for an option that a header cannot carry."""
+    headers = {}
+    for option, value in options.items():
+        header = HEADERS[option]
+        if not header.endswith("*"):
+            headers[header] = _header_text(value)
+            continue
+        for name, text in value.items():
+            if not _HEADER_NAME.fullmatch(name) or not HEADER_VALUE.fullmatch(text):
+                raise ValueError(f"{option} {name!r}: a header cannot carry this name or value unchanged: use put_many")
+            headers[header[:-1] + name] = text
     return headers
 
 
@@ -221,7 +227,7 @@ def result_batches(leases: Sequence[str | Message], results: Sequence[Any]) -> I
     some: list[tuple[Any, msgspec.Raw]] = []
     size = 0
     for lease, result in zip(leases, results, strict=True):
-        encoded = msgspec.json.encode(result)
+        encoded = exactjson.encode(result, "result")
         if some and (size + len(encoded) > _RESULT_BYTES or len(some) == BATCH_ITEMS):
             yield some
             some, size = [], 0
@@ -246,6 +252,16 @@ class Redriving(msgspec.Struct):
 
 class WireSchedules(msgspec.Struct):
     schedules: list[ScheduleInfo]
+    cursor: str | None = None
+
+
+class WireBatches(msgspec.Struct):
+    batches: list[BatchInfo]
+    cursor: str | None = None
+
+
+class WireBatchFailures(msgspec.Struct):
+    failures: list[BatchFailure]
     cursor: str | None = None
 
 
@@ -289,9 +305,14 @@ def _result(item: dict[str, Any], result: BatchResult[datetime], resent: bool) -
     if result.deliver_at is None:
         raise ValueError("a batch result has neither deliver_at nor an error")
     return Receipt(
-        id=result.id, topic=item["topic"], deliver_at=result.deliver_at, key=item.get("key"),
-        duplicate=result.duplicate, replaced=result.replaced, resent=resent,
-    )  # fmt: skip
+        id=result.id,
+        topic=item["topic"],
+        deliver_at=result.deliver_at,
+        key=item.get("key"),
+        duplicate=result.duplicate,
+        replaced=result.replaced,
+        resent=resent,
+    )
 
 
 def read_messages(answer: HttpAnswer) -> list[AsyncMessage]:

@@ -31,16 +31,29 @@ class Job(Struct, frozen=True):
     args: list[Any]
     kwargs: dict[str, Any]
     queue: str
-    #: By the publisher's clock.
+    #: Time of the publish, by the publisher's clock.
     enqueued_at: datetime
     priority: int = 0
     run_after: datetime | None = None
 
     def of(self, task: Any, alias: str) -> Any:
         """The task with the options of this call."""
-        return task.using(
-            backend=alias, queue_name=self.queue, priority=self.priority, run_after=local(self.run_after)
-        )  # fmt: skip
+        return task.using(backend=alias, queue_name=self.queue, priority=self.priority, run_after=local(self.run_after))
+
+
+#: Between topic and key in the id of a result whose call went through the outbox.
+_OUTBOX_MARK = "~"
+
+
+def result_id(topic: str, key: str) -> str:
+    """Id of a result whose call goes through the outbox: its message has no id yet, and is found by its key."""
+    return f"{topic}{_OUTBOX_MARK}{key}"
+
+
+def message_of(result_id: str) -> dict[str, Any]:
+    """Arguments of the client's `get` for the message of a result."""
+    topic, mark, key = result_id.partition(_OUTBOX_MARK)
+    return {"topic": topic, "key": key} if mark else {"message_id": result_id}
 
 
 def task_named(path: str) -> Any:
@@ -57,10 +70,19 @@ def task_named(path: str) -> Any:
 def new_result(alias: str, message_id: str, task: Any, job: Job) -> Any:
     """The result of a task that has not run."""
     return TaskResult(
-        task=task, id=message_id, status=TaskResultStatus.READY, enqueued_at=local(job.enqueued_at), started_at=None,
-        finished_at=None, last_attempted_at=None, args=job.args, kwargs=job.kwargs, backend=alias, errors=[],
+        task=task,
+        id=message_id,
+        status=TaskResultStatus.READY,
+        enqueued_at=local(job.enqueued_at),
+        started_at=None,
+        finished_at=None,
+        last_attempted_at=None,
+        args=job.args,
+        kwargs=job.kwargs,
+        backend=alias,
+        errors=[],
         worker_ids=[],
-    )  # fmt: skip
+    )
 
 
 def change(result: Any, **values: Any) -> None:
@@ -78,11 +100,15 @@ def result_of(alias: str, info: MessageInfo) -> Any:
         raise TaskResultDoesNotExist(info.id) from error
     void = _uncounted(info)
     starts = [event for event in info.history if event.event == "leased" and event.attempt not in void]
-    result = new_result(alias, info.id, job.of(task_named(call.task), alias), job)
+    result = new_result(
+        alias, result_id(info.topic, info.key) if info.key else info.id, job.of(task_named(call.task), alias), job
+    )
     change(
-        result, status=_STATUS.get(info.state, TaskResultStatus.FAILED), errors=_errors(info, void),
+        result,
+        status=_STATUS.get(info.state, TaskResultStatus.FAILED),
+        errors=_errors(info, void),
         worker_ids=[event.consumer or "" for event in starts],
-    )  # fmt: skip
+    )
     if starts:
         change(result, started_at=local(starts[0].at), last_attempted_at=local(starts[-1].at))
     if result.is_finished:
@@ -100,15 +126,18 @@ def _uncounted(info: MessageInfo) -> list[int]:
 
 def _errors(info: MessageInfo, void: Sequence[int]) -> list[Any]:
     """Errors of the failed attempts, and of a cancel or an expiry of the message."""
-    failed = [event.reason or event.event for event in info.history
-              if event.event in ("nacked", "lease_expired") and event.attempt not in void]  # fmt: skip
+    failed = [
+        event.reason or event.event
+        for event in info.history
+        if event.event in ("nacked", "lease_expired") and event.attempt not in void
+    ]
     if info.state in ("cancelled", "expired"):
         failed.append(f"the message is {info.state}")
     return [_error(reason) for reason in failed]
 
 
 def _error(reason: str) -> Any:
-    """reason: that of a nack, `dotted.path.of.Class: text of the exception`."""
+    """Error of a failed task, from the reason of its last nack: `dotted.path.of.Class: text of the exception`."""
     path = reason.partition(":")[0]
     known = "." in path and path.replace(".", "").isidentifier()
     return TaskError(exception_class_path=path if known else _NO_EXCEPTION, traceback=reason)

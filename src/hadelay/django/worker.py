@@ -9,7 +9,7 @@ from django.db import close_old_connections
 from django.utils import timezone
 
 from hadelay.client.message import printable
-from hadelay.client.requests import Order
+from hadelay.client.types import Order
 from hadelay.django.backend import HadelayBackend
 from hadelay.django.compat import (
     DEFAULT_TASK_QUEUE_NAME,
@@ -46,19 +46,23 @@ class DjangoApp(App):
         if name not in self.tasks:
             task = task_named(name)
 
-            # The parameters are the fields of Job.
+            # The names of the parameters are those of the fields of Job.
             def run(
-                args: list[Any], kwargs: dict[str, Any], queue: str, enqueued_at: datetime, priority: int = 0,
+                args: list[Any],
+                kwargs: dict[str, Any],
+                queue: str,
+                enqueued_at: datetime,
+                priority: int = 0,
                 run_after: datetime | None = None,
-            ) -> Any:  # fmt: skip
-                return _run(self._backend, task, Job(args, kwargs, queue, enqueued_at, priority, run_after))
+            ) -> Any:
+                return run_attempt(self._backend, task, Job(args, kwargs, queue, enqueued_at, priority, run_after))
 
             self.tasks[name] = Task(self, run, name, self.topic, self._backend.rules)
         return self.tasks[name]
 
 
-def _run(backend: HadelayBackend, task: Any, job: Job) -> Any:
-    """One attempt, in a thread; returns the result as JSON has it. Raises Failed."""
+def run_attempt(backend: HadelayBackend, task: Any, job: Job) -> Any:
+    """One attempt, in this thread; returns the result as JSON has it. Raises Failed."""
     result = _begun(backend, task, job)
     context = (TaskContext(task_result=result),) if result.task.takes_context else ()
     close_old_connections()

@@ -3,18 +3,20 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import msgspec
 from dramatiq import Broker, Consumer, Message, MessageProxy
-from dramatiq.errors import ActorNotFound, ConnectionClosed, DecodeError
+from dramatiq.errors import ActorNotFound, ConnectionClosed, DecodeError, QueueJoinTimeout
 
 from hadelay.client import Client, Delay, SyncMessage
+from hadelay.client.background import wait
 from hadelay.client.message import GIVE_BACK, reason_of
-from hadelay.client.queues import key_of, topic_of
-from hadelay.client.wire import servers
-from hadelay.errors import HadelayError
+from hadelay.client.queues import cancel_call, copy_of, put_call, topic_of
+from hadelay.client.wire import ADAPTER_TIMEOUT_S, seconds_of, servers
+from hadelay.errors import HadelayError, NotFound
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +30,8 @@ class HadelayBroker(Broker):
         dramatiq.set_broker(HadelayBroker("http://n1:8400,http://n2:8400,http://n3:8400"))
 
     urls, token, ca: as for Client. Default of urls: the variable HADELAY_SERVERS, or a node on loopback. prefix:
-    beginning of the topics' names. lease: that of messages, extended while their actors run.
+    beginning of the topics' names. lease: that of messages, extended while their actors run. timeout: time after which
+    `enqueue` fails if no node can store the message.
     """
 
     def __init__(
@@ -39,10 +42,11 @@ class HadelayBroker(Broker):
         ca: str | None = None,
         prefix: str = "dramatiq.",
         lease: Delay = 30,
+        timeout: Delay = ADAPTER_TIMEOUT_S,
         middleware: list[Any] | None = None,
     ) -> None:
         super().__init__(middleware=middleware)
-        self.client = Client(servers(urls), token, ca=ca)
+        self.client = Client(servers(urls), token, timeout=seconds_of(timeout), ca=ca)
         self._prefix, self._lease = prefix, lease
 
     def topic(self, queue_name: str) -> str:
@@ -55,20 +59,21 @@ class HadelayBroker(Broker):
             self.emit_after("declare_queue", queue_name)
 
     def enqueue(self, message: Any, *, delay: int | None = None) -> Any:
-        """Publish a message. delay: in milliseconds. Raises Conflict if a message with the same id is pending."""
+        """Publish a message. delay: in milliseconds; a negative one means now."""
         self.emit_before("enqueue", message, delay)
-        retries = int(message.options.get("retries", 0))
+        number, copy, delay_s = 0, 0, max(delay or 0, 0) / 1000
+        if isinstance(message, Leased) and (retries := _retries(message)) > message.retries:
+            number, copy = retries, copy_of(message.leased.key, message.message_id)
+        put = {
+            "topic": self.topic(message.queue_name), "body": message.encode(), "delay": delay_s,
+            "content_type": "application/json",
+        }  # fmt: skip
         try:
-            self.client.put(
-                self.topic(message.queue_name), message.encode(), delay=(delay or 0) / 1000,
-                content_type="application/json", key=key_of(message.message_id, retries),
-                # The message of a killed worker runs again, and publishes its retry a second time.
-                on_conflict="keep" if retries else "reject",
-            )  # fmt: skip
+            wait(put_call(self.client._async(), message.message_id, number, copy, put))
         except Exception:
             # Dramatiq logs the error of a retry, and acks the message.
-            if isinstance(message, Leased):
-                message.unsent_s = (delay or 0) / 1000
+            if number and isinstance(message, Leased):
+                message.unsent_s = delay_s
             raise
         self.emit_after("enqueue", message, delay)
         return message
@@ -78,7 +83,7 @@ class HadelayBroker(Broker):
 
     def cancel(self, message: Any) -> None:
         """Cancel a message that waits for its first run. Raises Conflict if it runs or has run, and NotFound."""
-        self.client.cancel(topic=self.topic(message.queue_name), key=message.message_id)
+        wait(cancel_call(self.client._async(), self.topic(message.queue_name), message.message_id))
 
     def flush(self, queue_name: str) -> None:
         """Cancel the messages of a queue that no worker has."""
@@ -87,6 +92,25 @@ class HadelayBroker(Broker):
     def flush_all(self) -> None:
         for queue_name in self.queues:
             self.flush(queue_name)
+
+    def join(
+        self, queue_name: str, *, interval: int = 100, timeout: int | None = None, fail_fast: bool = False
+    ) -> None:
+        """Wait until a queue has no messages, delayed ones included: for tests, as with Dramatiq's Redis. Times are in
+        milliseconds. Raises QueueJoinTimeout. fail_fast: of Dramatiq's broker in memory; has no effect here."""
+        until = None if timeout is None else time.monotonic() + timeout / 1000
+        while self._size(queue_name):
+            if until is not None and time.monotonic() >= until:
+                raise QueueJoinTimeout(
+                    f"the queue {queue_name} has {self._size(queue_name)} messages after {timeout} ms"
+                )
+            time.sleep(interval / 1000)
+
+    def _size(self, queue_name: str) -> int:
+        with suppress(NotFound):
+            info = self.client.topic(self.topic(queue_name))
+            return info.scheduled + info.ready + info.leased
+        return 0
 
     def close(self) -> None:
         self.client.close()
@@ -98,10 +122,17 @@ class Leased(MessageProxy):
     def __init__(self, message: Message[Any], leased: SyncMessage) -> None:
         super().__init__(message)
         self.leased = leased
+        #: Number of retries before this attempt; during the attempt, middleware raises the count in the message's
+        #: options.
+        self.retries = _retries(message)
         #: JSON that the ack carries.
         self.result: bytes | None = None
         #: Delay in seconds of a retry that could not be published.
         self.unsent_s: float | None = None
+
+
+def _retries(message: Any) -> int:
+    return int(message.options.get("retries", 0))
 
 
 class _Consumer(Consumer):

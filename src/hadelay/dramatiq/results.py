@@ -9,6 +9,7 @@ from dramatiq.results.backend import DEFAULT_TIMEOUT
 from dramatiq.results.result import wrap_exception
 from msgspec import UNSET
 
+from hadelay.client import exactjson
 from hadelay.client.background import wait
 from hadelay.client.queues import last_of
 from hadelay.dramatiq.broker import HadelayBroker, Leased
@@ -17,6 +18,8 @@ from hadelay.model import MAX_RESULT
 
 #: Limit of the time that one request waits, in seconds.
 _LONG_POLL_S = 20.0
+#: First and longest pause before another look for a message that is not published yet, in seconds.
+_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 
 
 class HadelayBackend(ResultBackend):
@@ -28,9 +31,10 @@ class HadelayBackend(ResultBackend):
         self._broker = broker
 
     def store_result(self, message: Leased, result: Any, ttl: int) -> None:
-        """A result that cannot be kept is replaced by an error."""
+        """Store a result, for the ack to take along. Stores an error instead if the result is no JSON or is too
+        large."""
         try:
-            encoded = msgspec.json.encode(result)
+            encoded = exactjson.encode(result, "result")
             if len(encoded) > MAX_RESULT:
                 raise ValueError(f"the result has {len(encoded)} bytes of JSON; at most {MAX_RESULT} are kept")
         except (ValueError, TypeError) as error:
@@ -41,15 +45,23 @@ class HadelayBackend(ResultBackend):
         """Store nothing: the dead letter has class and text of the exception."""
 
     def get_result(self, message: Any, *, block: bool = False, timeout: int | None = None) -> Any:
-        """timeout: in milliseconds. Raises ResultMissing, ResultTimeout, or ResultFailure if the message failed, was
+        """block: wait for the result, also of a message that is not published yet, such as the last one of a pipeline.
+        timeout: in milliseconds. Raises ResultMissing, ResultTimeout, or ResultFailure if the message failed, was
         cancelled or expired."""
         until = time.monotonic() + (DEFAULT_TIMEOUT if timeout is None else timeout) / 1000
         client, topic = self._broker.client, self._broker.topic(message.queue_name)
+        pause_s = _PAUSE_S
         while True:
             try:
                 found = wait(last_of(client._async(), topic, message.message_id))
             except NotFound:
-                raise ResultMissing(message) from None
+                if not block:
+                    raise ResultMissing(message) from None
+                if (left_s := until - time.monotonic()) <= 0:
+                    raise ResultTimeout(message) from None
+                time.sleep(min(pause_s, left_s))
+                pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+                continue
             if found.result is not UNSET:
                 return self.unwrap_result(found.result)
             if found.state in ("dead", "cancelled", "expired"):

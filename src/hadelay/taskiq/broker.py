@@ -10,8 +10,8 @@ from taskiq import AckableMessage, AsyncBroker, BrokerMessage
 from hadelay.client import AsyncClient, AsyncMessage, Client, Consumer, Delay
 from hadelay.client.anyloop import awaited
 from hadelay.client.message import GIVE_BACK
-from hadelay.client.queues import key_of
-from hadelay.client.wire import seconds_of, servers
+from hadelay.client.queues import cancel_call, copy_of, put_call
+from hadelay.client.wire import ADAPTER_TIMEOUT_S, seconds_of, servers
 from hadelay.errors import HadelayError
 from hadelay.taskiq.delivery import Delivery
 
@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 #: Labels of a call that count earlier messages with the same task id: retries by a middleware, and requeues.
 _COUNTS = ("_retries", "X-Taskiq-requeue")
+#: Label of a running call that was published while another one with its task id was pending. A retry has it, too.
+_COPY = "hadelay_copy"
 
 
 class HadelayBroker(AsyncBroker):
@@ -32,7 +34,8 @@ class HadelayBroker(AsyncBroker):
     Labels of a call: delay, in seconds; deliver_at, as RFC 3339 text; ttl, in seconds from the due time; group.
 
     urls, token, ca: as for AsyncClient. Default of urls: the variable HADELAY_SERVERS, or a node on loopback. lease:
-    that of messages, extended while their calls run. prefetch: limit of messages that a worker holds beside the running
+    that of messages, extended while their calls run. timeout: time after which `kiq` fails if no node can store the
+    call. prefetch: limit of messages that a worker holds beside the running
     ones.
     """
 
@@ -44,10 +47,13 @@ class HadelayBroker(AsyncBroker):
         ca: str | None = None,
         topic: str = "taskiq",
         lease: Delay = 30,
+        timeout: Delay = ADAPTER_TIMEOUT_S,
         prefetch: int = 10,
     ) -> None:
         super().__init__()
-        self._where: dict[str, Any] = {"urls": servers(urls), "token": token, "ca": ca}
+        self._where: dict[str, Any] = {
+            "urls": servers(urls), "token": token, "timeout": seconds_of(timeout), "ca": ca
+        }  # fmt: skip
         self.topic, self.prefetch, self._lease_s = topic, prefetch, seconds_of(lease)
         #: The client of publishes and results. Any event loop and any thread may use it.
         self.client = Client(**self._where)
@@ -57,24 +63,21 @@ class HadelayBroker(AsyncBroker):
         self._running = 0
 
     async def kick(self, message: BrokerMessage) -> None:
-        """Publish a call. Raises Conflict if a call with the same task id is pending."""
+        """Publish a call. A negative delay means now."""
         labels = message.labels
-        count = sum(int(labels.get(name, 0)) for name in _COUNTS)
+        count, copy = sum(int(labels.get(name, 0)) for name in _COUNTS), int(labels.get(_COPY, 0))
         delay = _number(labels.get("delay"))
-        await awaited(
-            self.client,
-            lambda client: client.put(
-                self.topic, message.message, content_type="application/json", delay=delay,
-                at=labels.get("deliver_at") if delay is None else None, ttl=_number(labels.get("ttl")),
-                group=labels.get("group"), key=key_of(message.task_id, count),
-                # The call of a killed worker runs again, and publishes its retry a second time.
-                on_conflict="keep" if count else "reject",
-            ),
-        )  # fmt: skip
+        put = {
+            "topic": self.topic, "body": message.message, "content_type": "application/json",
+            "delay": None if delay is None else max(delay, 0),
+            "at": labels.get("deliver_at") if delay is None else None,
+            "ttl": _number(labels.get("ttl")), "group": labels.get("group"),
+        }  # fmt: skip
+        await awaited(self.client, lambda client: put_call(client, message.task_id, count, copy, put))
 
     async def cancel(self, task_id: str) -> None:
         """Cancel a call that waits for its first run. Raises Conflict if it runs or has run, and NotFound."""
-        await awaited(self.client, lambda client: client.cancel(topic=self.topic, key=task_id))
+        await awaited(self.client, lambda client: cancel_call(client, self.topic, task_id))
 
     async def listen(self) -> AsyncGenerator[AckableMessage, None]:
         self._receiver = AsyncClient(**self._where)
@@ -106,15 +109,18 @@ class HadelayBroker(AsyncBroker):
             log.error("message %s comes again: this worker has no task %s", message.id, call.task_name)
             await _refuse(message, f"this worker has no task {call.task_name}"[:100])
             return None
-        if message.schedule is None:
+        if copy := copy_of(message.key, call.task_id):
+            call.labels[_COPY] = copy
+        elif message.schedule is None:
             return message.body
-        call.task_id = message.id  # the occurrences of a schedule have one body
+        else:
+            call.task_id = message.id  # the occurrences of a schedule have one body
         return bytes(self.formatter.dumps(call).message)
 
     async def shutdown(self) -> None:
         await super().shutdown()
         if self._consumer is not None and self._receiver is not None:
-            left = [message for message in self._consumer.held.values() if not message._settled]
+            left = [message for message in self._consumer.unsettled.values() if not message._settled]
             await asyncio.gather(
                 *(message.nack(0, reason=GIVE_BACK.reason, count=False) for message in left), return_exceptions=True
             )

@@ -1,15 +1,16 @@
 """The result backend: the ack of a call carries its result."""
 
+from contextlib import suppress
 from typing import Any
 
 from msgspec import UNSET, json
 from taskiq import AsyncResultBackend, TaskiqResult
 from taskiq.exceptions import ResultGetError, ResultSetError
 
-from hadelay.client import MessageInfo
+from hadelay.client import MessageInfo, exactjson
 from hadelay.client.anyloop import awaited
 from hadelay.client.queues import last_of
-from hadelay.errors import NotFound
+from hadelay.errors import BadRequest, NotFound
 from hadelay.taskiq.broker import HadelayBroker
 from hadelay.taskiq.delivery import keep
 
@@ -21,8 +22,11 @@ class HadelayResultBackend(AsyncResultBackend[Any]):
         self._broker = broker
 
     async def set_result(self, task_id: str, result: TaskiqResult[Any]) -> None:
-        """A result that cannot be kept is replaced by an error. ResultSetError if the ack has left already."""
+        """Store a result, for the ack to take along. Stores an error instead if the result is no JSON or is too large.
+        Raises ResultSetError if the call was acked before its result."""
         try:
+            with suppress(TypeError):  # classes that pydantic alone can encode
+                exactjson.refuse_nan(result.model_dump(include={"return_value"})["return_value"], "result")
             unacked = keep(result.model_dump_json().encode())
         except ValueError as error:  # no JSON, or too large
             result = result.model_copy(update={"is_err": True, "return_value": None, "error": error})
@@ -32,20 +36,25 @@ class HadelayResultBackend(AsyncResultBackend[Any]):
 
     async def is_result_ready(self, task_id: str) -> bool:
         """Whether a call has ended, also by a cancellation or as a dead letter."""
-        return (await self._find(task_id)).state in ("acked", "dead", "cancelled", "expired")
+        found = await self._find(task_id)
+        return found is not None and found.state in ("acked", "dead", "cancelled", "expired")
 
     async def get_result(self, task_id: str, with_logs: bool = False) -> TaskiqResult[Any]:
         found = await self._find(task_id)
+        if found is None:
+            raise ResultGetError from LookupError("there is no message of this call; it may be published later")
         if found.result is UNSET:
             raise ResultGetError from LookupError(f"the message is {found.state}, without a result")
         result: TaskiqResult[Any] = TaskiqResult.model_validate_json(json.encode(found.result))
         return result
 
-    async def _find(self, task_id: str) -> MessageInfo:
-        """The last message of a call: a retry is a message of its own."""
+    async def _find(self, task_id: str) -> MessageInfo | None:
+        """The last message of a call: a retry is a message of its own. None for a call that is not published, such as a
+        later step of a pipeline."""
         topic = self._broker.topic
-        try:
+        with suppress(NotFound):
             return await awaited(self._broker.client, lambda client: last_of(client, topic, task_id))
-        except NotFound:
+        with suppress(NotFound, BadRequest):
             # An occurrence of a schedule has no key. Its task id is that of its message.
             return await awaited(self._broker.client, lambda client: client.get(task_id))
+        return None

@@ -43,7 +43,8 @@ class HadelayScheduleSource(ScheduleSource):
             return
         kicker: AsyncKicker[Any, Any] = AsyncKicker(schedule.task_name, self._broker, dict(schedule.labels))
         kicker = kicker.with_task_id(schedule.task_id or schedule.schedule_id)
-        await kicker.with_labels(deliver_at=_aware(schedule.time).isoformat()).kiq(*schedule.args, **schedule.kwargs)
+        kicker = kicker.with_labels(deliver_at=_aware(schedule.time).isoformat(), schedule_id=schedule.schedule_id)
+        await kicker.kiq(*schedule.args, **schedule.kwargs)
 
     async def delete_schedule(self, schedule_id: str) -> None:
         """Delete a schedule; of one by time, cancel the message. Raises Conflict if that runs or has run."""
@@ -59,21 +60,32 @@ class HadelayScheduleSource(ScheduleSource):
             raise ValueError(
                 f"{schedule.schedule_id}: cron_offset is a time zone such as Europe/Vienna, not an interval"
             )
-        labels = {label: prepare_label(value) for label, value in schedule.labels.items()}
+        # taskiq's scheduler process adds this label, too
+        given = {**schedule.labels, "schedule_id": schedule.schedule_id}
+        labels = {label: prepare_label(value) for label, value in given.items()}
         call = TaskiqMessage(
-            task_id=schedule.schedule_id, task_name=schedule.task_name, args=schedule.args, kwargs=schedule.kwargs,
+            task_id=schedule.schedule_id,
+            task_name=schedule.task_name,
+            args=schedule.args,
+            kwargs=schedule.kwargs,
             labels={label: value for label, (value, _) in labels.items()},
             labels_types={label: kind for label, (_, kind) in labels.items()},
-        )  # fmt: skip
+        )
         body = self._broker.formatter.dumps(call).message
         at = None if schedule.time is None else [_aware(schedule.time)]
         await awaited(
             self._broker.client,
             lambda client: client.put_schedule(
-                _name(schedule.schedule_id), self._broker.topic, body, content_type="application/json",
-                cron=schedule.cron, every=schedule.interval, at=at, timezone=schedule.cron_offset or "UTC",
+                _name(schedule.schedule_id),
+                self._broker.topic,
+                body,
+                content_type="application/json",
+                cron=schedule.cron,
+                every=schedule.interval,
+                at=at,
+                timezone=schedule.cron_offset or "UTC",
             ),
-        )  # fmt: skip
+        )
 
 
 def _name(schedule_id: str) -> str:

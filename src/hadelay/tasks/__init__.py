@@ -3,6 +3,7 @@
 from hadelay.tasks.app import App as App
 from hadelay.tasks.attempt import Attempt as Attempt
 from hadelay.tasks.attempt import current as current
+from hadelay.tasks.batch import Batch as Batch
 from hadelay.tasks.outcomes import Dead as Dead
 from hadelay.tasks.outcomes import Snooze as Snooze
 from hadelay.tasks.task import Task as Task

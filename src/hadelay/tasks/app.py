@@ -10,9 +10,11 @@ import msgspec
 
 from hadelay.client import Client, Delay, MessageInfo, Put, Receipt
 from hadelay.client.anyloop import awaited
-from hadelay.client.requests import Order
-from hadelay.client.wire import seconds_of, servers
+from hadelay.client.batches import On
+from hadelay.client.types import Order
+from hadelay.client.wire import ADAPTER_TIMEOUT_S, seconds_of, servers
 from hadelay.tasks.attempt import Attempt
+from hadelay.tasks.batch import Batch
 from hadelay.tasks.inline import Inline
 from hadelay.tasks.outcomes import Rules
 from hadelay.tasks.task import Finished, Task
@@ -38,7 +40,7 @@ class App:
         await remind.options(delay="3d").put(4711)
 
     urls, token, ca: as of AsyncClient. Default of urls: the variable HADELAY_SERVERS at each publish, or a node on
-    loopback. topic: topic of tasks that name none.
+    loopback. topic: topic of tasks that name none. timeout: time after which a publish fails if no node can store it.
     """
 
     #: Order in which workers receive from `topics`.
@@ -51,9 +53,10 @@ class App:
         *,
         ca: str | None = None,
         topic: str = "tasks",
+        timeout: Delay = ADAPTER_TIMEOUT_S,
     ) -> None:
         self._urls = urls
-        self.token, self.ca, self.topic = token, ca, topic
+        self.token, self.ca, self.topic, self.timeout_s = token, ca, topic, seconds_of(timeout)
         self.tasks: dict[str, Task[..., Any]] = {}
         self.around: list[Middleware] = []
         self._before_put: list[Callable[[Put], None]] = []
@@ -71,7 +74,7 @@ class App:
         """The client of all publishes. Any thread may use it."""
         urls = self.urls
         if self._client is None or self._client[1] != urls:
-            self._client = Client(urls, self.token, ca=self.ca), urls
+            self._client = Client(urls, self.token, timeout=self.timeout_s, ca=self.ca), urls
         return self._client[0]
 
     @property
@@ -88,17 +91,32 @@ class App:
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
     @overload
     def task(
-        self, /, *, name: str | None = None, topic: str | None = None, retry: Retry = ...,
-        max_attempts: int | None = None, timeout: Delay | None = None, unique: bool | Delay = False,
+        self,
+        /,
+        *,
+        name: str | None = None,
+        topic: str | None = None,
+        retry: Retry = ...,
+        max_attempts: int | None = None,
+        timeout: Delay | None = None,
+        unique: bool | Delay = False,
         cpu: bool = False,
         result: bool = False,
-    ) -> Callable[[Callable[P, R]], Task[P, R]]: ...  # fmt: skip
+    ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
     def task(
-        self, function: Any = None, /, *, name: str | None = None, topic: str | None = None, retry: Retry = _NO_RETRY,
-        max_attempts: int | None = None, timeout: Delay | None = None, unique: bool | Delay = False,
+        self,
+        function: Any = None,
+        /,
+        *,
+        name: str | None = None,
+        topic: str | None = None,
+        retry: Retry = _NO_RETRY,
+        max_attempts: int | None = None,
+        timeout: Delay | None = None,
+        unique: bool | Delay = False,
         cpu: bool = False,
         result: bool = False,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Make a function, async or plain, a task. Plain functions run in threads.
 
         name: default: module and name of the function. retry: waits before the next attempt by class of the
@@ -109,9 +127,14 @@ class App:
         which the timeout kills. result: keep what the function returns, at most 64 KiB of JSON, for `result`.
         """
         rules = Rules(
-            retry=retry, max_attempts=max_attempts, timeout_s=None if timeout is None else seconds_of(timeout),
-            unique=unique is not False, unique_for=None if isinstance(unique, bool) else unique, cpu=cpu, result=result,
-        )  # fmt: skip
+            retry=retry,
+            max_attempts=max_attempts,
+            timeout_s=None if timeout is None else seconds_of(timeout),
+            unique=unique is not False,
+            unique_for=None if isinstance(unique, bool) else unique,
+            cpu=cpu,
+            result=result,
+        )
 
         def add(function: Callable[P, R]) -> Task[P, R]:
             of = name or f"{_module(function)}.{function.__qualname__}"
@@ -150,6 +173,23 @@ class App:
             return task
 
         return add
+
+    def batch(self, key: str | None = None, *, on: On = "complete", ttl: Delay | None = None) -> Batch:
+        """Calls with one more call once all have ended:
+
+            async with app.batch(on="success").then(report, 7) as batch:
+                await batch.put(load, "a.csv")
+
+        key: name of the batch. Default: a random one. on: call in any case ("complete"), if every call succeeded
+        ("success"), or if one is a dead letter ("death"). ttl: an unfinished batch expires after this time, without
+        the call. Default: 7 days.
+        """
+        return Batch(self, key, on, ttl)
+
+    @property
+    def inline(self) -> bool:
+        """Whether publishes are collected instead of sent (`testing`)."""
+        return self._inline is not None
 
     def middleware(self, around: M) -> M:
         """Run `async def around(attempt, proceed)` around each attempt in the worker; it awaits `proceed()`."""

@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from hadelay.client import exactjson
+
 
 class Arguments:
     """The parameters of a function. Every method raises TypeError with the task's name."""
@@ -37,9 +39,11 @@ class Arguments:
     def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
         """JSON of a call's arguments. TypeError if the function does not take them."""
         try:
-            encoded = msgspec.json.encode(self._signature.bind(*args, **kwargs).arguments)
-            self._decoder.decode(encoded)
-        except (TypeError, msgspec.ValidationError) as error:
+            given = self._signature.bind(*args, **kwargs).arguments
+            encoded = exactjson.encode(given, "arguments")
+            if other := exactjson.changed(given, self._decoder.decode(encoded), "arguments"):
+                raise TypeError(other)
+        except (TypeError, ValueError) as error:
             text = str(error)
             raise TypeError(text if text.startswith(self.task) else f"{self.task}: {text}") from None
         return encoded

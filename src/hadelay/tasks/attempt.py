@@ -28,7 +28,8 @@ class Attempt:
     key: str | None = None
     #: Number of this hand-out, from 1; attempts that do not count (snoozes, stops) have numbers, too.
     number: int
-    #: Number of attempts that count, this one included: `max_attempts` and the lists of `retry` go by it.
+    #: Number of attempts that count, this one included. `max_attempts` and the list of waits in `retry` use this
+    #: number.
     counted: int
     #: End of the task's timeout; None without a timeout.
     deadline: datetime | None = None

@@ -27,13 +27,13 @@ class Start(Struct, frozen=True):
     topics: list[str] = []
     #: Leases of a worker that crashed, to give back.
     orphans: list[str] = []
-    #: Whether to end after that.
+    #: Whether to end once these leases are given back.
     only_orphans: bool = False
 
 
 class Report(Struct, frozen=True, omit_defaults=True):
-    """A worker to the supervisor: `take` a lease, or `end` one, after an attempt at `task`; neither: the worker is
-    alive."""
+    """Line from a worker to the supervisor: the worker took the lease `take`, or ended the lease `end` after an attempt
+    at `task`; a line with neither shows that the worker is alive."""
 
     take: str = ""
     end: str = ""

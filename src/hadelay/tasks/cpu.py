@@ -47,9 +47,15 @@ class CpuProcess:
         """Run a call; returns its result. Raises Failed after an exception of the function, and ConnectionError if the
         process ended."""
         work = Work(
-            call, attempt.id, attempt.topic, attempt.key, attempt.number, attempt.counted,
-            attempt.deadline.timestamp() * 1000 if attempt.deadline else None, dict(attempt.meta),
-        )  # fmt: skip
+            call,
+            attempt.id,
+            attempt.topic,
+            attempt.key,
+            attempt.number,
+            attempt.counted,
+            attempt.deadline.timestamp() * 1000 if attempt.deadline else None,
+            dict(attempt.meta),
+        )
         self._writer.write(msgspec.json.encode(work) + b"\n")
         await self._writer.drain()
         while line := await self._reader.readline():

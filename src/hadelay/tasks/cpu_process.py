@@ -44,9 +44,16 @@ def _run(app: App, work: Work, tell: Callable[[str], None]) -> Outcome:
     task = app.tasks[work.call.task]
     deadline = None if work.deadline_ms is None else datetime.fromtimestamp(work.deadline_ms / 1000, UTC)
     attempt = Attempt(
-        task=task.name, id=work.id, topic=work.topic, key=work.key, number=work.number, counted=work.counted,
-        deadline=deadline, meta=work.meta, _tell=tell,
-    )  # fmt: skip
+        task=task.name,
+        id=work.id,
+        topic=work.topic,
+        key=work.key,
+        number=work.number,
+        counted=work.counted,
+        deadline=deadline,
+        meta=work.meta,
+        _tell=tell,
+    )
     token = CURRENT.set(attempt)
     try:
         bound = task.arguments.decode(work.call.args)

@@ -21,7 +21,7 @@ class Counts:
         #: Attempts by task and outcome, and their durations in seconds by task.
         self._attempts: Counter[tuple[str, str]] = Counter()
         self._seconds: Counter[str] = Counter()
-        #: By worker: time of its last report, and its unsettled messages.
+        #: Number of a worker → time of its last report, and its number of unsettled messages.
         self._workers: dict[int, tuple[float, int]] = {}
 
     def attempt(self, report: Report) -> None:

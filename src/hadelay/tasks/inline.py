@@ -13,11 +13,12 @@ import msgspec
 from hadelay.client import Put, Receipt
 from hadelay.client.wire import seconds_of
 from hadelay.tasks.attempt import CURRENT, Attempt
+from hadelay.tasks.outcomes import done
 from hadelay.tasks.task import Call, Finished, Task
 
 
 class Inline(AbstractContextManager["Inline"]):
-    """Publishes of an app, collected instead of sent."""
+    """Collects the publishes of an app instead of sending them."""
 
     def __init__(
         self, tasks: Mapping[str, Task[..., Any]], inline: bool, switch: Callable[["Inline | None"], "Inline | None"]
@@ -26,7 +27,7 @@ class Inline(AbstractContextManager["Inline"]):
         self.puts: list[Put] = []
         self._tasks, self._inline, self._switch = tasks, inline, switch
         self._before: Inline | None = None
-        #: Results by id.
+        #: Message id → result of the call.
         self._results: dict[str, Any] = {}
 
     def __enter__(self) -> "Inline":
@@ -40,7 +41,7 @@ class Inline(AbstractContextManager["Inline"]):
         receipt = self._receipt(put)
         if self._inline:
             result = self._call(put, receipt)
-            self._keep(receipt, await result if inspect.isawaitable(result) else result)
+            self._keep(put, receipt, await result if inspect.isawaitable(result) else result)
         return receipt
 
     def put_sync(self, put: Put) -> Receipt:
@@ -50,7 +51,7 @@ class Inline(AbstractContextManager["Inline"]):
             if inspect.iscoroutine(result):
                 with ThreadPoolExecutor(1) as thread:  # this thread may have an event loop, which runs
                     result = thread.submit(asyncio.run, result).result()
-            self._keep(receipt, result)
+            self._keep(put, receipt, result)
         return receipt
 
     def finished(self, message_id: str) -> Finished:
@@ -58,7 +59,9 @@ class Inline(AbstractContextManager["Inline"]):
             raise TimeoutError(f"message {message_id} was not run: use testing(inline=True)")
         return Finished("acked", self._results[message_id])
 
-    def _keep(self, receipt: Receipt, result: Any) -> None:
+    def _keep(self, put: Put, receipt: Receipt, result: Any) -> None:
+        # raises the errors that a worker would raise
+        done(result, self._tasks[msgspec.json.decode(put.body, type=Call).task].rules)
         self._results[receipt.id] = msgspec.to_builtins(result)
 
     def _receipt(self, put: Put) -> Receipt:
@@ -73,7 +76,7 @@ class Inline(AbstractContextManager["Inline"]):
         bound = task.arguments.decode(call.args)
         attempt = Attempt(
             task=task.name, id=receipt.id, topic=put.topic, key=put.key, number=1, counted=1, meta=put.meta or {}
-        )  # fmt: skip
+        )
         token = CURRENT.set(attempt)
         try:
             result = task.function(*bound.args, **bound.kwargs)

@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import msgspec
 from msgspec import Struct
 
-from hadelay.client import AsyncMessage, Delay
+from hadelay.client import AsyncMessage, Delay, exactjson
 from hadelay.client.message import reason_of
 from hadelay.client.wire import seconds_of
 from hadelay.model import MAX_RESULT
@@ -18,11 +17,11 @@ SNOOZED = "snoozed: "
 
 
 class Dead(Exception):
-    """Raise it in a task when no further attempt helps: the message is a dead letter now."""
+    """A task raises `Dead` when no further attempt helps: its message becomes a dead letter at once."""
 
 
 class Snooze(Exception):
-    """Raise it in a task to run it again after `delay`. The attempt does not count."""
+    """A task raises `Snooze` to run again after `delay`. The attempt does not count."""
 
     def __init__(self, delay: Delay, reason: str = "") -> None:
         super().__init__(reason)
@@ -81,7 +80,7 @@ def done(value: Any, rules: Rules) -> Outcome:
     """The outcome of a function that returned. ValueError or TypeError if its result cannot be kept."""
     if not rules.result:
         return Outcome(kind="done")
-    size = len(msgspec.json.encode(value))
+    size = len(exactjson.encode(value, "result"))
     if size > MAX_RESULT:
         raise ValueError(f"the result has {size} bytes of JSON; at most {MAX_RESULT} are kept")
     return Outcome(kind="done", result=value)

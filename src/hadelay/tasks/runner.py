@@ -60,7 +60,7 @@ class Runner:
         try:
             await settle(message, outcome, rules)
         except Exception:
-            self._tell(Report(end=message.lease))  # its lease is lost, or ends by itself
+            self._tell(Report(end=message.lease))  # the message's lease is lost, or will run out
             raise
         self._tell(Report(end=message.lease, task=name, outcome=outcome.kind, seconds=time.monotonic() - begun))
 
@@ -68,12 +68,18 @@ class Runner:
         over, returned, progress = False, None, Progress(message, self._lease_s)
         timeout_s = task.rules.timeout_s
         attempt = Attempt(
-            task=task.name, id=message.id, topic=message.topic, key=message.key, number=message.attempt,
+            task=task.name,
+            id=message.id,
+            topic=message.topic,
+            key=message.key,
+            number=message.attempt,
             counted=message.attempt - message.uncounted,
             deadline=None if timeout_s is None else datetime.now(UTC) + timedelta(seconds=timeout_s),
-            meta=message.meta, consumer=self._client.consumer, _over=lambda: over or message.lost,
+            meta=message.meta,
+            consumer=self._client.consumer,
+            _over=lambda: over or message.lost,
             _tell=progress,
-        )  # fmt: skip
+        )
         token = CURRENT.set(attempt)
 
         async def call_it() -> None:

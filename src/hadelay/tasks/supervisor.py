@@ -33,9 +33,16 @@ _LOOK_S = 0.3
 
 
 def supervise(
-    app: str, *, concurrency: int = 10, processes: int = 1, drain: str = "8s", lease: str = "30s",
-    reload: bool = False, health: str | None = None, topics: Sequence[str] = (),
-) -> int:  # fmt: skip
+    app: str,
+    *,
+    concurrency: int = 10,
+    processes: int = 1,
+    drain: str = "8s",
+    lease: str = "30s",
+    reload: bool = False,
+    health: str | None = None,
+    topics: Sequence[str] = (),
+) -> int:
     """Run the workers of an app until a signal; returns the exit code. The arguments are the options of `hadelay work`.
     Raises BadRequest. topics: default: those of the app."""
     if concurrency < 1 or processes < 1:
@@ -70,7 +77,7 @@ class Supervisor:
         self._stops = 0
         self._code = 0
         self._running: set[asyncio.subprocess.Process] = set()
-        #: Set when the workers that run now should end; workers that start later get a new one.
+        #: Event that makes the running workers end; workers that start later get a new event.
         self._changed = asyncio.Event()
         # Python takes cached bytecode for new if the file was written in the same second and has the same length.
         self._environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"} if reload else None
@@ -126,13 +133,18 @@ class Supervisor:
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "hadelay.tasks.worker", str(theirs.fileno()), pass_fds=(theirs.fileno(),),
+                sys.executable,
+                "-m",
+                "hadelay.tasks.worker",
+                str(theirs.fileno()),
+                pass_fds=(theirs.fileno(),),
                 process_group=0,  # Ctrl-C in a terminal comes from the supervisor alone
                 env=self._environment,
-            )  # fmt: skip
+            )
         self._running.add(process)
         if changed.is_set() and not start.only_orphans:
-            # `_terminate` missed this process: the signal, or the change, came while it was being created.
+            # End this process, too: it was being created when `_terminate` ended the others, after a signal or a change
+            # of the code.
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
         send(ours, start)

@@ -22,6 +22,7 @@ class Options(TypedDict, total=False):
 
     delay: Delay | None
     at: When | None
+    batch: str | None
     key: str | None
     on_conflict: OnConflict | None
     max_wait: Delay | None
@@ -74,9 +75,7 @@ class Task(Generic[P, R]):
     `await remind.options(delay="3d", key="order-4711").put(4711)`.
     """
 
-    def __init__(
-        self, publisher: Publisher, function: Callable[P, R], name: str, topic: str, rules: Rules
-    ) -> None:  # fmt: skip
+    def __init__(self, publisher: Publisher, function: Callable[P, R], name: str, topic: str, rules: Rules) -> None:
         self._publisher, self.function = publisher, function
         self.name, self.topic, self.rules = name, topic, rules
         self.arguments = Arguments(name, function)

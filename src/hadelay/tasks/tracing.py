@@ -16,7 +16,7 @@ def span(task: str, message_id: str, traceparent: str | None) -> AbstractContext
         _, trace_id, span_id, flags = traceparent.split("-")[:4]
         parent = trace.SpanContext(
             int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=trace.TraceFlags(int(flags, 16))
-        )  # fmt: skip
+        )
         context = trace.set_span_in_context(trace.NonRecordingSpan(parent))
     attributes = {"messaging.system": "hadelay", "messaging.message.id": message_id}
     found: AbstractContextManager[Any] = trace.get_tracer("hadelay").start_as_current_span(

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from hadelay.client import AsyncClient, AsyncMessage
+from hadelay.client import AsyncClient, AsyncMessage, Consumer
 from hadelay.errors import ConfigError, HadelayError
 from hadelay.tasks.app import App
 from hadelay.tasks.channel import Report, Start, send
@@ -74,7 +74,6 @@ async def _work(app: App, client: AsyncClient, start: Start, supervisor: socket.
     loop, working = asyncio.get_running_loop(), asyncio.current_task()
     assert working is not None
     topics = start.topics or app.topics
-    log.info("working: topics %s, at %s", ", ".join(topics), app.urls)
     consumer = client.consume(topics, concurrency=start.concurrency, lease=start.lease_s, order=app.order)
 
     def stop() -> None:
@@ -94,7 +93,11 @@ async def _work(app: App, client: AsyncClient, start: Start, supervisor: socket.
         loop.add_signal_handler(number, stop)
     loop.add_reader(supervisor, supervisor_ended)
     runner = Runner(app, client, CpuPool(start.app), partial(send, supervisor), start.lease_s)
-    beside = [asyncio.create_task(_live(supervisor)), asyncio.create_task(store_schedules(app, client))]
+    beside = [
+        asyncio.create_task(_live(supervisor)),
+        asyncio.create_task(store_schedules(app, client)),
+        asyncio.create_task(_say_working(consumer, f"topics {', '.join(topics)}, at {app.urls}")),
+    ]
     try:
         with contextlib.suppress(asyncio.CancelledError):
             await consumer.work(runner, drain=start.drain_s)
@@ -102,6 +105,12 @@ async def _work(app: App, client: AsyncClient, start: Start, supervisor: socket.
         runner.close()
         for task in beside:
             task.cancel()
+
+
+async def _say_working(consumer: Consumer, what: str) -> None:
+    """Log that this worker works, after the first answer of a node. Until then, the consumer says what it waits for."""
+    await consumer.reached.wait()
+    log.info("working: %s", what)
 
 
 async def _live(supervisor: socket.socket) -> None:
@@ -116,9 +125,12 @@ async def store_schedules(app: App, client: AsyncClient) -> None:
         while task.schedule is not None:
             try:
                 await client.put_schedule(
-                    f"task.{task.name}"[:128], task.topic, task.message().body, content_type="application/json",
+                    f"task.{task.name}"[:128],
+                    task.topic,
+                    task.message().body,
+                    content_type="application/json",
                     **task.schedule,
-                )  # fmt: skip
+                )
                 break
             except HadelayError as error:
                 log.error("the schedule of %s was not stored: %s", task.name, error)

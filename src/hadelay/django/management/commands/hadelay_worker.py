@@ -21,18 +21,23 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--backend", default="default", help="Alias in TASKS.")
         parser.add_argument(
-            "--queue", action="append", default=[], help="Run this queue alone; may be given several times. The first "
+            "--queue",
+            action="append",
+            default=[],
+            help="Run this queue alone; may be given several times. The first "
             "one is preferred. Default: QUEUES of the backend.",
-        )  # fmt: skip
+        )
         parser.add_argument("--concurrency", type=int, default=10, help="Threads of one process. Default: 10.")
         parser.add_argument("--processes", type=int, default=1, help="Worker processes. Default: 1.")
         parser.add_argument("--drain", default="8s", help="Time for running tasks to finish. Default: 8s.")
         parser.add_argument("--lease", default="30s", help="Lease of messages, extended while tasks run. Default: 30s.")
         parser.add_argument("--health", help="Serve /healthz and /metrics at HOST:PORT.")
         parser.add_argument(
-            "--reload", action=BooleanOptionalAction, default=None,
+            "--reload",
+            action=BooleanOptionalAction,
+            default=None,
             help="Start again when a Python file below this directory changes. Default: as DEBUG.",
-        )  # fmt: skip
+        )
 
     def handle(self, *, backend: str, queue: list[str], reload: bool | None, **options: Any) -> None:
         if backend not in list(task_backends) or not isinstance(task_backends[backend], HadelayBackend):
@@ -48,10 +53,11 @@ class Command(BaseCommand):
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         try:
             code = supervise(
-                f"hadelay.django.worker:{backend}", topics=task_backends[backend].topics(queues),
+                f"hadelay.django.worker:{backend}",
+                topics=task_backends[backend].topics(queues),
                 reload=settings.DEBUG if reload is None else reload,
                 **{name: options[name] for name in ("concurrency", "processes", "drain", "lease", "health")},
-            )  # fmt: skip
+            )
         except BadRequest as error:
             raise CommandError(str(error)) from None
         if code:

@@ -1,0 +1,1 @@
+"""Fixtures with which Dramatiq's own tests run against a node."""
